@@ -1,0 +1,60 @@
+# Each target sets up what it needs in .venv, on a fresh machine too, and is quick to start the second time.
+#
+#   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
+#   make lint                        ruff and mypy --strict
+#   make format                      what ruff can mend by itself
+#   make bench | parity | examples   benchmarks, comparison with torch, every example
+#   make clean                       removes caches and build products, not .venv
+#
+# PYTHON=/path/to/python chooses the interpreter of a new .venv.
+
+VENV := .venv
+BIN := $(VENV)/bin
+PYTHON ?=
+PYTHONS := $(or $(PYTHON),python3.13 python3.12 python3.11 python3)
+JOBS ?= 2
+ARGS ?=
+
+.DEFAULT_GOAL := test
+.PHONY: test lint format bench parity examples clean
+
+test: $(VENV)/.installed-dev
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+
+lint: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check .
+	$(BIN)/python -m mypy
+
+format: $(VENV)/.installed-dev
+	$(BIN)/python -m ruff check --fix .
+
+bench: $(VENV)/.installed-bench
+	$(BIN)/python -m tests.benchmarks $(ARGS)
+
+parity: $(VENV)/.installed-parity
+	$(BIN)/python -m tests.parity $(ARGS)
+
+examples: $(VENV)/.installed-dev
+	@set -e; for example in examples/*.py; do echo "== $$example"; $(BIN)/python "$$example"; done
+
+clean:
+	rm -rf build dist out .benchmarks .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache
+	find aiograd tests examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# One stamp per set of extras, renewed when pyproject.toml changes. An environment that is there already is installed into.
+$(VENV)/.installed-%: pyproject.toml | $(BIN)/python
+	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "aiograd needs Python 3.11 or later; $(VENV) has $$($(BIN)/python -V 2>&1). Remove $(VENV) and run make again." >&2; exit 1; }
+	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip
+	$(BIN)/python -m pip install --quiet --editable '.[$*]'
+	@touch $@
+
+$(BIN)/python:
+	@for python in $(PYTHONS); do \
+		if "$$python" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
+			echo "making $(VENV) with $$($$python -V)"; exec "$$python" -m venv $(VENV); \
+		fi; \
+	done; \
+	echo "No Python 3.11 or later with venv and ensurepip found (tried: $(PYTHONS))." >&2; \
+	echo "Install one (on Debian: apt-get install python3-venv), or name it: make PYTHON=/path/to/python $(MAKECMDGOALS)" >&2; \
+	exit 1

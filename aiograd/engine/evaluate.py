@@ -1,0 +1,264 @@
+"""What happens at one node of the general path, as a generator that says what it needs.
+
+Note [Commands instead of awaits]
+    Hooks, unpacking and rules may suspend or want another thread, but the order of steps at a node is a pure matter. So `evaluate` is a
+    generator: it yields `Run` (run this node's rule wherever you see fit) and `Await` (wait for this awaitable) and is sent the results. A
+    node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that really waits
+    becomes concurrent with the others. The same generator serves asyncio, a simulated loop and a test that drives it by hand.
+
+Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. For a leaf the rule is staging.
+
+Source: PyTorch ``engine.cpp`` evaluate_function, ``function.h`` Note [Hooks ordering].
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Generator
+from contextvars import Token
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.validate import check_outputs, device_of, fit_outputs
+from aiograd.errors import AiogradError, DeviceMismatchError, HookError, HookTypeError, NaNGradientError
+from aiograd.graph.current import CURRENT, Current
+from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
+from aiograd.graph.boundary import BOUNDARY, to_array, to_tensor
+from aiograd.graph.hooks import Hook, hook_name
+from aiograd.graph.node import Node
+from aiograd.graph.saved import Packed, PackedValue
+
+
+class Run(NamedTuple):
+    """Call `run_node` with these arguments, wherever suits the node; send back what it returned."""
+
+    node: Node
+    grads: list[Any]
+    values: tuple[Any, ...] | None
+
+
+class Await(NamedTuple):
+    """Wait for this coroutine or future; send back its result."""
+
+    awaitable: Any
+
+
+Evaluation: TypeAlias = Generator[Run | Await, Any, list[Any]]
+
+
+def suspends(value: Any) -> bool:
+    """Whether the engine awaits this: coroutine objects and futures, never Tensors."""
+    return isinstance(value, types.CoroutineType) or getattr(value, "_asyncio_future_blocking", None) is not None
+
+
+def is_simple(task: GraphTask, node: Node) -> bool:
+    """Whether the node needs no evaluation beyond its rule."""
+    return (
+        node._extra is None
+        and task.anomaly is None
+        and (node.is_builtin or node.is_leaf)
+        and node not in task.captures
+        and not (node.is_leaf and node.is_eager)  # type: ignore[attr-defined]
+        and getattr(node, "_saved", None).__class__ is not Packed
+    )
+
+
+def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, ...] | None) -> Any:
+    """Run the node's rule; called on the loop, an executor thread or a device's thread. A leaf stages.
+
+    Returns:
+        Fitted gradients, one per edge; for a node of user code whatever it returned, which may be awaitable.
+    """
+    if node.is_leaf:
+        if grads[0] is not None:
+            task.stage(node, grads)  # type: ignore[arg-type]
+        return ()
+    if not node.is_builtin:
+        token = CURRENT.set(Current(task, node, in_sync_rule=not getattr(node, "is_async", True)))
+        try:
+            return node.apply(grads) if values is None else node.apply(grads, values)  # type: ignore[call-arg]
+        finally:
+            CURRENT.reset(token)
+    if all(grad is None for grad in grads) and grads:
+        outputs: Any = (None,) * node.num_outputs
+    elif values is None and not task.create_graph and task.exec_info is None:
+        outputs = node.apply(grads)
+    else:
+        needs = tuple(task.should_compute(node, i) for i in range(node.num_outputs))
+        outputs = node.compute(grads, needs, values, task.create_graph)  # type: ignore[attr-defined]
+    outputs = fit_outputs(node, outputs)
+    if not task.keep_graph:
+        node.release_variables(task.released)
+    return outputs
+
+
+def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
+    """All steps at a node; returns the gradients for its edges."""
+    extra = node._extra
+    if extra is not None:
+        for nr, hooks in list(extra.tensor_hooks.items()):
+            for hook in list(hooks.values()):
+                if grads[nr] is not None:
+                    grads[nr] = yield from _tensor_hook(task, node, hook, grads[nr])
+        for nr, keep in list(extra.retain_hooks.items()):
+            if grads[nr] is not None:
+                task.retain(keep, to_tensor(grads[nr]))
+    if node in task.captures:
+        task.capture(node, grads)
+    if not task._runs(node):
+        return []
+    if extra is not None and extra.prehooks:
+        for hook in list(extra.prehooks.values()):
+            grads = yield from _prehook(task, node, hook, grads)
+    given = list(grads)
+    values = None
+    saved = getattr(node, "_saved", None)
+    if saved.__class__ is Packed:
+        values = yield from _unpack(task, node, saved)  # type: ignore[arg-type]
+    raw = yield Run(node, grads, values)
+    if suspends(raw):
+        raw = yield Await(raw)
+    if node.is_builtin or node.is_leaf:
+        outputs = list(raw)
+    else:
+        outputs = check_outputs(node, raw, task.create_graph)
+        if not task.keep_graph:
+            node.release_variables(task.released)
+    if task.anomaly:
+        _check_nan(node, outputs)
+    if node.is_leaf and node.is_eager:  # type: ignore[attr-defined]
+        yield from _accumulate_now(task, node)  # type: ignore[arg-type]
+    if extra is not None and extra.posthooks:
+        for hook in list(extra.posthooks.values()):
+            outputs = yield from _posthook(task, node, hook, outputs, given)
+    return outputs
+
+
+def _call(task: GraphTask, node: Node, function: Hook, *args: Any) -> Generator[Await, Any, Any]:
+    """Call user code and wait for what it returned if that is awaitable."""
+    token: Token[Any] = CURRENT.set(Current(task, node))
+    try:
+        result = function(*args)
+    finally:
+        CURRENT.reset(token)
+    if suspends(result):
+        result = yield Await(result)
+    return result
+
+
+def _tensor_hook(task: GraphTask, node: Node, hook: Hook, grad: Any) -> Generator[Await, Any, Any]:
+    result = yield from _call(task, node, hook, to_tensor(grad))
+    return grad if result is None else _replacement(task, hook, result, grad)
+
+
+def _replacement(task: GraphTask, hook: Hook, result: Any, grad: Any) -> Any:
+    """The gradient a hook returned in place of `grad`, checked."""
+    name = hook_name(hook)
+    if not BOUNDARY.is_tensor(result):
+        raise HookTypeError(f"hook '{name}' returned {type(result).__name__}; expected a Tensor, or None to leave the gradient as it is")
+    if grad is None:
+        return to_array(result, task.create_graph)
+    if result.shape != grad.shape:
+        raise HookError(f"hook '{name}' has changed the size of value: got {list(result.shape)}, expected {list(grad.shape)}. Return the same shape.")
+    if result.dtype != grad.dtype:
+        raise HookTypeError(f"hook '{name}' has changed the type of value: got {result.dtype}, expected {grad.dtype}. Cast it back with .astype().")
+    if device_of(result) != device_of(grad):
+        raise DeviceMismatchError(f"hook '{name}' has moved the gradient to {device_of(result)}; expected {device_of(grad)}")
+    return to_array(result, task.create_graph)
+
+
+def _several(task: GraphTask, hook: Hook, result: Any, grads: list[Any], what: str) -> list[Any]:
+    if not isinstance(result, (tuple, list)):
+        if len(grads) != 1:
+            raise HookTypeError(f"hook '{hook_name(hook)}' returned {type(result).__name__}; expected None or a tuple of {len(grads)} {what}")
+        result = (result,)
+    if len(result) != len(grads):
+        raise HookError(f"hook '{hook_name(hook)}' returned {len(result)} {what}, expected {len(grads)}")
+    return [None if new is None else _replacement(task, hook, new, old) for new, old in zip(result, grads, strict=True)]
+
+
+def _prehook(task: GraphTask, node: Node, hook: Hook, grads: list[Any]) -> Generator[Await, Any, list[Any]]:
+    result = yield from _call(task, node, hook, tuple(map(to_tensor, grads)))
+    return grads if result is None else _several(task, hook, result, grads, "gradients of the node's inputs")
+
+
+def _posthook(task: GraphTask, node: Node, hook: Hook, outputs: list[Any], given: list[Any]) -> Generator[Await, Any, list[Any]]:
+    result = yield from _call(task, node, hook, tuple(map(to_tensor, outputs)), tuple(map(to_tensor, given)))
+    return outputs if result is None else _several(task, hook, result, outputs, "gradients of the node's outputs")
+
+
+def _unpack(task: GraphTask, node: Node, saved: Packed) -> Generator[Await, Any, tuple[Any, ...]]:
+    values: list[Any] = []
+    for value in saved.values:
+        if value.__class__ is PackedValue:
+            tensor = yield from _call(task, node, value.hooks.unpack, value.packed)
+            if not BOUNDARY.is_tensor(tensor):
+                raise HookTypeError(f"unpack hook '{hook_name(value.hooks.unpack)}' returned {type(tensor).__name__}; expected the Tensor that was packed")
+            values.append(tensor)
+        else:
+            values.append(value)
+    return tuple(values)
+
+
+def _accumulate_now(task: GraphTask, leaf: AccumulateGrad) -> Generator[Await, Any, None]:
+    """Eager leaves: write the gradient and call the hooks now (optimizer in backward)."""
+    staged: Staged | None = task.staged.pop(leaf, None)
+    if staged is not None:
+        commit([staged])
+        yield from post_accumulate(task, leaf)
+
+
+def post_accumulate(task: GraphTask, leaf: AccumulateGrad) -> Generator[Await, Any, None]:
+    """Call the leaf's post-accumulate hooks with the leaf."""
+    tensor = leaf.leaf()
+    if tensor is None or not leaf.post_accumulate_hooks:
+        return
+    for hook in list(leaf.post_accumulate_hooks.values()):
+        result = yield from _call(task, leaf, hook, tensor)
+        if result is not None:
+            raise HookError(f"hook '{hook_name(hook)}' returned {type(result).__name__}: post accumulate grad hooks should return None.")
+
+
+def _check_nan(node: Node, outputs: list[Any]) -> None:
+    for i, output in enumerate(outputs):
+        if output is not None:
+            data = BOUNDARY.unwrap(output) if BOUNDARY.is_tensor(output) else output
+            if np.isnan(data).any():
+                raise NaNGradientError(f"Function '{node.name}' returned nan values in its {i}th output.")
+
+
+def annotate(error: BaseException, task: GraphTask, node: Node) -> None:
+    """Add to an exception where in the pass it came from, once."""
+    if getattr(error, "_aiograd_task", None) == task.id:
+        return
+    try:
+        error._aiograd_task = task.id  # type: ignore[attr-defined]
+    except AttributeError:
+        return
+    where = f"in the backward of {node.name} (sequence number {node._seq}) of graph task {task.id}"
+    lines = [f"{where}, recorded at {line}" if (line := getattr(node, "forward_line", None)) else where]
+    if task.anomaly is not None:
+        lines.extend(_forward_stacks(node))
+    for line in lines:
+        error.add_note(line)
+
+
+def _forward_stacks(node: Node) -> list[str]:
+    anomaly = None if node._extra is None else node._extra.anomaly
+    if anomaly is None:
+        return [f"No forward pass information for {node.name}: enable detect_anomaly during the forward pass as well."]
+    lines = [f"Error detected in {node.name}. Traceback of forward call that caused the error:\n{anomaly[0]}"]
+    parent = anomaly[1]
+    while parent is not None:
+        record = None if parent._extra is None else parent._extra.anomaly
+        stack = record[0] if record else "(no forward pass information)"
+        lines.append(f"Previous calculation was induced by {parent.name}. Traceback of forward call that induced the previous calculation:\n{stack}")
+        parent = record[1] if record else None
+    return lines
+
+
+def is_user_error(error: BaseException) -> bool:
+    """Whether the exception is not aiograd's own."""
+    return not isinstance(error, AiogradError)

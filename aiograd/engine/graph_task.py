@@ -1,0 +1,488 @@
+"""GraphTask: the bookkeeping of one backward pass. Pure: no loop, no clock, no threads.
+
+A driver (`aiograd.engine.run`) asks for ready nodes, runs them where it sees fit and reports what they returned; the GraphTask decides what
+is ready next, adds up what arrives, stages what reaches the leaves, and says when everything is done.
+
+Note [Life of a pass]
+    ``discover`` (walk the graph, count dependencies) → ``begin`` → ``pop`` / ``complete`` until nothing is outstanding →
+    ``commit`` → post-accumulate hooks → final callbacks → ``future`` resolved. ``fail`` at any point before the commit drops everything
+    staged. A graph without user code, small enough and in plain order takes the short cut in `aiograd.engine.sweep` instead of
+    pop/complete; results, order and promises are the same.
+
+Note [Who runs]
+    Without `inputs` every node of the graph runs and ``exec_info`` is None. With `inputs` only the nodes on a path to one of them run;
+    ``exec_info`` holds those. A captured gradient is taken after the hooks on its tensor.
+
+Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+from aiograd.engine.input_buffer import InputBuffer, Key
+from aiograd.engine.placement import Placement
+from aiograd.engine.ready_queue import ReadyQueue
+from aiograd.errors import ArgumentError, GraphError
+from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
+from aiograd.graph.boundary import to_tensor
+from aiograd.graph.node import InputMetadata, Node, Released
+from aiograd.types import Array
+
+_next_id = count(0).__next__
+
+#: how many nodes `discover` visits between two chances for the loop
+DISCOVER_STRIDE = 512
+
+
+class Capture(NamedTuple):
+    """The gradient of input `input_nr` of a node is wanted, as result number `index` or by `keep` at the commit."""
+
+    input_nr: int
+    index: int
+    keep: Callable[[Any], None] | None = None
+
+
+class GraphRoot(Node):
+    """Where a pass over several roots starts: no inputs, and the seed gradients as outputs."""
+
+    __slots__ = ("seeds", "_saved")
+
+    num_inputs = 0
+    is_builtin = True
+
+    def __init__(self, roots: Sequence[tuple[Node, int]], seeds: Sequence[Array]) -> None:
+        super().__init__(roots)
+        self.seeds = tuple(seeds)
+        self._saved = ()
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata, ...]:
+        """Empty."""
+        return ()
+
+    def vjp(self, grads: Any) -> tuple[Array, ...]:
+        """The seeds."""
+        return self.seeds
+
+    def apply(self, grads: Sequence[Array | None]) -> tuple[Array, ...]:
+        """The seeds."""
+        return self.seeds
+
+
+class GraphTask:
+    """One backward pass.
+
+    Args:
+        roots: gradient edges ``(node, input number)`` to start from.
+        seeds: their gradients, fitted to them.
+        inputs: what is wanted: None for "accumulate into every leaf", else gradient edges.
+        accumulate: with `inputs`: accumulate into them instead of returning their gradients (True for `backward`).
+        keepers: with `accumulate`: per input that is no leaf, what takes its gradient at the commit.
+        keep_graph: keep saved values for another pass.
+        create_graph: gradients are Tensors and the pass records a graph itself.
+        reentrant_depth: how many passes this one is nested in.
+        anomaly: None, or whether to look for NaN.
+        profiler: what records scopes, or None.
+    """
+
+    def __init__(
+        self,
+        roots: Sequence[tuple[Node, int]],
+        seeds: Sequence[Array],
+        *,
+        inputs: Sequence[tuple[Node, int]] | None = None,
+        accumulate: bool = False,
+        keepers: Sequence[Callable[[Any], None] | None] = (),
+        keep_graph: bool = False,
+        create_graph: bool = False,
+        reentrant_depth: int = 0,
+        anomaly: bool | None = None,
+        profiler: Any = None,
+    ) -> None:
+        self.id = _next_id()
+        self.roots = tuple(roots)
+        self.keep_graph = keep_graph
+        self.create_graph = create_graph
+        self.reentrant_depth = reentrant_depth
+        self.anomaly = anomaly
+        self.profiler = profiler
+        self.inputs = inputs
+        #: node -> captures of its inputs
+        self.captures: dict[Node, list[Capture]] = {}
+        #: captured gradients by index
+        self.captured: list[Array | None] = [None] * (0 if inputs is None or accumulate else len(inputs))
+        self._accumulate_into: set[Node] = set()
+        if inputs is not None:
+            for index, (node, nr) in enumerate(inputs):
+                keep = keepers[index] if keepers else None
+                if keep is not None:
+                    self.captures.setdefault(node, []).append(Capture(nr, -1, keep))
+                elif accumulate:
+                    self._accumulate_into.add(node)
+                else:
+                    self.captures.setdefault(node, []).append(Capture(nr, index))
+        #: nodes that run; None: all of them
+        self.exec_info: dict[Node, bool] | None = None
+        #: every node of the graph with how many gradients are still to come
+        self.dependencies: dict[Node, int] = {}
+        #: whether the sweep can run this graph
+        self.is_plain = inputs is None and anomaly is None and profiler is None and not create_graph
+        self.outstanding = 0
+        #: how many nodes have run
+        self.completed_nodes = 0
+        self.staged: dict[AccumulateGrad, Staged] = {}
+        self.retained: list[tuple[Callable[[Any], None], Any]] = []
+        self.committed = False
+        self.completed = False
+        self.error: BaseException | None = None
+        self.released = Released()
+        #: large sums that wait for the executor
+        self.folds: deque[tuple[Node, InputBuffer]] = deque()
+        self.callbacks: list[Callable[[], Any]] = []
+        self.warnings: list[tuple[str, type[Warning]]] = []
+        #: whether recomputation in backward (checkpointing) is possible
+        self.can_checkpoint = inputs is None or accumulate
+        #: state of hooks that span several nodes, by the hook's identity
+        self.shared_hook_state: dict[int, Any] = {}
+        #: made by the driver: an object with ``create_future``
+        self.loop: Any = None
+        self._future: Any = None
+        self._ready = ReadyQueue()
+        self._buffers: dict[Node, InputBuffer | list[Any]] = {}
+        self._expected: dict[Node, list[Key]] = {}
+        #: the dependencies as they were before anything ran
+        self._counts: dict[Node, int] = {}
+        self._cancelled = False
+        if len(roots) == 1:
+            self.root: Node = roots[0][0]
+            slots: list[Any] = [None] * max(1, self.root.num_inputs)
+            slots[roots[0][1]] = seeds[0]
+            self._root_grads = slots
+        else:
+            self.root = GraphRoot(roots, seeds)
+            self._root_grads = []
+
+    def __repr__(self) -> str:
+        state = "failed" if self.error else "completed" if self.completed else f"{self.outstanding} outstanding"
+        return f"<GraphTask {self.id}: {state}>"
+
+    # ---------------------------------------------------------------- discovery
+
+    @property
+    def nodes_in_graph(self) -> frozenset[Node]:
+        """Every node reachable from the root, the root excluded unless an edge leads to it."""
+        return frozenset(node for node in self.dependencies if node is not self.root)
+
+    def discover(self, placement: Placement) -> Iterator[None]:
+        """Walk the graph once; yields now and then so that the driver can give the loop a turn.
+
+        Args:
+            placement: knows whether running a node on the loop is certainly cheap; asked while the pass may still be plain.
+        """
+        small_shapes, shape_is_small, is_small = placement.small_shapes, placement.shape_is_small, placement.is_small
+        root = self.root
+        dependencies = self.dependencies
+        dependencies[root] = 0
+        stack = [root]
+        visited = 0
+        plain = self.is_plain
+        parents: dict[Node, list[Node]] | None = None if self.inputs is None else {}
+        floor = self._sequence_floor()
+        while stack:
+            node = stack.pop()
+            visited += 1
+            if not visited % DISCOVER_STRIDE:
+                yield
+            if plain and (
+                node._extra is not None
+                or not (
+                    (node.is_cheap and (node.shape in small_shapes or shape_is_small(node.shape)))  # type: ignore[attr-defined]
+                    or node.is_leaf
+                    or (node.is_builtin and is_small(node))
+                )
+            ):
+                plain = False
+            if node._seq < floor:
+                continue
+            for child in node.next_nodes:
+                if child is None:
+                    continue
+                known = dependencies.get(child)
+                if known is None:
+                    dependencies[child] = 1
+                    if child.is_leaf:
+                        shape = child.shape  # type: ignore[attr-defined]
+                        if child._extra is not None or child.post_accumulate_hooks or (shape not in small_shapes and not shape_is_small(shape)):  # type: ignore[attr-defined]
+                            plain = False
+                    else:
+                        stack.append(child)
+                else:
+                    dependencies[child] = known + 1
+                if parents is not None:
+                    parents.setdefault(child, []).append(node)
+        self.is_plain = plain
+        if parents is not None:
+            self._restrict(parents)
+        if not plain:
+            self._counts = dict(self.dependencies)
+            yield from self._expect()
+
+    def _sequence_floor(self) -> int:
+        """Nodes below this number cannot reach any of the inputs, so the walk need not go through them."""
+        if self.inputs is None or Node.any_reordered or any(node.is_leaf for node, _ in self.inputs):
+            return 0
+        return min((node._seq for node, _ in self.inputs), default=0)
+
+    def _restrict(self, parents: dict[Node, list[Node]]) -> None:
+        """Find the nodes on a path to an input, and count only their edges."""
+        targets = [node for node in (*self._accumulate_into, *self.captures) if node in self.dependencies]
+        runs: dict[Node, bool] = {node: True for node in targets if node in self._accumulate_into}
+        stack = list(targets)
+        while stack:
+            for parent in parents.get(stack.pop(), ()):
+                if parent not in runs:
+                    runs[parent] = True
+                    stack.append(parent)
+        self.exec_info = runs
+        dependencies = {node: 0 for node in self.dependencies if node in runs or node in self.captures}
+        dependencies.setdefault(self.root, 0)
+        for node in runs:
+            for child in node.next_nodes:
+                if child in dependencies:
+                    dependencies[child] += 1
+        self.dependencies = dependencies
+
+    def _expect(self) -> Iterator[None]:
+        """Note which contributions each node with several producers will get."""
+        dependencies, expected = self.dependencies, self._expected
+        for visited, node in enumerate(dependencies):
+            if not visited % DISCOVER_STRIDE:
+                yield
+            if not self._runs(node):
+                continue
+            key = -node._seq
+            for index, child in enumerate(node.next_nodes):
+                if child is not None and dependencies.get(child, 0) > 1:
+                    expected.setdefault(child, []).append((key, index))
+        for keys in expected.values():
+            keys.sort()
+
+    def _runs(self, node: Node) -> bool:
+        return self.exec_info is None or node in self.exec_info
+
+    def will_run(self, node: Node) -> bool:
+        """Whether this pass runs the node (for a leaf: accumulates into it)."""
+        return node in self.dependencies and self._runs(node)
+
+    def gets_gradient(self, node: Node) -> bool:
+        """Whether a gradient arrives at the node in this pass, be it run or captured."""
+        return node in self.dependencies
+
+    def execution_order(self) -> list[Node]:
+        """The nodes that run, in the order of an undisturbed pass."""
+        waiting = dict(self._counts)
+        heap = ReadyQueue()
+        heap.push(self.root, [])
+        order: list[Node] = []
+        while heap:
+            node, _ = heap.pop()
+            if self._runs(node):
+                order.append(node)
+                for child in node.next_nodes:
+                    if child is not None and child in waiting:
+                        waiting[child] -= 1
+                        if not waiting[child]:
+                            heap.push(child, [])
+        return order
+
+    def should_compute(self, node: Node, output: int) -> bool:
+        """Whether anything in this pass wants output `output` of the node."""
+        child = node.next_nodes[output]
+        return child is not None and (self.exec_info is None or child in self.exec_info or child in self.captures)
+
+    # ---------------------------------------------------------------- nodes
+
+    def begin(self) -> None:
+        """Make the root ready."""
+        if self._runs(self.root) or self.root in self.captures:
+            self._push(self.root, self._root_grads)
+
+    def _push(self, node: Node, grads: list[Any]) -> None:
+        self.outstanding += 1
+        self._ready.push(node, grads)
+
+    def has_ready(self) -> bool:
+        """Whether `pop` has something."""
+        return bool(self._ready) and self.error is None
+
+    def pop(self) -> tuple[Node, list[Any]]:
+        """The most urgent ready node and the gradients of its inputs."""
+        return self._ready.pop()
+
+    def complete(self, node: Node, outputs: Sequence[Array | None]) -> None:
+        """Take what a node returned, one fitted gradient per edge, and make ready what was waiting for it only."""
+        self.completed_nodes += 1
+        if self._runs(node):
+            dependencies = self.dependencies
+            key = -node._seq
+            for index, child in enumerate(node.next_nodes):
+                if child is None:
+                    continue
+                left = dependencies.get(child)
+                if left is None:
+                    if self.exec_info is None:
+                        raise GraphError(f"dependency not found for {child.name}: an edge of {node.name} was added while the pass was running")
+                    continue
+                self._deliver(child, node.next_nrs[index], outputs[index], (key, index), left)
+        self.outstanding -= 1
+
+    def _deliver(self, child: Node, nr: int, grad: Array | None, key: Key, left: int) -> None:
+        buffer = self._buffers.get(child)
+        if buffer is None:
+            expected = self._expected.get(child)
+            if expected is None:
+                slots: list[Any] = [None] * child.num_inputs
+                slots[nr] = grad
+                self.dependencies[child] = 0
+                self._push(child, slots)
+                return
+            buffer = self._buffers[child] = InputBuffer(child.num_inputs, expected)
+        if buffer.add(key, nr, grad):  # type: ignore[union-attr]
+            buffer.folding = True  # type: ignore[union-attr]
+            self.folds.append((child, buffer))  # type: ignore[arg-type]
+            self.outstanding += 1
+            left += 1
+        self._arrived(child, left - 1, buffer)  # type: ignore[arg-type]
+
+    def _arrived(self, child: Node, left: int, buffer: InputBuffer) -> None:
+        self.dependencies[child] = left
+        if left == 0:
+            del self._buffers[child]
+            self._push(child, buffer.take())
+
+    def fold_done(self, child: Node, buffer: InputBuffer) -> None:
+        """A large sum that the driver took from `folds` has been made."""
+        if buffer.unfolded:
+            self.folds.append((child, buffer))
+            return
+        buffer.folding = False
+        self._arrived(child, self.dependencies[child] - 1, buffer)
+        self.outstanding -= 1
+
+    def check_complete(self) -> None:
+        """Raise if gradients are left over although nothing is outstanding."""
+        if self._buffers and self.exec_info is None:
+            names = ", ".join(sorted({node.name for node in self._buffers})[:5])
+            raise GraphError(f"could not compute gradients for some functions: {names} still wait for gradients that never came")
+
+    # ---------------------------------------------------------------- results
+
+    def capture(self, node: Node, grads: Sequence[Array | None]) -> None:
+        """Keep the gradients that were asked for."""
+        for input_nr, index, keep in self.captures[node]:
+            if keep is None:
+                self.captured[index] = grads[input_nr]
+            elif grads[input_nr] is not None:
+                self.retain(keep, to_tensor(grads[input_nr]))
+
+    def stage(self, leaf: AccumulateGrad, grads: list[Any]) -> None:
+        """Stage the complete gradient of a leaf, the only entry of `grads`; long for large arrays where there is a gradient already."""
+        grad = grads.pop()
+        self.staged[leaf] = Staged(leaf, own(grad))
+
+    def retain(self, keep: Callable[[Any], None], grad: Any) -> None:
+        """Hand a non-leaf's gradient (a Tensor) to `keep` at the commit."""
+        self.retained.append((keep, grad))
+
+    def commit(self) -> None:
+        """Write every staged gradient, in one step."""
+        if self.staged:
+            commit(list(self.staged.values()))
+        for keep, grad in self.retained:
+            keep(grad)
+        self.committed = True
+
+    def fail(self, error: BaseException) -> None:
+        """The pass ends with this error (the first one counts): drop what was staged and, unless the graph is kept, what was saved."""
+        if self.error is not None:
+            return
+        self.error = error
+        self._ready.clear()
+        self._buffers.clear()
+        self.folds.clear()
+        if not self.committed:
+            self.staged.clear()
+            self.retained.clear()
+        if not self.keep_graph:
+            text = str(error).split("\n", 1)[0][:200]
+            self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+            for node in self.dependencies:
+                node.release_variables(self.released)
+
+    def finish(self) -> None:
+        """The pass is over: drop what refers to the graph."""
+        self.completed = True
+        self._buffers.clear()
+        self._expected.clear()
+        self._counts = {}
+        self.shared_hook_state.clear()
+        self.callbacks.clear()
+        if self._future is not None:
+            self._resolve(self._future)
+        self.staged.clear()
+        self.retained.clear()
+
+    def queue_callback(self, callback: Callable[[], Any]) -> None:
+        """Call (and await) `callback` after the commit, in order; a callback may queue more."""
+        if not callable(callback):
+            raise ArgumentError(f"queue_callback: expected a callable, found {type(callback).__name__}")
+        if self.completed:
+            raise GraphError("queue_callback: the pass is over. Final callbacks can only be installed during backward pass.")
+        self.callbacks.append(callback)
+
+    def warn(self, message: str, category: type[Warning] = UserWarning) -> None:
+        """Note a warning; each is issued once, in the caller, when the pass is over."""
+        if (message, category) not in self.warnings:
+            self.warnings.append((message, category))
+
+    def issue_warnings(self, stacklevel: int) -> None:
+        """Issue what `warn` collected."""
+        collected, self.warnings = self.warnings, []
+        for message, category in collected:
+            warnings.warn(message, category, stacklevel=stacklevel)
+
+    @property
+    def result(self) -> list[Any]:
+        """The captured gradients as Tensors, in the order of `inputs`."""
+        return [to_tensor(grad) for grad in self.captured]
+
+    @property
+    def future(self) -> Any:
+        """Resolves with `result` (or the error) when the pass is over. Several may await it."""
+        if self._future is None:
+            if self.loop is None:
+                raise GraphError(f"GraphTask {self.id} has not been started: it has no future yet")
+            self._future = self.loop.create_future()
+            if self.completed:
+                self._resolve(self._future)
+        return self._future
+
+    def _resolve(self, future: Any) -> None:
+        if future.done():
+            return
+        if self.error is None:
+            future.set_result(self.result)
+        elif self._cancelled:
+            future.cancel()
+        else:
+            future.set_exception(self.error)
+            future.exception()
+
+    def cancelled(self) -> None:
+        """Say that `error` is a cancellation, so that `future` is cancelled as well."""
+        self._cancelled = True

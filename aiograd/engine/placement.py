@@ -1,0 +1,88 @@
+"""Placement: where a node's rule runs. The engine's business, not the rule's.
+
+Note [Three places]
+    Cheap rules run inline on the loop; expensive ones go to the executor (numpy and BLAS release the GIL), where independent ones run at
+    the same time; a rule with a gradient on a device goes to the device's thread. "Expensive" is an estimate from shapes alone, so the same
+    graph is placed the same way every time.
+
+Source of the limits: an executor round trip costs about 60 µs, and one slice of the loop should stay under 2 ms; see
+``tests/benchmarks/loop_lag.py``.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from aiograd.graph.node import Node
+from aiograd.types import Shape
+
+#: a rule estimated above this many nanoseconds leaves the loop
+INLINE_NS = 400_000.0
+
+#: a graph whose every node is estimated below this may be swept
+SMALL_NS = 100_000.0
+
+#: rows that cost no more than this are "cheap": their shape alone says whether they are small
+CHEAP_NS_PER_ELEMENT = 20.0
+
+#: staging reads and writes a leaf's whole gradient; nanoseconds per byte
+STAGE_NS_PER_BYTE = 0.15
+
+
+class Placement:
+    """Estimates costs, remembering what it has seen.
+
+    Args:
+        inline_ns: rules estimated above this many nanoseconds go to the executor.
+    """
+
+    __slots__ = ("inline_ns", "small_shapes", "_small")
+
+    def __init__(self, inline_ns: float = INLINE_NS) -> None:
+        self.inline_ns = inline_ns
+        self._small: dict[Any, bool] = {}
+        #: shapes at which every node marked ``is_cheap`` is small
+        self.small_shapes: set[Shape] = set()
+
+    def is_small(self, node: Node) -> bool:
+        """Whether a node is certainly cheap to run on the loop. A function of its class and shapes, remembered by them."""
+        key = node.cost_key() if node.is_builtin else None  # type: ignore[attr-defined]
+        if key is None:
+            return not node.is_builtin or node.num_inputs == 0
+        small = self._small.get(key)
+        if small is None:
+            if len(self._small) > 10_000:
+                self._small.clear()
+            small = self._small[key] = node.estimate() < min(SMALL_NS, self.inline_ns)  # type: ignore[attr-defined]
+        return small
+
+    def shape_is_small(self, shape: Shape) -> bool:
+        """Whether arrays of this shape are small for every cheap row; remembered in `small_shapes`."""
+        if math.prod(shape) * CHEAP_NS_PER_ELEMENT > min(SMALL_NS, self.inline_ns):
+            return False
+        if len(self.small_shapes) > 10_000:
+            self.small_shapes.clear()
+        self.small_shapes.add(shape)
+        return True
+
+    def leaves_loop(self, node: Node, grads: list[Any]) -> bool:
+        """Whether the node's rule goes to the executor."""
+        if node.is_leaf:
+            grad = grads[0]
+            size = getattr(grad, "nbytes", 0)
+            return size * STAGE_NS_PER_BYTE > self.inline_ns and node.grad is not None  # type: ignore[attr-defined]
+        if node.is_builtin and node.num_inputs:
+            return node.estimate() > self.inline_ns  # type: ignore[attr-defined,no-any-return]
+        return bool(getattr(node, "wants_executor", False))
+
+    @staticmethod
+    def device_of(node: Node) -> str:
+        """Name of the device whose thread runs the node: that of a gradient it takes, else of one it makes."""
+        name = getattr(node, "device", "cpu")
+        if name == "cpu" and getattr(node, "spans_devices", False):
+            for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):
+                metadata = None if child is None else child.metadata_of(nr)
+                if metadata is not None and metadata.device != "cpu":
+                    return metadata.device
+        return str(name)

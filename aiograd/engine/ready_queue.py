@@ -1,0 +1,42 @@
+"""ReadyQueue: nodes whose gradients are complete, the most urgent first.
+
+Urgent is what has the higher sequence number; leaves come first of all, in the order in which they became ready, so that gradients
+accumulate (and their memory goes) as soon as possible. Passes nested in a node are passes of their own and run to their end while that
+node waits, so depth needs no place in the key.
+
+Source: PyTorch ``engine.h``, CompareNodeTaskTime.
+"""
+
+from __future__ import annotations
+
+from heapq import heappop, heappush
+from typing import Any
+
+from aiograd.graph.node import Node
+
+
+class ReadyQueue:
+    """A heap of (node, gradients of its inputs)."""
+
+    __slots__ = ("_heap", "_arrivals")
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[int, int, Node, list[Any]]] = []
+        self._arrivals = 0
+
+    def push(self, node: Node, grads: list[Any]) -> None:
+        """Add a node whose inputs are complete."""
+        self._arrivals = arrival = self._arrivals + 1
+        heappush(self._heap, (-node.sequence_nr, arrival, node, grads))
+
+    def pop(self) -> tuple[Node, list[Any]]:
+        """The most urgent node. Raises IndexError when empty."""
+        _, _, node, grads = heappop(self._heap)
+        return node, grads
+
+    def clear(self) -> None:
+        """Drop everything."""
+        self._heap.clear()
+
+    def __len__(self) -> int:
+        return len(self._heap)

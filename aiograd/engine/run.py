@@ -1,0 +1,616 @@
+"""The asyncio driver: runs a GraphTask on the caller's event loop.
+
+Note [A coroutine per node, a task only for what waits]
+    One driver coroutine per pass pops ready nodes and runs their rules inline. Only what really waits becomes concurrent: a rule on the
+    executor or a device is a future, a coroutine gets an asyncio Task, unless nothing else could run meanwhile, in which case it is
+    awaited right here. A parent never awaits its child, so the depth of a graph costs no stack.
+
+Note [How a pass ends]
+    The driver leaves `drive` only when no coroutine of the pass is running any more: on an error or a cancellation those in flight are
+    cancelled and waited for (at most `cancel_grace` seconds each time). Kernels already running in threads are abandoned: rules are pure, so
+    their results can simply be dropped.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from aiograd import devices
+from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, is_simple, post_accumulate, run_node, suspends
+from aiograd.engine.executors import ComputeExecutor
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.placement import INLINE_NS, Placement
+from aiograd.engine.sweep import SWEEP_NODES, sweep
+from aiograd.engine.turns import Turns
+from aiograd.errors import ArgumentError, CancelGraceError, EngineClosedError, LoopError, NestedPassError
+from aiograd.graph.current import CURRENT, Current
+from aiograd.graph.node import Node
+from aiograd.modes import ModeScope, current_mode
+from aiograd.types import Array
+
+try:
+    import uvloop
+except ImportError:  # it does not exist for every platform
+    uvloop = None  # type: ignore[assignment]
+
+#: default seconds of computation on the loop between two pauses
+BUDGET = 0.0015
+
+
+class Engine:
+    """Owns the executor and the limits of backward passes on one event loop.
+
+    ``async with Engine(concurrency=1) as engine:`` makes it the engine of the passes started in the block (by the running task and those it
+    starts). Without one, a default engine is made per loop on first use.
+
+    Args:
+        threads: of the executor; one per core by default.
+        concurrency: how many nodes of one pass may be in flight at once; None for no limit. 1 makes the order of execution exactly the order
+            of priority, whatever suspends.
+        budget: seconds of computation on the loop between two pauses.
+        cancel_grace: seconds that cancelled coroutines of a pass get to finish.
+        inline_ns: rules estimated above this many nanoseconds run on the executor; ``inf`` keeps rows on the loop.
+        blas_threads: number of BLAS threads inside the block; None leaves BLAS as the process has it. It changes bits, so it is fixed for
+            the life of the engine. Needs the package threadpoolctl.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        concurrency: int | None = None,
+        budget: float = BUDGET,
+        cancel_grace: float = 1.0,
+        inline_ns: float = INLINE_NS,
+        blas_threads: int | None = None,
+    ) -> None:
+        for name, value in (("threads", threads), ("concurrency", concurrency), ("blas_threads", blas_threads)):
+            if value is not None and value < 1:
+                raise ArgumentError(f"Engine({name}={value}): expected at least 1, or None")
+        for name, number in (("budget", budget), ("cancel_grace", cancel_grace), ("inline_ns", inline_ns)):
+            if not number > 0:
+                raise ArgumentError(f"Engine({name}={number}): expected a number above 0")
+        self.concurrency = concurrency
+        self.cancel_grace = cancel_grace
+        self.placement = Placement(inline_ns)
+        self._threads = threads
+        self._budget = budget
+        self._blas_threads = blas_threads
+        self._blas: Any = None
+        #: weak, so that a loop's default engine does not keep the loop alive
+        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
+        self._executor: ComputeExecutor | None = None
+        self._turns: Turns | None = None
+        self._running: set[asyncio.Task[Any]] = set()
+        self._closed = False
+        self._token: contextvars.Token[Engine | None] | None = None
+
+    # ---------------------------------------------------------------- lifetime
+
+    async def __aenter__(self) -> Self:
+        self._bind(asyncio.get_running_loop())
+        if self._blas_threads is not None:
+            from threadpoolctl import threadpool_limits
+
+            self._blas = threadpool_limits(self._blas_threads, user_api="blas")
+        self._token = _engine.set(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._token is not None:
+            _engine.reset(self._token)
+            self._token = None
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Cancel the passes started with `execute` that still run, end the threads. Idempotent."""
+        self._closed = True
+        running = [task for task in self._running if task is not asyncio.current_task()]
+        for task in running:
+            task.cancel()
+        if running:
+            await asyncio.wait(running)
+        if self._blas is not None:
+            self._blas.restore_original_limits()
+            self._blas = None
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            alive = executor.close()
+            deadline = asyncio.get_running_loop().time() + self.cancel_grace
+            while any(thread.is_alive() for thread in alive) and asyncio.get_running_loop().time() < deadline:
+                await asyncio.sleep(0.0005)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closed:
+            raise EngineClosedError("this Engine has been closed; make a new one")
+        if self._loop is None:
+            self._loop = weakref.ref(loop)
+            self._turns = Turns(self._loop, self._budget)
+        elif self._loop() is not loop:
+            raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
+
+    @property
+    def executor(self) -> ComputeExecutor:
+        """The executor, made on first use."""
+        if self._executor is None:
+            if self._closed:
+                raise EngineClosedError("this Engine has been closed; make a new one")
+            self._executor = ComputeExecutor(self._threads)
+        return self._executor
+
+    # ---------------------------------------------------------------- passes
+
+    def execute(
+        self,
+        roots: Sequence[tuple[Node, int]],
+        grads: Sequence[Array],
+        *,
+        inputs: Sequence[tuple[Node, int]] | None = None,
+        accumulate: bool = False,
+        keep_graph: bool = False,
+        create_graph: bool = False,
+    ) -> GraphTask:
+        """Start a pass in a task of its own and return at once.
+
+        Args:
+            roots: gradient edges to start from, with `grads`, one array each (Tensors with `create_graph`).
+            inputs: gradient edges whose gradients are wanted; None accumulates into every leaf.
+            accumulate: accumulate into `inputs` instead of returning their gradients.
+
+        Returns:
+            The GraphTask; ``await task.future`` gives the captured gradients. Cancelling the future does not stop the pass: `aclose` does.
+        """
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
+        task.loop = loop
+        _ = task.future
+        runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
+        self._running.add(runner)
+        runner.add_done_callback(self._running.discard)
+        return task
+
+    async def _execute(self, task: GraphTask) -> None:
+        try:
+            await self._drive(task)
+        except asyncio.CancelledError:
+            raise
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                raise
+            # delivered through task.future
+
+    async def run(self, task: GraphTask) -> list[Any]:
+        """Run a pass and return the captured gradients.
+
+        Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
+        and no gradient changes unless the pass had been committed.
+        """
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        task.loop = loop
+        if task.reentrant_depth:
+            runner = loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
+            await _finish(runner)
+        else:
+            await self._drive(task)
+        if task.warnings:
+            task.issue_warnings(stacklevel=3)
+        return task.result
+
+    async def _drive(self, task: GraphTask) -> None:
+        driver = _Driver(self, task, _not_none(self._turns))
+        try:
+            await driver.run()
+        except BaseException as error:
+            if isinstance(error, asyncio.CancelledError):
+                task.cancelled()
+            if task.committed:
+                _mark_committed(error)
+            task.fail(error)
+            try:
+                await driver.abort()
+            finally:
+                task.finish()
+            raise
+        finally:
+            driver.close()
+        task.finish()
+
+
+class _Driver:
+    """The state of one running pass."""
+
+    __slots__ = ("engine", "task", "turns", "holds_turn", "in_flight", "done", "waker", "current")
+
+    def __init__(self, engine: Engine, task: GraphTask, turns: Turns) -> None:
+        self.engine = engine
+        self.task = task
+        self.turns = turns
+        self.holds_turn = False
+        #: future -> what to do with its result
+        self.in_flight: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
+        self.done: deque[asyncio.Future[Any]] = deque()
+        self.waker: asyncio.Future[None] | None = None
+        #: an evaluation that waits for an awaitable while nothing else can run
+        self.current: tuple[Node, Evaluation, Any] | None = None
+
+    async def take_turn(self) -> None:
+        if not self.holds_turn:
+            if not self.turns.take():
+                await self.turns.wait()
+            self.holds_turn = True
+
+    async def pause(self) -> None:
+        self.holds_turn = False
+        await self.turns.pause()
+        self.holds_turn = True
+
+    def close(self) -> None:
+        if self.holds_turn:
+            self.holds_turn = False
+            self.turns.release()
+
+    async def run(self) -> None:
+        task, turns = self.task, self.turns
+        await self.take_turn()
+        for _ in task.discover(self.engine.placement):
+            if turns.over():
+                await self.pause()
+        if task.is_plain and len(task.dependencies) <= SWEEP_NODES:
+            failed_at: list[Node] = []
+            try:
+                for _ in sweep(task, turns.over, failed_at):
+                    await self.pause()
+            except BaseException as error:
+                if failed_at:
+                    annotate(error, task, failed_at[0])
+                raise
+            task.commit()
+            return
+        with ModeScope(grad=task.create_graph):
+            await self.general()
+            task.check_complete()
+            leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]
+            task.commit()
+            await self.after_commit(leaves)
+
+    # ---------------------------------------------------------------- the general path
+
+    async def general(self) -> None:
+        task, turns = self.task, self.turns
+        limit = self.engine.concurrency or (1 << 60)
+        task.begin()
+        while True:
+            while self.done:
+                self.settle(self.done.popleft())
+            while task.folds:
+                self.fold(*task.folds.popleft())
+            if self.current is not None:
+                await self.await_here()
+            elif task.has_ready() and len(self.in_flight) < limit:
+                self.start(*task.pop())
+                if turns.over():
+                    await self.pause()
+            elif self.in_flight:
+                await self.wait()
+            else:
+                return
+
+    def start(self, node: Node, grads: list[Any]) -> None:
+        task = self.task
+        if is_simple(task, node) and task.profiler is None:
+            where = self.where(node, grads)
+            if where is None:
+                try:
+                    outputs = run_node(task, node, grads, None)
+                except BaseException as error:
+                    annotate(error, task, node)
+                    raise
+                task.complete(node, outputs)
+            else:
+                self.watch(where(functools.partial(run_node, task, node, grads, None)), functools.partial(self.completed, node))
+            return
+        self.advance(node, evaluate(task, node, grads), None, None)
+
+    def where(self, node: Node, grads: list[Any]) -> Callable[[Callable[[], Any]], asyncio.Future[Any]] | None:
+        """None for here, else what submits a function to where the node's rule runs."""
+        placement = self.engine.placement
+        name = placement.device_of(node)
+        if name != "cpu":
+            device = _not_none(devices.device(name))
+            return lambda function: asyncio.wrap_future(device.submit(functools.partial(contextvars.copy_context().run, function)))
+        if placement.leaves_loop(node, grads):
+            return self.offload
+        return None
+
+    def offload(self, function: Callable[[], Any]) -> asyncio.Future[Any]:
+        return self.engine.executor.submit(asyncio.get_running_loop(), contextvars.copy_context(), function)
+
+    def advance(self, node: Node, evaluation: Evaluation, value: Any, error: BaseException | None) -> None:
+        """Run an evaluation until it waits for something or is done."""
+        task = self.task
+        try:
+            while True:
+                command = evaluation.send(value) if error is None else evaluation.throw(error)
+                value = error = None
+                if isinstance(command, Run):
+                    function = functools.partial(run_node, task, command.node, command.grads, command.values)
+                    if task.profiler is not None:
+                        function = functools.partial(task.profiler.run_backward, task, node, function)
+                    where = self.where(node, command.grads)
+                    if where is not None:
+                        self.watch(where(function), functools.partial(self.resume, node, evaluation))
+                        return
+                    try:
+                        value = function()
+                    except Exception as raised:
+                        error = raised
+                elif self.alone():
+                    self.current = (node, evaluation, command.awaitable)
+                    return
+                else:
+                    self.watch(self.spawn(node, command), functools.partial(self.resume, node, evaluation))
+                    return
+        except StopIteration as stop:
+            task.complete(node, stop.value)
+        except BaseException as raised:
+            annotate(raised, task, node)
+            raise
+
+    def alone(self) -> bool:
+        """Whether nothing else of this pass runs or could run while a node waits."""
+        return not self.in_flight and not self.task.folds and (self.engine.concurrency == 1 or not self.task.has_ready())
+
+    def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
+        awaitable = command.awaitable
+        if not asyncio.iscoroutine(awaitable):
+            return asyncio.ensure_future(awaitable)
+        context = contextvars.copy_context()
+        context.run(CURRENT.set, Current(self.task, node))
+        return asyncio.get_running_loop().create_task(awaitable, name=f"aiograd:{node.name}", context=context)
+
+    async def await_here(self) -> None:
+        node, evaluation, awaitable = _not_none(self.current)
+        self.current = None
+        self.close()
+        token = CURRENT.set(Current(self.task, node))
+        value, error = None, None
+        try:
+            value = await awaitable
+        except asyncio.CancelledError:
+            evaluation.close()
+            raise
+        except Exception as raised:
+            error = raised
+        finally:
+            CURRENT.reset(token)
+        await self.take_turn()
+        self.advance(node, evaluation, value, error)
+
+    def fold(self, node: Node, buffer: Any) -> None:
+        self.watch(self.offload(buffer.fold), lambda future: (future.result(), self.task.fold_done(node, buffer))[1])
+
+    # ---------------------------------------------------------------- what is in flight
+
+    def watch(self, future: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
+        self.in_flight[future] = then
+        future.add_done_callback(self.on_done)
+
+    def on_done(self, future: asyncio.Future[Any]) -> None:
+        self.done.append(future)
+        if self.waker is not None and not self.waker.done():
+            self.waker.set_result(None)
+
+    async def wait(self) -> None:
+        if self.done:
+            return
+        self.close()
+        self.waker = asyncio.get_running_loop().create_future()
+        try:
+            await self.waker
+        finally:
+            self.waker = None
+        await self.take_turn()
+
+    def settle(self, future: asyncio.Future[Any]) -> None:
+        then = self.in_flight.pop(future, None)
+        if then is not None:
+            then(future)
+
+    def completed(self, node: Node, future: asyncio.Future[Any]) -> None:
+        try:
+            outputs = future.result()
+        except BaseException as error:
+            annotate(error, self.task, node)
+            raise
+        self.task.complete(node, outputs)
+
+    def resume(self, node: Node, evaluation: Evaluation, future: asyncio.Future[Any]) -> None:
+        if future.cancelled():
+            error: BaseException | None = asyncio.CancelledError(f"the coroutine of {node.name} was cancelled")
+            self.advance(node, evaluation, None, error)
+            return
+        error = future.exception()
+        if error is not None and not isinstance(error, Exception):
+            raise error
+        self.advance(node, evaluation, None if error is not None else future.result(), error)
+
+    async def abort(self) -> None:
+        """Cancel what is in flight; wait for coroutines, abandon threads."""
+        self.close()
+        coroutines = [future for future in self.in_flight if isinstance(future, asyncio.Task)]
+        for future in self.in_flight:
+            future.cancel()
+        self.in_flight.clear()
+        self.done.clear()
+        if not coroutines:
+            return
+        _, pending = await asyncio.wait(coroutines, timeout=self.engine.cancel_grace)
+        for future in coroutines:
+            if future.done() and not future.cancelled():
+                future.exception()
+        if pending:
+            names = ", ".join(sorted(future.get_name() for future in pending))
+            asyncio.get_running_loop().call_exception_handler(
+                {
+                    "message": f"aiograd: {names} did not stop within {self.engine.cancel_grace} s of being cancelled and was left running",
+                    "exception": CancelGraceError(names),
+                }
+            )
+
+    # ---------------------------------------------------------------- after the commit
+
+    async def after_commit(self, leaves: list[Any]) -> None:
+        task = self.task
+        for leaf in leaves:
+            if not leaf.is_eager:
+                steps = post_accumulate(task, leaf)
+                await self.finish_steps(leaf, steps)
+        for callback in task.callbacks:
+            token = CURRENT.set(Current(task, None))
+            try:
+                result = callback()
+                if suspends(result):
+                    await result
+            finally:
+                CURRENT.reset(token)
+
+    async def finish_steps(self, node: Node, steps: Any) -> None:
+        value, error = None, None
+        try:
+            while True:
+                command = steps.send(value) if error is None else steps.throw(error)
+                value = error = None
+                token = CURRENT.set(Current(self.task, node))
+                try:
+                    value = await command.awaitable
+                except Exception as raised:
+                    error = raised
+                finally:
+                    CURRENT.reset(token)
+        except StopIteration:
+            return
+        except BaseException as raised:
+            annotate(raised, self.task, node)
+            raise
+
+
+# -------------------------------------------------------------------- starting a pass
+
+
+def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> GraphTask:
+    """A GraphTask for the running code: its nesting depth, anomaly mode and profiler are the caller's."""
+    current = CURRENT.get()
+    mode = current_mode()
+    depth = 0 if current is None else current.task.reentrant_depth + 1
+    return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
+
+
+def check_can_run(what: str) -> None:
+    """Raise unless a pass can be awaited by the running code.
+
+    Raises:
+        NestedPassError: in a synchronous rule; LoopError: without a running event loop.
+    """
+    current = CURRENT.get()
+    if current is not None and current.in_sync_rule:
+        raise NestedPassError(
+            f"{what} inside the synchronous rule of {current.node.name if current.node else 'a node'}: a `def` rule cannot await a nested pass. "
+            "Make it `async def`."
+        )
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        raise LoopError(f"{what} without a running event loop: await it inside a coroutine, started with aiograd.run(main()) or asyncio.run(main())") from None
+
+
+_engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
+_default_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+
+
+def current_engine() -> Engine:
+    """The engine of the innermost ``async with Engine()`` on this loop, else the loop's default one."""
+    loop = asyncio.get_running_loop()
+    engine = _engine.get()
+    if engine is not None and engine._loop is not None and engine._loop() is loop and not engine._closed:
+        return engine
+    engine = _default_engines.get(loop)
+    if engine is None or engine._closed:
+        engine = _default_engines[loop] = Engine()
+    return engine
+
+
+async def aclose_default_engine() -> None:
+    """Close the running loop's default engine, if it has one; the next pass makes another."""
+    engine = _default_engines.pop(asyncio.get_running_loop(), None)
+    if engine is not None:
+        await engine.aclose()
+
+
+async def _finish(runner: asyncio.Task[Any]) -> None:
+    """Await a task; cancelling the waiter cancels the task and waits for it."""
+    try:
+        await runner
+    except asyncio.CancelledError:
+        if not runner.done():
+            runner.cancel()
+            await asyncio.wait([runner])
+        raise
+
+
+def _mark_committed(error: BaseException) -> None:
+    try:
+        error.committed = True  # type: ignore[attr-defined]
+    except AttributeError:
+        error.add_note("raised after the gradients had been committed")
+
+
+def _not_none(value: Any) -> Any:
+    return value
+
+
+def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:
+    """Run a coroutine to its end on a fresh event loop, uvloop's where it is installed, and close the default engine.
+
+    Args:
+        main: the coroutine.
+        debug: asyncio's debug mode.
+    """
+    with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
+        return runner.run(_main(main))
+
+
+async def _main(main: Coroutine[Any, Any, Any]) -> Any:
+    try:
+        return await main
+    finally:
+        await aclose_default_engine()
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
+    return None if uvloop is None else uvloop.new_event_loop
+
+
+def loop_is_running() -> bool:
+    """Whether the calling thread is inside a running event loop."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
+
+
+def current_task_name() -> str | None:
+    """Name of the running asyncio task, None outside of one."""
+    if not loop_is_running():
+        return None
+    task = asyncio.current_task()
+    return None if task is None else task.get_name()

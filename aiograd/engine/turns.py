@@ -1,0 +1,104 @@
+"""Turns: how many passes share one event loop without keeping it from anything else.
+
+Note [One budget for all passes]
+    Whatever work all passes do between two rounds of the loop comes out of one time budget. A pass takes a turn before it computes on the
+    loop; while the budget of the current round lasts, turns cost nothing; when it is spent, passes queue (first come, first served), the
+    loop gets a few rounds for everybody else, and the next in the queue gets a fresh budget. So a thousand passes in flight, or
+    a training loop whose passes are all too short to be sliced, hold the loop up no longer than one pass does.
+
+    Three rounds rather than one: a timer or a socket needs two rounds until the coroutine behind it runs.
+
+Pure of asyncio: uses only ``call_soon`` and ``create_future`` of the loop it is given.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from time import perf_counter
+from typing import Any
+
+#: rounds of the loop between two budgets
+ROUNDS = 3
+
+
+class Turns:
+    """The turnstile of one loop.
+
+    Args:
+        loop: gives the event loop (a weak reference to it).
+        budget: seconds of computation between two pauses.
+    """
+
+    __slots__ = ("_loop", "_budget", "_busy", "_waiters", "_open", "_clock", "deadline")
+
+    def __init__(self, loop: Callable[[], Any], budget: float) -> None:
+        self._loop = loop
+        self._budget = budget
+        self._busy = False
+        self._waiters: deque[Any] = deque()
+        #: whether a budget is running; it ends `ROUNDS` rounds of the loop after it was opened
+        self._open = False
+        self.deadline = 0.0
+        #: a simulated loop has a clock of its own, so that a run can be replayed
+        self._clock: Callable[[], float] = loop().time if hasattr(loop(), "aiograd_submit") else perf_counter
+
+    def over(self) -> bool:
+        """Whether the budget is spent."""
+        return self._clock() > self.deadline
+
+    def take(self) -> bool:
+        """Take a turn if one is to be had at once."""
+        if self._busy or self._waiters:
+            return False
+        if not self._open:
+            self._open_budget()
+        elif self._clock() > self.deadline:
+            return False
+        self._busy = True
+        return True
+
+    async def wait(self) -> None:
+        """Wait for a turn. Cancelling gives up the place in the queue."""
+        future = self._loop().create_future()
+        self._waiters.append(future)
+        if not self._open:
+            self._open_budget()
+        try:
+            await future
+        except BaseException:
+            if future.done() and not future.cancelled():
+                self.release()
+            else:
+                self._waiters.remove(future)
+            raise
+        self.deadline = self._clock() + self._budget
+
+    def release(self) -> None:
+        """End the turn."""
+        self._busy = False
+
+    async def pause(self) -> None:
+        """Give the loop its rounds and take a turn again. Cancelled, the turn is lost."""
+        self.release()
+        await self.wait()
+
+    def _open_budget(self) -> None:
+        self._open = True
+        self.deadline = self._clock() + self._budget
+        self._loop().call_soon(self._round, ROUNDS)
+
+    def _round(self, left: int) -> None:
+        if left > 1:
+            self._loop().call_soon(self._round, left - 1)
+            return
+        self._open = False
+        if self._waiters:
+            self._open_budget()
+            if not self._busy:
+                future = self._waiters.popleft()
+                self._busy = True
+                if future.done():
+                    self._busy = False
+                else:
+                    future.set_result(None)

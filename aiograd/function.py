@@ -1,0 +1,366 @@
+"""Custom functions: a forward and its backward, each ``def`` or ``async def``.
+
+Note [One context per run]
+    The context a backward gets shares the attributes of the one forward filled, and has its own view of what this pass needs: two passes
+    over one graph at the same time do not see each other's ``needs_input_grad`` or unpacked values.
+
+Note [Where a rule runs]
+    ``async def backward`` runs on the event loop. ``def backward`` may take any time, so it runs on the executor, with the caller's context,
+    unless the class says ``inline = True``.
+
+Source: PyTorch ``autograd/function.py``, ``python_function.cpp``.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from aiograd.devices import device_name_of
+from aiograd.engine.validate import device_of
+from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, ModifiedError, OnceDifferentiableError
+from aiograd.graph.current import CURRENT
+from aiograd.graph.node import InputMetadata, Node, Released
+from aiograd.graph.saved import Packed, PackedValue
+from aiograd.modes import current_mode, no_grad
+from aiograd.tensors.core import TensorCore, counter_of, extra_of, make, refresh
+from aiograd.tensors.record import note
+
+
+class FunctionCtx:
+    """Carries values from ``forward`` to ``backward``. Besides the methods below it takes attributes of your own."""
+
+    __slots__ = ("__dict__", "needs_input_grad", "_to_save", "_non_differentiable", "_dirty", "_materialize", "_node", "_values")
+
+    #: per argument of forward, whether its gradient is wanted; in backward: by the running pass
+    needs_input_grad: tuple[bool, ...]
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self._to_save: tuple[Any, ...] = ()
+        self._non_differentiable: tuple[Any, ...] = ()
+        self._dirty: tuple[Any, ...] = ()
+        self._materialize = True
+        self._node: FunctionNode | None = None
+        self._values: tuple[Any, ...] | None = None
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        """Save tensors (or None) for backward; call once, in forward. Inputs, outputs and intermediates alike.
+
+        Saved here rather than as attributes they are checked for modification, freed after backward and seen by saved-tensor hooks.
+        """
+        for i, tensor in enumerate(tensors):
+            if tensor is not None and not isinstance(tensor, TensorCore):
+                raise ArgumentTypeError(f"save_for_backward: argument {i} is a {type(tensor).__name__}; expected a Tensor or None. Keep it as an attribute of ctx.")
+        self._to_save = tensors
+
+    @property
+    def saved_tensors(self) -> tuple[Any, ...]:
+        """What `save_for_backward` was given.
+
+        Raises:
+            GraphFreedError: an earlier pass released it. ModifiedError: it was modified in place meanwhile.
+        """
+        if self._values is not None:
+            return self._values
+        if self._node is None:
+            raise GraphError("saved_tensors is available in backward only")
+        return self._node.unpack_saved()
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        """Say that these outputs carry no gradient; in backward their gradients are zeros."""
+        self._non_differentiable = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        """Say that forward modified these inputs in place; they must be returned."""
+        self._dirty = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        """Whether backward gets zeros (the default) or None for outputs without gradient."""
+        self._materialize = value
+
+    def for_run(self, node: FunctionNode, values: tuple[Any, ...] | None) -> FunctionCtx:
+        """The context for one run of backward."""
+        run = object.__new__(type(self))
+        run.__dict__ = self.__dict__
+        current = CURRENT.get()
+        if current is None:
+            run.needs_input_grad = self.needs_input_grad
+        else:
+            run.needs_input_grad = tuple(need and current.task.should_compute(node, i) for i, need in enumerate(self.needs_input_grad))
+        run._materialize = self._materialize
+        run._node = node
+        run._values = values
+        return run
+
+
+class FunctionNode(Node):
+    """The backward node of a custom `Function`."""
+
+    __slots__ = ("function", "context", "metadata_list", "forward_line", "_saved", "_versions", "reference")
+
+    num_inputs = property(lambda self: len(self.metadata_list))  # type: ignore[assignment]
+
+    def __init__(self, function: type[Function], context: FunctionCtx, tensors: Sequence[Any], line: str) -> None:
+        super().__init__([(t._node, t._nr) if isinstance(t, TensorCore) else None for t in tensors])
+        self.function = function
+        self.context = context
+        self.metadata_list: tuple[InputMetadata, ...] = ()
+        self.forward_line = line
+        self._saved: Any = ()
+        self._versions: tuple[int, ...] = ()
+        #: an array of the function's device, to make zeros like
+        self.reference: Any = None
+
+    @property
+    def name(self) -> str:
+        """``FBackward`` for a class ``F``."""
+        return f"{self.function.__name__}Backward"
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata, ...]:
+        """Shape, dtype and device of each output of forward."""
+        return self.metadata_list
+
+    def metadata_of(self, input_nr: int) -> InputMetadata:
+        """Shape, dtype and device of one output of forward."""
+        return self.metadata_list[input_nr]
+
+    @property
+    def wants_executor(self) -> bool:
+        """Whether the rule is synchronous and of unknown cost."""
+        return not self.function.inline and not inspect.iscoroutinefunction(self.function.rule())
+
+    @property
+    def device(self) -> str:
+        """Device of the first output: a synchronous rule runs on its thread."""
+        return self.metadata_list[0].device if self.metadata_list and not inspect.iscoroutinefunction(self.function.rule()) else "cpu"
+
+    @property
+    def is_async(self) -> bool:
+        """Whether the rule is ``async def``."""
+        return inspect.iscoroutinefunction(self.function.rule())
+
+    def apply(self, grads: Sequence[Any], values: tuple[Any, ...] | None = None) -> Any:
+        """Call the rule with Tensors; returns what it returns."""
+        if isinstance(self._saved, Released):
+            raise self._saved.error(self.name)
+        context = self.context.for_run(self, values)
+        tensors = [self._as_tensor(grad, i, context._materialize) for i, grad in enumerate(grads)]
+        return self.function.rule()(context, *tensors)
+
+    def _as_tensor(self, grad: Any, i: int, materialize: bool) -> Any:
+        if grad is None:
+            metadata = self.metadata_list[i]
+            if not materialize:
+                return None
+            return make(np.zeros(metadata.shape, metadata.dtype) if metadata.device == "cpu" else np.zeros_like(self.reference, shape=metadata.shape, dtype=metadata.dtype))
+        return grad if isinstance(grad, TensorCore) else make(grad)
+
+    def save(self, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
+        """Keep what `save_for_backward` was given; outputs of this function without their node, so that no cycle arises."""
+        hooks = current_mode().saved_hooks
+        entries: list[Any] = []
+        for tensor in tensors:
+            nr = next((i for i, output in enumerate(outputs) if output is tensor), None)
+            if tensor is None:
+                entries.append(None)
+            elif hooks is not None:
+                entries.append(PackedValue(hooks.pack(tensor.detach() if nr is not None else tensor), hooks, nr is not None))
+            else:
+                entries.append(tensor if nr is None else (tensor._data, nr, counter_of(tensor)))
+        self._versions = tuple(tensor.version if tensor is not None else 0 for tensor in tensors)
+        self._saved = Packed(tuple(entries)) if hooks is not None and entries else tuple(entries)
+
+    def unpack_saved(self) -> tuple[Any, ...]:
+        """The saved tensors, checked."""
+        if isinstance(self._saved, Released):
+            raise self._saved.error(self.name)
+        entries = self._saved.values if isinstance(self._saved, Packed) else self._saved
+        values: list[Any] = []
+        for entry, expected in zip(entries, self._versions, strict=True):
+            if isinstance(entry, PackedValue):
+                values.append(entry.hooks.unpack(entry.packed))
+                continue
+            if entry is None:
+                values.append(None)
+                continue
+            found = entry[2][0] if isinstance(entry, tuple) else entry.version
+            if found != expected:
+                shape = list(entry[0].shape if isinstance(entry, tuple) else entry.shape)
+                raise ModifiedError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: a tensor with shape {shape} saved by "
+                    f"{self.function.__name__} is at version {found}; expected version {expected} instead. Clone it before modifying."
+                )
+            if isinstance(entry, tuple):
+                tensor = make(entry[0])
+                tensor._node, tensor._nr, tensor._vc = self, entry[1], entry[2]
+                values.append(tensor)
+            else:
+                values.append(entry)
+        return tuple(values)
+
+    def release_variables(self, released: Released | None = None) -> None:
+        """Drop the saved tensors."""
+        if self._saved:
+            self._saved = released or Released()
+
+
+class Function:
+    """Base of custom differentiable functions: define static ``forward(ctx, *args)`` and ``backward(ctx, *grads)``, call ``F.apply(*args)``.
+
+    Either may be ``async def``; with an ``async def forward``, `apply` returns a coroutine. Forward runs without recording; backward
+    returns one gradient per argument of forward (None for none). Arguments that are no Tensors pass through.
+    """
+
+    #: run a ``def backward`` on the event loop instead of the executor
+    inline: ClassVar[bool] = False
+
+    @staticmethod
+    def forward(ctx: Any, *args: Any) -> Any:
+        """Compute the outputs; override."""
+        raise NotImplementedError("You must implement the forward function for custom aiograd.Function.")
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        """Compute the gradients of the arguments; override."""
+        raise NotImplementedError("You must implement either the backward or vjp method for your custom aiograd.Function to use it with backward.")
+
+    @classmethod
+    def rule(cls) -> Callable[..., Any]:
+        """The function's ``backward``, or ``vjp``, its other name."""
+        vjp = getattr(cls, "vjp", None)
+        if vjp is None:
+            return cls.backward
+        if cls.backward is not Function.backward:
+            raise GraphError(f"Implementing both 'backward' and 'vjp' for the custom Function {cls.__name__} is not allowed. Implement one of them.")
+        return vjp  # type: ignore[no-any-return]
+
+    @classmethod
+    def apply(cls, *args: Any) -> Any:
+        """Run forward and record. Returns what forward returns, or a coroutine where it is ``async def``; cancelling that cancels forward."""
+        for arg in args:
+            if isinstance(arg, TensorCore) and arg._vc is not None:
+                refresh(arg)
+        context = FunctionCtx(tuple(isinstance(arg, TensorCore) and arg._node is not None for arg in args))
+        frame = sys._getframe(1)
+        line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+        del frame
+        if inspect.iscoroutinefunction(cls.forward):
+            return cls._apply_async(context, args, line)
+        with no_grad():
+            result = cls.forward(context, *args)
+        return cls._record(context, args, result, line)
+
+    @classmethod
+    async def _apply_async(cls, context: FunctionCtx, args: tuple[Any, ...], line: str) -> Any:
+        with no_grad():
+            result: Any = await cls.forward(context, *args)
+        return cls._record(context, args, result, line)
+
+    @classmethod
+    def _record(cls, context: FunctionCtx, args: tuple[Any, ...], result: Any, line: str) -> Any:
+        is_tuple = isinstance(result, tuple)
+        outputs = list(result) if is_tuple else [result]
+        records = current_mode().grad and any(context.needs_input_grad)
+        dirty = {id(t) for t in context._dirty}
+        returned = {id(t) for t in outputs}
+        for tensor in context._dirty:
+            if id(tensor) not in returned:
+                raise InPlaceError(f"{cls.__name__}: a tensor marked dirty was not returned from forward; return every tensor that forward modifies in place")
+            counter_of(tensor)[0] += 1
+            if records and tensor._node is not None and tensor._node.is_leaf:
+                raise InPlaceError(f"{cls.__name__}: a leaf Variable that requires grad is being used in an in-place operation.")
+        if not records:
+            context._to_save = ()
+            return result
+        node = FunctionNode(cls, context, args, line)
+        fixed = {id(t) for t in context._non_differentiable}
+        inputs = {id(arg) for arg in args}
+        attached: list[Any] = []
+        metadata: list[InputMetadata] = []
+        carriers: list[tuple[Any, int]] = []
+        for output in outputs:
+            if not isinstance(output, TensorCore):
+                attached.append(output)
+                continue
+            differentiable = id(output) not in fixed and output._data.dtype.kind in "fc"
+            if id(output) not in dirty and (id(output) in inputs or output._node is not None):
+                output = make(output._data, shared_with=output)
+            if differentiable:
+                carriers.append((output, len(metadata)))
+            metadata.append(InputMetadata(output._data.shape, output._data.dtype, device_of(output)))
+            if device_name_of(output._data) != "cpu":
+                node.reference = output._data
+            attached.append(output)
+        node.metadata_list = tuple(metadata)
+        node.save(context._to_save, [t for t in attached if isinstance(t, TensorCore)] if is_tuple else attached)
+        context._to_save = context._dirty = context._non_differentiable = ()
+        for output, nr in carriers:
+            output._node, output._nr = node, nr
+            if output._x is not None:
+                extra_of(output).view = None
+        mode = current_mode()
+        if mode.anomaly is not None or mode.profiler is not None:
+            note(node, mode)
+        return tuple(attached) if is_tuple else attached[0]
+
+
+class _Refuse(Node):
+    """Raises when the result of a once-differentiable backward is differentiated."""
+
+    __slots__ = ("of",)
+
+    def __init__(self, of: str, tensors: Sequence[Any]) -> None:
+        super().__init__([(t._node, t._nr) for t in tensors])
+        self.of = of
+
+    @property
+    def name(self) -> str:
+        """``OnceDifferentiableBackward``."""
+        return "OnceDifferentiableBackward"
+
+    def apply(self, grads: Any) -> Any:
+        """Raise."""
+        raise OnceDifferentiableError(f"trying to differentiate twice a function that was marked with @once_differentiable: {self.of}")
+
+
+def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorator for ``backward``: it runs without recording, and differentiating its result is an error."""
+
+    def refuse(grads: Sequence[Any], outputs: Any) -> Any:
+        wanted = [g for g in grads if isinstance(g, TensorCore) and g._node is not None]
+        if not current_mode().grad or not wanted:
+            return outputs
+        node = _Refuse(getattr(rule, "__qualname__", "backward"), wanted)
+        results = []
+        for output in outputs if isinstance(outputs, tuple) else (outputs,):
+            if isinstance(output, TensorCore) and output._data.dtype.kind in "fc":
+                output = make(output._data, shared_with=output)
+                output._nr = node.add_input_metadata(output._data.shape, output._data.dtype, device_of(output))
+                output._node = node
+            results.append(output)
+        return tuple(results) if isinstance(outputs, tuple) else results[0]
+
+    if inspect.iscoroutinefunction(rule):
+
+        @functools.wraps(rule)
+        async def asynchronous(ctx: Any, *grads: Any) -> Any:
+            with no_grad():
+                outputs = await rule(ctx, *grads)
+            return refuse(grads, outputs)
+
+        return asynchronous
+
+    @functools.wraps(rule)
+    def synchronous(ctx: Any, *grads: Any) -> Any:
+        with no_grad():
+            outputs = rule(ctx, *grads)
+        return refuse(grads, outputs)
+
+    return synchronous

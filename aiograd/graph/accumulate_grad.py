@@ -1,0 +1,147 @@
+"""AccumulateGrad: the node at which a leaf's gradient arrives, and the leaf's autograd state.
+
+Note [The leaf's state lives in its node]
+    A leaf that requires grad owns its AccumulateGrad, which holds the gradient and the hooks and knows the leaf only weakly. So the
+    two form no cycle, the node is the same for every graph, and a gradient edge to it stays valid. If the leaf is gone while a graph
+    that used it lives on, gradients still arrive (hooks on it run, captures see them) and nobody can ask for them any more.
+
+Note [Accumulation is staged]
+    `stage` makes the sum with the existing gradient out of place and never writes to an array that others may see. `commit`, called for
+    all leaves of a pass in one synchronous step, swaps references. If another pass has committed in between, the sum is made again on
+    top of its result, so nothing is lost (a lock covers loops in several threads).
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import Any
+
+import numpy as np
+
+from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
+from aiograd.graph.node import LEAF_SEQUENCE, InputMetadata, Node, NodeExtra
+from aiograd.types import Array, Shape
+
+_commit_lock = threading.Lock()
+
+
+class AccumulateGrad(Node):
+    """Adds what arrives to the gradient of a leaf.
+
+    Args:
+        shape, dtype, device: of the leaf.
+        leaf: the leaf (held weakly), or None.
+    """
+
+    __slots__ = ("shape", "dtype", "device", "grad", "leaf", "post_accumulate_hooks", "eager_hooks")
+
+    is_leaf = True
+    is_single = True
+    num_inputs = 1
+
+    def __init__(self, shape: Shape, dtype: np.dtype[Any], device: str, leaf: Any) -> None:
+        self.next_nodes = ()
+        self.next_nrs = ()
+        self._seq = LEAF_SEQUENCE
+        self._extra: NodeExtra | None = None
+        self.shape = shape
+        self.dtype = dtype
+        self.device = device
+        #: the gradient: None, an array nobody has asked for yet, or a Tensor
+        self.grad: Any = None
+        self.leaf = weakref.ref(leaf)
+        self.post_accumulate_hooks: HookDict | None = None
+        #: how many of the hooks asked for accumulation at once instead of at the commit
+        self.eager_hooks: set[int] | None = None
+
+    @property
+    def name(self) -> str:
+        """``AccumulateGrad``."""
+        return "AccumulateGrad"
+
+    def apply(self, grads: Any) -> tuple[()]:
+        """Add the gradient at once, outside of any pass's transaction (the engine stages instead)."""
+        (grad,) = grads
+        if grad is not None:
+            staged = Staged(self, grad)
+            commit([staged])
+        return ()
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata, ...]:
+        """Shape, dtype and device of the leaf."""
+        return (InputMetadata(self.shape, self.dtype, self.device),)
+
+    def metadata_of(self, input_nr: int) -> InputMetadata:
+        """Shape, dtype and device of the leaf."""
+        return InputMetadata(self.shape, self.dtype, self.device)
+
+    def register_post_accumulate(self, hook: Hook, eager: bool) -> RemovableHandle:
+        """Call ``hook(leaf)`` once the gradient has been accumulated: after the commit, or at once where `eager`."""
+        if self.post_accumulate_hooks is None:
+            self.post_accumulate_hooks = HookDict()
+        handle = self.post_accumulate_hooks.add(hook)
+        if eager:
+            self.eager_hooks = (self.eager_hooks or set()) | {handle._key}
+        return handle
+
+    @property
+    def is_eager(self) -> bool:
+        """Whether a hook that is still registered asked for accumulation at once."""
+        return bool(self.eager_hooks and self.post_accumulate_hooks and self.eager_hooks & self.post_accumulate_hooks.keys())
+
+
+class Staged:
+    """A gradient on its way into a leaf: the sum made so far, and what it was made from."""
+
+    __slots__ = ("leaf", "grad", "base", "total")
+
+    def __init__(self, leaf: AccumulateGrad, grad: Array) -> None:
+        self.leaf = leaf
+        #: what arrived; `base` is what the leaf had then, `total` their sum
+        self.grad = grad
+        self.base = leaf.grad
+        self.total = grad if self.base is None else _add(self.base, grad)
+
+
+def commit(staged: list[Staged]) -> None:
+    """Swap every leaf's gradient for the staged sum, in one step."""
+    with _commit_lock:
+        for entry in staged:
+            leaf = entry.leaf
+            leaf.grad = entry.total if leaf.grad is entry.base else _add(leaf.grad, entry.grad)
+
+
+def _add(base: Any, grad: Array) -> Array:
+    if base is None:
+        return grad
+    array = getattr(base, "_data", base) if not hasattr(grad, "_data") else base
+    return array + grad
+
+
+def own(grad: Array) -> Array:
+    """`grad` itself where the caller holds the only reference to an array of its own, else a copy.
+
+    Call it as ``x = own(holder.pop())`` or with a single local name: the number of references is part of the test. A Tensor (the pass
+    records a graph) is immutable to the engine and passes through.
+    """
+    if grad.__class__ is not np.ndarray:
+        return np.asarray(grad) if isinstance(grad, np.generic) else grad
+    if sys.getrefcount(grad) <= SOLE_OWNER and grad.base is None:
+        return grad
+    return np.array(grad, order="C")
+
+
+def _calibrate() -> int:
+    """References to an array that only a caller's local name and `own` hold."""
+
+    def probe(grad: Any) -> int:
+        return sys.getrefcount(grad)
+
+    local = np.zeros(1)
+    return probe(local)
+
+
+SOLE_OWNER = _calibrate()

@@ -1,0 +1,76 @@
+"""What user code inside a pass can ask about the pass it is part of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+from aiograd.errors import GraphError
+from aiograd.graph.node import Node
+
+
+class Current(NamedTuple):
+    """The pass and node that the running code belongs to."""
+
+    #: the GraphTask
+    task: Any
+    node: Node | None
+    #: inside a synchronous rule, where a nested pass cannot be awaited
+    in_sync_rule: bool = False
+
+
+#: the innermost pass that the running code is part of; set around hooks, rules and callbacks
+CURRENT: ContextVar[Current | None] = ContextVar("aiograd_current_graph_task", default=None)
+
+
+def current_node() -> Node | None:
+    """The node whose rule or hook is running; None outside of a pass."""
+    current = CURRENT.get()
+    return None if current is None else current.node
+
+
+def current_graph_task_id() -> int:
+    """Number of the pass that is running; -1 outside of one."""
+    current = CURRENT.get()
+    return -1 if current is None else int(current.task.id)
+
+
+def _task(what: str) -> Any:
+    current = CURRENT.get()
+    if current is None:
+        raise GraphError(f"{what} should only be called during a backward pass: call it from a rule, hook or callback")
+    return current.task
+
+
+def execution_order() -> list[Node]:
+    """The nodes of the running pass in the order in which they run if none of them suspends.
+
+    Raises:
+        GraphError: outside of a pass.
+    """
+    order: list[Node] = _task("execution_order()").execution_order()
+    return order
+
+
+def will_run(node: Node) -> bool:
+    """Whether the running pass runs the node (for a leaf: accumulates into it).
+
+    Raises:
+        GraphError: outside of a pass.
+    """
+    return bool(_task("will_run()").will_run(node))
+
+
+def queue_callback(callback: Callable[[], Any]) -> None:
+    """Call (and await) `callback` once the running pass has committed its gradients, in order of queueing; it may queue more.
+
+    An exception it raises is raised by the pass with ``committed`` True.
+
+    Raises:
+        GraphError: outside of a pass.
+    """
+    current = CURRENT.get()
+    if current is None:
+        raise GraphError("Final callbacks can only be installed during backward pass.")
+    current.task.queue_callback(callback)

@@ -1,0 +1,74 @@
+"""Hooks: ordered registries and the handles that remove entries from them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, Self
+
+Hook = Callable[..., Any]
+
+
+class HookDict(dict[int, Hook]):
+    """Hooks in order of registration, keyed by a number that is never used twice."""
+
+    __slots__ = ("__weakref__", "next_key")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.next_key = 0
+
+    def add(self, hook: Hook) -> RemovableHandle:
+        """Append a hook and return the handle that removes it."""
+        key = self.next_key
+        self.next_key += 1
+        self[key] = hook
+        return RemovableHandle(self, key)
+
+
+class RemovableHandle:
+    """Removes a hook; also a context manager that removes it at the end of the block. Removing twice is harmless."""
+
+    __slots__ = ("_hooks", "_key")
+
+    def __init__(self, hooks: HookDict, key: int) -> None:
+        self._hooks = weakref.ref(hooks)
+        self._key = key
+
+    def remove(self) -> None:
+        """Remove the hook. Allowed at any time, also from within a hook."""
+        hooks = self._hooks()
+        if hooks is not None:
+            hooks.pop(self._key, None)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+
+class HandleGroup:
+    """One handle for several registrations."""
+
+    __slots__ = ("_handles",)
+
+    def __init__(self, handles: list[RemovableHandle]) -> None:
+        self._handles = handles
+
+    def remove(self) -> None:
+        """Remove every hook of the group."""
+        for handle in self._handles:
+            handle.remove()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.remove()
+
+
+def hook_name(hook: Hook) -> str:
+    """How error messages call a hook."""
+    return getattr(hook, "__qualname__", None) or type(hook).__name__

@@ -1,0 +1,104 @@
+"""Hooks on several tensors at once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError
+from aiograd.graph.boundary import BOUNDARY
+from aiograd.graph.current import CURRENT
+from aiograd.graph.gradient_edge import GradientEdge
+from aiograd.graph.hooks import HandleGroup, Hook
+from aiograd.graph.node import Node
+
+
+def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Literal["all", "any"] = "all") -> HandleGroup:
+    """Call a hook when gradients of several tensors have been computed.
+
+    Args:
+        tensors: Tensors that require grad.
+        hook: with mode ``all`` called as ``hook(grads)`` once per pass, when all of the tensors that take part in it have their gradient (None
+            for the others; not at all where none takes part); with mode ``any`` called as ``hook(grad)`` with the first. Its result is
+            ignored; it may be ``async def``.
+
+    Returns:
+        A handle that removes it.
+    """
+    if mode not in ("all", "any"):
+        raise ArgumentError(f"register_multi_grad_hook: Expects mode to be one of ('all', 'any') but got {mode}")
+    if not callable(hook):
+        raise ArgumentTypeError(f"register_multi_grad_hook: expected a callable, found {type(hook).__name__}")
+    edges = [get_gradient_edge(tensor) for tensor in tensors]
+    key = object()
+
+    def arrived(index: int, grad: Any) -> Any:
+        current = CURRENT.get()
+        if current is None:
+            return None
+        states = current.task.shared_hook_state
+        if mode == "any":
+            if id(key) in states:
+                return None
+            states[id(key)] = True
+            return _ignoring_result(hook(grad))
+        state = states.get(id(key))
+        if state is None:
+            waiting = sum(current.task.gets_gradient(edge.node) for edge in edges)
+            state = states[id(key)] = [waiting, [None] * len(edges)]
+        state[0] -= 1
+        state[1][index] = grad
+        return _ignoring_result(hook(state[1])) if state[0] == 0 else None
+
+    return HandleGroup([edge.node.tensor_hooks(edge.output_nr).add(_At(arrived, i)) for i, edge in enumerate(edges)])
+
+
+class _At:
+    """``arrived`` for one of the tensors."""
+
+    __slots__ = ("_arrived", "_index")
+
+    def __init__(self, arrived: Any, index: int) -> None:
+        self._arrived = arrived
+        self._index = index
+
+    def __call__(self, grad: Any) -> Any:
+        return self._arrived(self._index, grad)
+
+
+def _ignoring_result(result: Any) -> Any:
+    """None, or a coroutine that ends in None where there is something to wait for."""
+    return _wait_for(result) if hasattr(result, "send") else None
+
+
+async def _wait_for(coroutine: Any) -> None:
+    await coroutine
+
+
+def get_gradient_edge(tensor: Any) -> GradientEdge:
+    """Where the gradient of a tensor arrives: its node and output number, ``(AccumulateGrad, 0)`` for a leaf.
+
+    Raises:
+        NoGraphError: the tensor does not require grad.
+    """
+    if not BOUNDARY.is_tensor(tensor):
+        raise ArgumentTypeError(f"get_gradient_edge: expected a Tensor, found {type(tensor).__name__}")
+    node: Node | None = tensor.grad_fn or tensor._node
+    if node is None:
+        raise NoGraphError("It is not possible to get the gradient edge for a Tensor that does not require gradients: call requires_grad_() first")
+    return GradientEdge(node, tensor._nr)
+
+
+def create_gradient_edge(tensor: Any, edge: GradientEdge) -> None:
+    """Make `tensor` the output of a node: gradients of the tensor arrive at this edge from now on."""
+    tensor._node, tensor._nr = edge
+
+
+def any_requires_grad(*values: Any) -> bool:
+    """Whether any of the values is a Tensor that requires grad."""
+    return any(BOUNDARY.is_tensor(value) and value.requires_grad for value in values)
+
+
+def collect_next_edges(*values: Any) -> list[Any]:
+    """The gradient edge of each Tensor that requires grad, None for everything else: `next_edges` for a node of your own."""
+    return [get_gradient_edge(value) if BOUNDARY.is_tensor(value) and value.requires_grad else None for value in values]

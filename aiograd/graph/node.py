@@ -1,0 +1,318 @@
+"""Node and Edge: the backward graph.
+
+A Node has inputs (the gradients of what its operation returned) and outputs (the gradients of the operation's arguments). Edge
+``(node, input_nr)`` says where an output goes; several edges into one input are summed. Edges point from the result of a forward
+operation towards the leaves, so a graph stays alive exactly as long as something refers to its results.
+
+Note [Sequence numbers order the graph]
+    Every node takes the next number of one process-wide counter when it is made. A forward operation is recorded after those that made
+    its arguments, so descending sequence numbers are a topological order of the graph; the engine's fast path relies on it. Where
+    edges are added to a node later (`add_next_edge`) that order may no longer hold: such a node is marked (`NodeExtra.reordered`) and
+    the engine counts dependencies instead. A priority set by hand (`set_sequence_nr`) changes when a node runs, never the order in
+    which gradients are summed.
+
+Note [Why so few slots]
+    A node is made for every recorded operation, so it holds what every node needs and keeps the rest (hooks, metadata dict, anomaly
+    record, priority) in `NodeExtra`, made on first use. ``_extra is None`` is also the engine's proof that no user code is attached.
+
+Source: PyTorch ``function.h`` (Node, Note [Sequence Number], Note [Topological Number]).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Iterable, Sequence
+from itertools import count
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError
+from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
+from aiograd.types import Array, Shape
+
+_next_sequence = count(1).__next__
+
+#: sequence number of AccumulateGrad: leaves accumulate as soon as their gradient is complete
+LEAF_SEQUENCE = 2**64 - 1
+
+
+class Edge(NamedTuple):
+    """Input `input_nr` of `node`; ``Edge(None, 0)`` leads nowhere."""
+
+    node: Node | None
+    input_nr: int
+
+    def __bool__(self) -> bool:
+        return self.node is not None
+
+
+class InputMetadata(NamedTuple):
+    """What a gradient arriving at an input must look like."""
+
+    shape: Shape
+    dtype: np.dtype[Any]
+    device: str = "cpu"
+
+
+class Released:
+    """Stands where a node's saved values stood, and remembers why they are gone."""
+
+    __slots__ = ("reason",)
+
+    def __init__(self, reason: str = "") -> None:
+        self.reason = reason
+
+    def error(self, name: str) -> GraphFreedError:
+        """The error for a second use of the saved values of node `name`."""
+        because = f" The first pass ended with: {self.reason}." if self.reason else ""
+        return GraphFreedError(
+            f"Trying to backward through the graph a second time: {name} has already released the values it saved in forward.{because} "
+            "Specify retain_graph=True in the first backward or grad call if you need to go through the graph again, or record forward anew."
+        )
+
+
+class NodeExtra:
+    """What few nodes have: hooks, metadata dict, a priority set by hand, a record for anomaly mode."""
+
+    __slots__ = ("tensor_hooks", "retain_hooks", "prehooks", "posthooks", "metadata", "priority", "reordered", "anomaly", "recorder")
+
+    def __init__(self) -> None:
+        #: input number -> hooks on the tensor
+        self.tensor_hooks: dict[int, HookDict] = {}
+        #: input number -> callable that keeps a copy of the gradient (retain_grad)
+        self.retain_hooks: dict[int, Hook] = {}
+        self.prehooks: HookDict | None = None
+        self.posthooks: HookDict | None = None
+        self.metadata: dict[str, Any] | None = None
+        self.priority: int | None = None
+        self.reordered = False
+        #: the forward stack as text, and the node whose backward recorded this one (double backward)
+        self.anomaly: tuple[str, Node | None] | None = None
+        #: (thread id, task name) that recorded the node, known in anomaly and profiler mode
+        self.recorder: tuple[int, str | None] | None = None
+
+
+class Node:
+    """A node of the backward graph.
+
+    Subclass it for sinks, sources and functions of your own: define `apply`, which gets one gradient per input (None where none
+    arrived) and returns one per edge, or an awaitable of them. Gradients are arrays, and Tensors where the pass records a graph itself
+    (``create_graph=True``).
+
+    Args:
+        next_edges: where the outputs go; ``Edge(None, 0)`` or None for nowhere.
+        num_inputs: how many gradients arrive.
+    """
+
+    __slots__ = ("next_nodes", "next_nrs", "_seq", "_extra", "_topological_nr", "_own_metadata", "__weakref__")
+
+    next_nodes: tuple[Node | None, ...]
+    next_nrs: tuple[int, ...]
+    _seq: int
+    _extra: NodeExtra | None
+
+    #: made from a row: has ``vjp(g)`` (``vjp(list)`` with several inputs), ``_saved``, a cost, and runs no user code
+    is_builtin = False
+    #: has one input whose metadata are the attributes ``shape`` and ``dtype``
+    is_single = False
+    #: a row whose cost per element is low: its shape alone tells whether it is small (see placement)
+    is_cheap = False
+    is_leaf = False
+    num_inputs = 1
+    #: whether the engine computes through this node only what a pass asks for
+    is_traceable = False
+    #: whether any node of the process ever got edges against the order of sequence numbers (pruning by number is then off)
+    any_reordered = False
+
+    def __init__(self, next_edges: Iterable[Edge | tuple[Node | None, int] | None] = (), *, num_inputs: int = 0) -> None:
+        edges = [_as_edge(edge) for edge in next_edges]
+        self.next_nodes = tuple(edge.node for edge in edges)
+        self.next_nrs = tuple(edge.input_nr for edge in edges)
+        self._seq = _next_sequence()
+        self._extra = None
+        self._own_metadata: list[InputMetadata | None] = [None] * num_inputs
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "num_inputs" not in cls.__dict__ and not cls.is_builtin and not cls.is_leaf:
+            cls.num_inputs = property(lambda self: len(self._own_metadata))  # type: ignore[assignment]
+
+    def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None] | Awaitable[Sequence[Array | None]]:
+        """Gradients of the outputs from gradients of the inputs; see the class."""
+        raise NotImplementedError(f"{self.name} defines no apply(grads)")
+
+    async def __call__(self, *grads: Array | None) -> Sequence[Array | None]:
+        """Run the node alone, without hooks: ``await node(g)``. Cancelling cancels the rule."""
+        result = self.apply(grads)
+        if isinstance(result, Awaitable):
+            result = await result
+        return result
+
+    def __repr__(self) -> str:
+        return f"<{self.name} #{self._seq}>"
+
+    # ---------------------------------------------------------------- identity and order
+
+    @property
+    def name(self) -> str:
+        """Name of the operation's backward, such as ``MulBackward``."""
+        return type(self).__name__
+
+    @property
+    def sequence_nr(self) -> int:
+        """Priority among ready nodes: the higher runs first."""
+        extra = self._extra
+        if extra is not None and extra.priority is not None:
+            return extra.priority
+        return self._seq
+
+    def set_sequence_nr(self, number: int) -> None:
+        """Give the node another priority. The order in which gradients are summed does not change."""
+        if isinstance(number, bool) or not isinstance(number, int) or number < 0:
+            raise ArgumentError(f"set_sequence_nr({number!r}): expected an int of at least 0")
+        self.extra.priority = number
+
+    @property
+    def topological_nr(self) -> int:
+        """0 for a node without edges, else one more than the largest of those it leads to. Computed when first asked for."""
+        stack: list[Node] = [self]
+        while stack:
+            node = stack[-1]
+            if hasattr(node, "_topological_nr"):
+                stack.pop()
+                continue
+            children = [child for child in node.next_nodes if child is not None]
+            waiting = [child for child in children if not hasattr(child, "_topological_nr")]
+            if waiting:
+                stack.extend(waiting)
+            else:
+                node._topological_nr = 1 + max((child._topological_nr for child in children), default=-1)
+                stack.pop()
+        return self._topological_nr
+
+    @property
+    def thread_id(self) -> int | None:
+        """Identifier of the thread that recorded the node; known where anomaly mode or a profiler was on."""
+        return None if self._extra is None or self._extra.recorder is None else self._extra.recorder[0]
+
+    @property
+    def task_name(self) -> str | None:
+        """Name of the asyncio task that recorded the node; known where anomaly mode or a profiler was on."""
+        return None if self._extra is None or self._extra.recorder is None else self._extra.recorder[1]
+
+    @property
+    def extra(self) -> NodeExtra:
+        """The rare state, made on first use."""
+        if self._extra is None:
+            self._extra = NodeExtra()
+        return self._extra
+
+    @property
+    def metadata(self) -> dict[str, Any]:
+        """A dict for the user's own notes on the node."""
+        extra = self.extra
+        if extra.metadata is None:
+            extra.metadata = {}
+        return extra.metadata
+
+    # ---------------------------------------------------------------- edges
+
+    @property
+    def num_outputs(self) -> int:
+        """How many edges leave the node."""
+        return len(self.next_nodes)
+
+    @property
+    def next_edges(self) -> tuple[Edge, ...]:
+        """Where each output goes."""
+        return tuple(map(Edge, self.next_nodes, self.next_nrs))
+
+    def next_edge(self, i: int) -> Edge:
+        """Where output `i` goes."""
+        return Edge(self.next_nodes[i], self.next_nrs[i])
+
+    def set_next_edges(self, edges: Iterable[Edge | tuple[Node | None, int] | None]) -> None:
+        """Replace all edges."""
+        new = [_as_edge(edge) for edge in edges]
+        self.next_nodes = tuple(edge.node for edge in new)
+        self.next_nrs = tuple(edge.input_nr for edge in new)
+        self._edges_changed()
+
+    def set_next_edge(self, i: int, edge: Edge | tuple[Node | None, int] | None) -> None:
+        """Replace edge `i`."""
+        edges: list[Edge | tuple[Node | None, int] | None] = list(self.next_edges)
+        edges[i] = edge
+        self.set_next_edges(edges)
+
+    def add_next_edge(self, edge: Edge | tuple[Node | None, int] | None) -> None:
+        """Append an edge."""
+        self.set_next_edges((*self.next_edges, edge))
+
+    def _edges_changed(self) -> None:
+        if hasattr(self, "_topological_nr"):
+            del self._topological_nr
+        if any(child is not None and not child.is_leaf and child._seq >= self._seq for child in self.next_nodes):
+            self.extra.reordered = True
+            Node.any_reordered = True
+
+    def should_compute_output(self, i: int) -> bool:
+        """Whether anything wants output `i`."""
+        return self.next_nodes[i] is not None
+
+    # ---------------------------------------------------------------- inputs
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata | None, ...]:
+        """Shape, dtype and device of each input, None where unknown."""
+        return tuple(self._own_metadata)
+
+    def add_input_metadata(self, shape: Shape, dtype: Any, device: str = "cpu") -> int:
+        """Add an input that takes gradients of this shape and dtype; returns its number."""
+        self._own_metadata.append(InputMetadata(tuple(shape), np.dtype(dtype), device))
+        return len(self._own_metadata) - 1
+
+    def metadata_of(self, input_nr: int) -> InputMetadata | None:
+        """`input_metadata` of one input."""
+        return self._own_metadata[input_nr]
+
+    # ---------------------------------------------------------------- hooks and saved values
+
+    def register_hook(self, hook: Hook) -> RemovableHandle:
+        """Call ``hook(grad_inputs, grad_outputs)`` after the node ran; it returns None or replacements for `grad_inputs` (a tuple).
+
+        `grad_inputs` are what the node returned, one per edge; `grad_outputs` what it was given. The hook may be ``async def``.
+        """
+        _check_callable(hook, "Node.register_hook")
+        if self.extra.posthooks is None:
+            self.extra.posthooks = HookDict()
+        return self.extra.posthooks.add(hook)
+
+    def register_prehook(self, hook: Hook) -> RemovableHandle:
+        """Call ``hook(grad_outputs)`` before the node runs; it returns None or a tuple of replacements. May be ``async def``."""
+        _check_callable(hook, "Node.register_prehook")
+        if self.extra.prehooks is None:
+            self.extra.prehooks = HookDict()
+        return self.extra.prehooks.add(hook)
+
+    def tensor_hooks(self, input_nr: int) -> HookDict:
+        """Hooks on the tensor whose gradient arrives at this input."""
+        return self.extra.tensor_hooks.setdefault(input_nr, HookDict())
+
+    def release_variables(self, released: Released | None = None) -> None:
+        """Drop the values saved for backward; `released` says why to whoever asks for them later."""
+
+
+def _as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:
+    if edge is None:
+        return Edge(None, 0)
+    node, number = edge
+    if node is not None and not isinstance(node, Node):
+        raise ArgumentTypeError(f"an edge leads to {type(node).__name__}; expected (Node, input number) or None")
+    if node is not None and not node.is_leaf and not 0 <= number < node.num_inputs:
+        raise ArgumentError(f"an edge leads to input {number} of {node.name}, which has {node.num_inputs} input(s)")
+    return Edge(node, number)
+
+
+def _check_callable(hook: object, what: str) -> None:
+    if not callable(hook):
+        raise ArgumentTypeError(f"{what}: expected a callable, found {type(hook).__name__}")

@@ -1,0 +1,77 @@
+"""Saved-tensor hooks: what to do with values at the moment they are saved, and when they are needed again.
+
+Note [Packed values]
+    While hooks are active, a node stores the results of ``pack`` in a `Packed` instead of the values. The engine unpacks them before it
+    runs the node, on the loop, and awaits what ``unpack`` returned if that is awaitable; this is what `checkpoint` builds on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
+
+from aiograd.errors import GraphError
+from aiograd.modes import ModeScope, current_mode
+
+
+class SavedTensorHooks:
+    """A pair of hooks; `pack` maps a Tensor to anything, `unpack` maps that back to a Tensor (or an awaitable of one)."""
+
+    __slots__ = ("pack", "unpack")
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        self.pack = pack
+        self.unpack = unpack
+
+
+class Packed:
+    """What a node saved while hooks were active, in the order of its saved names; entries of type `PackedValue` are packed."""
+
+    __slots__ = ("values",)
+
+    def __init__(self, values: tuple[Any, ...]) -> None:
+        self.values = values
+
+
+class PackedValue:
+    """One packed tensor."""
+
+    __slots__ = ("packed", "hooks", "is_output")
+
+    def __init__(self, packed: Any, hooks: SavedTensorHooks, is_output: bool) -> None:
+        self.packed = packed
+        self.hooks = hooks
+        self.is_output = is_output
+
+
+class saved_tensors_hooks(ModeScope):  # noqa: N801 - the field's name
+    """Pack every tensor saved for backward with `pack`, and `unpack` it when its node runs.
+
+    Args:
+        pack: ``pack(tensor) -> anything``; must not modify the tensor in place.
+        unpack: ``unpack(packed) -> Tensor``, or an awaitable of one; called once each time the node runs.
+
+    The innermost pair wins. Belongs to the asyncio task.
+
+    Raises:
+        GraphError: on entering, where hooks have been disabled.
+    """
+
+    def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        super().__init__(saved_hooks=SavedTensorHooks(pack, unpack))
+
+    def __enter__(self) -> saved_tensors_hooks:
+        message = current_mode().saved_hooks_disabled
+        if message is not None:
+            raise GraphError(message)
+        super().__enter__()
+        return self
+
+
+def disable_saved_tensors_hooks(message: str) -> AbstractContextManager[Any]:
+    """Refuse saved-tensor hooks within the block, with this message."""
+    current = current_mode()
+    if current.saved_hooks is not None:
+        raise GraphError(message)
+    return ModeScope(saved_hooks_disabled=message)

@@ -1,0 +1,108 @@
+"""relu, gelu and silu and their gradients."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from aiograd.kernels.arrays import flat
+from aiograd.kernels.erfcx import normal_cdf
+from aiograd.kernels.pool import run
+from aiograd.kernels.selection import compiled
+
+NDArray = npt.NDArray[Any]
+Approximation = Literal["none", "tanh"]
+
+_ROOT = math.sqrt(2.0 / math.pi)
+_CUBE = 0.044715
+_DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
+_UNSIGNED: dict[np.dtype[Any], type[Any]] = {np.dtype(np.float32): np.uint32, np.dtype(np.float64): np.uint64}
+
+
+def _map(name: str, *arrays: NDArray) -> NDArray | None:
+    """Run the compiled kernel `name` over arrays of one shape; None: there is none to be used."""
+    first = arrays[0]
+    kernels = compiled(first.size, *arrays)
+    if kernels is None:
+        return None
+    out = np.empty(first.shape, first.dtype)
+    run(getattr(kernels.activation, name), first.size, first.size, *map(flat, arrays), out.reshape(-1))
+    return out
+
+
+def relu(x: NDArray) -> NDArray:
+    """``max(x, 0)``; NaN stays."""
+    out = _map("relu", x)
+    return np.maximum(x, 0) if out is None else out
+
+
+def relu_grad(g: NDArray, x: NDArray) -> NDArray:
+    """`g` where `x` is positive, else 0; `x` may also be relu's output."""
+    out = _map("relu_grad", g, x)
+    if out is not None:
+        return out
+    unsigned = _UNSIGNED.get(g.dtype) if g.ndim and g.dtype == x.dtype else None
+    if unsigned is None:
+        return np.where(x > 0, g, g.dtype.type(0))
+    # by bits: np.where branches on every element
+    bits = (x > 0).astype(unsigned)
+    np.negative(bits, out=bits)
+    return np.bitwise_and(bits, g.view(unsigned), out=bits).view(g.dtype)
+
+
+def _sigmoid(x: NDArray) -> NDArray:
+    out = np.tanh(x * 0.5)
+    out += 1.0
+    out *= 0.5
+    return out
+
+
+def gelu(x: NDArray, approximate: Approximation = "none") -> NDArray:
+    """``x * normal_cdf(x)``, or its approximation by tanh.
+
+    Args:
+        x: floating point.
+        approximate: "none" or "tanh".
+    """
+    out = _map("gelu" if approximate == "none" else "gelu_tanh", x)
+    if out is not None:
+        return out
+    if approximate == "none":
+        return x * normal_cdf(x)[0]
+    return x * _sigmoid(x * (2.0 * _ROOT + (2.0 * _ROOT * _CUBE) * (x * x)))
+
+
+def gelu_grad(g: NDArray, x: NDArray, approximate: Approximation = "none") -> NDArray:
+    """Gradient of `gelu`."""
+    out = _map("gelu_grad" if approximate == "none" else "gelu_tanh_grad", g, x)
+    if out is not None:
+        return out
+    if approximate == "none":
+        cdf, density = normal_cdf(x)
+        density *= x
+        density *= _DENSITY
+        density += cdf
+        density *= g
+        return density
+    square = x * x
+    s = _sigmoid(x * (2.0 * _ROOT + (2.0 * _ROOT * _CUBE) * square))
+    slope = x * (2.0 * _ROOT + (6.0 * _ROOT * _CUBE) * square)
+    return g * (s + s * (1.0 - s) * slope)
+
+
+def silu(x: NDArray) -> NDArray:
+    """``x * sigmoid(x)``."""
+    out = _map("silu", x)
+    return x * _sigmoid(x) if out is None else out
+
+
+def silu_grad(g: NDArray, x: NDArray) -> NDArray:
+    """Gradient of `silu`."""
+    out = _map("silu_grad", g, x)
+    if out is not None:
+        return out
+    s = _sigmoid(x)
+    return g * (s + x * s * (1.0 - s))

@@ -1,0 +1,21 @@
+"""The compiled kernels, by family. Importing this package imports numba; `aiograd.kernels.selection` does it on demand."""
+
+from __future__ import annotations
+
+from aiograd.kernels.compiled import activation, attention, convolution, layout, normalization, optimizer, recurrent, reduction, softmax, tile, window
+from aiograd.kernels.compiled.jit import compile_all
+
+__all__ = [
+    "activation",
+    "attention",
+    "compile_all",
+    "convolution",
+    "layout",
+    "normalization",
+    "optimizer",
+    "recurrent",
+    "reduction",
+    "softmax",
+    "tile",
+    "window",
+]

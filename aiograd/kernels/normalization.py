@@ -1,0 +1,179 @@
+"""Layer and RMS normalisation of rows, in one pass forward and one backward; numpy goes by blocks of rows that stay in cache."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiograd.kernels.arrays import as_rows, flat, nothing, row_blocks
+from aiograd.kernels.pool import partition, run
+from aiograd.kernels.selection import compiled
+
+NDArray = npt.NDArray[Any]
+
+
+def _or_nothing(x: NDArray | None, dtype: np.dtype[Any]) -> NDArray:
+    return nothing(dtype) if x is None else flat(x)
+
+
+def layer_norm(x: NDArray, weight: NDArray | None, bias: NDArray | None, eps: float) -> tuple[NDArray, NDArray, NDArray]:
+    """Standardise rows, then scale and shift.
+
+    Args:
+        x: (rows, n), n > 0.
+        weight: (n,) or None.
+        bias: (n,) or None.
+        eps: added to the variance.
+
+    Returns:
+        The result, and the mean and reciprocal deviation of each row.
+    """
+    rows, n = x.shape
+    kernels = compiled(x.size, x, weight, bias)
+    if kernels is not None:
+        out, mean, rstd = np.empty((rows, n), x.dtype), np.empty(rows, x.dtype), np.empty(rows, x.dtype)
+        w, b = _or_nothing(weight, x.dtype), _or_nothing(bias, x.dtype)
+        run(kernels.normalization.layer_norm, rows, x.size, as_rows(x, n), w, b, float(eps), out, mean, rstd)
+        return out, mean, rstd
+    dtype = np.result_type(x, *(v for v in (weight, bias) if v is not None))
+    out, mean, rstd = np.empty((rows, n), dtype), np.empty(rows, x.dtype), np.empty(rows, x.dtype)
+    for low, block in _blocks(x):
+        m = np.add.reduce(block, axis=1)
+        m /= n
+        centred = block - m[:, None]
+        r = np.einsum("ij,ij->i", centred, centred)
+        r /= n
+        r += eps
+        np.sqrt(r, out=r)
+        np.reciprocal(r, out=r)
+        centred *= r[:, None]
+        target = out[low : low + len(block)]
+        _scale(centred, weight, bias, target)
+        mean[low : low + len(block)], rstd[low : low + len(block)] = m, r
+    return out, mean, rstd
+
+
+def _blocks(x: NDArray) -> list[tuple[int, NDArray]]:
+    starts = row_blocks(*x.shape)
+    return [(low, x[low : low + starts.step]) for low in starts]
+
+
+def _scale(unit: NDArray, weight: NDArray | None, bias: NDArray | None, out: NDArray) -> None:
+    if weight is not None:
+        np.multiply(unit, weight, out=out)
+        unit = out
+    if bias is not None:
+        np.add(unit, bias, out=out)
+    elif weight is None:
+        np.copyto(out, unit)
+
+
+def layer_norm_grad(
+    g: NDArray, x: NDArray, weight: NDArray | None, mean: NDArray, rstd: NDArray, needs: tuple[bool, bool, bool] = (True, True, True)
+) -> tuple[NDArray | None, NDArray | None, NDArray | None]:
+    """Gradients of `layer_norm`.
+
+    Args:
+        g: (rows, n).
+        x: (rows, n).
+        weight: (n,) or None.
+        mean: (rows,), as the forward gave it.
+        rstd: (rows,), likewise.
+        needs: whether the gradients of x, weight and bias are asked for.
+
+    Returns:
+        These gradients, None for what was not asked for.
+    """
+    rows, n = x.shape
+    dtype = np.result_type(g, x)
+    dx = np.empty((rows, n), dtype) if needs[0] else None
+    kernels = compiled(x.size, x, g, weight, mean, rstd)
+    if kernels is not None:
+        blocks = partition(rows, x.size)[0]
+        none = nothing(dtype, 2)
+        dw, db = (np.empty((blocks, n), dtype) if need else none for need in needs[1:])
+        run(
+            kernels.normalization.layer_norm_grad, rows, x.size, as_rows(g, n), as_rows(x, n), _or_nothing(weight, dtype), mean, rstd,
+            none if dx is None else dx, dw, db,
+        )
+        return dx, np.add.reduce(dw, axis=0) if needs[1] else None, np.add.reduce(db, axis=0) if needs[2] else None
+    dweight = np.zeros(n, dtype) if needs[1] else None
+    dbias = np.add.reduce(g, axis=0) if needs[2] else None
+    if dx is None and dweight is None:
+        return None, None, dbias
+    for low, block in _blocks(x):
+        part = slice(low, low + len(block))
+        grad = g[part]
+        unit = block - mean[part, None]
+        unit *= rstd[part, None]
+        if dweight is not None:
+            dweight += np.einsum("ij,ij->j", grad, unit)
+        if dx is not None:
+            line = dx[part]
+            scaled = grad if weight is None else np.multiply(grad, weight, out=line)
+            first, second = np.add.reduce(scaled, axis=1) / n, np.einsum("ij,ij->i", scaled, unit) / n
+            unit *= second[:, None]
+            np.subtract(scaled, unit, out=line)
+            line -= first[:, None]
+            line *= rstd[part, None]
+    return dx, dweight, dbias
+
+
+def rms_norm(x: NDArray, weight: NDArray | None, eps: float) -> tuple[NDArray, NDArray]:
+    """Divide rows by their root mean square, then scale.
+
+    Args:
+        x: (rows, n), n > 0.
+        weight: (n,) or None.
+        eps: added to the mean square.
+
+    Returns:
+        The result, and what each row was multiplied by.
+    """
+    rows, n = x.shape
+    kernels = compiled(x.size, x, weight)
+    if kernels is not None:
+        out, scale = np.empty((rows, n), x.dtype), np.empty(rows, x.dtype)
+        run(kernels.normalization.rms_norm, rows, x.size, as_rows(x, n), _or_nothing(weight, x.dtype), float(eps), out, scale)
+        return out, scale
+    scale = np.einsum("ij,ij->i", x, x)
+    scale /= n
+    scale += eps
+    np.sqrt(scale, out=scale)
+    np.reciprocal(scale, out=scale)
+    out = x * scale[:, None]
+    return (out if weight is None else out * weight), scale
+
+
+def rms_norm_grad(
+    g: NDArray, x: NDArray, weight: NDArray | None, scale: NDArray, needs: tuple[bool, bool] = (True, True)
+) -> tuple[NDArray | None, NDArray | None]:
+    """Gradients of `rms_norm` with respect to x and weight, None for what was not asked for."""
+    rows, n = x.shape
+    dtype = np.result_type(g, x)
+    dx = np.empty((rows, n), dtype) if needs[0] else None
+    kernels = compiled(x.size, x, g, weight, scale)
+    if kernels is not None:
+        none = nothing(dtype, 2)
+        dw = np.empty((partition(rows, x.size)[0], n), dtype) if needs[1] else none
+        run(
+            kernels.normalization.rms_norm_grad, rows, x.size, as_rows(g, n), as_rows(x, n), _or_nothing(weight, dtype), scale,
+            none if dx is None else dx, dw,
+        )
+        return dx, np.add.reduce(dw, axis=0) if needs[1] else None
+    dweight = np.zeros(n, dtype) if needs[1] else None
+    for low, block in _blocks(x):
+        part = slice(low, low + len(block))
+        grad = g[part]
+        unit = block * scale[part, None]
+        if dweight is not None:
+            dweight += np.einsum("ij,ij->j", grad, unit)
+        if dx is not None:
+            line = dx[part]
+            scaled = grad if weight is None else np.multiply(grad, weight, out=line)
+            unit *= (np.einsum("ij,ij->i", scaled, unit) / n)[:, None]
+            np.subtract(scaled, unit, out=line)
+            line *= scale[part, None]
+    return dx, dweight

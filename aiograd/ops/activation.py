@@ -1,0 +1,89 @@
+"""Activation functions of neural networks, elementwise."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aiograd.ops.masking import where
+from aiograd.ops.op import define
+from aiograd.ops.special import erf, sigmoid
+from aiograd.types import Array
+
+SQRT_HALF = math.sqrt(0.5)
+INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
+SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
+CUBIC = 0.044715
+
+
+def _relu(x: Array, /) -> Array:
+    """``max(x, 0)``."""
+    return np.maximum(x, 0)
+
+
+def _gelu(x: Array, /, approximate: str = "none") -> Array:
+    """``x * P(N(0, 1) <= x)``.
+
+    Args:
+        x: real floating, any shape.
+        approximate: ``none``: exact, by erf; ``tanh``: the approximation of the paper.
+
+    Source: Hendrycks and Gimpel, Gaussian Error Linear Units.
+    """
+    if approximate == "tanh":
+        return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + CUBIC * (x * x * x))))
+    if approximate != "none":
+        raise ValueError(f"gelu: approximate is {approximate!r}, expected 'none' or 'tanh'")
+    return 0.5 * x * (1 + erf(x * SQRT_HALF))
+
+
+def _gelu_vjp(g: Array, x: Array, approximate: str) -> Array:
+    if approximate == "tanh":
+        square = x * x
+        t = np.tanh(SQRT_2_OVER_PI * (x + CUBIC * (square * x)))
+        slope = (1 - t * t) * (SQRT_2_OVER_PI * (1 + (3 * CUBIC) * square))
+        return g * (0.5 * (1 + t) + 0.5 * x * slope)
+    below = 0.5 * (1 + erf(x * SQRT_HALF))
+    return g * (below + x * np.exp(-0.5 * (x * x)) * INVERSE_SQRT_2PI)
+
+
+def _silu(x: Array, /) -> Array:
+    """``x * sigmoid(x)``, also called swish."""
+    return x * sigmoid(x)
+
+
+def _silu_vjp(g: Array, x: Array) -> Array:
+    s = sigmoid(x)
+    return g * (s + x * (s - s * s))
+
+
+def _elu(x: Array, /, alpha: float = 1.0) -> Array:
+    """`x` where it is positive, ``alpha * (exp(x) - 1)`` elsewhere."""
+    return where(x > 0, x, alpha * np.expm1(np.minimum(x, 0)))
+
+
+def _leaky_relu(x: Array, /, negative_slope: float = 0.01) -> Array:
+    """`x` where it is positive, ``negative_slope * x`` elsewhere."""
+    return where(x > 0, x, negative_slope * x)
+
+
+def _softsign(x: Array, /) -> Array:
+    """``x / (1 + |x|)``."""
+    return x / (1 + np.absolute(x))
+
+
+# a multiplication by the condition is the fastest choice there is; only an infinite gradient could tell it from a proper one
+relu = define("relu", _relu, x=lambda g, out: g * (out > 0), cost=0.6)
+gelu = define("gelu", _gelu, x=_gelu_vjp, cost=15.0)
+silu = define("silu", _silu, x=_silu_vjp, cost=4.0)
+elu = define("elu", _elu, x=lambda g, x, out, alpha: where(x > 0, g, g * (out + alpha)), cost=3.0)
+leaky_relu = define("leaky_relu", _leaky_relu, x=lambda g, x, negative_slope: where(x > 0, g, g * negative_slope), cost=2.0)
+
+
+def _softsign_vjp(g: Array, x: Array) -> Array:
+    whole = 1 + np.absolute(x)
+    return g / (whole * whole)
+
+
+softsign = define("softsign", _softsign, x=_softsign_vjp, cost=2.0)

@@ -1,0 +1,80 @@
+"""Rows without gradients: comparisons, logic, bits and tests of numbers.
+
+They are in the table so that numpy's functions answer on Tensors, and so that rules may use them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.ops.op import define, implements
+from aiograd.types import Array
+
+eq = define("eq", np.equal)
+ne = define("ne", np.not_equal)
+lt = define("lt", np.less)
+le = define("le", np.less_equal)
+gt = define("gt", np.greater)
+ge = define("ge", np.greater_equal)
+
+logical_and = define("logical_and", np.logical_and)
+logical_or = define("logical_or", np.logical_or)
+logical_xor = define("logical_xor", np.logical_xor)
+logical_not = define("logical_not", np.logical_not)
+
+bitwise_and = define("bitwise_and", np.bitwise_and)
+bitwise_or = define("bitwise_or", np.bitwise_or)
+bitwise_xor = define("bitwise_xor", np.bitwise_xor)
+bitwise_not = define("bitwise_not", np.invert)
+bitwise_left_shift = define("bitwise_left_shift", np.left_shift)
+bitwise_right_shift = define("bitwise_right_shift", np.right_shift)
+
+isfinite = define("isfinite", np.isfinite)
+isinf = define("isinf", np.isinf)
+isnan = define("isnan", np.isnan)
+signbit = define("signbit", np.signbit)
+heaviside = define("heaviside", np.heaviside)
+nextafter = define("nextafter", np.nextafter)
+
+
+def _isclose(x1: Array, x2: Array, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:
+    """Whether ``|x1 - x2| <= atol + rtol * |x2|``, elementwise."""
+    return np.isclose(x1, x2, rtol=rtol, atol=atol, equal_nan=equal_nan)
+
+
+isclose = define("isclose", _isclose)
+
+
+@implements(np.isclose)
+def np_isclose(a: Array, b: Array, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:
+    """numpy's ``isclose``."""
+    return isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)
+
+
+@implements(np.allclose)
+def np_allclose(a: Array, b: Array, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> bool:
+    """numpy's ``allclose``."""
+    return bool(np.all(isclose(a, b, rtol=rtol, atol=atol, equal_nan=equal_nan)))
+
+
+@implements(np.array_equal)
+def np_array_equal(a1: Array, a2: Array, equal_nan: bool = False) -> bool:
+    """numpy's ``array_equal``."""
+    if np.shape(a1) != np.shape(a2):
+        return False
+    same = a1 == a2
+    return bool(np.all(same | (isnan(a1) & isnan(a2)) if equal_nan else same))
+
+
+@implements(np.isposinf)
+def np_isposinf(x: Array, out: Any = None) -> Array:
+    """numpy's ``isposinf``."""
+    return eq(x, np.inf)
+
+
+@implements(np.isneginf)
+def np_isneginf(x: Array, out: Any = None) -> Array:
+    """numpy's ``isneginf``."""
+    return eq(x, -np.inf)

@@ -1,0 +1,52 @@
+"""Rows between the real and the complex numbers.
+
+Note [Convention]
+    The gradient of a real loss with respect to ``z = x + iy`` is ``dL/dx + i dL/dy``, PyTorch's convention: the direction of steepest
+    ascent. Every rule here follows it by itself.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiograd.ops.creation import zeros_like
+from aiograd.ops.elementwise import conj as conj_array
+from aiograd.ops.masking import where
+from aiograd.ops.op import define, implements
+from aiograd.types import Array
+
+
+def _imag(x: Array, /) -> Array:
+    """The imaginary part of `x`; zeros where it is real."""
+    return np.imag(x)
+
+
+def _angle_vjp(g: Array, x: Array) -> Array:
+    if x.dtype.kind != "c":
+        return zeros_like(g)
+    square = np.real(x * np.conjugate(x))
+    return g * (1j * x) / where(square == 0, 1, square)
+
+
+def _complex(real: Array, imag: Array, /) -> Array:
+    """The complex numbers with these parts.
+
+    Args:
+        real, imag: real, of shapes that broadcast.
+    """
+    out = np.empty(np.broadcast_shapes(np.shape(real), np.shape(imag)), np.result_type(real, imag, np.complex64))
+    out.real, out.imag = real, imag
+    return out
+
+
+conj = define("conj", np.conjugate, x=lambda g: conj_array(g), complex="explicit", cost=0.5)
+real = define("real", lambda x, /: np.real(x), x=lambda g: g, view=True, complex="explicit", cost=0.5, numpy=(np.real,))
+imag = define("imag", _imag, x=lambda g, x_dtype: g * 1j if x_dtype.kind == "c" else zeros_like(g), complex="explicit", cost=0.5, numpy=(np.imag,))
+angle = define("angle", lambda x, /: np.angle(x), x=_angle_vjp, complex="explicit", cost=8.0)
+complex_ = define("complex", _complex, real=lambda g: np.real(g), imag=lambda g: np.imag(g), complex="explicit", cost=1.0)
+
+
+@implements(np.angle)
+def np_angle(z: Array, deg: bool = False) -> Array:
+    """numpy's ``angle``."""
+    return np.rad2deg(angle(z)) if deg else angle(z)

@@ -1,0 +1,162 @@
+"""Rows that make an array in the image of another (constants, copies, casts); rules need the constants wherever a gradient is zero.
+
+They are rows, not bare numpy calls, so that a zero gradient lands on the device of the gradient it replaces.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentTypeError
+from aiograd.ops.op import Op, define, implements
+from aiograd.types import Array, Shape
+
+
+def refuse(function: str, **unsupported: Any) -> None:
+    """Refuse keyword arguments of a numpy function that have no meaning on Tensors, unless they are at their default.
+
+    Args:
+        function: numpy's name for the function.
+        unsupported: ``keyword=value``; None, True and ``np._NoValue`` are what numpy has by default.
+
+    Raises:
+        ArgumentTypeError: one of them was given.
+    """
+    for keyword, value in unsupported.items():
+        if value is not None and value is not True and value is not np._NoValue:
+            raise ArgumentTypeError(
+                f"np.{function} was called on a Tensor with {keyword}={type(value).__name__}; that keyword is not supported there. "
+                f"Leave it out, or call np.{function} on tensor.detach().numpy()."
+            )
+
+
+def _zeros_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
+    """Zeros of the shape and dtype of `x`, or of those given."""
+    return np.zeros(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
+
+
+def _ones_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
+    """Ones of the shape and dtype of `x`, or of those given."""
+    return np.ones(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
+
+
+def _empty_like(x: Array, /, dtype: Any = None, *, shape: Shape | None = None) -> Array:
+    """An array of the shape and dtype of `x`, or of those given, whose elements are arbitrary."""
+    return np.empty(x.shape if shape is None else shape, x.dtype if dtype is None else dtype)
+
+
+def _full_like(x: Array, /, fill_value: Any, dtype: Any = None, *, shape: Shape | None = None) -> Array:
+    """`fill_value` in the shape and dtype of `x`, or of those given."""
+    return np.full(x.shape if shape is None else shape, fill_value, x.dtype if dtype is None else dtype)
+
+
+zeros_like = define("zeros_like", _zeros_like)
+ones_like = define("ones_like", _ones_like)
+empty_like = define("empty_like", _empty_like)
+full_like = define("full_like", _full_like)
+
+
+def _image(name: str, row: Any) -> Any:
+    def image(a: Array, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None) -> Array:
+        refuse(name, device=device)
+        return row(a, dtype=dtype, shape=_shape(shape))
+
+    return image
+
+
+def _shape(shape: Any) -> Shape | None:
+    return shape if shape is None else tuple(shape) if np.iterable(shape) else (shape,)
+
+
+implements(np.zeros_like)(_image("zeros_like", zeros_like))
+implements(np.ones_like)(_image("ones_like", ones_like))
+implements(np.empty_like)(_image("empty_like", empty_like))
+
+
+@implements(np.full_like)
+def np_full_like(
+    a: Array, fill_value: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None, *, device: Any = None
+) -> Array:
+    """numpy's ``full_like``."""
+    refuse("full_like", device=device)
+    return full_like(a, fill_value=fill_value, dtype=dtype, shape=_shape(shape))
+
+
+def _astype(x: Array, /, dtype: Any, copy: bool = True) -> Array:
+    """`x` converted to `dtype`.
+
+    Args:
+        x: any shape, any dtype.
+        dtype: the new dtype; from complex to real the imaginary part is dropped.
+        copy: whether to copy when nothing changes.
+    """
+    target = np.dtype(dtype)
+    if x.dtype.kind == "c" and target.kind not in "cb":
+        x = x.real
+    return x.astype(target, copy=copy)
+
+
+def _astype_vjp(g: Array, x_dtype: Any) -> Array:
+    if g.dtype == x_dtype:
+        return g
+    return astype(g, dtype=x_dtype, copy=False)
+
+
+astype: Op = define("to_copy", _astype, x=_astype_vjp, complex="explicit", cost=0.5)
+clone = define("clone", lambda x, /: np.array(x, copy=True), x=lambda g: g, complex="explicit", cost=0.3, numpy=())
+
+if hasattr(np, "astype"):
+
+    @implements(np.astype)
+    def np_astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
+        """numpy's ``astype`` function."""
+        refuse("astype", device=device)
+        return astype(x, dtype=dtype, copy=copy)
+
+
+@implements(np.copy)
+def np_copy(a: Array, order: str = "K", subok: bool = False) -> Array:
+    """numpy's ``copy``."""
+    return clone(a)
+
+
+@implements(np.shape)
+def np_shape(a: Array) -> Shape:
+    """numpy's ``shape``."""
+    return tuple(a.shape)
+
+
+@implements(np.ndim)
+def np_ndim(a: Array) -> int:
+    """numpy's ``ndim``."""
+    return len(a.shape)
+
+
+@implements(np.size)
+def np_size(a: Array, axis: int | tuple[int, ...] | None = None) -> int:
+    """numpy's ``size``."""
+    axes = range(len(a.shape)) if axis is None else axis if isinstance(axis, tuple) else (axis,)
+    size = 1
+    for i in axes:
+        size *= a.shape[i]
+    return size
+
+
+@implements(np.iscomplexobj)
+def np_iscomplexobj(x: Array) -> bool:
+    """numpy's ``iscomplexobj``."""
+    return bool(x.dtype.kind == "c")
+
+
+@implements(np.isrealobj)
+def np_isrealobj(x: Array) -> bool:
+    """numpy's ``isrealobj``."""
+    return bool(x.dtype.kind != "c")
+
+
+@implements(np.result_type)
+def np_result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
+    """numpy's ``result_type``."""
+    return np.result_type(*(a.dtype if hasattr(a, "shape") and hasattr(a, "dtype") else a for a in arrays_and_dtypes))

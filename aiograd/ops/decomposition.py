@@ -1,0 +1,435 @@
+"""Inverses, determinants and factorisations of matrices, in the last two axes; leading axes are batches.
+
+Note [Symmetric matrices]
+    `cholesky`, `eigh` and `eigvalsh` read one triangle of their argument, which stands for a symmetric (Hermitian) matrix. Their gradients
+    are those with respect to that matrix, spread evenly over both triangles.
+
+Note [Free choices]
+    Eigenvectors and singular vectors are determined up to a sign (a phase, if complex), and within the space of equal values not at
+    all. The gradient of a function that does not depend on such choices is right; it does not exist where values coincide and the
+    vectors matter.
+
+Note [Singular matrices]
+    The gradient of a determinant is the matrix of cofactors, which exists for every matrix. It is a row of its own, found by the singular
+    value decomposition, where ``det(A) * inv(A).T`` would divide zero by zero.
+
+Source: the rules follow M. Giles, An extended collection of matrix derivative results (2008); Roberts and Roberts, QR and LQ
+decomposition matrix backpropagation (2020); Golub and Pereyra for the pseudo-inverse (1973).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiograd.errors import ArgumentError
+from aiograd.ops.creation import ones_like, zeros_like
+from aiograd.ops.elementwise import conj
+from aiograd.ops.indexing import getitem
+from aiograd.ops.joining import cat
+from aiograd.ops.linalg import matmul
+from aiograd.ops.op import Op, define, implements
+from aiograd.ops.reduction import sum_
+from aiograd.ops.shape import diagonal, diagonal_adjoint, matrix_transpose, tril, triu, unsqueeze
+from aiograd.types import Array, Shape
+
+
+class SlogdetResult(NamedTuple):
+    """What `slogdet` returns."""
+
+    sign: Array
+    logabsdet: Array
+
+
+class EighResult(NamedTuple):
+    """What `eigh` returns."""
+
+    eigenvalues: Array
+    eigenvectors: Array
+
+
+class SVDResult(NamedTuple):
+    """What `svd` returns."""
+
+    U: Array
+    S: Array
+    Vh: Array
+
+
+class QRResult(NamedTuple):
+    """What `qr` returns."""
+
+    Q: Array
+    R: Array
+
+
+def adjoint(x: Array) -> Array:
+    """The conjugate transpose."""
+    return conj(matrix_transpose(x))
+
+
+def _diag(x: Array) -> Array:
+    """Diagonal matrices (..., N, N) of vectors (..., N)."""
+    return diagonal_adjoint(x, shape=(*x.shape, x.shape[-1]))
+
+
+def _hermitian(x: Array) -> Array:
+    return (x + adjoint(x)) * 0.5
+
+
+def _cubic(output: Shape, inputs: tuple[Shape, ...]) -> float:
+    """Nanoseconds for a handful of cubic operations."""
+    shape = inputs[0]
+    return 1000.0 + 0.5 * math.prod(shape) * min(shape[-2:], default=1)
+
+
+# Inverse, solution, determinant. All are holomorphic: the engine sees to the conjugates.
+
+
+def _inv(x: Array, /) -> Array:
+    """The inverses of matrices (..., N, N)."""
+    return np.linalg.inv(x)
+
+
+def _inv_vjp(g: Array, out: Array) -> Array:
+    turned = matrix_transpose(out)
+    return -matmul(matmul(turned, g), turned)
+
+
+def _solve(x1: Array, x2: Array, /) -> Array:
+    """The solution of ``x1 @ out = x2``.
+
+    Args:
+        x1: (..., N, N).
+        x2: (..., N, K), or one vector (N,).
+    """
+    return np.linalg.solve(x1, x2)
+
+
+def _solve_vjp(g: Array, x1: Array, x2_shape: Shape, out: Array, needs: tuple[bool, bool]) -> tuple[Array | None, Array]:
+    turned = matrix_transpose(x1)
+    if len(x2_shape) > 1:
+        g2 = solve(turned, g)
+        return (-matmul(g2, matrix_transpose(out)) if needs[0] else None), g2
+    column = solve(turned, unsqueeze(g, axis=-1))
+    g2 = getitem(column, index=(..., 0))
+    return (-(column * unsqueeze(out, axis=-2)) if needs[0] else None), g2
+
+
+def _det(x: Array, /) -> Array:
+    """The determinants of matrices (..., N, N)."""
+    return np.linalg.det(x)
+
+
+def _cofactors(x: Array, /) -> Array:
+    """The matrices of cofactors of (..., N, N): the gradients of the determinants, for singular matrices too."""
+    u, s, vh = np.linalg.svd(x)
+    size = s.shape[-1]
+    others = np.stack([np.prod(np.delete(s, i, -1), -1) for i in range(size)], -1) if size else s
+    sign = np.linalg.det(u) * np.linalg.det(vh)
+    return np.conj(np.matmul(u * (np.conj(sign)[..., None, None] * others[..., None, :]), vh))
+
+
+def _cofactors_vjp(g: Array, x: Array, out: Array) -> Array:
+    turned = matrix_transpose(inv(x))
+    whole = unsqueeze(sum_(g * out, axis=(-2, -1)), axis=(-2, -1))
+    return whole * turned - matmul(matmul(out, matrix_transpose(g)), turned)
+
+
+def _slogdet(x: Array, /) -> tuple[Array, Array]:
+    """Sign and logarithm of the magnitude of determinants of real matrices (..., N, N)."""
+    sign, logabsdet = np.linalg.slogdet(x)
+    return sign, logabsdet
+
+
+def _slogdet_vjp(g: tuple[Array | None, Array | None], x: Array) -> Array | None:
+    if g[1] is None:
+        return None
+    return unsqueeze(g[1], axis=(-2, -1)) * matrix_transpose(inv(x))
+
+
+inv: Op = define("inv", _inv, x=_inv_vjp, complex="holomorphic", cost=_cubic, numpy=(np.linalg.inv,))
+solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, complex="holomorphic", cost=_cubic, numpy=(np.linalg.solve,))
+cofactors: Op = define("cofactors", _cofactors, x=_cofactors_vjp, complex="holomorphic", cost=_cubic)
+det = define(
+    "det", _det, x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=_cubic, numpy=(np.linalg.det,)
+)
+slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=_cubic)
+
+
+@implements(np.linalg.slogdet)
+def slogdet(x: Array, /) -> SlogdetResult:
+    """Sign and logarithm of the magnitude of determinants."""
+    return SlogdetResult(*slogdet_row(x))
+
+
+# Factorisations. See Note [Symmetric matrices].
+
+
+def _cholesky(x: Array, /) -> Array:
+    """The lower triangular L with ``L @ L.H = x``, for positive definite matrices (..., N, N) given by their lower triangle."""
+    return np.linalg.cholesky(x)
+
+
+def _cholesky_vjp(g: Array, out: Array) -> Array:
+    turned = adjoint(out)
+    inner = tril(matmul(turned, g))
+    inner = (inner + tril(inner, k=-1)) * 0.5  # the diagonal counts half
+    return _hermitian(adjoint(solve(turned, adjoint(solve(turned, inner)))))
+
+
+cholesky_row = define("cholesky", _cholesky, x=_cholesky_vjp, complex="explicit", cost=_cubic)
+
+
+def cholesky(x: Array, /, *, upper: bool = False) -> Array:
+    """The lower triangular L with ``L @ L.H = x``, or the upper triangular ``L.H``."""
+    if upper:
+        return adjoint(cholesky_row(adjoint(x)))
+    return cholesky_row(x)
+
+
+def _eigh(x: Array, /) -> tuple[Array, Array]:
+    """Eigenvalues, ascending, and eigenvectors (in columns) of Hermitian matrices (..., N, N) given by their lower triangle."""
+    values, vectors = np.linalg.eigh(x)
+    return values, vectors
+
+
+def _eigh_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array]) -> Array | None:
+    values, vectors = out
+    inner = None if g[0] is None else _diag(g[0])
+    if g[1] is not None:
+        gap = _gap(unsqueeze(values, axis=-2) - unsqueeze(values, axis=-1), values)
+        mixed = matmul(adjoint(vectors), g[1]) / gap
+        inner = _add(inner, tril(mixed, k=-1) + triu(mixed, k=1))
+    if inner is None:
+        return None
+    return _hermitian(matmul(matmul(vectors, inner), adjoint(vectors)))
+
+
+def _gap(difference: Array, values: Array) -> Array:
+    """Differences of eigenvalues or the like with ones on the diagonal, where they are zero."""
+    return difference + _diag(ones_like(values))
+
+
+def _add(total: Array | None, part: Array) -> Array:
+    return part if total is None else total + part
+
+
+def _eigvalsh(x: Array, /) -> Array:
+    """Eigenvalues, ascending, of Hermitian matrices (..., N, N) given by their lower triangle."""
+    return np.linalg.eigvalsh(x)
+
+
+def _eigvalsh_vjp(g: Array, x: Array) -> Array:
+    vectors = eigh_row(x)[1]
+    return matmul(vectors * unsqueeze(g, axis=-2), adjoint(vectors))
+
+
+eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, complex="explicit", cost=_cubic)
+eigvalsh = define("eigvalsh", _eigvalsh, x=_eigvalsh_vjp, complex="explicit", cost=_cubic)
+
+
+def eigh(x: Array, /) -> EighResult:
+    """Eigenvalues and eigenvectors of Hermitian matrices; see Note [Free choices]."""
+    return EighResult(*eigh_row(x))
+
+
+def _svd(x: Array, /, full_matrices: bool = False) -> tuple[Array, Array, Array]:
+    """The singular value decomposition ``x = U @ diag(S) @ Vh`` of matrices (..., M, N), S descending.
+
+    Args:
+        x: (..., M, N).
+        full_matrices: square U and Vh, whose additional vectors carry no gradient.
+    """
+    u, s, vh = np.linalg.svd(x, full_matrices)
+    return u, s, vh
+
+
+def _svd_vjp(
+    g: tuple[Array | None, Array | None, Array | None], x_shape: Shape, out: tuple[Array, Array, Array], full_matrices: bool
+) -> Array | None:
+    u, s, vh = out
+    gu, gs, gvh = g
+    rows, columns = x_shape[-2:]
+    size = min(rows, columns)
+    if full_matrices and rows != columns:
+        u, vh = getitem(u, index=(..., slice(size))), getitem(vh, index=(..., slice(size), slice(None)))
+        gu = None if gu is None else getitem(gu, index=(..., slice(size)))
+        gvh = None if gvh is None else getitem(gvh, index=(..., slice(size), slice(None)))
+    uh, v = adjoint(u), adjoint(vh)
+    row, column = unsqueeze(s, axis=-2), unsqueeze(s, axis=-1)
+    gap = _gap((row - column) * (row + column), s)
+    inner = None if gs is None else _diag(gs)
+    parts = []
+    if gu is not None:
+        turned = matmul(uh, gu)
+        skew = turned - adjoint(turned)
+        inner = _add(inner, skew / gap * row)
+        if u.dtype.kind == "c":  # the phase that u and v share
+            inner = _add(inner, _diag(diagonal(skew) / (2.0 * s)))
+        if rows > size:
+            parts.append(matmul((gu - matmul(u, turned)) / row, vh))
+    if gvh is not None:
+        gv = adjoint(gvh)
+        turned = matmul(vh, gv)
+        inner = _add(inner, column * ((turned - adjoint(turned)) / gap))
+        if columns > size:
+            parts.append(matmul(u, adjoint((gv - matmul(v, turned)) / row)))
+    total = None if inner is None else matmul(matmul(u, inner), vh)
+    for part in parts:
+        total = _add(total, part)
+    return total
+
+
+def _svdvals(x: Array, /) -> Array:
+    """The singular values of matrices (..., M, N), descending."""
+    return np.linalg.svd(x, compute_uv=False)
+
+
+def _svdvals_vjp(g: Array, x: Array) -> Array:
+    u, _, vh = svd_row(x)
+    return matmul(u * unsqueeze(g, axis=-2), vh)
+
+
+svd_row: Op = define("svd", _svd, x=_svd_vjp, outputs=3, complex="explicit", cost=_cubic)
+svdvals = define("svdvals", _svdvals, x=_svdvals_vjp, complex="explicit", cost=_cubic, numpy=(np.linalg.svdvals,))
+
+
+def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:
+    """The singular value decomposition; see Note [Free choices]."""
+    return SVDResult(*svd_row(x, full_matrices=full_matrices))
+
+
+def _qr(x: Array, /) -> tuple[Array, Array]:
+    """``x = Q @ R`` for matrices (..., M, N), Q (..., M, K) with orthonormal columns, R (..., K, N) upper triangular, K = min(M, N)."""
+    q, r = np.linalg.qr(x)
+    return q, r
+
+
+def _qr_vjp(g: tuple[Array | None, Array | None], x_shape: Shape, out: tuple[Array, Array]) -> Array | None:
+    q, r = out
+    gq, gr = g
+    rows, columns = x_shape[-2:]
+    if gq is None and gr is None:
+        return None
+    if gr is None:
+        gr = zeros_like(r)
+    if rows >= columns:
+        return _qr_tall(q, r, gq, gr)
+    # a square part, and the columns beyond it, whose part of R is Q.H @ x
+    square, beyond = (..., slice(rows)), (..., slice(rows, None))
+    g_beyond, r_beyond = getitem(gr, index=beyond), getitem(r, index=beyond)
+    through = matmul(matmul(q, r_beyond), adjoint(g_beyond))
+    left = _qr_tall(q, getitem(r, index=square), _add(gq, through), getitem(gr, index=square))
+    return cat(left, matmul(q, g_beyond), axis=-1)
+
+
+def _qr_tall(q: Array, r: Array, gq: Array | None, gr: Array) -> Array:
+    inner = matmul(r, adjoint(gr))
+    if gq is not None:
+        inner = inner - matmul(adjoint(gq), q)
+    lower = tril(inner, k=-1)
+    mirrored = lower + adjoint(lower) + _diag(np.real(diagonal(inner)))
+    numerator = _add(gq, matmul(q, mirrored))
+    return adjoint(solve(r, adjoint(numerator)))  # numerator @ inverse(R.H)
+
+
+qr_row = define("qr", _qr, x=_qr_vjp, outputs=2, complex="explicit", cost=_cubic)
+
+
+def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
+    """The QR decomposition; ``complete`` only where it is the reduced one (no more rows than columns)."""
+    if mode == "complete" and x.shape[-2] > x.shape[-1]:
+        raise ArgumentError(
+            f"qr: mode='complete' of a matrix with shape {tuple(x.shape)} has no derivative, its additional columns are arbitrary; use 'reduced'"
+        )
+    if mode not in ("reduced", "complete"):
+        raise ArgumentError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
+    return QRResult(*qr_row(x))
+
+
+def _pinv(x: Array, /, rtol: Any = None) -> Array:
+    """The pseudo-inverses of matrices (..., M, N), of constant rank.
+
+    Args:
+        x: (..., M, N).
+        rtol: singular values below this fraction of the largest count as zero; None: max(M, N) times the precision of the dtype.
+    """
+    return np.linalg.pinv(x, rcond=max(x.shape[-2:]) * np.finfo(x.dtype).eps if rtol is None else rtol)
+
+
+def _pinv_vjp(g: Array, x: Array, out: Array) -> Array:
+    turned, gh = adjoint(out), adjoint(g)
+    direct = matmul(matmul(turned, g), turned)
+    left = matmul(matmul(gh, out), turned)
+    left = left - matmul(x, matmul(out, left))
+    right = matmul(turned, matmul(out, gh))
+    right = right - matmul(matmul(right, out), x)
+    return left + right - direct
+
+
+pinv = define("pinv", _pinv, x=_pinv_vjp, complex="explicit", cost=_cubic)
+
+
+def matrix_power(x: Array, n: int, /) -> Array:
+    """Matrices (..., N, N) to the integer power `n`, by repeated squaring; of their inverses when it is negative."""
+    if n < 0:
+        x, n = inv(x), -n
+    if n == 0:
+        return x * 0 + np.eye(x.shape[-1], dtype=x.dtype)
+    result = None
+    while n:
+        if n & 1:
+            result = x if result is None else matmul(result, x)
+        n >>= 1
+        if n:
+            x = matmul(x, x)
+    return result
+
+
+# numpy's functions, with numpy's arguments
+
+
+@implements(np.linalg.cholesky)
+def np_cholesky(a: Array, /, *, upper: bool = False) -> Array:
+    """numpy's ``linalg.cholesky``."""
+    return cholesky(a, upper=upper)
+
+
+@implements(np.linalg.eigh)
+def np_eigh(a: Array, UPLO: str = "L") -> EighResult:
+    """numpy's ``linalg.eigh``."""
+    return eigh(a if UPLO.upper() == "L" else adjoint(a))
+
+
+@implements(np.linalg.eigvalsh)
+def np_eigvalsh(a: Array, UPLO: str = "L") -> Array:
+    """numpy's ``linalg.eigvalsh``."""
+    return eigvalsh(a if UPLO.upper() == "L" else adjoint(a))
+
+
+@implements(np.linalg.svd)
+def np_svd(a: Array, full_matrices: bool = True, compute_uv: bool = True, hermitian: bool = False) -> Any:
+    """numpy's ``linalg.svd``."""
+    return svd(a, full_matrices=full_matrices) if compute_uv else svdvals(a)
+
+
+@implements(np.linalg.qr)
+def np_qr(a: Array, mode: str = "reduced") -> Any:
+    """numpy's ``linalg.qr``, for modes ``reduced``, ``complete`` and ``r``."""
+    return qr(a).R if mode == "r" else qr(a, mode=mode)
+
+
+@implements(np.linalg.pinv)
+def np_pinv(a: Array, rcond: Any = None, hermitian: bool = False, *, rtol: Any = None) -> Array:
+    """numpy's ``linalg.pinv``."""
+    rtol = None if rtol is np._NoValue else rtol
+    return pinv(a, rtol=rcond if rtol is None else rtol)
+
+
+@implements(np.linalg.matrix_power)
+def np_matrix_power(a: Array, n: int) -> Array:
+    """numpy's ``linalg.matrix_power``."""
+    return matrix_power(a, n)

@@ -1,0 +1,96 @@
+"""Scaled dot-product attention as one row.
+
+The plain rule recomputes the attention weights from the scores, so what the row keeps is its arguments.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentTypeError, ShapeError
+from aiograd.ops.nn_linear import GEMM_RATE
+from aiograd.ops.nn_softmax import safe_softmax, softmax_vjp
+from aiograd.ops.op import define
+from aiograd.types import Array, Shape
+
+
+def _mT(x: Array) -> Array:  # noqa: N802 - the Array API's name
+    return np.swapaxes(x, -1, -2)
+
+
+def attention_scale(q: Array, scale: float | None) -> float:
+    """`scale`, by default one over the root of the number of features."""
+    return 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
+
+
+def attention_mask(mask: Array, is_causal: bool, queries: int, keys: int) -> tuple[Array, Array]:
+    """``(allowed, added)``: a boolean array of scores that take part (or None), and what is added to the scores (or None)."""
+    allowed: Array = np.tri(queries, keys, dtype=np.bool_) if is_causal else None
+    if mask is None:
+        return allowed, None
+    if mask.dtype == np.bool_:
+        return (mask if allowed is None else np.logical_and(mask, allowed)), None
+    return allowed, mask
+
+
+def _weights(q: Array, k: Array, mask: Array, is_causal: bool, scale: float | None) -> Array:
+    scores = np.matmul(q * attention_scale(q, scale), _mT(k))
+    allowed, added = attention_mask(mask, is_causal, q.shape[-2], k.shape[-2])
+    if added is not None:
+        scores = scores + added
+    if allowed is not None:
+        scores = np.where(allowed, scores, np.array(-np.inf, scores.dtype))
+    return safe_softmax(scores, axis=-1)
+
+
+def check_attention(q: Array, k: Array, v: Array, mask: Array) -> None:
+    """Refuse shapes and masks that do not fit.
+
+    Raises:
+        ShapeError: shapes; ArgumentTypeError: a mask that is neither boolean nor floating.
+    """
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
+        raise ShapeError(f"attention: found q {q.shape}, k {k.shape}, v {v.shape}; expected q (..., L, E), k (..., S, E), v (..., S, V)")
+    if mask is not None and mask.dtype != np.bool_ and mask.dtype.kind != "f":
+        raise ArgumentTypeError(f"attention: the mask has dtype {mask.dtype}, expected bool (True takes part) or floating (added to the scores)")
+
+
+def _attention(q: Array, k: Array, v: Array, mask: Array = None, /, is_causal: bool = False, scale: float | None = None) -> Array:
+    """``softmax(scale * q @ k.mT + mask) @ v``.
+
+    Args:
+        q: (..., L, E). Leading axes broadcast.
+        k: (..., S, E).
+        v: (..., S, V).
+        mask: (..., L, S), boolean (True takes part) or floating (added to the scores), or absent.
+        is_causal: query i attends to keys 0 to i only.
+        scale: of the scores; None: ``1 / sqrt(E)``.
+
+    Returns:
+        (..., L, V). A query that may attend to no key gives zeros.
+    """
+    check_attention(q, k, v, mask)
+    return np.matmul(_weights(q, k, mask, is_causal, scale), v)
+
+
+def _attention_vjp(g: Array, needs: tuple[bool, ...], q: Array, k: Array, v: Array, mask: Array, is_causal: bool, scale: float | None) -> tuple[Any, ...]:
+    weights = _weights(q, k, mask, is_causal, scale)
+    dv = np.matmul(_mT(weights), g) if needs[2] else None
+    if not (needs[0] or needs[1] or needs[3]):
+        return None, None, dv, None
+    dscores = softmax_vjp(np.matmul(g, _mT(v)), weights, -1)
+    factor = attention_scale(q, scale)
+    dq = np.matmul(dscores, k) * factor if needs[0] else None
+    dk = np.matmul(_mT(dscores), q) * factor if needs[1] else None
+    return dq, dk, dv, dscores if needs[3] else None
+
+
+def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
+    q, k, v = inputs[:3]
+    return math.prod(q[:-1]) * k[-2] * (2.0 * (q[-1] + v[-1]) / GEMM_RATE + 2.0)
+
+
+scaled_dot_product_attention = define("scaled_dot_product_attention", _attention, joint={("q", "k", "v", "mask"): _attention_vjp}, cost=_cost)

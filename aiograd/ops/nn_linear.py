@@ -1,0 +1,56 @@
+"""The affine map ``x @ weight.T + bias`` as one row: three GEMMs and a column sum, whatever the number of leading axes."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aiograd.errors import ShapeError
+from aiograd.ops.op import define
+from aiograd.types import Array, Shape
+
+#: multiply-adds per nanosecond that a GEMM may be expected to reach on one core
+GEMM_RATE = 30.0
+
+
+def as_rows(x: Array) -> Array:
+    """`x` with its leading axes folded into one: shape (rows, last)."""
+    return x if x.ndim == 2 else np.reshape(x, (math.prod(x.shape[:-1]), x.shape[-1]))
+
+
+def _linear(x: Array, weight: Array, bias: Array = None, /) -> Array:
+    """Affine map of the last axis.
+
+    Args:
+        x: (..., in).
+        weight: (out, in).
+        bias: (out,) or absent.
+
+    Returns:
+        (..., out).
+
+    Raises:
+        ShapeError: the shapes do not fit.
+    """
+    if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
+        found = f"x {x.shape}, weight {weight.shape}" + ("" if bias is None else f", bias {bias.shape}")
+        raise ShapeError(f"linear: found {found}; expected x (..., in), weight (out, in), bias (out,)")
+    out = np.matmul(as_rows(x), weight.T)
+    if bias is not None:
+        out = np.add(out, bias, out=out if np.result_type(out, bias) == out.dtype else None)
+    return np.reshape(out, (*x.shape[:-1], weight.shape[0]))
+
+
+def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
+    return 2.0 * math.prod(inputs[0]) * inputs[1][0] / GEMM_RATE
+
+
+linear = define(
+    "linear",
+    _linear,
+    x=lambda g, weight, x_shape: np.reshape(np.matmul(as_rows(g), weight), x_shape),
+    weight=lambda g, x: np.matmul(as_rows(g).T, as_rows(x)),
+    bias=lambda g: np.sum(as_rows(g), axis=0),
+    cost=_cost,
+)

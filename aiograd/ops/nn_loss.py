@@ -1,0 +1,281 @@
+"""Losses, each a row: from predictions and targets to a number per sample, their sum or their mean.
+
+Note [Class weights as an array]
+    Cross entropy and negative log-likelihood are ``-sum(T * log_probability)`` for an array T of the shape of the logits that says how
+    much each class of each sample counts (one at the target; less with label smoothing; zero where ignored; scaled by class weights and
+    by the mean's denominator). T does not depend on what is differentiated, so the plain rules need only T: the gradient of the logits is
+    ``softmax * sum(T) - T``. The compiled kernel never builds T.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.ops.nn_softmax import log_softmax, softmax
+from aiograd.ops.op import define
+from aiograd.types import Array, Shape
+
+Reduction = Literal["mean", "sum", "none"]
+
+
+def reduced(name: str, loss: Array, reduction: Reduction) -> Array:
+    """`loss` summed, averaged or as it is.
+
+    Raises:
+        ArgumentError: an unknown reduction.
+    """
+    if reduction == "none":
+        return loss
+    if reduction == "sum":
+        return np.sum(loss)
+    if reduction == "mean":
+        return np.mean(loss)
+    raise ArgumentError(f"{name}: reduction={reduction!r}, expected 'mean', 'sum' or 'none'")
+
+
+def spread(g: Array, shape: Shape, reduction: Reduction) -> Array:
+    """The gradient of each element from that of the reduced loss; it still broadcasts."""
+    return g / max(1, int(np.prod(shape, dtype=np.int64))) if reduction == "mean" else g
+
+
+def class_axis(logits_ndim: int) -> int:
+    """The axis of classes: the second, or the only one."""
+    return 1 if logits_ndim > 1 else 0
+
+
+def check_targets(name: str, shape: Shape, target: Any, ignore_index: int) -> Array:
+    """`target` as an integer ndarray that fits logits of `shape`.
+
+    Raises:
+        ShapeError, ArgumentTypeError, ArgumentError: shape, dtype or values.
+    """
+    target = np.asarray(target)
+    if not shape:
+        raise ShapeError(f"{name}: the input is 0-d, expected (C,) or (N, C, ...)")
+    axis = class_axis(len(shape))
+    expected = shape[:axis] + shape[axis + 1 :]
+    if target.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"{name}: targets have dtype {target.dtype}, expected integer class indices")
+    if target.shape != expected:
+        raise ShapeError(f"{name}: targets have shape {target.shape}, expected {expected} for an input of shape {shape}")
+    outside = ((target < 0) | (target >= shape[axis])) & (target != ignore_index)
+    if outside.any():
+        raise ArgumentError(f"{name}: target {target[outside].flat[0]} is not a class, expected 0 to {shape[axis] - 1} or ignore_index={ignore_index}")
+    return target
+
+
+def target_weights(
+    shape: Shape, dtype: Any, target: Array, weight: Array, ignore_index: int, label_smoothing: float, reduction: Reduction
+) -> Array:
+    """The array T of Note [Class weights as an array], of the shape of the logits."""
+    axis = class_axis(len(shape))
+    classes = shape[axis]
+    along = (-1,) + (1,) * (len(shape) - axis - 1)
+    target = np.expand_dims(target, axis)
+    kept = target != ignore_index
+    one_hot = (target == np.arange(classes).reshape(along)) & kept
+    each = (1.0 - label_smoothing) * one_hot + (label_smoothing / classes) * kept
+    if weight is not None:
+        weight = np.asarray(weight).reshape(along)
+        each = each * weight
+    if reduction == "mean":
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = each / np.sum(one_hot if weight is None else one_hot * weight)
+    return each.astype(dtype)
+
+
+def _check_weight(name: str, shape: Shape, weight: Any) -> None:
+    if weight is not None and np.asarray(weight).shape != (shape[class_axis(len(shape))],):
+        raise ShapeError(f"{name}: weight has shape {np.asarray(weight).shape}, expected ({shape[class_axis(len(shape))]},), one value per class")
+
+
+def _weighted_sum(name: str, logp: Array, each: Array, reduction: Reduction) -> Array:
+    # a class that does not count adds nothing, even where its log-probability is -inf
+    loss = -np.sum(np.where(each == 0, np.zeros((), logp.dtype), each * logp), axis=class_axis(logp.ndim))
+    return reduced(name, loss, "sum" if reduction == "mean" else reduction)
+
+
+def _nll_loss(
+    logp: Array, /, target: Any, weight: Any = None, ignore_index: int = -100, reduction: Reduction = "mean"
+) -> Array:
+    """Negative log-likelihood of integer targets.
+
+    Args:
+        logp: log-probabilities, (C,) or (N, C, ...).
+        target: integers, the shape of `logp` without its class axis.
+        weight: (C,) how much each class counts, or None.
+        ignore_index: a target that counts for nothing.
+        reduction: "mean" (weighted by the weight of each target), "sum" or "none".
+    """
+    target = check_targets("nll_loss", logp.shape, target, ignore_index)
+    _check_weight("nll_loss", logp.shape, weight)
+    with np.errstate(invalid="ignore"):
+        return _weighted_sum("nll_loss", logp, target_weights(logp.shape, logp.dtype, target, weight, ignore_index, 0.0, reduction), reduction)
+
+
+def _per_sample(g: Array, ndim: int, reduction: Reduction) -> Array:
+    return np.expand_dims(g, class_axis(ndim)) if reduction == "none" else g
+
+
+def _nll_loss_logp(
+    g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, weight: Any, ignore_index: int, reduction: Reduction
+) -> Array:
+    each = target_weights(logp_shape, logp_dtype, np.asarray(target), weight, ignore_index, 0.0, reduction)
+    return -_per_sample(g, len(logp_shape), reduction) * each
+
+
+nll_loss = define("nll_loss", _nll_loss, logp=_nll_loss_logp, cost=4.0)
+
+
+def _cross_entropy(
+    logits: Array,
+    /,
+    target: Any,
+    weight: Any = None,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+    reduction: Reduction = "mean",
+) -> Array:
+    """Negative log-likelihood of integer targets under the softmax of `logits`.
+
+    Args:
+        logits: (C,) or (N, C, ...).
+        target: integers, the shape of `logits` without its class axis.
+        weight: (C,) how much each class counts, or None.
+        ignore_index: a target that counts for nothing.
+        label_smoothing: in [0, 1], the part of each target spread evenly over the classes.
+        reduction: "mean" (weighted by the weight of each target), "sum" or "none".
+    """
+    target = check_targets("cross_entropy", logits.shape, target, ignore_index)
+    _check_weight("cross_entropy", logits.shape, weight)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"cross_entropy: label_smoothing={label_smoothing}, expected a number from 0 to 1")
+    each = target_weights(logits.shape, logits.dtype, target, weight, ignore_index, label_smoothing, reduction)
+    with np.errstate(invalid="ignore"):
+        return _weighted_sum("cross_entropy", log_softmax(logits, axis=class_axis(logits.ndim)), each, reduction)
+
+
+def _cross_entropy_logits(
+    g: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction
+) -> Array:
+    axis = class_axis(logits.ndim)
+    each = target_weights(logits.shape, logits.dtype, np.asarray(target), weight, ignore_index, label_smoothing, reduction)
+    probability = softmax(logits, axis=axis)
+    return _per_sample(g, logits.ndim, reduction) * (probability * np.sum(each, axis=axis, keepdims=True) - each)
+
+
+cross_entropy = define("cross_entropy", _cross_entropy, logits=_cross_entropy_logits, cost=8.0)
+
+
+def _check_same(name: str, x: Array, target: Array) -> None:
+    if x.shape != target.shape:
+        raise ShapeError(f"{name}: x has shape {x.shape} and target {target.shape}; expected the same shape (broadcast them first if that is meant)")
+    if x.dtype.kind not in "fc" and target.dtype.kind not in "fc":
+        raise ArgumentTypeError(f"{name}: x has dtype {x.dtype} and target {target.dtype}; expected floating point")
+
+
+def _mse_loss(x: Array, target: Array, /, reduction: Reduction = "mean") -> Array:
+    """``(x - target) ** 2``, averaged, summed or as it is. `x` and `target` have one shape."""
+    _check_same("mse_loss", x, target)
+    return reduced("mse_loss", np.square(x - target), reduction)
+
+
+mse_loss = define(
+    "mse_loss",
+    _mse_loss,
+    x=lambda g, x, target, reduction: spread(g, x.shape, reduction) * (2.0 * (x - target)),
+    target=lambda g, x, target, reduction: spread(g, x.shape, reduction) * (2.0 * (target - x)),
+    cost=3.0,
+)
+
+
+def _huber(error: Array, delta: float) -> Array:
+    size = np.abs(error)
+    inner = np.minimum(size, delta)
+    return inner * (size - 0.5 * inner)
+
+
+def _huber_loss(x: Array, target: Array, /, delta: float = 1.0, reduction: Reduction = "mean") -> Array:
+    """``e ** 2 / 2`` where the error `e` is below `delta`, ``delta * (|e| - delta / 2)`` beyond."""
+    _check_same("huber_loss", x, target)
+    if delta <= 0:
+        raise ArgumentError(f"huber_loss: delta={delta}, expected a positive number")
+    return reduced("huber_loss", _huber(x - target, delta), reduction)
+
+
+huber_loss = define(
+    "huber_loss",
+    _huber_loss,
+    x=lambda g, x, target, delta, reduction: spread(g, x.shape, reduction) * np.clip(x - target, -delta, delta),
+    target=lambda g, x, target, delta, reduction: spread(g, x.shape, reduction) * np.clip(target - x, -delta, delta),
+    cost=4.0,
+)
+
+
+def _smooth_l1_loss(x: Array, target: Array, /, beta: float = 1.0, reduction: Reduction = "mean") -> Array:
+    """``e ** 2 / (2 * beta)`` where the error `e` is below `beta`, ``|e| - beta / 2`` beyond; with beta 0, ``|e|``."""
+    _check_same("smooth_l1_loss", x, target)
+    if beta < 0:
+        raise ArgumentError(f"smooth_l1_loss: beta={beta}, expected a number not below 0")
+    error = x - target
+    return reduced("smooth_l1_loss", np.abs(error) if beta == 0 else _huber(error, beta) / beta, reduction)
+
+
+def _smooth_l1_slope(error: Array, beta: float) -> Array:
+    return np.sign(error) if beta == 0 else np.clip(error / beta, -1.0, 1.0)
+
+
+smooth_l1_loss = define(
+    "smooth_l1_loss",
+    _smooth_l1_loss,
+    x=lambda g, x, target, beta, reduction: spread(g, x.shape, reduction) * _smooth_l1_slope(x - target, beta),
+    target=lambda g, x, target, beta, reduction: spread(g, x.shape, reduction) * _smooth_l1_slope(target - x, beta),
+    cost=4.0,
+)
+
+
+def _sigmoid(x: Array) -> Array:
+    return 0.5 * (1.0 + np.tanh(0.5 * x))
+
+
+def _bce_factor(logits: Array, target: Array, pos_weight: Array) -> Array:
+    return 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
+
+
+def _binary_cross_entropy_with_logits(
+    logits: Array, target: Array, weight: Array = None, pos_weight: Array = None, /, reduction: Reduction = "mean"
+) -> Array:
+    """Cross entropy between probabilities `target` and the sigmoid of `logits`, computed without overflow.
+
+    Args:
+        logits: any shape.
+        target: the same shape, in [0, 1].
+        weight: broadcasts to it: how much each element counts, or absent. Takes no gradient.
+        pos_weight: broadcasts to it: how much the positive part counts, or absent. Takes no gradient.
+        reduction: "mean", "sum" or "none".
+    """
+    _check_same("binary_cross_entropy_with_logits", logits, target)
+    # -log(sigmoid(x)) = log(1 + exp(-x)) = max(-x, 0) + log1p(exp(-|x|))
+    softplus = np.log1p(np.exp(-np.abs(logits))) + np.maximum(-logits, 0)
+    loss = (1.0 - target) * logits + _bce_factor(logits, target, pos_weight) * softplus
+    return reduced("binary_cross_entropy_with_logits", loss if weight is None else loss * weight, reduction)
+
+
+def _bce_logits(g: Array, logits: Array, target: Array, weight: Array, pos_weight: Array, reduction: Reduction) -> Array:
+    slope = (1.0 - target) - _bce_factor(logits, target, pos_weight) * _sigmoid(-logits)
+    return spread(g, logits.shape, reduction) * (slope if weight is None else slope * weight)
+
+
+def _bce_target(g: Array, logits: Array, weight: Array, pos_weight: Array, reduction: Reduction) -> Array:
+    slope = -logits
+    if pos_weight is not None:
+        slope = slope + (pos_weight - 1.0) * (np.log1p(np.exp(-np.abs(logits))) + np.maximum(-logits, 0.0))
+    return spread(g, logits.shape, reduction) * (slope if weight is None else slope * weight)
+
+
+binary_cross_entropy_with_logits = define(
+    "binary_cross_entropy_with_logits", _binary_cross_entropy_with_logits, logits=_bce_logits, target=_bce_target, cost=8.0
+)

@@ -1,0 +1,205 @@
+"""Layer, RMS, group and batch normalisation.
+
+Note [One standardisation]
+    Three of the four subtract a mean and divide by a deviation over some axes; they differ in the axes and in where the weights apply.
+    `standardize` and `standardize_vjp` are that common part. The plain rules recompute the standardised input from `x`, since saving
+    it would double what the row keeps; the compiled kernels keep the two statistics per row.
+
+Rejected: composing the norms from mean, sub, mul, ...: eight nodes and as many saved arrays where two statistics do.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.ops.op import define
+from aiograd.types import Array, Shape
+
+
+def standardize(x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:
+    """``(x - mean) / sqrt(var + eps)`` over `axes`, and the reciprocal deviation (axes kept)."""
+    centred = x - np.mean(x, axis=axes, keepdims=True)
+    rstd = 1.0 / np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True) + eps)
+    return centred * rstd, rstd
+
+
+def standardize_vjp(g: Array, x: Array, axes: tuple[int, ...], eps: float) -> Array:
+    """Gradient of the first result of `standardize` with respect to `x`."""
+    unit, rstd = standardize(x, axes, eps)
+    return rstd * (g - np.mean(g, axis=axes, keepdims=True) - unit * np.mean(g * unit, axis=axes, keepdims=True))
+
+
+def _trailing(x: Array, ndims: int) -> tuple[int, ...]:
+    return tuple(range(x.ndim - ndims, x.ndim))
+
+
+def _check_trailing(name: str, x: Array, ndims: int, weight: Array, bias: Array) -> None:
+    if not 1 <= ndims <= x.ndim:
+        raise ArgumentError(f"{name}: ndims={ndims} on an input of shape {x.shape}: expected 1 to {x.ndim} trailing axes")
+    for label, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.shape != x.shape[x.ndim - ndims :]:
+            raise ShapeError(f"{name}: {label} has shape {value.shape}, expected that of the normalised axes, {x.shape[x.ndim - ndims:]}")
+
+
+def _affine(unit: Array, weight: Array, bias: Array) -> Array:
+    if weight is not None:
+        unit = unit * weight
+    return unit if bias is None else unit + bias
+
+
+def _layer_norm(x: Array, weight: Array = None, bias: Array = None, /, ndims: int = 1, eps: float = 1e-5) -> Array:
+    """Standardise over the last `ndims` axes, then scale and shift.
+
+    Args:
+        x: (..., *normalised).
+        weight: (*normalised,) or absent.
+        bias: (*normalised,) or absent.
+        ndims: how many trailing axes are normalised together.
+        eps: added to the variance.
+    """
+    _check_trailing("layer_norm", x, ndims, weight, bias)
+    return _affine(standardize(x, _trailing(x, ndims), eps)[0], weight, bias)
+
+
+layer_norm = define(
+    "layer_norm",
+    _layer_norm,
+    x=lambda g, x, weight, ndims, eps: standardize_vjp(g if weight is None else g * weight, x, _trailing(x, ndims), eps),
+    weight=lambda g, x, ndims, eps: g * standardize(x, _trailing(x, ndims), eps)[0],
+    bias=lambda g: g,
+    cost=6.0,
+)
+
+
+def _root_mean_square(x: Array, ndims: int, eps: float | None) -> Array:
+    small = float(np.finfo(x.dtype).eps) if eps is None else eps
+    return 1.0 / np.sqrt(np.mean(np.square(x), axis=_trailing(x, ndims), keepdims=True) + small)
+
+
+def _rms_norm(x: Array, weight: Array = None, /, ndims: int = 1, eps: float | None = None) -> Array:
+    """Divide by the root mean square over the last `ndims` axes, then scale.
+
+    Args:
+        x: (..., *normalised), floating point.
+        weight: (*normalised,) or absent.
+        ndims: how many trailing axes are normalised together.
+        eps: added to the mean square; None: the machine epsilon of the dtype.
+    """
+    _check_trailing("rms_norm", x, ndims, weight, None)
+    return _affine(x * _root_mean_square(x, ndims, eps), weight, None)
+
+
+def _rms_norm_x(g: Array, x: Array, weight: Array, ndims: int, eps: float | None) -> Array:
+    r = _root_mean_square(x, ndims, eps)
+    unit = x * r
+    g = g if weight is None else g * weight
+    return r * (g - unit * np.mean(g * unit, axis=_trailing(x, ndims), keepdims=True))
+
+
+rms_norm = define(
+    "rms_norm",
+    _rms_norm,
+    x=_rms_norm_x,
+    weight=lambda g, x, ndims, eps: g * (x * _root_mean_square(x, ndims, eps)),
+    cost=5.0,
+)
+
+
+def _per_channel(value: Array, ndim: int) -> Array:
+    return np.reshape(value, (1, value.shape[0]) + (1,) * (ndim - 2))
+
+
+def _all_but_channel(ndim: int) -> tuple[int, ...]:
+    return (0, *range(2, ndim))
+
+
+def _check_channels(name: str, x: Array, weight: Array, bias: Array) -> None:
+    if x.ndim < 2:
+        raise ShapeError(f"{name}: x has shape {x.shape}, expected (N, C, ...)")
+    for label, value in (("weight", weight), ("bias", bias)):
+        if value is not None and value.shape != (x.shape[1],):
+            raise ShapeError(f"{name}: {label} has shape {value.shape}, expected ({x.shape[1]},), one value per channel of x {x.shape}")
+
+
+def _channel_affine(unit: Array, weight: Array, bias: Array) -> Array:
+    return _affine(unit, None if weight is None else _per_channel(weight, unit.ndim), None if bias is None else _per_channel(bias, unit.ndim))
+
+
+def _grouped(x_shape: Shape, groups: int) -> Shape:
+    return (x_shape[0], groups, math.prod(x_shape[1:]) // groups)
+
+
+def _group_unit(x: Array, groups: int, eps: float) -> Array:
+    return np.reshape(standardize(np.reshape(x, _grouped(x.shape, groups)), (2,), eps)[0], x.shape)
+
+
+def _group_norm(x: Array, weight: Array = None, bias: Array = None, /, num_groups: int = 1, eps: float = 1e-5) -> Array:
+    """Standardise each group of channels of each sample, then scale and shift each channel.
+
+    Args:
+        x: (N, C, ...).
+        weight: (C,) or absent.
+        bias: (C,) or absent.
+        num_groups: divides C.
+        eps: added to the variance.
+    """
+    _check_channels("group_norm", x, weight, bias)
+    if num_groups < 1 or x.shape[1] % num_groups:
+        raise ArgumentError(f"group_norm: num_groups={num_groups} does not divide the {x.shape[1]} channels of x {x.shape}")
+    return _channel_affine(_group_unit(x, num_groups, eps), weight, bias)
+
+
+def _group_norm_x(g: Array, x: Array, weight: Array, num_groups: int, eps: float) -> Array:
+    g = g if weight is None else g * _per_channel(weight, x.ndim)
+    grouped = _grouped(x.shape, num_groups)
+    return np.reshape(standardize_vjp(np.reshape(g, grouped), np.reshape(x, grouped), (2,), eps), x.shape)
+
+
+group_norm = define(
+    "group_norm",
+    _group_norm,
+    x=_group_norm_x,
+    weight=lambda g, x, num_groups, eps: np.sum(g * _group_unit(x, num_groups, eps), axis=_all_but_channel(x.ndim)),
+    bias=lambda g: np.sum(g, axis=_all_but_channel(g.ndim)),
+    cost=6.0,
+)
+
+
+def _batch_norm(x: Array, weight: Array = None, bias: Array = None, /, eps: float = 1e-5) -> tuple[Array, Array, Array]:
+    """Standardise each channel over the batch (what training does), then scale and shift it.
+
+    Args:
+        x: (N, C, ...).
+        weight: (C,) or absent.
+        bias: (C,) or absent.
+        eps: added to the variance.
+
+    Returns:
+        The normalised array, and the mean and the biased variance of each channel, (C,), which carry no gradient.
+    """
+    _check_channels("batch_norm", x, weight, bias)
+    axes = _all_but_channel(x.ndim)
+    mean = np.mean(x, axis=axes, keepdims=True)
+    centred = x - mean
+    var = np.mean(np.square(centred), axis=axes, keepdims=True)
+    return _channel_affine(centred / np.sqrt(var + eps), weight, bias), np.reshape(mean, (x.shape[1],)), np.reshape(var, (x.shape[1],))
+
+
+def _batch_norm_x(g: tuple[Array, ...], x: Array, weight: Array, eps: float) -> Array:
+    scaled = g[0] if weight is None else g[0] * _per_channel(weight, x.ndim)
+    return standardize_vjp(scaled, x, _all_but_channel(x.ndim), eps)
+
+
+batch_norm = define(
+    "batch_norm",
+    _batch_norm,
+    outputs=3,
+    differentiable_outputs=(0,),
+    x=_batch_norm_x,
+    weight=lambda g, x, eps: np.sum(g[0] * standardize(x, _all_but_channel(x.ndim), eps)[0], axis=_all_but_channel(x.ndim)),
+    bias=lambda g: np.sum(g[0], axis=_all_but_channel(g[0].ndim)),
+    cost=8.0,
+)

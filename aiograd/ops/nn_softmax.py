@@ -1,0 +1,38 @@
+"""Softmax along an axis, its logarithm, and the variant for masked scores."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from aiograd.ops.op import define
+from aiograd.types import Array
+
+
+def _softmax(x: Array, /, axis: int = -1) -> Array:
+    """``exp(x) / sum(exp(x))`` along `axis`, safe from overflow."""
+    e = np.exp(x - np.max(x, axis=axis, keepdims=True))
+    return np.divide(e, np.sum(e, axis=axis, keepdims=True), out=e)
+
+
+def _safe_softmax(x: Array, /, axis: int = -1) -> Array:
+    """Softmax in which a slice of nothing but ``-inf`` gives zeros, not NaN: a query that may attend to nothing attends to nothing."""
+    top = np.max(x, axis=axis, keepdims=True)
+    e = np.exp(x - np.where(top == -np.inf, np.zeros((), top.dtype), top))
+    total = np.sum(e, axis=axis, keepdims=True)
+    return np.divide(e, np.where(total == 0, np.ones((), total.dtype), total), out=e)
+
+
+def _log_softmax(x: Array, /, axis: int = -1) -> Array:
+    """``x - log(sum(exp(x)))`` along `axis`, safe from overflow."""
+    shifted = x - np.max(x, axis=axis, keepdims=True)
+    return np.subtract(shifted, np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), out=shifted)
+
+
+def softmax_vjp(g: Array, out: Array, axis: int) -> Array:
+    """Gradient of softmax from its output."""
+    return out * (g - np.sum(g * out, axis=axis, keepdims=True))
+
+
+softmax = define("softmax", _softmax, x=softmax_vjp, cost=3.0)
+safe_softmax = define("safe_softmax", _safe_softmax, x=softmax_vjp, cost=3.0)
+log_softmax = define("log_softmax", _log_softmax, x=lambda g, out, axis: g - np.exp(out) * np.sum(g, axis=axis, keepdims=True), cost=4.0)

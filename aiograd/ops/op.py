@@ -1,0 +1,236 @@
+"""One row per differentiable operation: what it computes, and one VJP per differentiable argument.
+
+A row is pure numpy: `forward` maps arrays to an array (or a tuple of arrays), a rule maps the gradient of the output to the
+gradient of one argument. Rules are fed plain arrays in an ordinary pass, Tensors when the pass itself is differentiated, device
+arrays on a device: numpy's protocols send each call where it belongs, so one rule serves all of them.
+
+Note [What a rule may name]
+    The first parameter of a rule is the gradient `g` of the output (a tuple of gradients for a row with several outputs).
+    Every other parameter is looked up by name, and what is named is what gets saved, nothing else:
+
+    ==================  =====================================================================================
+    an array argument   its value (a tuple of values for a variadic argument)
+    ``<array>_shape``   its shape; ``<array>_dtype`` its dtype (tuples of them for a variadic argument). Saves no data
+    a static argument   its value (axis, keepdims, ...)
+    ``out``             the value of the output (the tuple of values for a row with several outputs)
+    ``needs``           joint rules only: which of the rule's arguments need a gradient, a tuple of bools
+    a residual          rules of `Fused` only: what its forward returned beside the output
+    ==================  =====================================================================================
+
+    A rule returns a gradient of the broadcast shape; the engine undoes broadcasting and casts to the argument's dtype. A rule may
+    return None for "no gradient".
+
+Rejected: deriving the rules' needs from a tape of numpy calls (slower, and saves what it should not); classes per op (PyTorch's
+``Function`` style takes ten lines where a row takes one).
+
+Source: the table style of HIPS/autograd ``numpy_vjps.py`` and of PyTorch's ``derivatives.yaml``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+Rule = Callable[..., Any]
+ComplexMode = Literal["holomorphic", "explicit", "real"]
+
+#: every row by name
+ROWS: dict[str, Op] = {}
+#: numpy ufunc -> the row that answers for it in ``Tensor.__array_ufunc__``
+UFUNCS: dict[np.ufunc, Op] = {}
+#: numpy function -> what answers for it in ``Tensor.__array_function__``; called with numpy's own arguments
+FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class Fused:
+    """A compiled or hand-fused pair of kernels for a row, used on host arrays when the pass is not itself differentiated.
+
+    `forward` takes the row's arguments and returns ``(out, *residuals)``; `rules` are as the row's own and may also name
+    residuals. The row's plain rules stay the reference, and serve higher orders and other devices.
+    """
+
+    forward: Callable[..., tuple[Any, ...]]
+    residuals: tuple[str, ...]
+    rules: Mapping[str, Rule] = field(default_factory=dict)
+    joint: Mapping[tuple[str, ...], Rule] = field(default_factory=dict)
+
+
+class Op:
+    """A row. Calling it dispatches on its arguments (see `define` for the fields).
+
+    Dispatch: the argument whose type defines ``__aiograd_op__(op, args, kwargs)`` with the highest ``__aiograd_priority__``
+    answers (a Tensor records, a device array may launch its own kernel); with none, `forward` runs on the arrays.
+    """
+
+    __slots__ = (
+        "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
+        "differentiable_outputs", "view", "complex", "cost", "fused", "recorder",
+    )
+
+    def __init__(
+        self,
+        name: str,
+        forward: Callable[..., Any],
+        rules: Mapping[str, Rule],
+        joint: Mapping[tuple[str, ...], Rule],
+        *,
+        outputs: int | None,
+        differentiable_outputs: Sequence[int] | None,
+        view: bool,
+        complex: ComplexMode,  # noqa: A002 - the field's word
+        cost: float | Callable[..., float],
+        fused: Fused | None,
+    ) -> None:
+        self.name = self.__name__ = name
+        self.node_name = "".join(part.capitalize() for part in name.split("_")) + "Backward"
+        self.arrays, self.variadic, self.statics, self.defaults = _signature(forward)
+        self.forward = forward
+        self.rules = dict(rules)
+        self.joint = dict(joint)
+        self.outputs = outputs
+        self.differentiable_outputs = None if differentiable_outputs is None else tuple(differentiable_outputs)
+        self.view = view
+        self.complex = complex
+        self.cost = cost
+        self.fused = fused
+        #: set by the layer that records (it caches what it compiled from this row here)
+        self.recorder: Any = None
+        self._check_rules()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        best: Any = None
+        for arg in args:
+            cls = type(arg)
+            if hasattr(cls, "__aiograd_op__") and (best is None or cls.__aiograd_priority__ > best.__aiograd_priority__):
+                best = arg
+        if best is not None:
+            result = best.__aiograd_op__(self, args, kwargs)
+            if result is not NotImplemented:
+                return result
+        return self.forward(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Op {self.name}>"
+
+    @property
+    def differentiable(self) -> bool:
+        """Whether any argument has a rule."""
+        return bool(self.rules or self.joint)
+
+    def rule_plan(self, rules: Mapping[str, Rule], joint: Mapping[tuple[str, ...], Rule]) -> list[tuple[tuple[str, ...], Rule, tuple[str, ...]]]:
+        """``(arguments, rule, names after g)`` for each rule, in the order of definition."""
+        plan = [((argument,), rule, rule_names(rule)) for argument, rule in rules.items()]
+        return plan + [(arguments, rule, rule_names(rule)) for arguments, rule in joint.items()]
+
+    def _check_rules(self) -> None:
+        known = {"out", *self.arrays, *self.statics}
+        known.update(f"{a}_shape" for a in self.arrays)
+        known.update(f"{a}_dtype" for a in self.arrays)
+        if self.variadic:
+            known.update((self.variadic, f"{self.variadic}_shape", f"{self.variadic}_dtype"))
+        targets = {*self.arrays, *([self.variadic] if self.variadic else [])}
+        tables: list[tuple[Mapping[str, Rule], Mapping[tuple[str, ...], Rule], set[str]]] = [(self.rules, self.joint, known)]
+        if self.fused is not None:
+            tables.append((self.fused.rules, self.fused.joint, known | set(self.fused.residuals)))
+        for rules, joint, names in tables:
+            for arguments, rule, wanted in self.rule_plan(rules, joint):
+                allowed = names | {"needs"} if arguments in joint else names
+                if not set(arguments) <= targets:
+                    raise TypeError(f"row {self.name!r}: a rule is keyed by {arguments}, its array arguments are {sorted(targets)}")
+                if not set(wanted) <= allowed:
+                    raise TypeError(f"row {self.name!r}: the rule for {arguments} names {sorted(set(wanted) - allowed)}, known are {sorted(allowed)}")
+
+
+def define(
+    name: str,
+    forward: Callable[..., Any],
+    *,
+    joint: Mapping[tuple[str, ...], Rule] | None = None,
+    outputs: int | None = 1,
+    differentiable_outputs: Sequence[int] | None = None,
+    view: bool = False,
+    complex: ComplexMode = "real",  # noqa: A002
+    cost: float | Callable[..., float] = 1.0,
+    fused: Fused | None = None,
+    numpy: Sequence[Callable[..., Any]] = (),
+    **rules: Rule,
+) -> Op:
+    """Add a row to the table and return its `Op`.
+
+    Args:
+        name: ``mul`` makes the node ``MulBackward``.
+        forward: a ufunc (its arguments are ``x``, or ``x1, x2``), or a function whose positional-only parameters (or ``*arrays``) are
+            the array arguments and whose other parameters are static. It must not modify its arguments.
+        rules: VJP per array argument, keyed by the argument's name; see Note [What a rule may name].
+        joint: VJPs that give the gradients of several arguments at once, ``{("x", "weight"): rule}``; they return a tuple.
+        outputs: how many arrays `forward` returns; None: a tuple whose length depends on the arguments.
+        differentiable_outputs: indices of outputs that carry gradients (all by default).
+        view: the result may share memory with the first array argument.
+        complex: ``holomorphic``: the rules multiply `g` by derivatives of a holomorphic function, the conjugate convention is applied
+            around them; ``explicit``: the rules follow the convention themselves; ``real``: complex input is refused when it needs
+            a gradient.
+        cost: estimated nanoseconds of backward per element of the largest array that takes part, or a function
+            ``cost(output_shape, input_shapes) -> nanoseconds``.
+        fused: compiled kernels that must agree with the plain rules.
+        numpy: numpy functions this row answers for when they are called on Tensors.
+
+    Raises:
+        TypeError: a rule names something the row does not have; ValueError: the name is taken.
+    """
+    if name in ROWS:
+        raise ValueError(f"row {name!r} is defined twice")
+    op = Op(
+        name, forward, rules, joint or {}, outputs=outputs, differentiable_outputs=differentiable_outputs, view=view, complex=complex,
+        cost=cost, fused=fused,
+    )
+    ROWS[name] = op
+    if isinstance(forward, np.ufunc):
+        UFUNCS[forward] = op
+    for function in numpy:
+        if isinstance(function, np.ufunc):
+            UFUNCS[function] = op
+        else:
+            FUNCTIONS[function] = op
+    return op
+
+
+def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Decorator: the function answers for these numpy functions on Tensors (it composes rows; it is no row itself)."""
+
+    def register(implementation: Callable[..., Any]) -> Callable[..., Any]:
+        for function in functions:
+            FUNCTIONS[function] = implementation
+        return implementation
+
+    return register
+
+
+def rule_names(rule: Rule) -> tuple[str, ...]:
+    """The names a rule asks for, after ``g``."""
+    if isinstance(rule, np.ufunc):
+        raise TypeError("a rule must have named parameters: wrap the ufunc in a lambda")
+    return tuple(inspect.signature(rule).parameters)[1:]
+
+
+def _signature(forward: Callable[..., Any]) -> tuple[tuple[str, ...], str | None, tuple[str, ...], dict[str, Any]]:
+    if isinstance(forward, np.ufunc):
+        return (("x",) if forward.nin == 1 else tuple(f"x{i + 1}" for i in range(forward.nin))), None, (), {}
+    arrays: list[str] = []
+    statics: list[str] = []
+    variadic: str | None = None
+    defaults: dict[str, Any] = {}
+    for parameter in inspect.signature(forward).parameters.values():
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            arrays.append(parameter.name)
+        elif parameter.kind is parameter.VAR_POSITIONAL:
+            variadic = parameter.name
+        else:
+            statics.append(parameter.name)
+        if parameter.default is not parameter.empty:
+            defaults[parameter.name] = parameter.default
+    return tuple(arrays), variadic, tuple(statics), defaults

@@ -1,0 +1,315 @@
+"""Reductions along axes, and `spread`, which takes the gradient of a reduction back over the axes it removed.
+
+Note [Axes]
+    `axis` is None (all axes), an int or a tuple of ints, negative ones counting from the end, as in numpy. Forwards call the ufuncs'
+    ``reduce``, which takes a third of the time of ``np.sum`` on small arrays.
+
+Note [Ties]
+    Elements that tie for the maximum share the gradient equally.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiograd.ops.creation import astype, refuse
+from aiograd.ops.masking import where
+from aiograd.ops.op import Op, define, implements
+from aiograd.ops.shape import expand, reshape
+from aiograd.types import Array, Shape
+
+Axis = int | tuple[int, ...] | None
+
+#: the reductions of ufuncs, called as ``(x, axis, dtype, out, keepdims)``
+add_reduce: Callable[..., Array] = np.add.reduce
+multiply_reduce: Callable[..., Array] = np.multiply.reduce
+maximum_reduce: Callable[..., Array] = np.maximum.reduce
+minimum_reduce: Callable[..., Array] = np.minimum.reduce
+
+
+def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
+    """The axes as non-negative numbers, in the order given; all of them for None."""
+    if axis is None:
+        return tuple(range(ndim))
+    return tuple(a + ndim if a < 0 else a for a in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def kept_shape(shape: Shape, axis: Axis) -> Shape:
+    """`shape` with 1 for the reduced axes."""
+    if axis is None:
+        return (1,) * len(shape)
+    kept = list(shape)
+    for a in axis if isinstance(axis, tuple) else (axis,):
+        kept[a] = 1
+    return tuple(kept)
+
+
+def count(shape: Shape, axis: Axis) -> int:
+    """How many elements go into one element of the result."""
+    if axis is None:
+        return math.prod(shape)
+    return math.prod(shape[a] for a in (axis if isinstance(axis, tuple) else (axis,)))
+
+
+def restore(reduced: Array, shape: Shape, axis: Axis, keepdims: bool) -> Array:
+    """`reduced` with the reduced axes put back as axes of length 1, so that it broadcasts to `shape`."""
+    if keepdims or axis is None or reduced.ndim == len(shape):
+        return reduced
+    return reshape(reduced, shape=kept_shape(shape, axis))
+
+
+def spread(g: Array, shape: Shape, axis: Axis, keepdims: bool) -> Array:
+    """The gradient of a sum: `g` repeated along the axes that were summed over.
+
+    Args:
+        g: gradient of the result of the reduction.
+        shape: shape before the reduction.
+        axis, keepdims: of the reduction.
+
+    Returns:
+        A read-only view of `shape`; no elements are copied.
+    """
+    if type(g) is np.ndarray and g.size == 1:
+        # a single element with no strides is five times as fast as broadcast_to
+        view = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))
+        view.setflags(write=False)
+        return view
+    return expand(restore(g, shape, axis, keepdims), shape=shape)
+
+
+def _sum(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The sum over `axis`."""
+    return add_reduce(x, axis, None, None, keepdims)
+
+
+def _mean(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The mean over `axis`."""
+    if x.dtype == np.float16:
+        return np.mean(x, axis=axis, keepdims=keepdims)
+    return add_reduce(x, axis, None, None, keepdims) / count(x.shape, axis)
+
+
+def _var(x: Array, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """The variance over `axis`: squared deviations from the mean over their number less `correction`."""
+    return np.var(x, axis=axis, ddof=correction, keepdims=keepdims)
+
+
+def _std(x: Array, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
+    """The standard deviation over `axis`, the root of `var`."""
+    return np.std(x, axis=axis, ddof=correction, keepdims=keepdims)
+
+
+def _deviation(x: Array, axis: Axis) -> Array:
+    return x - mean(x, axis=axis, keepdims=True)
+
+
+def _var_vjp(g: Array, x: Array, axis: Axis, correction: float, keepdims: bool) -> Array:
+    freedom = count(x.shape, axis) - correction
+    scale = 2.0 / freedom if freedom > 0 else math.nan
+    return restore(g, x.shape, axis, keepdims) * scale * _deviation(x, axis)
+
+
+def _std_vjp(g: Array, x: Array, out: Array, axis: Axis, correction: float, keepdims: bool) -> Array:
+    freedom = count(x.shape, axis) - correction
+    scaled = g / (where(out == 0, 1, out) * (freedom if freedom > 0 else math.nan))
+    return restore(scaled, x.shape, axis, keepdims) * _deviation(x, axis)
+
+
+def _max(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The largest element over `axis`."""
+    return maximum_reduce(x, axis, None, None, keepdims)
+
+
+def _min(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The smallest element over `axis`."""
+    return minimum_reduce(x, axis, None, None, keepdims)
+
+
+def _extreme_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> Array:
+    tied = x == restore(out, x.shape, axis, keepdims)
+    number = astype(sum_(tied, axis=axis, keepdims=True), dtype=g.dtype)
+    return (restore(g, x.shape, axis, keepdims) / number) * tied
+
+
+def _logsumexp(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """``log(sum(exp(x)))`` over `axis`, safe from overflow; minus infinity where all elements are.
+
+    Args:
+        x: real floating.
+        axis: what to reduce.
+        keepdims: leave reduced axes in place, with length 1.
+    """
+    top = maximum_reduce(x, axis, None, None, True)
+    top = np.where(np.isfinite(top), top, x.dtype.type(0))
+    with np.errstate(divide="ignore"):
+        out = np.log(add_reduce(np.exp(x - top), axis, None, None, True)) + top
+    return out if keepdims else np.squeeze(out, axis=axis)
+
+
+def _logsumexp_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> Array:
+    finite = where(out == -np.inf, 0, out)
+    return restore(g, x.shape, axis, keepdims) * np.exp(x - restore(finite, x.shape, axis, keepdims))
+
+
+sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), complex="explicit", cost=0.3)
+mean: Op = define(
+    "mean",
+    _mean,
+    x=lambda g, x_shape, axis, keepdims: spread(g / count(x_shape, axis), x_shape, axis, keepdims),
+    complex="explicit",
+    cost=0.3,
+)
+var = define("var", _var, x=_var_vjp, cost=2.0)
+std = define("std", _std, x=_std_vjp, cost=2.0)
+max_ = define("max", _max, x=_extreme_vjp, cost=2.0)
+min_ = define("min", _min, x=_extreme_vjp, cost=2.0)
+logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=3.0)
+
+
+def _all(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """Whether all elements over `axis` are true."""
+    return np.all(x, axis=axis, keepdims=keepdims)
+
+
+def _any(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """Whether some element over `axis` is true."""
+    return np.any(x, axis=axis, keepdims=keepdims)
+
+
+def _argmax(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """The index of the first of the largest elements."""
+    return np.argmax(x, axis=axis, keepdims=keepdims)
+
+
+def _argmin(x: Array, /, axis: int | None = None, *, keepdims: bool = False) -> Array:
+    """The index of the first of the smallest elements."""
+    return np.argmin(x, axis=axis, keepdims=keepdims)
+
+
+def _count_nonzero(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """The number of elements that are not zero."""
+    return np.asarray(np.count_nonzero(x, axis=axis, keepdims=keepdims))
+
+
+all_ = define("all", _all)
+any_ = define("any", _any)
+argmax = define("argmax", _argmax)
+argmin = define("argmin", _argmin)
+count_nonzero = define("count_nonzero", _count_nonzero)
+
+#: rows that answer for ``ufunc.reduce``, whose axis is 0 when none is given
+REDUCTIONS: dict[np.ufunc, Op] = {
+    np.add: sum_,
+    np.maximum: max_,
+    np.minimum: min_,
+    np.logaddexp: logsumexp,
+    np.logical_and: all_,
+    np.logical_or: any_,
+}
+
+# numpy's functions, with numpy's arguments
+
+
+def _numpy_reduction(name: str, row: Op) -> Callable[..., Array]:
+    """numpy's calling convention for `row`."""
+
+    def reduction(
+        a: Array, axis: Axis = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True
+    ) -> Array:
+        refuse(name, out=out, initial=initial, where=where)
+        if dtype is not None:
+            a = astype(a, dtype=dtype)
+        return row(a, axis=_axis(axis), keepdims=_flag(keepdims))
+
+    return reduction
+
+
+def _numpy_extremum(name: str, row: Op) -> Callable[..., Array]:
+    def extremum(a: Array, axis: Axis = None, out: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True) -> Array:
+        refuse(name, out=out, initial=initial, where=where)
+        return row(a, axis=_axis(axis), keepdims=_flag(keepdims))
+
+    return extremum
+
+
+def _numpy_index(name: str, row: Op) -> Callable[..., Array]:
+    def index(a: Array, axis: int | None = None, out: Any = None, *, keepdims: Any = False) -> Array:
+        refuse(name, out=out)
+        return row(a, axis=axis, keepdims=_flag(keepdims))
+
+    return index
+
+
+def _axis(axis: Any) -> Axis:
+    return tuple(axis) if isinstance(axis, list) else axis
+
+
+def _flag(keepdims: Any) -> bool:
+    return False if keepdims is np._NoValue else bool(keepdims)
+
+
+implements(np.sum)(_numpy_reduction("sum", sum_))
+implements(np.mean)(_numpy_reduction("mean", mean))
+implements(np.max, np.amax)(_numpy_extremum("max", max_))
+implements(np.min, np.amin)(_numpy_extremum("min", min_))
+implements(np.all)(_numpy_extremum("all", all_))
+implements(np.any)(_numpy_extremum("any", any_))
+implements(np.argmax)(_numpy_index("argmax", argmax))
+implements(np.argmin)(_numpy_index("argmin", argmin))
+
+
+def _numpy_moment(name: str, row: Op) -> Callable[..., Array]:
+    def moment(
+        a: Array,
+        axis: Axis = None,
+        dtype: Any = None,
+        out: Any = None,
+        ddof: float = 0,
+        keepdims: Any = False,
+        *,
+        where: Any = True,
+        mean: Any = None,
+        correction: Any = None,
+    ) -> Array:
+        refuse(name, out=out, where=where, mean=mean)
+        if dtype is not None:
+            a = astype(a, dtype=dtype)
+        correction = ddof if correction is None or correction is np._NoValue else correction
+        return row(a, axis=_axis(axis), correction=correction, keepdims=_flag(keepdims))
+
+    return moment
+
+
+implements(np.var)(_numpy_moment("var", var))
+implements(np.std)(_numpy_moment("std", std))
+
+
+@implements(np.count_nonzero)
+def np_count_nonzero(a: Array, axis: Axis = None, *, keepdims: bool = False) -> Array:
+    """numpy's ``count_nonzero``."""
+    return count_nonzero(a, axis=_axis(axis), keepdims=keepdims)
+
+
+@implements(np.ptp)
+def np_ptp(a: Array, axis: Axis = None, out: Any = None, keepdims: Any = False) -> Array:
+    """numpy's ``ptp``: the largest less the smallest element."""
+    refuse("ptp", out=out)
+    return max_(a, axis=axis, keepdims=_flag(keepdims)) - min_(a, axis=axis, keepdims=_flag(keepdims))
+
+
+@implements(np.average)
+def np_average(a: Array, axis: Axis = None, weights: Any = None, returned: Any = None, *, keepdims: Any = False) -> Array:
+    """numpy's ``average``, of weights that broadcast with `a`, or are a vector along a single axis."""
+    refuse("average", returned=returned or None)
+    if weights is None:
+        return mean(a, axis=axis, keepdims=_flag(keepdims))
+    if isinstance(axis, int) and np.ndim(weights) == 1 and np.ndim(a) > 1:
+        shape = [1] * np.ndim(a)
+        shape[axis] = -1
+        weights = np.reshape(weights, tuple(shape))
+    weights = np.broadcast_to(weights, np.shape(a))
+    return sum_(a * weights, axis=axis, keepdims=_flag(keepdims)) / sum_(weights, axis=axis, keepdims=_flag(keepdims))

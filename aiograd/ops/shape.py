@@ -1,0 +1,305 @@
+"""Rows that rearrange elements without computing anything: most of them return views.
+
+All are linear with real coefficients, so their rules hold for complex gradients as they are.
+
+Rejected: one row for all permutations. `transpose`, which swaps two axes, is its own inverse, and a rule that need not invert a
+permutation is the faster one for the matrices that meet it most.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.ops.elementwise import identity
+from aiograd.ops.op import Op, define, implements
+from aiograd.types import Array, Shape
+
+
+def _reshape(x: Array, /, shape: Shape) -> Array:
+    """The elements of `x`, in row-major order, in another shape.
+
+    Args:
+        x: any shape.
+        shape: the new shape; one length may be -1.
+    """
+    return x.reshape(shape)
+
+
+def _permute(x: Array, /, axes: tuple[int, ...] | None = None) -> Array:
+    """`x` with its axes in the order given; reversed when none is."""
+    return x.transpose(axes)
+
+
+def _permute_vjp(g: Array, axes: tuple[int, ...] | None) -> Array:
+    if axes is None:
+        return permute(g, axes=None)
+    inverse = [0] * len(axes)
+    for i, a in enumerate(axes):
+        inverse[a] = i
+    return permute(g, axes=tuple(inverse))
+
+
+def _transpose(x: Array, /, axis0: int = -2, axis1: int = -1) -> Array:
+    """`x` with two axes exchanged."""
+    return x.swapaxes(axis0, axis1)
+
+
+def _expand(x: Array, /, shape: Shape) -> Array:
+    """`x` broadcast to `shape`, a read-only view."""
+    return np.broadcast_to(x, shape)
+
+
+def _squeeze(x: Array, /, axis: int | tuple[int, ...] | None = None) -> Array:
+    """`x` without the axes given, which must have length 1; without all axes of length 1 when none is given."""
+    return np.squeeze(x, axis=axis)
+
+
+def _unsqueeze(x: Array, /, axis: int | tuple[int, ...] = 0) -> Array:
+    """`x` with new axes of length 1 at these positions of the result."""
+    return np.expand_dims(x, axis)
+
+
+def _flip(x: Array, /, axis: int | tuple[int, ...] | None = None) -> Array:
+    """`x` in reverse order along the axes given; along all when none is."""
+    return np.flip(x, axis=axis)
+
+
+def _roll(x: Array, /, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None) -> Array:
+    """`x` shifted along `axis`; what leaves at one end comes in at the other. With no axis, `x` is rolled as if it were flat."""
+    return np.roll(x, shift, axis=axis)
+
+
+def _roll_vjp(g: Array, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None) -> Array:
+    return roll(g, shift=tuple(-s for s in shift) if isinstance(shift, tuple) else -shift, axis=axis)
+
+
+def _tril(x: Array, /, k: int = 0) -> Array:
+    """The lower triangles of matrices (..., M, N): zeros above diagonal `k`."""
+    return np.tril(x, k)
+
+
+def _triu(x: Array, /, k: int = 0) -> Array:
+    """The upper triangles of matrices (..., M, N): zeros below diagonal `k`."""
+    return np.triu(x, k)
+
+
+def _diagonal(x: Array, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
+    """The diagonals of the matrices that `axis1` and `axis2` span, along a new last axis."""
+    return np.diagonal(x, offset, axis1, axis2)
+
+
+def _diagonal_adjoint(x: Array, /, shape: Shape, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Array:
+    """Zeros of `shape` with `x` on the diagonals: what `diagonal` takes out, put back.
+
+    Args:
+        x: (..., D), as `diagonal` of `shape` returns it.
+        shape: shape of the result.
+        offset, axis1, axis2: as in `diagonal`.
+    """
+    out = np.zeros(shape, x.dtype)
+    diagonals = np.diagonal(out, offset, axis1, axis2)
+    diagonals.setflags(write=True)  # a view of `out`, read-only by numpy's caution alone
+    diagonals[...] = x
+    return out
+
+
+reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshape(g, shape=x_shape), view=True, complex="explicit", cost=0.1)
+permute: Op = define("permute", _permute, x=_permute_vjp, view=True, complex="explicit", cost=0.1)
+transpose: Op = define(
+    "transpose", _transpose, x=lambda g, axis0, axis1: transpose(g, axis0=axis0, axis1=axis1), view=True, complex="explicit", cost=0.1
+)
+# the engine sums the gradient down to the shape of the argument, as for every broadcast
+expand = define("expand", _expand, x=identity, view=True, complex="explicit", cost=0.3)
+squeeze = define("squeeze", _squeeze, x=lambda g, x_shape: reshape(g, shape=x_shape), view=True, complex="explicit", cost=0.1)
+unsqueeze = define("unsqueeze", _unsqueeze, x=lambda g, x_shape: reshape(g, shape=x_shape), view=True, complex="explicit", cost=0.1)
+flip: Op = define("flip", _flip, x=lambda g, axis: flip(g, axis=axis), view=True, complex="explicit", cost=0.1, numpy=(np.flip,))
+roll: Op = define("roll", _roll, x=_roll_vjp, complex="explicit", cost=0.6)
+tril: Op = define("tril", _tril, x=lambda g, k: tril(g, k=k), complex="explicit", cost=1.5)
+triu: Op = define("triu", _triu, x=lambda g, k: triu(g, k=k), complex="explicit", cost=1.5)
+diagonal: Op = define(
+    "diagonal",
+    _diagonal,
+    x=lambda g, x_shape, offset, axis1, axis2: diagonal_adjoint(g, shape=x_shape, offset=offset, axis1=axis1, axis2=axis2),
+    view=True,
+    complex="explicit",
+    cost=0.3,
+)
+diagonal_adjoint: Op = define(
+    "diagonal_adjoint",
+    _diagonal_adjoint,
+    x=lambda g, offset, axis1, axis2: diagonal(g, offset=offset, axis1=axis1, axis2=axis2),
+    complex="explicit",
+    cost=0.1,
+)
+
+
+def matrix_transpose(x: Array, /) -> Array:
+    """Matrices (..., M, N) transposed to (..., N, M)."""
+    return transpose(x, axis0=-2, axis1=-1)
+
+
+def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
+    """`x` with the axes at `source` moved to `destination`, the others keeping their order."""
+    ndim = len(x.shape)
+    sources = [a % ndim for a in (source if isinstance(source, tuple) else (source,))]
+    destinations = [a % ndim for a in (destination if isinstance(destination, tuple) else (destination,))]
+    order = [a for a in range(ndim) if a not in sources]
+    for target, origin in sorted(zip(destinations, sources, strict=True)):
+        order.insert(target, origin)
+    return permute(x, axes=tuple(order))
+
+
+# numpy's functions, with numpy's arguments
+
+
+@implements(np.reshape)
+def np_reshape(a: Array, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: Any = None) -> Array:
+    """numpy's ``reshape``, in row-major order."""
+    if order != "C":
+        raise ValueError(f"np.reshape on a Tensor takes order='C', found {order!r}; transpose first")
+    shape = newshape if shape is None else shape
+    return reshape(a, shape=tuple(shape) if np.iterable(shape) else (shape,))
+
+
+@implements(np.ravel)
+def np_ravel(a: Array, order: str = "C") -> Array:
+    """numpy's ``ravel``, in row-major order."""
+    if order != "C":
+        raise ValueError(f"np.ravel on a Tensor takes order='C', found {order!r}; transpose first")
+    return reshape(a, shape=(-1,))
+
+
+@implements(np.transpose)
+def np_transpose(a: Array, axes: Any = None) -> Array:
+    """numpy's ``transpose`` and ``permute_dims``."""
+    if axes is None:
+        return permute(a, axes=None)
+    axes = tuple(axes) if np.iterable(axes) else (axes,)
+    return permute(a, axes=tuple(i + len(a.shape) if i < 0 else i for i in axes))
+
+
+@implements(np.swapaxes)
+def np_swapaxes(a: Array, axis1: int, axis2: int) -> Array:
+    """numpy's ``swapaxes``."""
+    return transpose(a, axis0=axis1, axis1=axis2)
+
+
+@implements(np.matrix_transpose, np.linalg.matrix_transpose)
+def np_matrix_transpose(x: Array, /) -> Array:
+    """numpy's ``matrix_transpose``."""
+    return matrix_transpose(x)
+
+
+@implements(np.moveaxis)
+def np_moveaxis(a: Array, source: Any, destination: Any) -> Array:
+    """numpy's ``moveaxis``."""
+    return moveaxis(a, tuple(source) if np.iterable(source) else source, tuple(destination) if np.iterable(destination) else destination)
+
+
+@implements(np.broadcast_to)
+def np_broadcast_to(array: Array, shape: Any, subok: bool = False) -> Array:
+    """numpy's ``broadcast_to``."""
+    return expand(array, shape=tuple(shape) if np.iterable(shape) else (shape,))
+
+
+@implements(np.broadcast_arrays)
+def np_broadcast_arrays(*args: Array, subok: bool = False) -> tuple[Array, ...]:
+    """numpy's ``broadcast_arrays``."""
+    shape = np.broadcast_shapes(*(np.shape(a) for a in args))
+    return tuple(a if np.shape(a) == shape else expand(a, shape=shape) for a in args)
+
+
+@implements(np.squeeze)
+def np_squeeze(a: Array, axis: Any = None) -> Array:
+    """numpy's ``squeeze``."""
+    return squeeze(a, axis=axis)
+
+
+@implements(np.expand_dims)
+def np_expand_dims(a: Array, axis: Any) -> Array:
+    """numpy's ``expand_dims``."""
+    return unsqueeze(a, axis=tuple(axis) if isinstance(axis, list) else axis)
+
+
+@implements(np.flipud)
+def np_flipud(m: Array) -> Array:
+    """numpy's ``flipud``."""
+    return flip(m, axis=0)
+
+
+@implements(np.fliplr)
+def np_fliplr(m: Array) -> Array:
+    """numpy's ``fliplr``."""
+    return flip(m, axis=1)
+
+
+@implements(np.rot90)
+def np_rot90(m: Array, k: int = 1, axes: tuple[int, int] = (0, 1)) -> Array:
+    """numpy's ``rot90``: quarter turns from the first towards the second axis."""
+    first, second = axes
+    k %= 4
+    if k == 2:
+        return flip(m, axis=(first, second))
+    if k == 1:
+        return transpose(flip(m, axis=second), axis0=first, axis1=second)
+    return flip(transpose(m, axis0=first, axis1=second), axis=second) if k == 3 else reshape(m, shape=m.shape)
+
+
+@implements(np.roll)
+def np_roll(a: Array, shift: Any, axis: Any = None) -> Array:
+    """numpy's ``roll``."""
+    return roll(a, shift=tuple(shift) if np.iterable(shift) else shift, axis=tuple(axis) if np.iterable(axis) else axis)
+
+
+@implements(np.tril)
+def np_tril(m: Array, k: int = 0) -> Array:
+    """numpy's ``tril``."""
+    return tril(m, k=k)
+
+
+@implements(np.triu)
+def np_triu(m: Array, k: int = 0) -> Array:
+    """numpy's ``triu``."""
+    return triu(m, k=k)
+
+
+@implements(np.diagonal)
+def np_diagonal(a: Array, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Array:
+    """numpy's ``diagonal``."""
+    return diagonal(a, offset=offset, axis1=axis1, axis2=axis2)
+
+
+@implements(np.diag)
+def np_diag(v: Array, k: int = 0) -> Array:
+    """numpy's ``diag``: a matrix with the vector `v` on its diagonal, or the diagonal of the matrix `v`."""
+    if len(v.shape) == 2:
+        return diagonal(v, offset=k)
+    if len(v.shape) != 1:
+        raise ValueError(f"np.diag takes a vector or a matrix, found shape {v.shape}")
+    size = v.shape[0] + abs(k)
+    return diagonal_adjoint(v, shape=(size, size), offset=k)
+
+
+@implements(np.atleast_1d)
+def np_atleast_1d(*arys: Array) -> Any:
+    """numpy's ``atleast_1d``."""
+    return _at_least(arys, lambda shape: shape or (1,))
+
+
+@implements(np.atleast_2d)
+def np_atleast_2d(*arys: Array) -> Any:
+    """numpy's ``atleast_2d``."""
+    return _at_least(arys, lambda shape: shape if len(shape) >= 2 else (1,) * (2 - len(shape)) + shape)
+
+
+@implements(np.atleast_3d)
+def np_atleast_3d(*arys: Array) -> Any:
+    """numpy's ``atleast_3d``."""
+    return _at_least(arys, lambda shape: {0: (1, 1, 1), 1: (1, *shape, 1), 2: (*shape, 1)}.get(len(shape), shape))
+
+
+def _at_least(arrays: tuple[Array, ...], widen: Any) -> Any:
+    results = tuple(reshape(a, shape=widen(tuple(np.shape(a)))) for a in arrays)
+    return results[0] if len(results) == 1 else results

@@ -1,0 +1,134 @@
+"""Special functions: erf, sinc, the logistic function and its relatives, xlogy."""
+
+from __future__ import annotations
+
+import functools
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.ops import error_function
+from aiograd.ops.elementwise import LN2
+from aiograd.ops.masking import where
+from aiograd.ops.op import Op, define, implements
+from aiograd.types import Array
+
+TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
+
+
+def _erf(x: Array, /) -> Array:
+    """The error function of real `x`."""
+    return error_function.erf(x)
+
+
+def _erfc(x: Array, /) -> Array:
+    """``1 - erf(x)``, accurate for large `x` too."""
+    return error_function.erfc(x)
+
+
+erf = define("erf", _erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI, cost=3.0)
+erfc = define("erfc", _erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
+
+
+@functools.cache
+def _sigmoid_constants(dtype: np.dtype[Any]) -> tuple[Array, Array]:
+    limit = math.floor(math.log(float(np.finfo(dtype).max)))
+    return np.array(limit, dtype), np.array(1, dtype)
+
+
+def _sigmoid(x: Array, /) -> Array:
+    """The logistic function ``1 / (1 + exp(-x))``, accurate in both tails.
+
+    Args:
+        x: real floating, any shape.
+    """
+    limit, one = _sigmoid_constants(x.dtype)
+    if x.ndim == 0:
+        return np.reciprocal(np.exp(np.minimum(-x, limit)) + one)
+    out = np.negative(x)
+    np.exp(np.minimum(out, limit, out), out)
+    return np.reciprocal(np.add(out, one, out), out)
+
+
+def _log_sigmoid(x: Array, /) -> Array:
+    """``log(sigmoid(x))``, safe for large negative `x`."""
+    return np.minimum(x, 0) - np.log1p(np.exp(-np.absolute(x)))
+
+
+def _softplus(x: Array, /, beta: float = 1.0) -> Array:
+    """``log(1 + exp(beta * x)) / beta``, safe for large `x`.
+
+    Args:
+        x: real floating, any shape.
+        beta: sharpness.
+    """
+    if beta == 1.0:
+        return np.maximum(x, 0) + np.log1p(np.exp(-np.absolute(x)))
+    return _softplus(x * beta) / beta
+
+
+sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), cost=1.5)
+log_sigmoid = define("log_sigmoid", _log_sigmoid, x=lambda g, x: g * sigmoid(-x), cost=4.0)
+softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=4.0)
+
+
+def _share(x: Array, out: Array) -> Array:
+    """``exp(x - out)``, also where both are minus infinity: there it is 0, and adding zero probabilities has a gradient."""
+    return np.exp(x - where(out == -np.inf, 0, out))
+
+
+logaddexp = define(
+    "logaddexp", np.logaddexp, x1=lambda g, x1, out: g * _share(x1, out), x2=lambda g, x2, out: g * _share(x2, out), cost=4.0
+)
+logaddexp2 = define(
+    "logaddexp2",
+    np.logaddexp2,
+    x1=lambda g, x1, out: g * _share(x1 * LN2, out * LN2),
+    x2=lambda g, x2, out: g * _share(x2 * LN2, out * LN2),
+    cost=5.0,
+)
+
+
+def _xlogy(x1: Array, x2: Array, /) -> Array:
+    """``x1 * log(x2)``, 0 where `x1` is 0 and `x2` is not NaN."""
+    zero = np.equal(x1, 0) & ~np.isnan(x2)
+    return np.where(zero, 0, x1) * np.log(np.where(zero, 1, x2))
+
+
+xlogy = define("xlogy", _xlogy, x1=lambda g, x1, x2: g * np.log(where(x1 == 0, 1, x2)), x2=lambda g, x1, x2: g * (x1 / x2), cost=4.0)
+
+# The derivatives of sinc, as one family that is closed under differentiation.
+
+
+def _sinc(x: Array, /, order: int = 0) -> Array:
+    """``sin(pi x) / (pi x)``, 1 at 0, or its derivative of that order.
+
+    Args:
+        x: real floating, any shape.
+        order: how often to differentiate.
+    """
+    if order == 0:
+        return np.sinc(x)
+    u = np.multiply(x, math.pi)
+    # near 0 the closed form cancels: there the power series, which terms of (order + 2)**(2k) / (2k)! end quickly
+    near = np.absolute(u) < order + 2.0
+    outside = np.where(near, 1.0, u)
+    value = np.sin(outside) / outside
+    for n in range(1, order + 1):
+        value = (np.sin(outside + n * (math.pi / 2)) - n * value) / outside
+    inside = np.where(near, u, 0.0)
+    series = np.zeros_like(inside)
+    for k in range((order + 1) // 2, (order + 1) // 2 + 14 + 2 * order):
+        power = 2 * k - order
+        series = series + (-1.0) ** k / ((2 * k + 1) * math.factorial(power)) * inside**power
+    return np.asarray(np.where(near, series, value) * math.pi**order, dtype=x.dtype)
+
+
+sinc: Op = define("sinc", _sinc, x=lambda g, x, order: g * sinc(x, order=order + 1), cost=100.0)
+
+
+@implements(np.sinc)
+def np_sinc(x: Array) -> Array:
+    """numpy's ``sinc``."""
+    return sinc(x)

@@ -1,0 +1,418 @@
+"""TensorCore: what a Tensor holds, and its life outside of operations.
+
+Note [Five slots]
+    ``_data``  the array. ``_node`` where its gradient goes: None (no gradient wanted), the AccumulateGrad of a leaf, or the node of the
+    operation that made it; ``requires_grad``, ``is_leaf`` and ``grad_fn`` are read off it. ``_nr`` which input of that node. ``_vc`` the list
+    ``[n]`` counting in-place modifications, shared with views, None until there is anything to count or share. ``_x`` the rare rest.
+    A Tensor is made for every recorded operation, so it holds no more than that.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator
+from typing import Any, NoReturn, Self
+
+import numpy as np
+
+from aiograd import devices
+from aiograd.engine.run import loop_is_running
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, GraphError, InPlaceError, NotReadyError, ShapeError
+from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.graph.boundary import BOUNDARY
+from aiograd.graph.hooks import Hook, RemovableHandle
+from aiograd.graph.node import Node
+from aiograd.types import Array, Shape
+
+_new = object.__new__
+
+
+class TensorExtra:
+    """The rare state of a Tensor."""
+
+    __slots__ = ("grad", "retains", "view")
+
+    def __init__(self) -> None:
+        #: gradient of a non-leaf that retains it, or one set by hand on a tensor that requires none
+        self.grad: Any = None
+        #: the node whose hook keeps the gradient, None where it is not retained
+        self.retains: Node | None = None
+        self.view: View | None = None
+
+
+class View:
+    """How a view was made from its parent: ``op(parent, *args, **kwargs)``, when its counter stood at `version`."""
+
+    __slots__ = ("parent", "op", "args", "kwargs", "version")
+
+    def __init__(self, parent: TensorCore, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], version: int) -> None:
+        self.parent = parent
+        self.op = op
+        self.args = args
+        self.kwargs = kwargs
+        self.version = version
+
+
+class TensorCore:
+    """State and attributes of a Tensor; operations are added by `aiograd.tensors.tensor.Tensor`."""
+
+    __slots__ = ("_data", "_node", "_nr", "_vc", "_x", "__weakref__")
+
+    _data: Array
+    _node: Node | None
+    _nr: int
+    _vc: list[int] | None
+    _x: TensorExtra | None
+
+    # ---------------------------------------------------------------- attributes
+
+    @property
+    def shape(self) -> Shape:
+        """Extent of each axis."""
+        return self._data.shape  # type: ignore[no-any-return]
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self._data.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return int(self._data.size)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Type of the elements."""
+        return self._data.dtype  # type: ignore[no-any-return]
+
+    @property
+    def device(self) -> str:
+        """``"cpu"`` or the name of the device the data lives on."""
+        return devices.device_name_of(self._data)
+
+    @property
+    def requires_grad(self) -> bool:
+        """Whether operations on this tensor record a graph. Settable on leaves."""
+        return self._node is not None
+
+    @requires_grad.setter
+    def requires_grad(self, value: bool) -> None:
+        self.requires_grad_(value)
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether no recorded operation made this tensor."""
+        return self._node is None or self._node.is_leaf
+
+    @property
+    def grad_fn(self) -> Node | None:
+        """The backward node of the operation that made this tensor; None for a leaf."""
+        refresh(self)
+        return None if self._node is None or self._node.is_leaf else self._node
+
+    @property
+    def version(self) -> int:
+        """How often the values have been modified in place, through this tensor or a view of the same data."""
+        return 0 if self._vc is None else self._vc[0]
+
+    @property
+    def grad(self) -> Any:
+        """The accumulated gradient: a Tensor, or None. Settable."""
+        node = self._node
+        if node is not None and node.is_leaf:
+            grad = node.grad  # type: ignore[attr-defined]
+            if grad is not None and not isinstance(grad, TensorCore):
+                grad = node.grad = make(grad)  # type: ignore[attr-defined]
+            return grad
+        return None if self._x is None else self._x.grad
+
+    @grad.setter
+    def grad(self, value: Any) -> None:
+        if value is not None:
+            if not isinstance(value, TensorCore):
+                raise ArgumentTypeError(f"setting .grad to {type(value).__name__}: expected a Tensor of shape {list(self.shape)}, or None")
+            if value is self:
+                raise ArgumentError("setting .grad of a tensor to the tensor itself")
+            if value.shape != self.shape:
+                raise ShapeError(f"setting .grad: got shape {list(value.shape)}, expected {list(self.shape)}")
+            if value.dtype != self.dtype:
+                raise ArgumentTypeError(f"setting .grad: got dtype {value.dtype}, expected {self.dtype}. Cast it with .astype().")
+            if value.device != self.device:
+                raise DeviceMismatchError(f"setting .grad: it lives on {value.device}, the tensor on {self.device}. Move it with .to().")
+        node = self._node
+        if node is not None and node.is_leaf:
+            node.grad = value  # type: ignore[attr-defined]
+        else:
+            extra_of(self).grad = value
+
+    # ---------------------------------------------------------------- requiring and retaining gradients
+
+    def requires_grad_(self, value: bool = True) -> Self:
+        """Switch `requires_grad` of a leaf on or off, in place; returns the tensor.
+
+        Raises:
+            GraphError: switching it off on a tensor made by a recorded operation. ArgumentTypeError: the dtype is not floating point.
+        """
+        if value:
+            if self._node is None:
+                if self._data.dtype.kind not in "fc":
+                    raise ArgumentTypeError(f"requires_grad_(): only tensors of floating point and complex dtype can require gradients, found {self.dtype}")
+                grad = None if self._x is None else self._x.grad
+                self._node = AccumulateGrad(self._data.shape, self._data.dtype, self.device, self)
+                self._nr = 0
+                self._node.grad = grad
+        elif self._node is not None:
+            if not self._node.is_leaf:
+                raise GraphError("you can only change requires_grad flags of leaf variables: this tensor was made by an operation. Use detach().")
+            grad = self.grad
+            self._node = None
+            if grad is not None:
+                extra_of(self).grad = grad
+        return self
+
+    def retain_grad(self) -> None:
+        """Keep the gradient of this non-leaf in `grad`. It accumulates over passes and sees the effect of every hook on the tensor.
+
+        Raises:
+            GraphError: the tensor does not require grad.
+        """
+        refresh(self)
+        node = self._node
+        if node is None:
+            raise GraphError("can't retain_grad on Tensor that has requires_grad=False")
+        if node.is_leaf:
+            return
+        extra = extra_of(self)
+        if extra.retains is not node:
+            extra.retains = node
+            node.extra.retain_hooks[self._nr] = _Retainer(self)
+
+    @property
+    def retains_grad(self) -> bool:
+        """Whether `retain_grad` is in effect."""
+        return self._x is not None and self._x.retains is not None
+
+    def register_hook(self, hook: Hook) -> RemovableHandle:
+        """Call ``hook(grad)`` with the summed gradient of this tensor, once per pass; it returns None or a replacement.
+
+        Hooks run in order of registration, before the node's own; they may be ``async def``. The hook belongs to this tensor's
+        place in the graph: later in-place operations on the tensor do not take it along.
+
+        Raises:
+            GraphError: the tensor does not require grad.
+        """
+        refresh(self)
+        if self._node is None:
+            raise GraphError("cannot register a hook on a tensor that doesn't require gradient")
+        if not callable(hook):
+            raise ArgumentTypeError(f"register_hook: expected a callable, found {type(hook).__name__}")
+        return self._node.tensor_hooks(self._nr).add(hook)
+
+    def register_post_accumulate_grad_hook(self, hook: Hook, *, eager: bool = False) -> RemovableHandle:
+        """Call ``hook(leaf)`` after the gradient of this leaf has been accumulated; it returns None and may be ``async def``.
+
+        Args:
+            eager: accumulate and call the hook as soon as the gradient is complete, instead of after the commit of the whole pass. Frees
+                gradients early (optimizer in backward), and is the one exception to "a failed pass changes nothing".
+
+        Raises:
+            GraphError: not a leaf that requires grad.
+        """
+        node = self._node
+        if node is None or not node.is_leaf:
+            raise GraphError("post accumulate grad hooks cannot be registered on non-leaf tensors, nor on leaves that do not require grad")
+        if not callable(hook):
+            raise ArgumentTypeError(f"register_post_accumulate_grad_hook: expected a callable, found {type(hook).__name__}")
+        return node.register_post_accumulate(hook, eager)  # type: ignore[attr-defined,no-any-return]
+
+    # ---------------------------------------------------------------- leaving the graph
+
+    def detach(self) -> Self:
+        """The same data outside of the graph. Modifying either in place is noticed by both."""
+        return make(self._data, shared_with=self, cls=type(self))  # type: ignore[return-value]
+
+    def detach_(self) -> Self:
+        """Take this tensor out of the graph, in place."""
+        if self._x is not None and self._x.view is not None:
+            raise InPlaceError("can't detach views in-place: use detach() instead")
+        self._node = None
+        return self
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        """The values as a numpy array that shares memory; read-only where the tensor requires grad.
+
+        Raises:
+            NotReadyError: the data is still being computed and an event loop is running: ``await`` the tensor first.
+        """
+        array = host_array(self)
+        if self._node is not None:
+            array = array.view()
+            array.flags.writeable = False
+        return array
+
+    def item(self) -> Any:
+        """The only element as a Python number."""
+        if self.size != 1:
+            raise ShapeError(f"item() of a tensor of shape {list(self.shape)}: only tensors of one element can be converted to a number")
+        return host_array(self).item()
+
+    def tolist(self) -> Any:
+        """The values as nested lists of Python numbers."""
+        return host_array(self).tolist()
+
+    # ---------------------------------------------------------------- awaiting and conversion
+
+    def __await__(self) -> Generator[Any, Any, Self]:
+        """Wait until the data is there (device event, remote result); host data is there at once. Cancelling stops waiting only."""
+        wait = getattr(self._data, "__aiograd_wait__", None)
+        if wait is not None:
+            yield from wait().__await__()
+        return self
+
+    def __bool__(self) -> bool:
+        if self.size != 1:
+            raise ShapeError(f"the truth value of a tensor of shape {list(self.shape)} is ambiguous: use any() or all()")
+        return bool(host_array(self).item())
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __complex__(self) -> complex:
+        return complex(self.item())
+
+    def __index__(self) -> int:
+        return self.item().__index__()  # type: ignore[no-any-return]
+
+    def __len__(self) -> int:
+        if not self._data.shape:
+            raise ArgumentTypeError("len() of a 0-d tensor")
+        return int(self._data.shape[0])
+
+    def __hash__(self) -> int:
+        return id(self)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
+        if self._node is not None:
+            raise GraphError("converting a tensor that requires grad to a numpy array would drop its graph: use detach().numpy()")
+        return np.array(host_array(self), dtype=dtype, copy=copy)
+
+    def __dlpack__(self, **options: Any) -> Any:
+        if self._node is not None:
+            raise GraphError("exporting a tensor that requires grad would drop its graph: use detach() first")
+        return self._data.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> Any:
+        return self._data.__dlpack_device__()
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        if not self.is_leaf:
+            raise GraphError("only leaf tensors support deepcopy: this one was made by an operation. Use detach() or clone().")
+        data = self._data.copy() if self.device == "cpu" else devices.device(self.device).from_host(host_array(self))  # type: ignore[union-attr]
+        copied: Any = make(data, cls=type(self))
+        memo[id(self)] = copied
+        copied.requires_grad_(self.requires_grad)
+        grad = self.grad
+        if grad is not None:
+            copied.grad = make(host_array(grad).copy()) if grad.device == "cpu" else grad
+        return copied  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ArgumentTypeError("tensors cannot be pickled: pickles execute code when they are loaded. Save them with aiograd.save (safetensors).")
+
+
+class _Retainer:
+    """Adds the gradient of a non-leaf to its ``grad`` at the commit; refers to the tensor weakly."""
+
+    __slots__ = ("_tensor",)
+
+    def __init__(self, tensor: TensorCore) -> None:
+        self._tensor = weakref.ref(tensor)
+
+    def __call__(self, grad: Any) -> None:
+        tensor = self._tensor()
+        if tensor is not None:
+            extra = extra_of(tensor)
+            extra.grad = grad if extra.grad is None else extra.grad + grad
+
+
+class _TensorClass:
+    """The final class of Tensors, bound when it is defined."""
+
+    cls: type[Any] = TensorCore
+
+
+def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] | None = None) -> Any:
+    """A Tensor of `data`, outside of any graph.
+
+    Args:
+        data: ndarray, numpy scalar or device array; not copied.
+        shared_with: a tensor with the same data, to share the version counter with.
+        cls: class of the tensor.
+    """
+    if isinstance(data, np.generic):
+        data = np.asarray(data)
+    tensor = _new(cls or _TensorClass.cls)
+    tensor._data = data
+    tensor._node = None
+    tensor._nr = 0
+    tensor._x = None
+    tensor._vc = None if shared_with is None else counter_of(shared_with)
+    return tensor
+
+
+def bind_tensor_class(cls: type[Any]) -> None:
+    """Make `cls` the class of every new Tensor and tell the engine how to convert."""
+    _TensorClass.cls = cls
+    BOUNDARY.wrap = make
+    BOUNDARY.unwrap = lambda tensor: tensor._data
+    BOUNDARY.is_tensor = lambda value: isinstance(value, TensorCore)
+
+
+def counter_of(tensor: TensorCore) -> list[int]:
+    """The tensor's version counter, made if there was none."""
+    if tensor._vc is None:
+        tensor._vc = [0]
+    return tensor._vc
+
+
+def extra_of(tensor: TensorCore) -> TensorExtra:
+    """The tensor's rare state, made if there was none."""
+    if tensor._x is None:
+        tensor._x = TensorExtra()
+    return tensor._x
+
+
+def refresh(tensor: TensorCore) -> None:
+    """Give a view its node again after its data was modified through another tensor."""
+    extra = tensor._x
+    if extra is None or extra.view is None or tensor._vc is None or extra.view.version == tensor._vc[0]:
+        return
+    view = extra.view
+    parent = view.parent
+    refresh(parent)
+    view.version = tensor._vc[0]
+    if parent._node is None:
+        tensor._node = None
+        return
+    again = view.op(parent, *view.args, **view.kwargs)
+    tensor._node, tensor._nr = again._node, again._nr
+
+
+def host_array(tensor: TensorCore) -> np.ndarray[Any, Any]:
+    """The values as a numpy array.
+
+    Raises:
+        NotReadyError: they are still being computed and an event loop is running.
+    """
+    data = tensor._data
+    if isinstance(data, np.ndarray):
+        return data
+    ready = getattr(data, "__aiograd_is_ready__", None)
+    if ready is not None and not ready() and loop_is_running():
+        raise NotReadyError("reading a tensor whose data is still being computed would block the event loop: `await` the tensor first")
+    device: Any = devices.device(devices.device_name_of(data))
+    return device.to_host(data)  # type: ignore[no-any-return]

@@ -1,0 +1,346 @@
+"""OpNode: the backward node of a row.
+
+One class per row and combination of arguments that need a gradient, made on first use from `aiograd.tensors.rowcode`. `OpNode` itself is
+the lean case, one real host array out; `GeneralOpNode` covers several outputs, devices and complex numbers.
+
+Note [What the saved tuple holds]
+    ``_saved`` is a tuple in the layout of `Row` (Tensors, output array and its version counter, facts, residuals), a `Packed` while
+    saved-tensor hooks were active, or a `Released` once the values are gone. Nodes that save nothing keep the empty tuple and can run again.
+
+Note [Versions]
+    Tensors share a list ``[n]`` with their views that counts in-place modifications, made on the first modification or view.
+    ``_version`` is 0 if every saved Tensor was unmodified when it was saved (nearly always), else the tuple of their versions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import numpy as np
+
+from aiograd.engine.placement import CHEAP_NS_PER_ELEMENT
+from aiograd.errors import ArgumentTypeError, GraphError, ModifiedError
+from aiograd.graph.boundary import BOUNDARY
+from aiograd.graph.node import InputMetadata, Node, Released
+from aiograd.graph.saved import Packed
+from aiograd.ops.op import Op
+from aiograd.tensors.rowcode import Row, compile_row
+from aiograd.types import Array, Shape
+
+
+class OpNode(Node):
+    """A row's backward for one real output on the host."""
+
+    __slots__ = ("_saved", "_version", "shape", "dtype")
+
+    is_builtin = True
+    is_single = True
+    is_traceable = True
+    num_inputs = 1
+    row: ClassVar[Row]
+    #: cost depends on more than the largest shape
+    costly: ClassVar[bool] = False
+    device = "cpu"
+
+    _saved: Any
+    _version: Any
+    shape: Shape
+    dtype: np.dtype[Any]
+
+    def vjp(self, g: Any) -> tuple[Any, ...]:
+        """Gradients of the array arguments from the gradient of the output (replaced by compiled code in every subclass)."""
+        raise NotImplementedError
+
+    def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
+        """As `vjp`, from the sequence of input gradients."""
+        return self.vjp(grads[0])
+
+    # ---------------------------------------------------------------- the careful way
+
+    def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
+        """As `apply`, for only the edges in `needs`, from unpacked `values` or recording a graph.
+
+        Args:
+            grads: gradient per input; Tensors with `create_graph`.
+            needs: per edge, whether its gradient is wanted.
+            values: what was unpacked, in the saved layout; None: what is saved.
+            create_graph: run the plain rules on Tensors.
+        """
+        if values is None and not create_graph and all(need or node is None for need, node in zip(needs, self.next_nodes, strict=True)):
+            return self.apply(grads)
+        row = self.row
+        names = self._environment(values, create_graph)
+        plan = row.plain if create_graph else row.fast
+        arrays = (row.op.variadic,) if row.op.variadic else row.op.arrays
+        wanted = {arrays[0]} if row.op.variadic and any(needs) else {name for name, need in zip(arrays, needs, strict=False) if need}
+        g = self._output_gradient(grads)
+        results: dict[str, Any] = {}
+        for arguments, rule, rule_names in plan:
+            if not wanted & set(arguments):
+                continue
+            names["needs"] = tuple(argument in wanted for argument in arguments)
+            result = rule(g, *[names[name] for name in rule_names])
+            if len(arguments) == 1:
+                results[arguments[0]] = result
+            else:
+                results.update(zip(arguments, result, strict=True))
+        if row.op.variadic:
+            every = results.get(row.op.variadic, (None,) * len(needs))
+            return [grad if need else None for grad, need in zip(every, needs, strict=True)]
+        return [results.get(name) if need else None for name, need in zip(arrays, needs, strict=True)]
+
+    def _output_gradient(self, grads: Sequence[Any]) -> Any:
+        return grads[0]
+
+    def _environment(self, values: tuple[Any, ...] | None, create_graph: bool) -> dict[str, Any]:
+        """Saved names with their values: Tensors with `create_graph`, else arrays."""
+        row = self.row
+        unpacked = False
+        if values is None:
+            values = self._saved
+            if not isinstance(values, tuple):
+                raise self.cannot_run()
+            self.check_versions()
+        else:
+            unpacked = True
+        names = dict(zip(row.layout, values, strict=True))
+        for name in row.values:
+            value = names[name]
+            if not create_graph:
+                names[name] = tuple(map(_data_of, value)) if row.op.variadic else _data_of(value)
+            elif unpacked and value is not None and not row.op.variadic:
+                names[name] = self._as_argument(value, row.op.arrays.index(name))
+        if row.saves_output:
+            out = names["out"]
+            if create_graph:
+                names["out"] = tuple(self._as_output(o, i) for i, o in enumerate(out)) if isinstance(out, tuple) else self._as_output(out, 0)
+            else:
+                names["out"] = tuple(map(_data_of, out)) if isinstance(out, tuple) else _data_of(out)
+        return names
+
+    def _as_argument(self, value: Any, i: int) -> Any:
+        """An unpacked value as a Tensor in the place of argument `i`: hooks hand back plain values."""
+        tensor = BOUNDARY.wrap(_data_of(value))
+        tensor._node = self.next_nodes[i]
+        tensor._nr = self.next_nrs[i]
+        return tensor
+
+    def _as_output(self, value: Any, nr: int) -> Any:
+        """The saved output as a Tensor that this node made."""
+        tensor = BOUNDARY.wrap(_data_of(value))
+        tensor._node = self
+        tensor._nr = nr
+        return tensor
+
+    # ---------------------------------------------------------------- saved values
+
+    def cannot_run(self) -> Exception:
+        """The error for a node whose saved values are not at hand."""
+        if isinstance(self._saved, Released):
+            return self._saved.error(self.name)
+        return GraphError(f"{self.name} saved packed values; only the engine can run it: use backward() or grad()")
+
+    def check_versions(self) -> None:
+        """Raise if a saved value has been modified in place since it was saved.
+
+        Raises:
+            ModifiedError
+        """
+        row, saved = self.row, self._saved
+        position = len(row.values)
+        found = versions_of(saved[:position])
+        if found == self._version and not row.saves_output:
+            return
+        expected = self._version or (0,) * position
+        found = found or (0,) * position
+        named = list(zip(row.values, found, expected, strict=True))
+        if row.saves_output:
+            counters = saved[position + 1]
+            named.append(("out", counters[0] if row.op.outputs == 1 else max(counter[0] for counter in counters), 0))
+        for name, have, want in named:
+            if have != want:
+                value = saved[row.layout.index(name)]
+                shape = list(getattr(value, "shape", ()))
+                raise ModifiedError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {name} of {row.op.name} with shape "
+                    f"{shape}, saved for {self.name}, is at version {have}; expected version {want} instead. Clone it before modifying, or use an "
+                    "out-of-place operation."
+                )
+
+    def release_variables(self, released: Released | None = None) -> None:
+        """Drop the saved values."""
+        if self._saved:
+            self._saved = released or Released()
+
+    # ---------------------------------------------------------------- metadata and cost
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata, ...]:
+        """Shape, dtype and device of the operation's output."""
+        return (InputMetadata(self.shape, self.dtype, self.device),)
+
+    def metadata_of(self, input_nr: int) -> InputMetadata:
+        """Shape, dtype and device of the operation's output."""
+        return InputMetadata(self.shape, self.dtype, self.device)
+
+    def cost_key(self) -> Any:
+        """What the estimate depends on."""
+        if self.costly:
+            return (type(self), self.shape, *[None if node is None else node.metadata_of(nr) for node, nr in zip(self.next_nodes, self.next_nrs, strict=True)])
+        return (type(self), self.shape, *[node.shape if node is not None and node.is_single else node for node in self.next_nodes])  # type: ignore[attr-defined]
+
+    def estimate(self) -> float:
+        """Estimated nanoseconds of one run."""
+        cost = self.row.op.cost
+        shapes = self._input_shapes()
+        if callable(cost):
+            return float(cost(self._main_shape(), shapes))
+        return cost * max(map(_size, (self._main_shape(), *shapes)))
+
+    def _main_shape(self) -> Shape:
+        return self.shape
+
+    def _input_shapes(self) -> tuple[Shape, ...]:
+        """Shape of each array argument; of one that needs no gradient only where its value was saved."""
+        shapes: list[Shape] = []
+        saved = self._saved if isinstance(self._saved, tuple) else ()
+        values = dict(zip(self.row.values, saved, strict=False))
+        arrays = self.row.op.arrays
+        for i, (node, nr) in enumerate(zip(self.next_nodes, self.next_nrs, strict=True)):
+            metadata = None if node is None else node.metadata_of(nr)
+            if metadata is not None:
+                shapes.append(metadata.shape)
+            else:
+                shapes.append(getattr(values.get(arrays[i] if i < len(arrays) else ""), "shape", ()))
+        return tuple(shapes)
+
+
+class GeneralOpNode(OpNode):
+    """A row's backward for several outputs, device arrays or complex numbers."""
+
+    __slots__ = ("metadata_list",)
+
+    is_single = False
+    #: the conjugate convention has to be applied around the rules
+    conjugates: ClassVar[bool] = False
+    #: gradients may cross between devices
+    spans_devices: ClassVar[bool] = True
+    compiled: ClassVar[Any]
+    metadata_list: tuple[InputMetadata, ...]
+
+    num_inputs = property(lambda self: len(self.metadata_list))  # type: ignore[assignment]
+
+    def vjp(self, g: Any) -> tuple[Any, ...]:
+        """Gradients of the array arguments from the list of gradients of the outputs."""
+        if not self.conjugates:
+            return self.compiled(g[0] if self.row.op.outputs == 1 else g)  # type: ignore[no-any-return]
+        grads = self.compiled(np.conj(g[0]) if self.row.op.outputs == 1 else [None if x is None else np.conj(x) for x in g])
+        return tuple(None if grad is None else np.conj(grad) for grad in grads)
+
+    def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
+        """As `vjp`."""
+        return self.vjp(grads)
+
+    def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
+        """See `OpNode.compute`."""
+        if not self.conjugates:
+            return super().compute(grads, needs, values, create_graph)
+        conjugated = [None if grad is None else np.conj(grad) for grad in grads]
+        return [None if grad is None else np.conj(grad) for grad in super().compute(conjugated, needs, values, create_graph)]
+
+    def materialize(self, grads: Sequence[Any]) -> tuple[Any, ...]:
+        """Zeros for the outputs that got no gradient."""
+        present = next(grad for grad in grads if grad is not None)
+        return tuple(
+            np.zeros_like(present, shape=metadata.shape, dtype=metadata.dtype) if grad is None else grad
+            for grad, metadata in zip(grads, self.metadata_list, strict=True)
+        )
+
+    def _output_gradient(self, grads: Sequence[Any]) -> Any:
+        return grads[0] if self.row.op.outputs == 1 else self.materialize(grads)
+
+    @property
+    def device(self) -> str:  # type: ignore[override]
+        """Name of the device of the first output."""
+        return self.metadata_list[0].device
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata, ...]:
+        """Shape, dtype and device of each output."""
+        return self.metadata_list
+
+    def metadata_of(self, input_nr: int) -> InputMetadata:
+        """Shape, dtype and device of one output."""
+        return self.metadata_list[input_nr]
+
+    def _main_shape(self) -> Shape:
+        return max((metadata.shape for metadata in self.metadata_list), key=_size)
+
+    def cost_key(self) -> Any:
+        """What the estimate depends on; None: not known to be small."""
+        if any(metadata.device != "cpu" for metadata in self.metadata_list):
+            return None
+        return (type(self), self.metadata_list, *[None if node is None else node.metadata_of(nr) for node, nr in zip(self.next_nodes, self.next_nrs, strict=True)])
+
+
+def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjugates: bool = False, fused: bool = True) -> type[OpNode]:
+    """The class of `op`'s node for arguments of which those with `needs` want a gradient; made once."""
+    classes = op.recorder
+    if classes is None:
+        classes = op.recorder = {}
+    if op.variadic:
+        needs = (True,)
+    key = (needs, general, conjugates, fused)
+    cls = classes.get(key)
+    if cls is None:
+        row = compile_row(op, needs, fused)
+        namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost)}
+        namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT
+        if general:
+            namespace.update(compiled=row.vjp, conjugates=conjugates)
+            cls = type(op.node_name, (GeneralOpNode,), namespace)
+        else:
+            namespace["vjp"] = row.vjp
+            cls = type(op.node_name, (OpNode,), namespace)
+        classes[key] = cls
+    return cls
+
+
+def versions_of(values: Sequence[Any]) -> Any:
+    """Versions of the Tensors about to be saved: 0 if all are unmodified, else the tuple of versions."""
+    versions = []
+    for value in values:
+        if value is None:
+            versions.append(0)
+        elif isinstance(value, tuple):
+            versions.append(sum(t._vc[0] for t in value if t._vc is not None))
+        else:
+            versions.append(0 if value._vc is None else value._vc[0])
+    return tuple(versions) if any(versions) else 0
+
+
+def check_complex(op: Op) -> None:
+    """Raise for a row whose rules are for real numbers only.
+
+    Raises:
+        ArgumentTypeError
+    """
+    if op.complex == "real":
+        raise ArgumentTypeError(f"{op.name}: its gradient is defined for real numbers only, and an argument that requires grad is complex")
+
+
+def is_packed(node: Node) -> bool:
+    """Whether a node's saved values went through saved-tensor hooks."""
+    return getattr(node, "_saved", None).__class__ is Packed
+
+
+def _data_of(value: Any) -> Any:
+    return value if value is None or not BOUNDARY.is_tensor(value) else BOUNDARY.unwrap(value)
+
+
+def _size(shape: Shape) -> int:
+    size = 1
+    for extent in shape:
+        size *= extent
+    return size

@@ -1,0 +1,225 @@
+"""Starting passes: what `backward` and `grad` check before anything runs.
+
+Both are plain functions that check their arguments and the running loop and return a coroutine; nothing runs until it is awaited.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.engine.run import check_can_run, current_engine, new_graph_task
+from aiograd.engine.validate import device_of
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError, UnusedInputError
+from aiograd.graph.gradient_edge import GradientEdge
+from aiograd.graph.node import InputMetadata, Node
+from aiograd.tensors.core import TensorCore, _Retainer, make, refresh
+
+Root = "TensorCore | GradientEdge"
+
+
+def backward(
+    tensors: Any,
+    grad_tensors: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    inputs: Any = None,
+) -> Coroutine[Any, Any, None]:
+    """Accumulate the gradients of `tensors` into the leaves they were computed from.
+
+    Args:
+        tensors: a Tensor or GradientEdge, or a sequence of them; they may repeat and depend on each other.
+        grad_tensors: gradient of each, of its shape; may be None for tensors of one element.
+        retain_graph: keep saved values for another pass; by default the value of `create_graph`.
+        create_graph: record the pass itself, so that the gradients can be differentiated.
+        inputs: accumulate only into these (leaves, or others, whose ``grad`` is then set); a sequence, or a mapping of names to them.
+
+    Returns:
+        A coroutine. Either it returns and every gradient has been added exactly once, or it raises and no ``grad`` has changed.
+        Cancelling it stops the pass.
+
+    Raises:
+        NoGraphError, ShapeError, ArgumentError: the arguments do not work. LoopError: there is no running loop.
+        When awaited: `GraphError` and `GradientError`, and whatever rules and hooks raise, with notes that name the node.
+    """
+    roots, seeds = _roots_and_seeds("backward()", tensors, grad_tensors, create_graph)
+    keepers: list[Any] = []
+    wanted = None
+    if inputs is not None:
+        listed = _listed("backward(inputs=...)", inputs)
+        if not listed:
+            raise ArgumentError("`inputs` argument to `backward()` cannot be empty.")
+        wanted = [_input_edge("backward(inputs=...)", i, item) for i, item in enumerate(listed)]
+        keepers = [_Retainer(item) if isinstance(item, TensorCore) and not node.is_leaf else None for item, (node, _) in zip(listed, wanted, strict=True)]
+        for item, (node, _) in zip(listed, wanted, strict=True):
+            if not isinstance(item, TensorCore) and not node.is_leaf:
+                raise ArgumentError("backward(inputs=...): a GradientEdge of a non-leaf has no tensor to accumulate into. Pass the tensor, or use grad().")
+    if create_graph:
+        warnings.warn(
+            "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory "
+            "leak. Use aiograd.grad instead, or set .grad to None after use to break the cycle.",
+            UserWarning,
+            stacklevel=2,
+        )
+    check_can_run("backward()")
+    return _backward(roots, seeds, wanted, keepers, create_graph if retain_graph is None else retain_graph, create_graph)
+
+
+async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_graph: bool, create_graph: bool) -> None:
+    task = new_graph_task(roots, seeds, inputs=inputs, accumulate=True, keepers=keepers, keep_graph=keep_graph, create_graph=create_graph)
+    del roots, seeds
+    await current_engine().run(task)
+
+
+def grad(
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any = None,
+    *,
+    retain_graph: bool | None = None,
+    create_graph: bool = False,
+    allow_unused: bool | None = None,
+    materialize_grads: bool = False,
+) -> Coroutine[Any, Any, tuple[Any, ...]]:
+    """The gradients of `outputs` with respect to `inputs`; no ``grad`` is touched.
+
+    Args:
+        outputs: a Tensor or GradientEdge, or a sequence of them.
+        inputs: a Tensor or GradientEdge, or a sequence (or mapping) of them; leaves or not.
+        grad_outputs: gradient of each output; may be None for tensors of one element.
+        retain_graph: keep saved values for another pass; by default the value of `create_graph`.
+        create_graph: record the pass, so that the results can be differentiated.
+        allow_unused: return None for inputs the outputs do not depend on instead of raising; by default the value of `materialize_grads`.
+        materialize_grads: return zeros instead of None.
+
+    Returns:
+        A coroutine that returns a tuple with one Tensor (or None) per input. Gradients are those after the hooks on the inputs.
+
+    Raises:
+        NoGraphError, ShapeError, ArgumentError, LoopError: at once. When awaited: `UnusedInputError`, and what the pass raises.
+    """
+    if materialize_grads and allow_unused is False:
+        raise ArgumentError("grad(): expected allow_unused to be True or not passed when materialize_grads=True, but got allow_unused=False.")
+    allow = materialize_grads if allow_unused is None else allow_unused
+    roots, seeds = _roots_and_seeds("grad()", outputs, grad_outputs, create_graph)
+    listed = _listed("grad()", inputs)
+    if not listed:
+        raise ArgumentError("grad() requires non-empty inputs.")
+    wanted = [_input_edge("grad()", i, item) for i, item in enumerate(listed)]
+    check_can_run("grad()")
+    return _grad(roots, seeds, listed, wanted, create_graph if retain_graph is None else retain_graph, create_graph, allow, materialize_grads)
+
+
+async def _grad(
+    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool
+) -> tuple[Any, ...]:
+    task = new_graph_task(roots, seeds, inputs=wanted, keep_graph=keep_graph, create_graph=create_graph)
+    del roots, seeds
+    results = await current_engine().run(task)
+    for i, result in enumerate(results):
+        if result is not None:
+            continue
+        if not allow_unused:
+            raise UnusedInputError(
+                f"One of the differentiated Tensors, the input at index {i}, appears to not have been used in the graph. Set allow_unused=True if this is the "
+                "desired behavior."
+            )
+        if materialize:
+            if not isinstance(inputs[i], TensorCore):
+                raise ArgumentError("grad(): materialize_grads cannot be used when an unused input is a GradientEdge: its shape is not known")
+            results[i] = make(np.zeros_like(inputs[i]._data))
+            if create_graph:
+                results[i].requires_grad_()
+    return tuple(results)
+
+
+# -------------------------------------------------------------------- arguments
+
+
+def _listed(what: str, items: Any) -> list[Any]:
+    if isinstance(items, (TensorCore, GradientEdge)):
+        return [items]
+    if isinstance(items, Mapping):
+        return list(items.values())
+    if isinstance(items, Sequence) or hasattr(items, "__iter__"):
+        return list(items)
+    raise ArgumentTypeError(f"{what}: expected a Tensor, a GradientEdge or a sequence of them, found {type(items).__name__}")
+
+
+def edge_of(what: str, i: int, item: Any) -> tuple[Node, int]:
+    """The gradient edge ``(node, input number)`` of a Tensor or GradientEdge."""
+    if isinstance(item, TensorCore):
+        if item._vc is not None:
+            refresh(item)
+        if item._node is None:
+            raise NoGraphError(f"{what}: element {i} of tensors does not require grad and does not have a grad_fn. Record it from tensors that require grad.")
+        return item._node, item._nr
+    if isinstance(item, GradientEdge):
+        return item.node, item.output_nr
+    raise ArgumentTypeError(f"{what}: element {i} is a {type(item).__name__}; expected a Tensor or GradientEdge")
+
+
+def _input_edge(what: str, i: int, item: Any) -> tuple[Node, int]:
+    if isinstance(item, TensorCore) and item._node is None:
+        raise NoGraphError(f"{what}: One of the differentiated Tensors, the input at index {i}, does not require grad")
+    return edge_of(what, i, item)
+
+
+def _roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> tuple[list[tuple[Node, int]], list[Any]]:
+    if isinstance(tensors, TensorCore):
+        listed: list[Any] = [tensors]
+        given = [grads]
+        if grads is not None and not isinstance(grads, TensorCore) and isinstance(grads, Sequence):
+            given = list(grads)
+    else:
+        listed = _listed(what, tensors)
+        given = [None] * len(listed) if grads is None else _listed(what, grads)
+    if not listed:
+        raise ArgumentError(f"{what}: expected at least one tensor to differentiate")
+    if len(given) != len(listed):
+        raise ArgumentError(f"{what}: got {len(listed)} tensors and {len(given)} gradients; expected one gradient (or None) per tensor")
+    roots = [edge_of(what, i, item) for i, item in enumerate(listed)]
+    seeds = [_seed(what, i, item, edge, gradient, create_graph) for i, (item, edge, gradient) in enumerate(zip(listed, roots, given, strict=True))]
+    return roots, seeds
+
+
+def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, create_graph: bool) -> Any:
+    if gradient is None and isinstance(item, TensorCore):
+        data = item._data
+        if data.size != 1:
+            raise ShapeError(f"{what}: grad can be implicitly created only for scalar outputs; output {i} has shape {list(data.shape)}. Pass its gradient.")
+        if data.dtype.kind != "f":
+            raise ArgumentTypeError(f"{what}: grad can be implicitly created only for real scalar outputs; output {i} has dtype {data.dtype}")
+        seed = np.ones_like(data)
+        return make(seed) if create_graph else seed
+    metadata = edge[0].metadata_of(edge[1])
+    if gradient is None:
+        if metadata is None or int(np.prod(metadata.shape)) != 1 or metadata.dtype.kind != "f":
+            raise ShapeError(f"{what}: grad can be implicitly created only for scalar outputs; GradientEdge {i} requires output gradients")
+        seed = np.ones(metadata.shape, metadata.dtype)
+        return make(seed) if create_graph else seed
+    if not isinstance(gradient, TensorCore):
+        if not isinstance(gradient, (np.ndarray, np.generic, float, int)):
+            raise ArgumentTypeError(f"{what}: gradients can be either Tensors or None, but gradient {i} is a {type(gradient).__name__}")
+        gradient = make(np.array(gradient, dtype=None if metadata is None else metadata.dtype))
+    if metadata is not None:
+        _check_seed(what, i, gradient, metadata)
+    return gradient if create_graph else gradient._data
+
+
+def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:
+    if gradient.shape != metadata.shape:
+        raise ShapeError(
+            f"{what}: Mismatch in shape: grad_output[{i}] has a shape of {list(gradient.shape)} and output[{i}] has a shape of {list(metadata.shape)}."
+        )
+    if (gradient.dtype.kind == "c") != (metadata.dtype.kind == "c") or gradient.dtype.kind not in "fc":
+        raise ArgumentTypeError(f"{what}: For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in dtype: grad_output[{i}] "
+                                f"has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}.")
+    if gradient.dtype != metadata.dtype:
+        raise ArgumentTypeError(f"{what}: grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}. Cast it with .astype().")
+    if device_of(gradient) != metadata.device:
+        raise DeviceMismatchError(f"{what}: grad_output[{i}] lives on {device_of(gradient)} and output[{i}] on {metadata.device}. Move it with .to().")

@@ -1,0 +1,430 @@
+"""Recording: running a row forward on Tensors and attaching its node.
+
+Note [Three ways in]
+    `call` handles every row and argument. `unary` and `binary` make functions for rows of one or two arrays without static arguments: the
+    same steps with everything that can be known beforehand unrolled, because for small arrays this code, not numpy, is the cost of
+    a forward pass. Whatever is not the common case (modes other than plain, devices, complex numbers, views, saved-tensor hooks) falls
+    back to `call`. Measured by ``tests/benchmarks/small_graphs.py``.
+"""
+
+from __future__ import annotations
+
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from aiograd import devices
+from aiograd.engine.run import current_task_name
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError
+from aiograd.graph.current import CURRENT
+from aiograd.graph.node import InputMetadata, Node, _next_sequence
+from aiograd.graph.saved import Packed, PackedValue
+from aiograd.modes import Mode, current_mode
+from aiograd.ops.op import Op
+from aiograd.tensors.core import TensorCore, View, _TensorClass, counter_of, extra_of, make, refresh
+from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
+
+_new = object.__new__
+_ndarray = np.ndarray
+_FLOAT32 = np.dtype(np.float32)
+_FLOAT64 = np.dtype(np.float64)
+
+# -------------------------------------------------------------------- constants
+
+_constants: dict[Any, TensorCore] = {}
+
+
+def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
+    """A Tensor of a Python number or array-like that needs no gradient.
+
+    A number takes the dtype numpy's promotion gives it next to an array of dtype `like` (None: the default dtype for floats). Small caches
+    save making the same 0-d array for every ``x * 2``.
+    """
+    cls = value.__class__
+    if cls is float or cls is int:
+        key = (cls, value, like)
+        found = _constants.get(key)
+        if found is not None and value:
+            return found
+        tensor = make(np.array(value, dtype=number_dtype(value, like)))
+        if value:  # 0.0 and -0.0 are equal as keys
+            if len(_constants) >= 1024:
+                _constants.clear()
+            _constants[key] = tensor
+        return tensor  # type: ignore[no-any-return]
+    if isinstance(value, (bool, complex, float, int)):
+        return make(np.array(value, dtype=number_dtype(value, like)))  # type: ignore[no-any-return]
+    if isinstance(value, (_ndarray, np.generic)) or hasattr(value, "__aiograd_device__"):
+        return make(value)  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)):
+        return make(array_of(value))  # type: ignore[no-any-return]
+    raise ArgumentTypeError(f"expected a Tensor, array or number, found {type(value).__name__}")
+
+
+def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
+    """The dtype of a Python number next to an array of dtype `like`, or alone."""
+    if like is not None:
+        return np.result_type(like, value)
+    if isinstance(value, bool):
+        return np.dtype(np.bool_)
+    if isinstance(value, int):
+        return np.dtype(np.int64)
+    real = current_mode().dtype
+    return np.result_type(real, np.complex64) if isinstance(value, complex) else real
+
+
+def array_of(value: Any) -> np.ndarray[Any, Any]:
+    """An ndarray of nested lists, in which Python floats have the default dtype."""
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ShapeError(f"making a tensor of a nested list: {error}. Give every row the same length.") from None
+    if array.dtype == object or array.dtype.kind not in "biufc":
+        raise ArgumentTypeError(f"making a tensor: expected numbers, found {array.dtype} elements")
+    if array.dtype.kind in "fc" and not _holds_arrays(value):
+        array = array.astype(number_dtype(0.0 if array.dtype.kind == "f" else 0j, None))
+    return array
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_arrays, value))
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+# -------------------------------------------------------------------- any row
+
+
+def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Run a row on Tensors and whatever goes with them; records where a gradient is wanted.
+
+    Returns:
+        A Tensor, or a tuple of Tensors for a row with several outputs.
+    """
+    tensors, statics = _bind(op, args, kwargs)
+    arrays = [None if tensor is None else tensor._data for tensor in tensors]
+    device = _common_device(op, arrays)
+    mode = current_mode()
+    records = mode.grad and op.differentiable and any(tensor is not None and tensor._node is not None for tensor in tensors)
+    fused = op.fused if device == "cpu" else None
+    profiler = mode.profiler
+    started = profiler.begin_forward() if profiler is not None else None
+    residuals: tuple[Any, ...] = ()
+    if fused is not None:
+        result, *rest = fused.forward(*arrays, **statics)
+        residuals = tuple(rest)
+    elif device == "cpu":
+        result = op.forward(*arrays, **statics)
+    else:
+        result = op(*arrays, **statics)
+    outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
+    node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused is not None) if records else None
+    if op.view and outputs[0]._data.__class__ is _ndarray and _shares(outputs[0]._data, arrays[0]):
+        _make_view(op, tensors[0], outputs, args[1:], kwargs)
+    if profiler is not None:
+        profiler.end_forward(started, op, node)
+    return outputs[0] if op.outputs == 1 else tuple(outputs)
+
+
+def _bind(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """Array arguments as Tensors (None where absent) and static arguments by name."""
+    if op.variadic:
+        arrays, rest = list(args), ()
+    else:
+        count = len(op.arrays)
+        arrays, rest = list(args[:count]), args[count:]
+        if len(rest) > len(op.statics):
+            raise ArgumentTypeError(f"{op.name}() takes at most {count + len(op.statics)} arguments, found {len(args)}")
+        for name in op.arrays[len(arrays) :]:
+            if name not in op.defaults:
+                raise ArgumentTypeError(f"{op.name}() misses its array argument {name!r}")
+            arrays.append(op.defaults[name])
+    statics = dict(zip(op.statics, rest, strict=False))
+    for name, value in kwargs.items():
+        if name not in op.statics:
+            raise ArgumentTypeError(f"{op.name}() takes no keyword argument {name!r}; it has {', '.join(op.statics) or 'none'}")
+        if name in statics:
+            raise ArgumentTypeError(f"{op.name}() got two values for {name!r}")
+        statics[name] = value
+    for name in op.statics:
+        if name not in statics:
+            if name not in op.defaults:
+                raise ArgumentTypeError(f"{op.name}() misses its argument {name!r}")
+            statics[name] = op.defaults[name]
+        else:
+            statics[name] = _static(statics[name])
+    like = None
+    for array in arrays:
+        if isinstance(array, (TensorCore, _ndarray, np.generic)):
+            like = array.dtype if like is None else np.result_type(like, array.dtype)
+    tensors: list[Any] = []
+    for array in arrays:
+        if isinstance(array, TensorCore):
+            if array._vc is not None:
+                refresh(array)
+            tensors.append(array)
+        else:
+            tensors.append(None if array is None else constant(array, like))
+    return tensors, statics
+
+
+def _static(value: Any) -> Any:
+    """A static argument with Tensors (such as indices) replaced by their arrays."""
+    if isinstance(value, TensorCore):
+        return value.detach().numpy()
+    if value.__class__ is tuple:
+        return tuple(map(_static, value))
+    if value.__class__ is list:
+        return list(map(_static, value))
+    if value.__class__ is slice:
+        return slice(_static(value.start), _static(value.stop), _static(value.step))
+    return value
+
+
+def _common_device(op: Op, arrays: list[Any]) -> str:
+    found = "cpu"
+    for array in arrays:
+        if array is None or array.__class__ is _ndarray:
+            continue
+        name = devices.device_name_of(array)
+        if name == "cpu" or name == found:
+            continue
+        if found != "cpu":
+            raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
+        found = name
+    if found != "cpu":
+        for array in arrays:
+            if array is not None and array.__class__ is _ndarray and array.ndim:
+                raise DeviceMismatchError(f"{op.name}: arguments live on {found} and cpu; move them to one device with .to()")
+    return found
+
+
+def _attach(
+    op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[Any], residuals: tuple[Any, ...], mode: Mode, device: str, fused: bool
+) -> OpNode | None:
+    """Make the node and hang the outputs on it."""
+    carriers = range(len(outputs)) if op.differentiable_outputs is None else op.differentiable_outputs
+    if not any(outputs[i]._data.dtype.kind in "fc" for i in carriers):
+        return None
+    needs = (True,) if op.variadic else tuple(tensor is not None and tensor._node is not None for tensor in tensors)
+    if not op.variadic and not any(need and _has_rule(op, name) for need, name in zip(needs, op.arrays, strict=True)):
+        return None
+    is_complex = any(output._data.dtype.kind == "c" for output in outputs) or any(t is not None and t._node is not None and t._data.dtype.kind == "c" for t in tensors)
+    if is_complex:
+        check_complex(op)
+    crosses = any(devices.device_name_of(output._data) != "cpu" for output in outputs) or device != "cpu"
+    general = is_complex or crosses or op.outputs != 1
+    cls = node_class(op, needs, general=general, conjugates=is_complex and op.complex == "holomorphic", fused=fused)
+    node = _new(cls)
+    node._seq = _next_sequence()
+    node._extra = None
+    node.next_nodes = tuple([None if tensor is None else tensor._node for tensor in tensors])
+    node.next_nrs = tuple([0 if tensor is None else tensor._nr for tensor in tensors])
+    if isinstance(node, GeneralOpNode):
+        node.metadata_list = tuple([InputMetadata(o._data.shape, o._data.dtype, devices.device_name_of(o._data)) for o in outputs])
+    node.shape = outputs[0]._data.shape
+    node.dtype = outputs[0]._data.dtype
+    row = cls.row
+    for i in carriers:
+        if outputs[i]._data.dtype.kind in "fc":
+            outputs[i]._node = node
+            outputs[i]._nr = i
+    options: dict[str, Any] = dict(statics)
+    if row.saves_output:
+        options["out"] = outputs[0]._data if op.outputs == 1 else tuple([output._data for output in outputs])
+        options["out_versions"] = counter_of(outputs[0]) if op.outputs == 1 else tuple(map(counter_of, outputs))
+    if op.variadic:
+        saved = row.save(tuple(tensors), **options)
+    else:
+        saved = row.save(*tensors, **options, **dict(zip(op.fused.residuals, residuals, strict=True)) if fused and op.fused else {})
+    node._version = versions_of(saved[: len(row.values)])
+    node._saved = saved if mode.saved_hooks is None else _pack(row, saved, mode)
+    if not mode.plain:
+        note(node, mode)
+    return node
+
+
+def _has_rule(op: Op, name: str) -> bool:
+    return name in op.rules or any(name in arguments for arguments in op.joint)
+
+
+def _pack(row: Any, saved: tuple[Any, ...], mode: Mode) -> Any:
+    """Saved values through the innermost pair of saved-tensor hooks."""
+    hooks = mode.saved_hooks
+    layout = row.layout
+    values: list[Any] = []
+    packed_any = False
+    for name, value in zip(layout, saved, strict=True):
+        if value is None or (name not in row.values and name != "out") or isinstance(value, tuple):
+            values.append(value)
+            continue
+        tensor = value if isinstance(value, TensorCore) else make(value)
+        version = tensor.version
+        packed = hooks.pack(tensor)
+        if tensor.version != version:
+            raise ArgumentError("a saved tensor pack hook modified its input in place: return a new value and leave the tensor as it is")
+        values.append(PackedValue(packed, hooks, name == "out"))
+        packed_any = True
+    return Packed(tuple(values)) if packed_any else saved
+
+
+def _note(node: OpNode, mode: Mode) -> None:
+    """Record for anomaly mode and profilers where the node was made."""
+    if mode.anomaly is not None:
+        current = CURRENT.get()
+        stack = "".join(traceback.format_list(traceback.extract_stack()[:-3]))
+        node.extra.anomaly = (stack, None if current is None else current.node)
+    if mode.anomaly is not None or mode.profiler is not None:
+        node.extra.recorder = (threading.get_ident(), current_task_name())
+
+
+# -------------------------------------------------------------------- views
+
+
+def _shares(result: Any, source: Any) -> bool:
+    """Whether a row marked ``view`` returned the memory of its argument."""
+    return result is source or (result.base is not None and (result.base is source or result.base is source.base))
+
+
+def _make_view(op: Op, parent: TensorCore, outputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    counter = counter_of(parent)
+    for output in outputs:
+        output._vc = counter
+    if op.outputs == 1:
+        extra_of(outputs[0]).view = View(parent, op, args, kwargs, counter[0])
+
+
+# -------------------------------------------------------------------- the fast ways in
+
+#: what a binary row that saves nothing but tensors saves, as a bit mask
+_SAVES = {(): 0, ("x1",): 1, ("x2",): 2, ("x1", "x2"): 3}
+
+
+def unary(op: Op) -> Callable[[Any], Any]:
+    """A function of one Tensor for a row of one array without static arguments."""
+    forward = op.forward
+    classes: list[Any] = []
+
+    def apply(x: Any) -> Any:
+        mode = current_mode()
+        data = x._data
+        node = x._node
+        if not mode.plain and (mode.grad or mode.profiler is not None) or data.__class__ is not _ndarray or (x._vc is not None and x._x is not None):
+            return call(op, (x,), {})
+        out = forward(data)
+        if out.__class__ is not _ndarray:
+            out = np.asarray(out)
+        tensor = _new(_TensorClass.cls)
+        tensor._data = out
+        tensor._vc = tensor._x = None
+        tensor._nr = 0
+        if node is None or not mode.grad:
+            tensor._node = None
+            return tensor
+        dtype = out.dtype
+        if dtype is not _FLOAT32 and dtype is not _FLOAT64:
+            return call(op, (x,), {})
+        if not classes:
+            compiled = node_class(op, (True,))
+            classes.append((compiled, compiled.row.save, compiled.row.saves_output))
+        cls, save, saves_output = classes[0]
+        made = _new(cls)
+        made._seq = _next_sequence()
+        made._extra = None
+        made.next_nodes = (node,)
+        made.next_nrs = (x._nr,)
+        made.shape = out.shape
+        made.dtype = dtype
+        if saves_output:
+            tensor._vc = counter = [0]
+            made._saved = saved = save(x, out=out, out_versions=counter)
+        else:
+            made._saved = saved = save(x)
+        made._version = 0 if x._vc is None or not saved else versions_of(saved[: len(cls.row.values)])
+        tensor._node = made
+        return tensor
+
+    return apply
+
+
+def binary(op: Op) -> Callable[[Any, Any], Any]:
+    """A function of two Tensors (or a Tensor and a number or array) for a row of two arrays without static arguments."""
+    forward = op.forward
+    classes: list[Any] = [None, None, None, None]
+
+    def classes_for(needs: int) -> Any:
+        cls = node_class(op, (bool(needs & 1), bool(needs & 2)))
+        values = cls.row.values
+        lean = len(cls.row.layout) == len(values)  # nothing but tensors is saved
+        kind = _SAVES[values] if lean else -1
+        classes[needs] = found = (cls, kind, cls.row.save, cls.row.saves_output)
+        return found
+
+    def apply(a: Any, b: Any) -> Any:
+        mode = current_mode()
+        try:
+            b_node = b._node
+        except AttributeError:
+            try:
+                b = constant(b, a._data.dtype)
+            except ArgumentTypeError:
+                return NotImplemented
+            b_node = None
+        a_node = a._node
+        x1 = a._data
+        x2 = b._data
+        if (
+            not mode.plain
+            and (mode.grad or mode.profiler is not None)
+            or x1.__class__ is not _ndarray
+            or x2.__class__ is not _ndarray
+            or (a._vc is not None and a._x is not None)
+            or (b._vc is not None and b._x is not None)
+        ):
+            return call(op, (a, b), {})
+        out = forward(x1, x2)
+        if out.__class__ is not _ndarray:
+            out = np.asarray(out)
+        tensor = _new(_TensorClass.cls)
+        tensor._data = out
+        tensor._vc = tensor._x = None
+        tensor._nr = 0
+        needs = (a_node is not None) + 2 * (b_node is not None)
+        if not needs or not mode.grad:
+            tensor._node = None
+            return tensor
+        dtype = out.dtype
+        if dtype is not _FLOAT32 and dtype is not _FLOAT64:
+            return call(op, (a, b), {})
+        cls, kind, save, saves_output = classes[needs] or classes_for(needs)
+        made = _new(cls)
+        made._seq = _next_sequence()
+        made._extra = None
+        made.next_nodes = (a_node, b_node)
+        made.next_nrs = (a._nr, b._nr)
+        made.shape = out.shape
+        made.dtype = dtype
+        made._version = 0
+        if kind == 0:
+            made._saved = ()
+        else:
+            if kind == 3:
+                made._saved = saved = (a, b)
+            elif kind == 1:
+                made._saved = saved = (a,)
+            elif kind == 2:
+                made._saved = saved = (b,)
+            elif saves_output:
+                tensor._vc = counter = [0]
+                made._saved = saved = save(a, b, out=out, out_versions=counter)
+            else:
+                made._saved = saved = save(a, b)
+            if a._vc is not None or b._vc is not None:
+                made._version = versions_of(saved[: len(cls.row.values)])
+        tensor._node = made
+        return tensor
+
+    return apply

@@ -1,0 +1,162 @@
+"""Compiles a row of the op tables into the code of its backward node.
+
+Note [Why code is generated]
+    For every recorded operation a node has to save what the rules name, and later hand exactly that to them. Interpreting "what the rules
+    name" for each node costs more than the arithmetic on small arrays. So for each row, and each combination of arguments that
+    need a gradient, two functions are compiled once, from the names in the table only: ``save`` and ``vjp``. For multiplication of
+    two tensors that both need a gradient they read::
+
+        def save(x1, x2, out):
+            return (x1, x2)
+
+        def vjp(self, g):
+            saved = self._saved
+            if saved.__class__ is not tuple: raise self.cannot_run()
+            x1, x2 = saved
+            if self._version or (x1._vc is not None and x1._vc[0]) or (...): self.check_versions()
+            return (rule0(g, x2._data), rule1(g, x1._data))
+
+    This is the only module that calls ``exec``, and the text it compiles consists of identifiers from the tables.
+    Measured by ``tests/benchmarks/small_graphs.py``.
+
+The layout of what is saved: values of tensors first (Tensor objects), then the value of the output (its array, then its version counter),
+then shapes, dtypes and static arguments, then residuals of a fused row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from aiograd.ops.op import Op, Rule
+from aiograd.ops.elementwise import identity
+
+Plan = list[tuple[tuple[str, ...], Rule, tuple[str, ...]]]
+
+
+class Row(NamedTuple):
+    """A row compiled for one combination of arguments that need a gradient."""
+
+    op: Op
+    #: per array argument (or once, for a variadic row): whether it needs a gradient
+    needs: tuple[bool, ...]
+    #: names whose Tensors are saved, in order
+    values: tuple[str, ...]
+    #: whether the output's value is saved
+    saves_output: bool
+    #: shapes, dtypes and static arguments saved, in order
+    facts: tuple[str, ...]
+    residuals: tuple[str, ...]
+    save: Callable[..., tuple[Any, ...]]
+    vjp: Callable[[Any, Any], tuple[Any, ...]]
+    #: the rules for Tensors and other devices
+    plain: Plan
+    #: the rules for host arrays (which may name residuals)
+    fast: Plan
+
+    @property
+    def layout(self) -> tuple[str, ...]:
+        """Names of what is saved, in order."""
+        return (*self.values, *(("out", "out_versions") if self.saves_output else ()), *self.facts, *self.residuals)
+
+
+def compile_row(op: Op, needs: tuple[bool, ...], use_fused: bool) -> Row:
+    """Compile `op` for arguments of which those with `needs` want a gradient, with its fused kernels or its plain rules."""
+    fused = op.fused if use_fused else None
+    arrays = (op.variadic,) if op.variadic else op.arrays
+    wanted = {name for name, need in zip(arrays, needs, strict=True) if need}
+    plain = _plan(op, op.rules, op.joint, wanted)
+    fast = plain if fused is None else _plan(op, fused.rules, fused.joint, wanted)
+    residuals = () if fused is None else fused.residuals
+    names = {name for plan in (plain, fast) for _, _, rule_names in plan for name in rule_names}
+    values = tuple(name for name in arrays if name in names)
+    saves_output = "out" in names
+    facts = tuple(sorted(names - set(values) - set(residuals) - {"out", "needs"}))
+    residuals = tuple(name for name in residuals if name in names)
+    for name in (*arrays, *facts, *residuals):
+        if not name.isidentifier():
+            raise TypeError(f"row {op.name!r}: {name!r} is not an identifier")
+    namespace: dict[str, Any] = {}
+    source = _save_source(op, arrays, values, saves_output, facts, residuals)
+    source += _vjp_source(op, arrays, needs, values, saves_output, facts, residuals, fast, namespace)
+    exec(compile(source, f"<row {op.name} {needs}>", "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
+    return Row(op, needs, values, saves_output, facts, residuals, namespace["save"], namespace["vjp"], plain, fast)
+
+
+def _plan(op: Op, rules: Mapping[str, Rule], joint: Mapping[tuple[str, ...], Rule], wanted: set[str]) -> Plan:
+    return [entry for entry in op.rule_plan(rules, joint) if wanted & set(entry[0])]
+
+
+def _fact_source(op: Op, name: str, arrays: tuple[str, ...]) -> str:
+    """Source that computes a saved fact inside ``save``."""
+    for suffix, attribute in (("_shape", "shape"), ("_dtype", "dtype")):
+        base = name.removesuffix(suffix)
+        if base != name and base in arrays:
+            if op.variadic:
+                return f"tuple([t._data.{attribute} for t in {base}])"
+            return f"(None if {base} is None else {base}._data.{attribute})" if base in op.defaults else f"{base}._data.{attribute}"
+    return name
+
+
+def _save_source(op: Op, arrays: tuple[str, ...], values: tuple[str, ...], saves_output: bool, facts: tuple[str, ...], residuals: tuple[str, ...]) -> str:
+    entries = [*values, *(["out", "out_versions"] if saves_output else []), *(_fact_source(op, name, arrays) for name in facts), *residuals]
+    parameters = [*arrays, *op.statics, "out=None", "out_versions=None", *(f"{name}=None" for name in (op.fused.residuals if op.fused else ()))]
+    body = f"({', '.join(entries)},)" if entries else "()"
+    return f"def save({', '.join(parameters)}):\n    return {body}\n"
+
+
+def _vjp_source(
+    op: Op,
+    arrays: tuple[str, ...],
+    needs: tuple[bool, ...],
+    values: tuple[str, ...],
+    saves_output: bool,
+    facts: tuple[str, ...],
+    residuals: tuple[str, ...],
+    plan: Plan,
+    namespace: dict[str, Any],
+) -> str:
+    lines = ["def vjp(self, g):"]
+    names = [*values, *(["out", "out_versions"] if saves_output else []), *facts, *residuals]
+    if names:
+        lines += ["saved = self._saved", "if saved.__class__ is not tuple: raise self.cannot_run()", f"{', '.join(names)}, = saved"]
+        tests = ["self._version"]
+        for name in values:
+            if op.variadic:
+                tests.append(f"any([t._vc is not None and t._vc[0] for t in {name}])")
+            else:
+                present = f"{name} is not None and " if name in op.defaults else ""
+                tests.append(f"({present}{name}._vc is not None and {name}._vc[0])")
+        if saves_output:
+            tests.append("out_versions[0]" if op.outputs == 1 else "any([v[0] for v in out_versions])")
+        if values or saves_output:
+            lines.append(f"if {' or '.join(tests)}: self.check_versions()")
+    if op.outputs != 1:
+        lines.append("g = self.materialize(g)")
+    results: dict[str, str] = {}
+    for i, (arguments, rule, rule_names) in enumerate(plan):
+        namespace[f"rule{i}"] = rule
+        call = [_argument_source(op, name, values, arguments, arrays, needs) for name in rule_names]
+        expression = "g" if rule is identity else f"rule{i}({', '.join(['g', *call])})"
+        if len(arguments) == 1:
+            results[arguments[0]] = expression
+        else:
+            lines.append(f"{', '.join(f'd_{a}' for a in arguments)}, = {expression}")
+            results.update({a: f"d_{a}" for a in arguments})
+    if op.variadic:
+        lines.append(f"return {results.get(op.variadic, '()')}")
+    else:
+        entries = [results.get(name, "None") if need else "None" for name, need in zip(arrays, needs, strict=True)]
+        lines.append(f"return ({', '.join(entries)},)")
+    return "\n    ".join(lines) + "\n"
+
+
+def _argument_source(op: Op, name: str, values: tuple[str, ...], arguments: tuple[str, ...], arrays: tuple[str, ...], needs: tuple[bool, ...]) -> str:
+    if name == "needs":
+        return repr(tuple(needs[arrays.index(argument)] for argument in arguments))
+    if name in values:
+        if op.variadic:
+            return f"tuple([t._data for t in {name}])"
+        return f"(None if {name} is None else {name}._data)" if name in op.defaults else f"{name}._data"
+    return name
+

@@ -1,0 +1,522 @@
+"""Tensor: `TensorCore` with operators, numpy's protocols and methods.
+
+Every method runs a row of the op tables. Operators use the unrolled ways in of `aiograd.tensors.record`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiograd import devices
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.modes import current_mode
+from aiograd.ops import ROWS
+from aiograd.tensors import inplace, passes
+from aiograd.tensors.core import TensorCore, bind_tensor_class, make, refresh
+from aiograd.tensors.dispatch import array_function, array_ufunc
+from aiograd.tensors.record import binary, call, constant, unary
+from aiograd.tensors.transfer import to_device
+from aiograd.types import Shape
+
+_row = ROWS.__getitem__
+
+
+def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    def reflected(self: Any, other: Any) -> Any:
+        try:
+            return function(constant(other, self._data.dtype), self)
+        except ArgumentTypeError:
+            return NotImplemented
+
+    return reflected
+
+
+def _in_place(name: str) -> Callable[[Any, Any], Any]:
+    op = _row(name)
+    function = binary(op)
+
+    def in_place(self: Any, other: Any) -> Any:
+        what = f"in-place {name}"
+        inplace.check_in_place(self, what)
+        plain = other._data if isinstance(other, TensorCore) else other
+        wants_graph = current_mode().grad and (self._node is not None or getattr(other, "_node", None) is not None or inplace.base_of(self)._node is not None)
+        if not wants_graph and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
+            try:
+                op.forward(self._data, plain, out=self._data)
+            except (ValueError, TypeError) as error:
+                raise ArgumentError(f"{what} of shape {list(self.shape)}, dtype {self.dtype}: {error}") from None
+            inplace.counter_of(self)[0] += 1
+            return self
+        return inplace.assign(self, function(self, other), what, _setitem, _reshape)
+
+    return in_place
+
+
+def _setitem(x: Any, value: Any, index: Any) -> Any:
+    return call(_row("setitem"), (x, value), {"index": index})
+
+
+def _reshape(x: Any, shape: Shape) -> Any:
+    return call(_row("reshape"), (x,), {"shape": shape})
+
+
+_add, _sub, _mul, _div = binary(_row("add")), binary(_row("sub")), binary(_row("mul")), binary(_row("div"))
+_pow, _matmul = binary(_row("pow")), binary(_row("matmul"))
+
+
+class Tensor(TensorCore):
+    """An array that records what is done with it, so that gradients can be computed; made by `aiograd.tensor` and operations.
+
+    Attributes: ``shape ndim size dtype device T mT requires_grad grad grad_fn is_leaf``. ``await t`` waits until its data is there.
+    """
+
+    __slots__ = ()
+
+    # ---------------------------------------------------------------- differentiation
+
+    def backward(
+        self, gradient: Any = None, *, retain_graph: bool | None = None, create_graph: bool = False, inputs: Any = None
+    ) -> Coroutine[Any, Any, None]:
+        """Accumulate gradients of this tensor into the leaves it was computed from; await the result. See `aiograd.backward`.
+
+        Args:
+            gradient: gradient of this tensor, of its shape; may be left out for one element.
+        """
+        return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+
+    # ---------------------------------------------------------------- protocols
+
+    __array_priority__ = 1000
+    __aiograd_priority__ = 1000
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        return array_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return array_function(function, args, kwargs)
+
+    def __aiograd_op__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return call(op, args, kwargs)
+
+    # ---------------------------------------------------------------- operators
+
+    if TYPE_CHECKING:
+
+        def __add__(self, other: Any) -> Tensor: ...
+        def __radd__(self, other: Any) -> Tensor: ...
+        def __sub__(self, other: Any) -> Tensor: ...
+        def __rsub__(self, other: Any) -> Tensor: ...
+        def __mul__(self, other: Any) -> Tensor: ...
+        def __rmul__(self, other: Any) -> Tensor: ...
+        def __truediv__(self, other: Any) -> Tensor: ...
+        def __rtruediv__(self, other: Any) -> Tensor: ...
+        def __pow__(self, other: Any) -> Tensor: ...
+        def __rpow__(self, other: Any) -> Tensor: ...
+        def __matmul__(self, other: Any) -> Tensor: ...
+        def __rmatmul__(self, other: Any) -> Tensor: ...
+        def __mod__(self, other: Any) -> Tensor: ...
+        def __rmod__(self, other: Any) -> Tensor: ...
+        def __floordiv__(self, other: Any) -> Tensor: ...
+        def __rfloordiv__(self, other: Any) -> Tensor: ...
+        def __neg__(self) -> Tensor: ...
+        def __pos__(self) -> Tensor: ...
+        def __abs__(self) -> Tensor: ...
+        def __iadd__(self, other: Any) -> Tensor: ...
+        def __isub__(self, other: Any) -> Tensor: ...
+        def __imul__(self, other: Any) -> Tensor: ...
+        def __itruediv__(self, other: Any) -> Tensor: ...
+        def __ipow__(self, other: Any) -> Tensor: ...
+        def __eq__(self, other: object) -> Tensor: ...  # type: ignore[override]
+        def __ne__(self, other: object) -> Tensor: ...  # type: ignore[override]
+        def __lt__(self, other: Any) -> Tensor: ...
+        def __le__(self, other: Any) -> Tensor: ...
+        def __gt__(self, other: Any) -> Tensor: ...
+        def __ge__(self, other: Any) -> Tensor: ...
+        def __and__(self, other: Any) -> Tensor: ...
+        def __or__(self, other: Any) -> Tensor: ...
+        def __xor__(self, other: Any) -> Tensor: ...
+        def __invert__(self) -> Tensor: ...
+    else:
+        __add__ = __radd__ = _add  # addition and multiplication of numbers commute to the bit
+        __mul__ = __rmul__ = _mul
+        __sub__, __rsub__ = _sub, _reflected(_sub)
+        __truediv__, __rtruediv__ = _div, _reflected(_div)
+        __pow__, __rpow__ = _pow, _reflected(_pow)
+        __matmul__, __rmatmul__ = _matmul, _reflected(_matmul)
+        __mod__, __rmod__ = binary(_row("remainder")), _reflected(binary(_row("remainder")))
+        __floordiv__, __rfloordiv__ = binary(_row("floor_divide")), _reflected(binary(_row("floor_divide")))
+        __neg__ = unary(_row("neg"))
+        __pos__ = unary(_row("positive"))
+        __abs__ = unary(_row("abs"))
+        __iadd__, __isub__, __imul__, __itruediv__ = _in_place("add"), _in_place("sub"), _in_place("mul"), _in_place("div")
+        __ipow__ = _in_place("pow")
+        __eq__, __ne__ = binary(_row("eq")), binary(_row("ne"))
+        __lt__, __le__, __gt__, __ge__ = binary(_row("lt")), binary(_row("le")), binary(_row("gt")), binary(_row("ge"))
+        __and__, __or__, __xor__ = binary(_row("bitwise_and")), binary(_row("bitwise_or")), binary(_row("bitwise_xor"))
+        __invert__ = unary(_row("bitwise_not"))
+
+    __hash__ = TensorCore.__hash__
+
+    def __getitem__(self, index: Any) -> Tensor:
+        return call(_row("getitem" if _is_basic(index) else "index"), (self, index), {})  # type: ignore[no-any-return]
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        what = "assignment to a part of a tensor"
+        inplace.check_in_place(self, what)
+        refresh(self)
+        index = _plain_index(index)
+        if not isinstance(value, TensorCore):
+            value = constant(value, self.dtype)
+        records = current_mode().grad and (value._node is not None or self._node is not None or inplace.base_of(self)._node is not None)
+        if records:
+            inplace.assign(self, _setitem(self, value, index), what, _setitem, _reshape)
+            return
+        try:
+            self._data[index] = value._data
+        except (ValueError, IndexError) as error:
+            raise ArgumentError(f"{what} of shape {list(self.shape)}: {error}") from None
+        inplace.counter_of(self)[0] += 1
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return (self[i] for i in range(len(self)))
+
+    def __contains__(self, value: Any) -> bool:
+        return bool((self == value).any())
+
+    def __repr__(self) -> str:
+        data = self._data
+        ready = getattr(data, "__aiograd_is_ready__", None)
+        if self.device == "cpu":
+            body = np.array2string(data, separator=", ", prefix="tensor(", threshold=200)
+        elif ready is not None and not ready():
+            body = f"<pending>, shape={self.shape}"
+        else:
+            body = f"<{list(self.shape)}>"
+        notes = [] if data.dtype in (np.float32, np.int64, np.bool_) else [f"dtype={data.dtype}"]
+        if self.device != "cpu":
+            notes.append(f"device={self.device!r}")
+        if self.grad_fn is not None:
+            notes.append(f"grad_fn=<{self.grad_fn.name}>")
+        elif self.requires_grad:
+            notes.append("requires_grad=True")
+        return f"tensor({', '.join([body, *notes])})"
+
+    def __format__(self, spec: str) -> str:
+        return format(self.item(), spec) if spec and self.size == 1 else repr(self)
+
+    # ---------------------------------------------------------------- in-place methods
+
+    def add_(self, other: Any) -> Tensor:
+        """``self += other``."""
+        return self.__iadd__(other)
+
+    def sub_(self, other: Any) -> Tensor:
+        """``self -= other``."""
+        return self.__isub__(other)
+
+    def mul_(self, other: Any) -> Tensor:
+        """``self *= other``."""
+        return self.__imul__(other)
+
+    def div_(self, other: Any) -> Tensor:
+        """``self /= other``."""
+        return self.__itruediv__(other)
+
+    def copy_(self, other: Any) -> Tensor:
+        """Replace the values by those of `other`, broadcast and cast."""
+        value = other if isinstance(other, TensorCore) else constant(other, self.dtype)
+        if value.dtype != self.dtype:
+            value = value.astype(self.dtype)  # type: ignore[attr-defined]
+        inplace.assign(self, value, "copy_", _setitem, _reshape)
+        return self
+
+    def fill_(self, value: Any) -> Tensor:
+        """Set every element to a number."""
+        inplace.assign(self, constant(value, self.dtype), "fill_", _setitem, _reshape)
+        return self
+
+    def zero_(self) -> Tensor:
+        """Set every element to 0."""
+        return self.fill_(0)
+
+    # ---------------------------------------------------------------- dtype and device
+
+    def astype(self, dtype: Any, *, copy: bool = True) -> Tensor:
+        """The values with another dtype; gradients are cast back.
+
+        Args:
+            copy: whether to return a new tensor also where the dtype is the same.
+        """
+        wanted = np.dtype(dtype)
+        if wanted == self.dtype and not copy:
+            return self
+        return call(_row("to_copy"), (self,), {"dtype": wanted})  # type: ignore[no-any-return]
+
+    def to(self, target: Any) -> Tensor:
+        """The tensor on a device (``"cpu"``, ``"cuda:0"``) or with a dtype; itself where it is so already. Gradients go the way back.
+
+        Raises:
+            DeviceError: no such device.
+        """
+        if not isinstance(target, str) or target in np.sctypeDict:
+            return self.astype(target, copy=False)
+        device = devices.device(target)
+        name = "cpu" if device is None else device.name
+        if name == self.device:
+            return self
+        return call(to_device, (self,), {"device": name, "source": self.device})  # type: ignore[no-any-return]
+
+    def cpu(self) -> Tensor:
+        """The tensor on the host."""
+        return self.to("cpu")
+
+    def float(self) -> Tensor:
+        """As float32."""
+        return self.astype(np.float32, copy=False)
+
+    def double(self) -> Tensor:
+        """As float64."""
+        return self.astype(np.float64, copy=False)
+
+    def clone(self) -> Tensor:
+        """A copy, in the graph."""
+        return call(_row("clone"), (self,), {})  # type: ignore[no-any-return]
+
+    # ---------------------------------------------------------------- shape
+
+    @property
+    def T(self) -> Tensor:  # noqa: N802 - the standard's name
+        """Axes in reverse order."""
+        return np.transpose(self)  # type: ignore[call-overload,no-any-return]
+
+    @property
+    def mT(self) -> Tensor:  # noqa: N802
+        """The last two axes exchanged."""
+        return np.swapaxes(self, -1, -2)  # type: ignore[call-overload,no-any-return]
+
+    def reshape(self, *shape: Any) -> Tensor:
+        """The same elements in another shape; one extent may be -1."""
+        return _reshape(self, _flat(shape))  # type: ignore[no-any-return]
+
+    view = reshape
+
+    def flatten(self, start: int = 0, end: int = -1) -> Tensor:
+        """Axes `start` to `end` joined into one."""
+        ndim = max(self.ndim, 1)
+        start, end = start % ndim, end % ndim
+        shape = self.shape or (1,)
+        return _reshape(self, (*shape[:start], -1, *shape[end + 1 :]))  # type: ignore[no-any-return]
+
+    def transpose(self, *axes: Any) -> Tensor:
+        """Axes in the given order (numpy), or two axes exchanged (two ints, PyTorch); reversed without arguments."""
+        order = _flat(axes)
+        if not order or order == (None,):
+            return self.T
+        if len(order) == 2 and self.ndim != 2:
+            return np.swapaxes(self, *order)  # type: ignore[call-overload,no-any-return]
+        return np.transpose(self, order)  # type: ignore[call-overload,no-any-return]
+
+    def permute(self, *axes: Any) -> Tensor:
+        """Axes in the given order."""
+        return np.transpose(self, _flat(axes))  # type: ignore[call-overload,no-any-return]
+
+    def swapaxes(self, axis1: int, axis2: int) -> Tensor:
+        """Two axes exchanged."""
+        return np.swapaxes(self, axis1, axis2)  # type: ignore[call-overload,no-any-return]
+
+    def squeeze(self, axis: Any = None) -> Tensor:
+        """Without axes of extent 1 (all, or the given ones)."""
+        return np.squeeze(self, axis=axis)  # type: ignore[call-overload,no-any-return]
+
+    def unsqueeze(self, axis: int) -> Tensor:
+        """With a new axis of extent 1."""
+        return np.expand_dims(self, axis)  # type: ignore[call-overload,no-any-return]
+
+    def expand(self, *shape: Any) -> Tensor:
+        """Broadcast to a shape; -1 keeps an extent."""
+        wanted = _flat(shape)
+        own = (1,) * (len(wanted) - self.ndim) + self.shape
+        return np.broadcast_to(self, tuple(o if w == -1 else w for w, o in zip(wanted, own, strict=True)))  # type: ignore[call-overload,no-any-return]
+
+    # ---------------------------------------------------------------- reductions
+
+    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Sum over axes."""
+        return call(_row("sum"), (self,), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
+
+    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Mean over axes."""
+        return np.mean(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def prod(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Product over axes."""
+        return np.prod(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Largest element over axes; its gradient is shared between ties."""
+        return np.max(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Smallest element over axes; its gradient is shared between ties."""
+        return np.min(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def var(self, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+        """Variance over axes."""
+        return call(_row("var"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})  # type: ignore[no-any-return]
+
+    def std(self, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+        """Standard deviation over axes."""
+        return call(_row("std"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})  # type: ignore[no-any-return]
+
+    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        """Index of the largest element."""
+        return np.argmax(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
+        """Index of the smallest element."""
+        return np.argmin(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def all(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Whether all elements are true."""
+        return np.all(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def any(self, axis: Any = None, keepdims: bool = False) -> Tensor:
+        """Whether any element is true."""
+        return np.any(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+
+    def cumsum(self, axis: int | None = None) -> Tensor:
+        """Cumulative sum."""
+        return np.cumsum(self, axis=axis)  # type: ignore[call-overload,no-any-return]
+
+    def norm(self) -> Tensor:
+        """Euclidean norm of all elements."""
+        return np.sqrt(call(_row("sum"), (np.square(np.abs(self)),), {}))  # type: ignore[call-overload,no-any-return]
+
+    # ---------------------------------------------------------------- elementwise
+
+    if TYPE_CHECKING:
+
+        def exp(self) -> Tensor: ...
+        def log(self) -> Tensor: ...
+        def sqrt(self) -> Tensor: ...
+        def square(self) -> Tensor: ...
+        def sin(self) -> Tensor: ...
+        def cos(self) -> Tensor: ...
+        def tanh(self) -> Tensor: ...
+        def sigmoid(self) -> Tensor: ...
+        def relu(self) -> Tensor: ...
+        def abs(self) -> Tensor: ...
+        def matmul(self, other: Any) -> Tensor: ...
+        def conj(self) -> Tensor: ...
+    else:
+        exp, log, sqrt, square = unary(_row("exp")), unary(_row("log")), unary(_row("sqrt")), unary(_row("square"))
+        sin, cos, tanh = unary(_row("sin")), unary(_row("cos")), unary(_row("tanh"))
+        sigmoid, relu = unary(_row("sigmoid")), unary(_row("relu"))
+        abs = __abs__
+        matmul = __matmul__
+        conj = conjugate = unary(_row("conj"))
+
+    def pow(self, exponent: Any) -> Tensor:
+        """Elementwise power."""
+        return self**exponent
+
+    def clip(self, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002 - the standard's names
+        """Elements limited to a range."""
+        return np.clip(self, min, max)  # type: ignore[call-overload,no-any-return]
+
+    clamp = clip
+
+
+def _flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """``(2, 3)`` of ``f(2, 3)`` and ``f((2, 3))`` alike."""
+    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], (tuple, list)) else values
+
+
+def _is_basic(index: Any) -> bool:
+    """Whether numpy's basic indexing applies (the result is a view)."""
+    parts = index if index.__class__ is tuple else (index,)
+    return all(part is None or part is Ellipsis or part.__class__ in (int, slice) or isinstance(part, np.integer) for part in parts)
+
+
+def _plain_index(index: Any) -> Any:
+    if isinstance(index, TensorCore):
+        return index.numpy()
+    if index.__class__ is tuple:
+        return tuple(map(_plain_index, index))
+    return index
+
+
+bind_tensor_class(Tensor)
+
+
+def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+    """A new leaf with a copy of the data.
+
+    Args:
+        data: nested lists of numbers, an array, or a Tensor. Python floats become the default dtype, arrays keep theirs.
+        dtype: of the result.
+        device: name of the device to put it on.
+        requires_grad: whether gradients are wanted.
+
+    Raises:
+        ArgumentTypeError: not numbers, or a gradient is wanted of a dtype that has none.
+    """
+    from_tensor = isinstance(data, TensorCore)
+    source: Any = data._data if from_tensor else data
+    if isinstance(source, (np.ndarray, np.generic)):
+        array = np.array(source, dtype=dtype)
+    elif from_tensor:
+        array = np.array(data.detach().numpy(), dtype=dtype)
+        device = device or data.device
+    else:
+        array = constant(_materialized(source), None)._data
+        array = np.array(array, dtype=dtype)
+    result = make(array)
+    if device is not None and device != "cpu":
+        result = result.to(device)
+    if requires_grad:
+        result.requires_grad_()
+    return result  # type: ignore[no-any-return]
+
+
+def _materialized(data: Any) -> Any:
+    """Nested lists with Tensors replaced by their values."""
+    if isinstance(data, (list, tuple)):
+        return [_materialized(item) for item in data]
+    return data.detach().numpy() if isinstance(data, TensorCore) else data
+
+
+def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None) -> Tensor:
+    """A Tensor of the data, sharing memory with an array where dtype and `copy` allow; a Tensor stays in its graph.
+
+    Args:
+        copy: True always copies, False raises where a copy would be needed, None copies where needed.
+    """
+    if isinstance(data, TensorCore):
+        result: Any = data
+        if dtype is not None and result.dtype != np.dtype(dtype):
+            if copy is False:
+                raise ArgumentError(f"asarray(copy=False): casting {result.dtype} to {np.dtype(dtype)} needs a copy")
+            result = result.astype(dtype)
+        elif copy:
+            result = result.clone()
+    else:
+        if not isinstance(data, (np.ndarray, np.generic)):
+            data = constant(_materialized(data), None)._data if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
+        result = make(np.asarray(data, dtype=dtype, copy=copy))
+    return result if device is None else result.to(device)  # type: ignore[no-any-return]
+
+
+def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
+    """A Tensor that shares the array's memory. Writing to the array behind the tensor's back is not noticed."""
+    if not isinstance(array, np.ndarray):
+        raise ArgumentTypeError(f"from_numpy: expected an ndarray, found {type(array).__name__}; use tensor() or asarray()")
+    return make(array)  # type: ignore[no-any-return]
+
+
+def from_dlpack(x: Any) -> Tensor:
+    """A Tensor that shares memory with any host array that speaks DLPack."""
+    return make(np.from_dlpack(x))  # type: ignore[no-any-return]

@@ -1,0 +1,35 @@
+"""Moving tensors between devices: the row ``to_device``.
+
+Forward copies, backward copies the other way, on the thread of the device involved; so a graph may cross between host and devices as often
+as it likes.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd import devices
+from aiograd.engine.run import loop_is_running
+from aiograd.errors import NotReadyError
+from aiograd.ops.op import define
+from aiograd.types import Array
+
+
+def _to_device(x: Array, /, device: str, source: str) -> Any:
+    """The array on another device; `source` is the device it is on."""
+    if source != "cpu":
+        ready = getattr(x, "__aiograd_is_ready__", None)
+        if ready is not None and not ready() and loop_is_running():
+            raise NotReadyError(f"moving a tensor from {source} whose data is still being computed would block the event loop: `await` it first")
+        x = devices.device(source).to_host(x)  # type: ignore[union-attr]
+    target = devices.device(device)
+    return x if target is None else target.from_host(x)
+
+
+to_device = define(
+    "to_device",
+    _to_device,
+    x=lambda g, device, source: to_device(g, device=source, source=device),
+    complex="explicit",
+    cost=0.5,
+)

@@ -1,0 +1,326 @@
+"""An event loop with a virtual clock: time jumps to the next timer, a seed decides the order, and every run can be repeated.
+
+`SimulatedLoop` is asyncio's own loop with three things replaced. Its selector does not wait: it moves the clock to the next timer, and
+raises `DeadlockError` when there is none. Its ready queue pops first-in first-out, or in an order drawn from a seed. Its executor runs
+jobs inline at a drawn virtual time, or hands them to real threads. Each step is folded into a hash, so two runs can be compared.
+
+Note [Which private names]
+    asyncio has no public seam for a clock or a queue. The loop leans on the names of ``BaseEventLoop`` and ``Handle`` that are declared
+    at the top of the class and on nothing else; a test lists them, so that a Python that changes one is noticed at once. They are the
+    same in Python 3.11 to 3.13.
+
+Note [Both orders]
+    asyncio documents that ``call_soon`` is first-in first-out, so under ``order="fifo"`` every failure is real. ``order="permuted"``
+    explores more: a failure found only there rests on the documented order, and is to be judged, not ignored.
+
+Note [Time and real threads]
+    With ``executor="threads"`` a job takes no virtual time: while one runs and nothing else is ready, the loop really waits for it
+    before it moves the clock, so a timeout never fires merely because a thread is slow. A job that needs a later virtual time to end
+    therefore never ends; after `patience` real seconds that is a `DeadlockError`. Threads that the loop knows nothing of are announced
+    with `external_work`. The hash is reproducible only as far as the threads are.
+
+Rejected: patching ``time.monotonic`` (reaches every thread and library of the process); a loop written from scratch on
+``AbstractEventLoop`` (the same few private names, and all of run_forever, asyncgen and exception handling written again); a subclass of
+``SelectorEventLoop`` (opens real sockets, which a simulation has no use for).
+
+Source: the deterministic loops of FoundationDB's simulator and of simloop; trio's ``MockClock`` with ``autojump``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+import hashlib
+import itertools
+import math
+import struct
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor
+from contextlib import contextmanager
+from random import Random
+from typing import Any, Literal, TypeVar, TypeVarTuple
+
+from aiograd.errors import AiogradError, ArgumentError, LoopError
+from aiograd.testing.jobs import InlineJobs, JobRunner
+from aiograd.testing.suspension import coroutine_name, describe_task
+
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+
+Order = Literal["fifo", "permuted"]
+ExecutorKind = Literal["inline", "threads"]
+
+
+class DeadlockError(AiogradError, RuntimeError):
+    """Tasks wait, and nothing that could wake one will ever happen."""
+
+
+class SimulatedLoop(asyncio.BaseEventLoop):
+    """asyncio's event loop on a virtual clock that starts at 0.
+
+    Args:
+        seed: decides everything that is drawn. None draws nothing: first-in first-out, and jobs take no virtual time.
+        order: how ready callbacks are popped: ``"fifo"`` as asyncio documents, ``"permuted"`` at random from `seed`.
+        executor: ``"inline"`` runs jobs on the loop's thread at a drawn virtual time, ``"threads"`` on real threads; or a function
+            that makes a `JobRunner` for the loop.
+        patience: how long a real thread may keep an idle loop waiting, in real seconds.
+
+    Raises:
+        ArgumentError: an unknown `order` or `executor`, or a permuted order without a seed.
+    """
+
+    # Note [Which private names]
+    _ready: _ReadyQueue
+    _scheduled: list[asyncio.TimerHandle]
+    _selector: _VirtualSelector
+    _clock_resolution: float
+
+    def __init__(
+        self,
+        seed: int | str | None = None,
+        *,
+        order: Order = "fifo",
+        executor: ExecutorKind | Callable[[SimulatedLoop], JobRunner] = "inline",
+        patience: float = 30.0,
+    ) -> None:
+        super().__init__()
+        try:
+            _check(seed, order, executor)
+        except ArgumentError:
+            self.close()  # a loop that was never usable is not one that was forgotten open
+            raise
+        self.seed = seed
+        self.order: Order = order
+        self.steps = 0
+        self._now = 0.0
+        self._trace = hashlib.blake2b(digest_size=16)
+        self._serials: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+        self._next_serial = itertools.count()
+        self._interrupts: dict[int, list[Callable[[], object]]] = {}
+        self._expected = 0
+        self._selector = _VirtualSelector(self, patience)
+        self._ready = _ReadyQueue(self._step, self.stream("sched") if order == "permuted" else None)
+        self._clock_resolution = math.ulp(0.0)
+        self._jobs: JobRunner | None
+        if callable(executor):
+            self._jobs = executor(self)
+        elif executor == "inline":
+            self._jobs = InlineJobs(self, None if seed is None else self.stream("exec"))
+        else:
+            self._jobs = None
+
+    # ---- time
+
+    def time(self) -> float:
+        """The virtual time, in seconds since the loop was made."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock without running anything, as a machine does that was frozen for a while.
+
+        Args:
+            seconds: how far, at least 0.
+
+        Raises:
+            ArgumentError: `seconds` is negative or not finite.
+        """
+        if not 0 <= seconds < math.inf:
+            raise ArgumentError(f"advance({seconds!r}): time only moves forward; expected a finite number of seconds, at least 0")
+        self._set_time(self._now + seconds)
+
+    def _set_time(self, now: float) -> None:
+        self._now = now
+        # BaseEventLoop runs the timers strictly before `time() + resolution`: exactly those that are due
+        self._clock_resolution = math.ulp(now)
+
+    # ---- what is drawn and what is recorded
+
+    def stream(self, name: str) -> Random:
+        """A source of random numbers of its own for one purpose, so that one more draw elsewhere changes nothing here.
+
+        Args:
+            name: the purpose. Every call starts the same sequence again.
+
+        Raises:
+            ArgumentError: the loop has no seed.
+        """
+        if self.seed is None:
+            raise ArgumentError(f"stream({name!r}): this loop draws nothing, since it was made without a seed; use SimulatedLoop(seed=...)")
+        return Random(f"{self.seed}:{name}")  # noqa: S311 - reproducible draws, not secrets
+
+    @property
+    def trace_hash(self) -> str:
+        """Hash of every step so far and of its virtual time. Equal seeds give equal hashes on one minor version of Python."""
+        return self._trace.hexdigest()
+
+    def at_step(self, step: int, callback: Callable[[], object]) -> None:
+        """Call `callback` right before step number `step` runs, for instance to cancel a task at every point where it can be.
+
+        Args:
+            step: counted from 1; `steps` is the number of the one that runs now.
+            callback: called between two steps, on the loop's thread.
+
+        Raises:
+            ArgumentError: that step has begun already.
+        """
+        if step <= self.steps:
+            raise ArgumentError(f"at_step({step}): step {self.steps} has begun already; expected a later one")
+        self._interrupts.setdefault(step, []).append(callback)
+
+    def _step(self, handle: asyncio.Handle) -> None:
+        self.steps += 1
+        self._trace.update(struct.pack("<d", self._now))
+        self._trace.update(self._label(handle).encode())
+        for callback in self._interrupts.pop(self.steps, ()):
+            callback()
+
+    def _label(self, handle: asyncio.Handle) -> str:
+        """A name for a step that holds no address and no process-wide counter, so that it is the same in every run."""
+        callback: Any = handle._callback  # type: ignore[attr-defined]
+        while isinstance(callback, functools.partial):
+            callback = callback.func
+        owner = getattr(callback, "__self__", None)
+        if isinstance(owner, asyncio.Task):
+            serial = self._serials.get(owner)
+            if serial is None:
+                serial = self._serials[owner] = next(self._next_serial)
+            return f"{serial}:{coroutine_name(owner)}"
+        return str(getattr(callback, "__qualname__", type(callback).__qualname__))
+
+    # ---- jobs
+
+    def aiograd_submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Where aiograd's engine hands in kernels when it runs on a loop that has this method, instead of to threads of its own.
+
+        Args:
+            job: takes no argument and carries its context with it.
+
+        Returns:
+            A future of this loop.
+        """
+        return self.run_in_executor(None, job)
+
+    def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
+        """Run ``func(*args)`` as the loop's `executor` argument says. Unless jobs run on threads, which `executor` is asked for has no effect."""
+        if self._jobs is not None:
+            return self._jobs.submit(functools.partial(func, *args))
+        future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
+        self._expected += 1
+        future.add_done_callback(self._job_ended, context=contextvars.Context())
+        return future
+
+    def _job_ended(self, _: asyncio.Future[Any]) -> None:
+        self._expected -= 1
+
+    @contextmanager
+    def external_work(self) -> Iterator[None]:
+        """While this is open, something outside the loop will call ``call_soon_threadsafe``: idle, the loop really waits for it."""
+        self._expected += 1
+        try:
+            yield
+        finally:
+            self._expected -= 1
+
+    async def shutdown_default_executor(self, *timeout: Any) -> None:
+        """Join the threads of the default executor, in real time. Cancelling it leaves them to end by themselves."""
+        with self.external_work():
+            await super().shutdown_default_executor(*timeout)
+
+    # ---- the seams of BaseEventLoop
+
+    def _process_events(self, event_list: list[Any]) -> None:
+        """There are no file events."""
+
+    def _write_to_self(self) -> None:
+        self._selector.wake()
+
+
+class _ReadyQueue(deque[asyncio.Handle]):
+    """The ready queue: reports each handle that is about to run, and pops in a drawn order if given draws."""
+
+    def __init__(self, step: Callable[[asyncio.Handle], None], draws: Random | None) -> None:
+        super().__init__()
+        self._step = step
+        self._draws = draws
+
+    def popleft(self) -> asyncio.Handle:
+        if self._draws is None:
+            handle = super().popleft()
+        else:
+            index = self._draws.randrange(len(self))
+            handle = self[index]
+            del self[index]
+        if not handle.cancelled():
+            self._step(handle)
+        return handle
+
+
+class _VirtualSelector:
+    """Instead of waiting for file events, moves the loop's clock; waits in real time only for threads that are expected to call."""
+
+    def __init__(self, loop: SimulatedLoop, patience: float) -> None:
+        self._loop = weakref.proxy(loop)
+        self._patience = patience
+        self._woken = threading.Event()
+
+    def wake(self) -> None:
+        """Called from any thread after it put a handle into the ready queue."""
+        self._woken.set()
+
+    def select(self, timeout: float | None) -> list[Any]:
+        """Called by the loop with 0 when something is ready, else with the time to the next timer, None without one."""
+        if timeout == 0:
+            return []
+        loop = self._loop
+        if self._woken.is_set():
+            self._woken.clear()
+        elif loop._expected:
+            if not self._woken.wait(self._patience):
+                silent = f"threads outside the loop did not answer within {self._patience:g} s of real time ({loop._expected} expected)"
+                raise DeadlockError(self._story(silent))
+            self._woken.clear()
+        elif timeout is None or loop._scheduled[0].when() == math.inf:
+            raise DeadlockError(self._story("nothing is ready and no timer is set, so nothing can ever run again"))
+        else:
+            loop._set_time(loop._scheduled[0].when())
+        return []
+
+    def _story(self, reason: str) -> str:
+        loop = self._loop
+        waiting = sorted(describe_task(task) for task in loop._serials if not task.done())
+        lines = "".join(f"\n  {line}" for line in waiting) or " none"
+        made = f"seed={loop.seed!r}, order={loop.order!r}"
+        return f"deadlock at virtual time {loop.time():g} s after {loop.steps} steps ({made}): {reason}. Tasks:{lines}"
+
+
+def _check(seed: object, order: object, executor: object) -> None:
+    if order not in ("fifo", "permuted"):
+        raise ArgumentError(f"SimulatedLoop(order={order!r}): expected 'fifo' or 'permuted'")
+    if order == "permuted" and seed is None:
+        raise ArgumentError("SimulatedLoop(order='permuted'): a permuted order is drawn from a seed; give one, as in seed=0")
+    if not (executor in ("inline", "threads") or callable(executor)):
+        raise ArgumentError(f"SimulatedLoop(executor={executor!r}): expected 'inline', 'threads' or a function of the loop")
+
+
+def _refuse(name: str) -> Callable[..., Any]:
+    def refused(self: SimulatedLoop, *args: Any, **kwargs: Any) -> Any:
+        raise LoopError(
+            f"{name}: a simulated loop opens no sockets, pipes or processes, since it could not repeat what they do. "
+            "Give the code under test a transport that needs none, or run it on a real loop."
+        )
+
+    refused.__name__ = name
+    return refused
+
+
+_SOCKET_CALLS = (name for name in dir(asyncio.AbstractEventLoop) if name.startswith("sock_"))
+for _name in (
+    "add_reader", "add_writer", "connect_accepted_socket", "connect_read_pipe", "connect_write_pipe", "create_connection", "create_datagram_endpoint",
+    "create_server", "create_unix_connection", "create_unix_server", "getaddrinfo", "getnameinfo", "sendfile", "start_tls", "subprocess_exec",
+    "subprocess_shell", *_SOCKET_CALLS,
+):
+    setattr(SimulatedLoop, _name, _refuse(_name))

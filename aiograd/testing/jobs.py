@@ -1,0 +1,84 @@
+"""What becomes of work handed to an executor on a simulated loop: run inline at a drawn virtual time, or run by real threads.
+
+Note [A job that runs inline must see what a thread would show it]
+    Inline jobs run on the thread of the loop, between two of its steps, yet code that would be wrong in a thread must stay wrong: they
+    run in an empty context (a thread inherits no ContextVar, so a forgotten ``copy_context`` shows), with no running loop (so
+    ``get_running_loop`` raises in them as it does in a thread), and whatever they raise ends up in the future. A job cancelled before
+    its start never runs; one cancelled later runs to its end and its result is dropped. Both windows are real, since start and
+    delivery are two separate moments of virtual time.
+
+Rejected: running the job inside ``submit``, before the caller went on. No thread does that, so a caller that is not yet ready for the
+answer would be tested against something that cannot happen.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from functools import partial
+from random import Random
+from typing import Any, Protocol, TypeVar
+
+T = TypeVar("T")
+
+#: mean of the drawn waits before a job starts and before its result arrives, in virtual seconds
+MEAN_WAIT = 1e-3
+
+
+class JobRunner(Protocol):
+    """Runs the jobs of a `SimulatedLoop`. Implement it to inject faults: jobs that fail, come late or never come back."""
+
+    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Arrange for `job` to run; never runs it before returning.
+
+        Returns:
+            A future of the loop with what `job` returned or raised.
+        """
+        ...
+
+
+class InlineJobs:
+    """Runs each job on the loop's own thread, at a virtual time of its own.
+
+    Args:
+        loop: where jobs run.
+        draws: source of the two waits of each job (exponential, mean 1 ms of virtual time), or None for jobs that take no time.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, draws: Random | None = None) -> None:
+        self._loop = loop
+        self._draws = draws
+
+    def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
+        """Run `job` later, between two steps of the loop. See Note [A job that runs inline must see what a thread would show it]."""
+        result: asyncio.Future[T] = self._loop.create_future()
+        self._later(self._start, job, result)
+        return result
+
+    def _later(self, callback: Callable[..., object], *args: Any) -> None:
+        if self._draws is None:
+            self._loop.call_soon(callback, *args, context=contextvars.Context())
+        else:
+            self._loop.call_later(self._draws.expovariate(1 / MEAN_WAIT), callback, *args, context=contextvars.Context())
+
+    def _start(self, job: Callable[[], T], result: asyncio.Future[T]) -> None:
+        if result.cancelled():
+            return
+        outcome: Callable[[], None]
+        asyncio.events._set_running_loop(None)
+        try:
+            outcome = partial(result.set_result, job())
+        except StopIteration as error:
+            wrapped = RuntimeError("a job raised StopIteration, which no future can carry")
+            wrapped.__cause__ = error
+            outcome = partial(result.set_exception, wrapped)
+        except BaseException as error:  # as a worker thread does: everything goes to whoever awaits the future
+            outcome = partial(result.set_exception, error)
+        finally:
+            asyncio.events._set_running_loop(self._loop)
+        self._later(self._deliver, outcome, result)
+
+    def _deliver(self, outcome: Callable[[], None], result: asyncio.Future[Any]) -> None:
+        if not result.done():
+            outcome()

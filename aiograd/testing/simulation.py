@@ -1,0 +1,78 @@
+"""Run a coroutine to its end on a simulated loop, and say how the run went.
+
+The counterpart of ``asyncio.run`` for tests: a fresh `SimulatedLoop` per call, so a thousand seeds are a thousand independent runs. An
+error leaves with a note that holds what is needed to see it again: seed, order, Python version, step and trace hash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from aiograd.testing.clock import ExecutorKind, Order, SimulatedLoop
+from aiograd.testing.jobs import JobRunner
+from aiograd.testing.suspension import describe_task
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Simulation(Generic[T]):
+    """How a simulated run went."""
+
+    #: what the coroutine returned
+    value: T
+    #: virtual seconds it took
+    time: float
+    #: steps of the loop it took, the points between which anything can happen
+    steps: int
+    #: equal for equal runs, see `SimulatedLoop.trace_hash`
+    trace_hash: str
+    #: tasks that the coroutine left behind, one line each; they were cancelled
+    leftover_tasks: tuple[str, ...]
+
+
+def simulated_run(
+    main: Callable[..., Coroutine[Any, Any, T]],
+    *args: Any,
+    seed: int | str | None = None,
+    order: Order = "fifo",
+    executor: ExecutorKind | Callable[[SimulatedLoop], JobRunner] = "inline",
+    cancel_at: int | None = None,
+) -> Simulation[T]:
+    """Run ``main(*args)`` on a fresh `SimulatedLoop`. Call it where no loop runs.
+
+    Args:
+        main: a coroutine function.
+        args: its arguments.
+        seed: as for `SimulatedLoop`, like `order` and `executor`.
+        cancel_at: cancel `main` right before this step of the loop, counted from 1. To cancel at every point where a program can be
+            cancelled, run it once, then once for each number up to `Simulation.steps`.
+
+    Returns:
+        The value with the figures of the run.
+
+    Raises:
+        DeadlockError: tasks wait for something that can no longer happen.
+        Exception: whatever `main` raises, with a note on how to repeat the run.
+    """
+    loop = SimulatedLoop(seed, order=order, executor=executor)
+
+    try:
+        with asyncio.Runner(loop_factory=lambda: loop) as runner:
+            task = runner.get_loop().create_task(main(*args), name="main")
+            if cancel_at is not None:
+                loop.at_step(cancel_at, task.cancel)
+            value = loop.run_until_complete(task)
+            left = tuple(sorted(map(describe_task, asyncio.all_tasks(loop))))
+            return Simulation(value, loop.time(), loop.steps, loop.trace_hash, left)
+    except BaseException as error:
+        version = ".".join(map(str, sys.version_info[:2]))
+        error.add_note(
+            f"simulated_run(seed={seed!r}, order={order!r}, cancel_at={cancel_at!r}) on Python {version}: ended at virtual time {loop.time():g} s "
+            f"after {loop.steps} steps, trace hash {loop.trace_hash}"
+        )
+        raise

@@ -1,0 +1,55 @@
+"""What every test gets: both event loops for async ones, a leak check, and Hypothesis profiles.
+
+The fixtures themselves ship with the package (``aiograd.testing.pytest_plugin``); here they become the rule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+from collections.abc import Callable, Iterator, Mapping
+
+import pytest
+import uvloop
+from hypothesis import HealthCheck, settings
+
+pytest_plugins = ["aiograd.testing.pytest_plugin", "pytester"]
+
+# The same examples every time, however slow the machine: a failure in CI is a failure everywhere. `dev` explores.
+settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("dev", deadline=None, print_blob=True)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Every async test runs on asyncio's loop and on uvloop, except those that open real sockets or start processes: those run once."""
+    factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
+    if any(item.get_closest_marker(name) for name in ("proc", "net", "sim")):
+        del factories["asyncio"]
+    return factories
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _first_loop_opens_process_wide_descriptors() -> None:
+    """libuv opens a pipe for signals with its first loop and keeps it; open it before any leak check takes stock."""
+    uvloop.new_event_loop().close()
+
+
+@pytest.fixture
+def _no_unhandled_errors() -> Iterator[None]:
+    """Nothing fails where nobody looks: a callback that raises, a task whose exception is never retrieved."""
+    records: list[logging.LogRecord] = []
+    handler = logging.Handler(logging.ERROR)
+    handler.emit = records.append  # type: ignore[method-assign]
+    logger = logging.getLogger("asyncio")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    if records:
+        pytest.fail("reported to the event loop's exception handler: " + "\n".join(record.getMessage() for record in records), pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_leaks(_no_unhandled_errors: None, task_leak_check: None) -> None:
+    """No test leaves tasks, threads or file descriptors behind."""

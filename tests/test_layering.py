@@ -1,0 +1,78 @@
+"""The layout of the package is what it says it is, and the checker that says so is no rubber stamp."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.layering import complaints, package_sources
+
+ROOT = Path(__file__).parent.parent / "aiograd"
+
+
+def test_the_package_keeps_its_layout() -> None:
+    sources = package_sources(ROOT)
+    assert len(sources) > 20, "the package was found"
+    assert not complaints(sources), "\n" + "\n".join(complaints(sources))
+
+
+# each made-up package breaks one rule in one place: what is said of it starts with `expected`, and nothing else is said
+VIOLATIONS = {
+    "upwards": ({"ops/a.py": "from aiograd.engine import run", "engine/run.py": ""}, "ops/a.py:1: level 1 imports aiograd.engine.run of level"),
+    "upwards by import": ({"ops/a.py": "import aiograd.engine.run", "engine/run.py": ""}, "ops/a.py:1: level 1 imports aiograd.engine.run"),
+    "upwards for types only": (
+        {"engine/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from aiograd.tensors import Tensor", "tensors/__init__.py": ""},
+        "engine/a.py:3: level 3 imports aiograd.tensors of level 4",
+    ),
+    "upwards, relative": ({"ops/a.py": "from ..engine.run import E", "engine/run.py": ""}, "ops/a.py:1: level 1 imports aiograd.engine.run"),
+    "relative in a package": ({"ops/__init__.py": "from ..nn import M", "nn.py": ""}, "ops/__init__.py:1: level 1 imports aiograd.nn of level 5"),
+    "the whole package": ({"__init__.py": "", "nn/a.py": "import aiograd as ag"}, "nn/a.py:1: level 5 imports aiograd.__init__ of level 7"),
+    "a name of the package": ({"__init__.py": "", "nn/a.py": "from aiograd import Tensor"}, "nn/a.py:1: level 5 imports aiograd.__init__ of level 7"),
+    "siblings": ({"optim.py": "from aiograd.nn.module import Module", "nn/module.py": ""}, "optim.py:1: optim imports its sibling aiograd.nn.module"),
+    "no level": ({"utils.py": ""}, "utils.py:1: utils has no level"),
+    "cycle": ({"graph/a.py": "from aiograd.graph import b", "graph/b.py": "import aiograd.graph.a"}, "import cycle: graph.a -> graph.b -> graph.a"),
+    "in a function": ({"graph/a.py": "def f():\n    import json"}, "graph/a.py:2: imports json inside a function"),
+    "in a method": ({"graph/a.py": "class A:\n  async def f(s):\n    if s:\n      import json"}, "graph/a.py:4: imports json inside a function"),
+    "star": ({"nn/a.py": "from math import *"}, "nn/a.py:1: star import from math"),
+    "pickle": ({"nn/a.py": "import pickle"}, "nn/a.py:1: imports pickle"),
+    "pickle's name": ({"nn/a.py": "from pickle import loads as read"}, "nn/a.py:1: imports pickle"),
+    "marshal": ({"engine/a.py": "import marshal"}, "engine/a.py:1: imports marshal"),
+    "asyncio": ({"tensor/a.py": "import asyncio"}, "tensor/a.py:1: imports asyncio, which belongs in engine.run,"),
+    "asyncio's name": ({"graph/a.py": "from asyncio import Future"}, "graph/a.py:1: imports asyncio"),
+    "aiohttp": ({"distributed/worker.py": "from aiohttp import web"}, "distributed/worker.py:1: imports aiohttp, which belongs in distributed.http"),
+    "numba": ({"nn/a.py": "def f():\n    import numba"}, "nn/a.py:2: imports numba, which belongs in kernels, cuda"),
+    "torch": ({"kernels/a.py": "import torch"}, "kernels/a.py:1: imports torch, which belongs in no module"),
+    "clock in a core": ({"engine/graph_task.py": "from time import monotonic"}, "engine/graph_task.py:1: imports time, but this module decides"),
+    "eval": ({"nn/a.py": "x = eval('1')"}, "nn/a.py:1: calls eval"),
+    "exec": ({"ops/a.py": "def f():\n    exec('1')"}, "ops/a.py:2: calls exec"),
+    "np.load": ({"serialization.py": "import numpy as np\nx = np.load('f')"}, "serialization.py:2: calls np.load"),
+    "import_module": ({"nn/a.py": "import importlib\nimportlib.import_module('x')"}, "nn/a.py:2: calls importlib.import_module"),
+    "assert": ({"nn/a.py": "def f(x):\n    assert x"}, "nn/a.py:2: assert"),
+}
+
+
+@pytest.mark.parametrize(("sources", "expected"), VIOLATIONS.values(), ids=VIOLATIONS.keys())
+def test_a_violation_is_caught(sources: dict[str, str], expected: str) -> None:
+    found = complaints(sources)
+    assert len(found) == 1 and found[0].startswith(expected), found
+
+
+def test_what_is_allowed_is_not_complained_about() -> None:
+    assert not complaints({
+        "__init__.py": "from aiograd.nn.module import Module\nfrom aiograd.tensors import Tensor",
+        "__main__.py": "import sys\nfrom aiograd.cli import main",
+        "cli.py": "import asyncio\nimport importlib\nimportlib.import_module('service')",
+        "engine/run.py": "import asyncio\nimport time\nfrom aiograd.engine.graph_task import GraphTask",
+        "engine/graph_task.py": "import weakref\nfrom aiograd.graph.node import Node",
+        "graph/node.py": "from typing import TYPE_CHECKING\nimport re\nif TYPE_CHECKING:\n    from aiograd.graph import edge\nP = re.compile('x')",
+        "graph/edge.py": "from aiograd.graph.node import Node",
+        "kernels/softmax.py": "def compiled():\n    import numba\n    return numba",
+        "ops/nn.py": "from aiograd.kernels import softmax\nfrom . import nn_linear",
+        "ops/nn_linear.py": "from typing import assert_never\ndef f(x):\n    assert_never(x)",
+        "nn/module.py": "from .linear import Linear\nfrom aiograd.tensors import Tensor",
+        "nn/linear.py": "",
+        "tensor/__init__.py": "from aiograd.tensors.rowcode import build",
+        "tensor/rowcode.py": "exec(compile('1', 'row', 'exec'))",
+        "testing/pytest_plugin.py": "import asyncio\nimport pytest",
+    })

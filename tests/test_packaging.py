@@ -1,0 +1,79 @@
+"""What a user installs: metadata, wheel contents, and an import that stays light."""
+
+from __future__ import annotations
+
+import email
+import importlib.metadata
+import subprocess
+import sys
+import tomllib
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiograd
+
+ROOT = Path(__file__).parent.parent
+PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+def _python(*arguments: str) -> str:
+    return subprocess.run([sys.executable, *arguments], cwd=ROOT, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_installed_version_is_that_of_the_package() -> None:
+    assert importlib.metadata.version("aiograd") == aiograd.__version__
+
+
+@pytest.mark.proc
+def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
+    _python("-m", "hatchling", "build", "-t", "wheel", "-d", str(tmp_path))
+    (wheel,) = tmp_path.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+        info = f"aiograd-{aiograd.__version__}.dist-info"
+        metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
+        entry_points = archive.read(f"{info}/entry_points.txt").decode()
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "aiograd").rglob("*.py")}
+    about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
+    assert names == sources | {"aiograd/py.typed"} | about
+    assert metadata["Version"] == aiograd.__version__
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert metadata["License-Expression"] == "MIT"
+    assert "aiograd = aiograd.cli:main" in entry_points
+    assert "aiograd.testing.pytest_plugin = aiograd.testing.pytest_plugin" in entry_points
+
+
+def test_the_runtime_dependencies_and_extras_are_the_agreed_ones() -> None:
+    def names(requirements: list[str]) -> set[str]:
+        return {requirement.split(";")[0].split("[")[0].split("=")[0].split(">")[0].split("<")[0].strip() for requirement in requirements}
+
+    assert names(PROJECT["dependencies"]) == {"numpy", "uvloop", "aiohttp", "cryptography", "safetensors"}
+    extras = PROJECT["optional-dependencies"]
+    assert extras.keys() >= {"kernels", "cuda", "ray", "otel", "metrics", "parity", "dev"}
+    for extra, requirements in extras.items():
+        for requirement in requirements:
+            if requirement.startswith("torch"):
+                assert requirement == "torch==2.13.0", f"{extra}: an open torch requirement pulls gigabytes of CUDA packages"
+
+
+def test_the_console_script_exists() -> None:
+    (script,) = importlib.metadata.entry_points(group="console_scripts", name="aiograd")
+    assert callable(script.load())
+
+
+def test_readme_and_licence_are_there() -> None:
+    assert (ROOT / PROJECT["readme"]).read_text().startswith("# aiograd")
+    assert "MIT License" in (ROOT / "LICENSE").read_text()
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("flags", [(), ("-O",)])
+def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
+    heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm"}
+    script = "import sys, aiograd; print(*{name.partition('.')[0] for name in sys.modules})"
+    loaded = set(_python("-W", "error", *flags, "-c", script).split())
+    assert "aiograd" in loaded
+    assert not loaded & heavy

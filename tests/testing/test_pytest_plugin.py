@@ -1,0 +1,119 @@
+"""The plugin in other people's test suites, each run by a pytest of its own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+PLUGIN = ("-p", "aiograd.testing.pytest_plugin")
+
+ASYNC_TESTS = """
+    import asyncio
+    import pytest
+    from aiograd.testing import SimulatedLoop
+
+    async def test_plain():
+        assert not isinstance(asyncio.get_running_loop(), SimulatedLoop)
+
+    async def test_jumps(virtual_clock):
+        await asyncio.sleep(3600)
+        assert virtual_clock.time() == 3600
+        virtual_clock.advance(5)
+        assert virtual_clock.loop.time() == 3605
+
+    @pytest.mark.virtual_clock(seed=3, order="permuted")
+    async def test_marked(virtual_clock):
+        assert (virtual_clock.loop.seed, virtual_clock.loop.order) == (3, "permuted")
+"""
+
+
+def _ini(pytester: pytest.Pytester, mode: str = "auto") -> None:
+    lines = (f"asyncio_mode = {mode}", "asyncio_default_fixture_loop_scope = function", "filterwarnings = error", "addopts = --strict-markers")
+    pytester.makeini("\n".join(("[pytest]", *lines)))
+
+
+def test_async_tests_get_the_virtual_clock(pytester: pytest.Pytester) -> None:
+    _ini(pytester)
+    pytester.makepyfile(ASYNC_TESTS)
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=3)
+
+
+def test_a_suite_with_loops_of_its_own_keeps_them(pytester: pytest.Pytester) -> None:
+    _ini(pytester)
+    pytester.makeconftest("""
+        import asyncio
+        def pytest_asyncio_loop_factories(config, item):
+            return {"one": asyncio.new_event_loop, "two": asyncio.new_event_loop}
+    """)
+    pytester.makepyfile(ASYNC_TESTS)
+    result = pytester.runpytest_inprocess(*PLUGIN, "-v")
+    result.assert_outcomes(passed=4)  # the plain test twice, the others once on the simulated loop
+    result.stdout.fnmatch_lines(["*test_plain?one?*", "*test_plain?two?*", "*test_jumps PASSED*"])
+
+
+def test_plain_tests_run_coroutines_on_fresh_loops(pytester: pytest.Pytester) -> None:
+    _ini(pytester)
+    pytester.makepyfile("""
+        import asyncio
+        import pytest
+        from aiograd.errors import LoopError
+
+        @pytest.mark.virtual_clock(seed=3)
+        def test_runs(virtual_clock):
+            async def main(seconds):
+                await asyncio.sleep(seconds)
+                return asyncio.get_running_loop().seed
+            run = virtual_clock.run(main, 60)
+            assert (run.value, run.time) == (3, 60)
+            assert virtual_clock.run(main, 1, seed=4).value == 4
+            with pytest.raises(LoopError, match="no loop is running"):
+                virtual_clock.time()
+    """)
+    pytester.runpytest_inprocess(*PLUGIN).assert_outcomes(passed=1)
+
+
+def test_a_suite_without_pytest_asyncio_is_served_too(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("""
+        import asyncio
+        def test_runs(virtual_clock, task_leak_check):
+            assert virtual_clock.run(asyncio.sleep, 5, "value").value == "value"
+    """)
+    pytester.runpytest_inprocess("-p", "no:asyncio", *PLUGIN).assert_outcomes(passed=1)
+
+
+LEAKING_TESTS = """
+    import asyncio, contextvars, os
+    import pytest
+    from aiograd.engine.run import current_engine
+
+    pytestmark = pytest.mark.usefixtures("task_leak_check")
+    kept = []
+
+    {mark}
+    async def test_task():
+        kept.append(asyncio.create_task(asyncio.Event().wait(), name="stray"))
+
+    {mark}
+    async def test_clean():
+        loop = asyncio.get_running_loop()
+        await asyncio.to_thread(int)  # its thread ends with the loop
+        engine = current_engine()
+        await engine.executor.submit(loop, contextvars.copy_context(), int)  # these end when the fixture closes the default engine
+        kept.append(engine)
+
+    def test_descriptor():
+        kept.append(os.open(os.devnull, os.O_RDONLY))
+"""
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("mode", ["auto", "strict"])
+def test_leaks_fail_the_test_that_left_them(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, mode: str) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    _ini(pytester, mode)
+    pytester.makepyfile(LEAKING_TESTS.format(mark="@pytest.mark.asyncio"))
+    result = pytester.runpytest_subprocess(*PLUGIN)  # its leaks are to die with it
+    result.assert_outcomes(passed=3, errors=2)
+    result.stdout.fnmatch_lines_random(["*LeakError: tasks left behind (1):", "*stray (Event.wait) waits at*"])
+    result.stdout.fnmatch_lines_random(["*LeakError: file descriptors left behind (1):", "*/dev/null*"])
