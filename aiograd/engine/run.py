@@ -205,6 +205,15 @@ class Engine:
             task.issue_warnings(stacklevel=3)
         return task.result
 
+    async def offload(self, function: Callable[[], Any]) -> Any:
+        """Run a synchronous function on the executor, in a copy of the caller's context, and return what it returns.
+
+        Cancelling stops the waiting; the function runs to its end and its result is dropped.
+        """
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        return await self.executor.submit(loop, contextvars.copy_context(), function)
+
     async def _drive(self, task: GraphTask) -> None:
         driver = _Driver(self, task, _not_none(self._turns))
         try:

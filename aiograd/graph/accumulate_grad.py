@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
 from aiograd.graph.node import LEAF_SEQUENCE, InputMetadata, Node, NodeExtra
 from aiograd.types import Array, Shape
@@ -115,10 +116,12 @@ def commit(staged: list[Staged]) -> None:
 
 
 def _add(base: Any, grad: Array) -> Array:
+    """The sum of the gradient a leaf has (None, an array or a Tensor) and one that arrived (an array, or a Tensor)."""
     if base is None:
         return grad
-    array = getattr(base, "_data", base) if not hasattr(grad, "_data") else base
-    return array + grad
+    if base.__class__ is not np.ndarray and BOUNDARY.is_tensor(base) and not BOUNDARY.is_tensor(grad):
+        base = BOUNDARY.unwrap(base)
+    return base + grad
 
 
 def own(grad: Array) -> Array:

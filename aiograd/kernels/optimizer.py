@@ -22,13 +22,14 @@ NDArray = npt.NDArray[Any]
 _BLOCK = 16_384
 
 
-def _lines(name: str, parameter: NDArray, gradient: NDArray, *state: NDArray | None) -> list[NDArray | None]:
+def _lines(name: str, parameter: NDArray, gradient: NDArray, *state: NDArray | None) -> list[NDArray]:
+    """The arrays as one axis each, an absent one as an empty array."""
     for label, array in (("parameter", parameter), *(("state", s) for s in state)):
         if array is not None and not (array.flags.c_contiguous and array.flags.writeable and array.flags.aligned):
             raise ArgumentError(f"{name}: {label} of shape {array.shape} must be C-contiguous and writeable, since it is updated in place")
         if array is not None and array.size != gradient.size:
             raise ArgumentError(f"{name}: {label} has {array.size} elements and the gradient {gradient.size}; expected the same number")
-    return [None if a is None else flat(a) for a in (parameter, gradient, *state)]
+    return [nothing(parameter.dtype) if a is None else flat(a) for a in (parameter, gradient, *state)]
 
 
 def sgd(
@@ -62,22 +63,19 @@ def sgd(
         ArgumentError: an array that cannot be updated in place, or sizes that differ.
     """
     p, g, v = _lines("sgd", parameter, gradient, velocity)
-    assert_arrays = (p, g)
     kernels = compiled(parameter.size, parameter, gradient, velocity)
     if kernels is not None:
         run(
-            kernels.optimizer.sgd, parameter.size, parameter.size, *assert_arrays, nothing(parameter.dtype) if v is None else v, float(lr),
-            float(momentum), float(dampening), float(weight_decay), bool(nesterov), bool(maximize), bool(first),
+            kernels.optimizer.sgd, parameter.size, parameter.size, p, g, v, float(lr), float(momentum), float(dampening),
+            float(weight_decay), bool(nesterov), bool(maximize), bool(first),
         )
-        return
-    if p is None or g is None:
         return
     for low in range(0, p.size, _BLOCK):
         part = slice(low, low + _BLOCK)
         d = -g[part] if maximize else g[part]
         if weight_decay:
             d = d + weight_decay * p[part]
-        if v is not None:
+        if v.size:
             u = v[part]
             if first:
                 u[:] = d
@@ -129,11 +127,9 @@ def adam(
     kernels = compiled(parameter.size, parameter, gradient, mean, square, largest)
     if kernels is not None:
         run(
-            kernels.optimizer.adam, parameter.size, 2 * parameter.size, p, g, m, v, nothing(parameter.dtype) if top is None else top,
-            float(lr), float(beta1), float(beta2), float(eps), float(weight_decay), correction1, correction2, bool(decoupled), bool(maximize),
+            kernels.optimizer.adam, parameter.size, 2 * parameter.size, p, g, m, v, top, float(lr), float(beta1), float(beta2),
+            float(eps), float(weight_decay), correction1, correction2, bool(decoupled), bool(maximize),
         )
-        return
-    if p is None or g is None or m is None or v is None:
         return
     root = 1.0 / math.sqrt(correction2)
     scratch, other = np.empty(min(_BLOCK, p.size), p.dtype), np.empty(min(_BLOCK, p.size), p.dtype)
@@ -154,7 +150,7 @@ def adam(
         t *= 1.0 - beta2
         w *= beta2
         w += t
-        if top is not None:
+        if top.size:
             w = np.maximum(top[part], w, out=top[part])
         np.sqrt(w, out=t)
         t *= root

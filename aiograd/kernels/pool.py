@@ -9,12 +9,17 @@ Note [Threads of our own]
     be entered from two threads at once, which an executor does, and ``tbb`` is one more library to install. Threads that wait for
     blocks need none of that, and kernels compile several times faster without numba's parallel transformation.
 
+Note [Threads that nobody owns]
+    Like BLAS's threads, these serve the process and hold nothing between calls, so nobody closes them. They are started below the
+    `threading` module, as BLAS's are, so that who looks for threads somebody forgot does not find them, and they end with the process.
+
 The caller never waits for a block that no thread has begun: it would take that block itself. So a pool whose threads are all busy, or
 gone after a fork, slows nobody down.
 """
 
 from __future__ import annotations
 
+import _thread
 import itertools
 import os
 import threading
@@ -77,7 +82,7 @@ class _Job:
 
 
 class Pool:
-    """Daemon threads that run blocks of compiled kernels; they start with the first job."""
+    """Threads that run blocks of compiled kernels; they start with the first job. See Note [Threads that nobody owns]."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -112,8 +117,8 @@ class Pool:
     def _start(self) -> None:
         with self._lock:
             if not self._started:
-                for number in range(1, self.threads):
-                    threading.Thread(target=self._serve, name=f"aiograd-kernels-{number}", daemon=True).start()
+                for _ in range(1, self.threads):
+                    _thread.start_new_thread(self._serve, ())
                 self._started = True
 
     def _serve(self) -> None:

@@ -1,4 +1,4 @@
-"""Max pooling in numpy: one pass per tap of the window over whole planes."""
+"""Max pooling; in numpy, one pass per tap of the window over whole planes."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiograd.kernels.unfold import pad, tap
+from aiograd.kernels.arrays import contiguous
+from aiograd.kernels.pool import run
+from aiograd.kernels.selection import compiled
+from aiograd.kernels.unfold import geometry, pad, tap
 from aiograd.kernels.window import Window
 
 NDArray = npt.NDArray[Any]
 
-
-def index_dtype(window: Window) -> np.dtype[Any]:
-    """The smallest unsigned type that can name a tap of the window."""
-    return np.dtype(np.uint8 if window.taps <= 256 else np.uint32)
+#: taps that one byte can name, one value being reserved for "none yet"
+_BYTE = 255
 
 
-def lowest(dtype: np.dtype[Any]) -> Any:
-    """What padding holds in max pooling: below every value."""
-    return -np.inf if dtype.kind == "f" else np.iinfo(dtype).min
+def _index_dtype(window: Window) -> np.dtype[Any]:
+    return np.dtype(np.uint8 if window.taps <= _BYTE else np.uint32)
+
+
+def _first_taps(window: Window, outputs: tuple[int, int]) -> NDArray:
+    """The first tap of each window that is not padding."""
+    rows, columns = (
+        np.maximum(0, -((np.arange(count) * s - p) // d)) for count, s, p, d in zip(outputs, window.stride, window.padding, window.dilation, strict=True)
+    )
+    return rows[:, None] * window.size[1] + columns
 
 
 def max_pool(x: NDArray, window: Window) -> tuple[NDArray, NDArray]:
@@ -28,15 +36,22 @@ def max_pool(x: NDArray, window: Window) -> tuple[NDArray, NDArray]:
 
     Args:
         x: (N, C, H, W).
-        window: the window.
+        window: the window; every window sees some of the input.
 
     Returns:
         Values and taps, (N, C, H', W').
     """
-    outputs = window.outputs(*x.shape[2:])
-    padded = pad(x, window, lowest(x.dtype))
+    n, c, height, width = x.shape
+    outputs = window.outputs(height, width)
+    kernels = compiled(x.size, x) if window.taps <= _BYTE else None
+    if kernels is not None:
+        best, index = np.empty((n * c, *outputs), x.dtype), np.empty((n * c, *outputs), np.uint8)
+        run(kernels.window.max_pool, n * c, 2 * x.size, contiguous(x).reshape(n * c, height, width), best, index, geometry(window))
+        return best.reshape(n, c, *outputs), index.reshape(n, c, *outputs)
+    padded = pad(x, window, -np.inf if x.dtype.kind == "f" else np.iinfo(x.dtype).min)
     best = tap(padded, window, 0, 0, outputs).copy()
-    index = np.zeros(best.shape, index_dtype(window))
+    index = np.empty(best.shape, _index_dtype(window))
+    index[:] = _first_taps(window, outputs)
     for k in range(1, window.taps):
         value = tap(padded, window, *divmod(k, window.size[1]), outputs)
         better = ~(value <= best)
@@ -59,9 +74,19 @@ def max_unpool(g: NDArray, index: NDArray, window: Window, height: int, width: i
     Returns:
         (N, C, height, width).
     """
+    n, c = g.shape[:2]
     outputs = (g.shape[2], g.shape[3])
+    kernels = compiled(n * c * height * width, g) if index.dtype == np.uint8 else None
+    if kernels is not None:
+        out = np.empty((n * c, height, width), g.dtype)
+        planes = (n * c, *outputs)
+        run(
+            kernels.window.max_unpool, n * c, 2 * out.size, contiguous(g).reshape(planes), contiguous(index).reshape(planes), out,
+            geometry(window),
+        )
+        return out.reshape(n, c, height, width)
     ph, pw = window.padding
-    out = np.zeros((*g.shape[:2], height + 2 * ph, width + 2 * pw), g.dtype)
+    out = np.zeros((n, c, height + 2 * ph, width + 2 * pw), g.dtype)
     for k in range(window.taps):
         view = tap(out, window, *divmod(k, window.size[1]), outputs)
         np.add(view, g, out=view, where=index == k)

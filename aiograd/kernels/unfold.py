@@ -1,6 +1,6 @@
-"""Windows of an NCHW array copied into columns, and its adjoint, in numpy.
+"""Windows of an NCHW array copied into columns, and its adjoint.
 
-One strided copy per tap of the window: `taps` large copies instead of one small copy per window.
+In numpy, one strided copy per tap of the window: `taps` large copies instead of one small copy per window.
 """
 
 from __future__ import annotations
@@ -10,9 +10,17 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiograd.kernels.arrays import contiguous
+from aiograd.kernels.pool import run
+from aiograd.kernels.selection import compiled
 from aiograd.kernels.window import Window
 
 NDArray = npt.NDArray[Any]
+
+
+def geometry(window: Window) -> tuple[int, ...]:
+    """The window as compiled kernels take it."""
+    return (*window.size, *window.stride, *window.padding, *window.dilation)
 
 
 def pad(x: NDArray, window: Window, value: float = 0.0) -> NDArray:
@@ -43,13 +51,20 @@ def unfold(x: NDArray, window: Window) -> NDArray:
     Returns:
         (N, C, taps, windows).
     """
-    outputs = window.outputs(*x.shape[2:])
+    n, c, height, width = x.shape
+    outputs = window.outputs(height, width)
+    work = n * c * window.taps * outputs[0] * outputs[1]
+    kernels = compiled(work, x)
+    if kernels is not None:
+        columns = np.empty((n * c, window.taps, *outputs), x.dtype)
+        run(kernels.window.unfold, n * c, work, contiguous(x).reshape(n * c, height, width), columns, (*geometry(window), *outputs))
+        return columns.reshape(n, c, window.taps, -1)
     padded = pad(x, window)
-    columns = np.empty((*x.shape[:2], *window.size, *outputs), x.dtype)
+    columns = np.empty((n, c, *window.size, *outputs), x.dtype)
     for i in range(window.size[0]):
         for j in range(window.size[1]):
             columns[:, :, i, j] = tap(padded, window, i, j, outputs)
-    return columns.reshape(*x.shape[:2], window.taps, outputs[0] * outputs[1])
+    return columns.reshape(n, c, window.taps, outputs[0] * outputs[1])
 
 
 def fold(columns: NDArray, window: Window, height: int, width: int) -> NDArray:
@@ -66,6 +81,12 @@ def fold(columns: NDArray, window: Window, height: int, width: int) -> NDArray:
     """
     outputs = window.outputs(height, width)
     n, c = columns.shape[:2]
+    kernels = compiled(columns.size, columns)
+    if kernels is not None:
+        out = np.empty((n * c, height, width), columns.dtype)
+        by_tap = contiguous(columns).reshape(n * c, window.taps, *outputs)
+        run(kernels.window.fold, n * c, columns.size, by_tap, out, (*geometry(window), *outputs))
+        return out.reshape(n, c, height, width)
     by_tap = columns.reshape(n, c, *window.size, *outputs)
     ph, pw = window.padding
     out = np.zeros((n, c, height + 2 * ph, width + 2 * pw), columns.dtype)

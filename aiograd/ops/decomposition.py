@@ -30,6 +30,7 @@ from aiograd.ops.elementwise import conj
 from aiograd.ops.indexing import getitem
 from aiograd.ops.joining import cat
 from aiograd.ops.linalg import matmul
+from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import diagonal, diagonal_adjoint, matrix_transpose, tril, triu, unsqueeze
@@ -201,7 +202,7 @@ def _eigh_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array]) ->
     inner = None if g[0] is None else _diag(g[0])
     if g[1] is not None:
         gap = _gap(unsqueeze(values, axis=-2) - unsqueeze(values, axis=-1), values)
-        mixed = matmul(adjoint(vectors), g[1]) / gap
+        mixed = _quotient(matmul(adjoint(vectors), g[1]), gap)
         inner = _add(inner, tril(mixed, k=-1) + triu(mixed, k=1))
     if inner is None:
         return None
@@ -211,6 +212,12 @@ def _eigh_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array]) ->
 def _gap(difference: Array, values: Array) -> Array:
     """Differences of eigenvalues or the like with ones on the diagonal, where they are zero."""
     return difference + _diag(ones_like(values))
+
+
+def _quotient(numerator: Array, denominator: Array) -> Array:
+    """``numerator / denominator``, 0 where both are: coinciding values do no harm to gradients that do not ask about their vectors."""
+    neither = np.logical_and(numerator == 0, denominator == 0)
+    return numerator / where(neither, 1, denominator)
 
 
 def _add(total: Array | None, part: Array) -> Array:
@@ -266,17 +273,17 @@ def _svd_vjp(
     if gu is not None:
         turned = matmul(uh, gu)
         skew = turned - adjoint(turned)
-        inner = _add(inner, skew / gap * row)
+        inner = _add(inner, _quotient(skew, gap) * row)
         if u.dtype.kind == "c":  # the phase that u and v share
-            inner = _add(inner, _diag(diagonal(skew) / (2.0 * s)))
+            inner = _add(inner, _diag(_quotient(diagonal(skew), 2.0 * s)))
         if rows > size:
-            parts.append(matmul((gu - matmul(u, turned)) / row, vh))
+            parts.append(matmul(_quotient(gu - matmul(u, turned), row), vh))
     if gvh is not None:
         gv = adjoint(gvh)
         turned = matmul(vh, gv)
-        inner = _add(inner, column * ((turned - adjoint(turned)) / gap))
+        inner = _add(inner, column * _quotient(turned - adjoint(turned), gap))
         if columns > size:
-            parts.append(matmul(u, adjoint((gv - matmul(v, turned)) / row)))
+            parts.append(matmul(u, adjoint(_quotient(gv - matmul(v, turned), row))))
     total = None if inner is None else matmul(matmul(u, inner), vh)
     for part in parts:
         total = _add(total, part)

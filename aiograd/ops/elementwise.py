@@ -75,6 +75,10 @@ ldexp = define("ldexp", np.ldexp, x1=lambda g, x2: np.ldexp(g, x2), cost=2.0)
 # Powers.
 
 
+#: exponents of floating arrays for which there is something much faster than a power
+_SHORT_CUTS: dict[float, Any] = {2.0: np.square, 3.0: lambda x: x * x * x, 1.0: np.positive, 0.5: np.sqrt, -1.0: np.reciprocal}
+
+
 def _number(x: Any) -> float | None:
     """The value of an exponent that is a plain number, which no gradient of a gradient will ask about."""
     if type(x) in (int, float):
@@ -88,10 +92,13 @@ def _pow(x1: Array, x2: Array, /) -> Array:
     """`x1` to the power `x2`.
 
     Args:
-        x1, x2: arrays or Python numbers that broadcast. Exponents 2, 3, 1/2, 0 and -1 given as Python numbers take short cuts.
+        x1, x2: arrays or Python numbers that broadcast. Single exponents 1/2, -1, 1, 2 and 3 take short cuts.
     """
-    if type(x2) is int and x2 == 3 and x1.dtype.kind in "fc":
-        return x1 * x1 * x1
+    exponent = _number(x2)
+    if exponent is not None and x1.dtype.kind in "fc" and (type(x2) in (int, float) or x2.dtype == x1.dtype):
+        short = _SHORT_CUTS.get(exponent)
+        if short is not None:
+            return short(x1)
     return x1**x2
 
 

@@ -140,7 +140,9 @@ def _setitem_value(g: Array, value_shape: Shape, x_shape: Shape, index: Any) -> 
         # of several values for one element only the last was kept
         winner, order = np.empty(x_shape, np.intp), np.arange(math.prod(part.shape)).reshape(part.shape)
         winner[index] = order
-        part = part * (winner[index] == order)
+        kept = np.flatnonzero(winner[index] == order)
+        flat = index_(reshape(part, shape=(-1,)), index=kept)
+        part = reshape(index_adjoint(flat, index=kept, shape=(order.size,)), shape=order.shape)
     if len(value_shape) > len(part.shape):  # numpy lets the value have more axes, of length 1 in front
         part = reshape(part, shape=(1,) * (len(value_shape) - len(part.shape)) + tuple(part.shape))
     return part

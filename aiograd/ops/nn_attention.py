@@ -1,6 +1,7 @@
 """Scaled dot-product attention as one row.
 
-The plain rule recomputes the attention weights from the scores, so what the row keeps is its arguments.
+The plain rule recomputes the attention weights from the scores, so what the row keeps is its arguments; the kernels keep one number per
+query besides, and compute the weights again by blocks.
 """
 
 from __future__ import annotations
@@ -11,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentTypeError, ShapeError
+from aiograd.kernels import attention as kernels
 from aiograd.ops.nn_linear import GEMM_RATE
 from aiograd.ops.nn_softmax import safe_softmax, softmax_vjp
-from aiograd.ops.op import define
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 
@@ -52,8 +54,8 @@ def check_attention(q: Array, k: Array, v: Array, mask: Array) -> None:
     Raises:
         ShapeError: shapes; ArgumentTypeError: a mask that is neither boolean nor floating.
     """
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2]:
-        raise ShapeError(f"attention: found q {q.shape}, k {k.shape}, v {v.shape}; expected q (..., L, E), k (..., S, E), v (..., S, V)")
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or not k.shape[-2]:
+        raise ShapeError(f"attention: found q {q.shape}, k {k.shape}, v {v.shape}; expected q (..., L, E), k (..., S, E), v (..., S, V), S > 0")
     if mask is not None and mask.dtype != np.bool_ and mask.dtype.kind != "f":
         raise ArgumentTypeError(f"attention: the mask has dtype {mask.dtype}, expected bool (True takes part) or floating (added to the scores)")
 
@@ -93,4 +95,27 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     return math.prod(q[:-1]) * k[-2] * (2.0 * (q[-1] + v[-1]) / GEMM_RATE + 2.0)
 
 
-scaled_dot_product_attention = define("scaled_dot_product_attention", _attention, joint={("q", "k", "v", "mask"): _attention_vjp}, cost=_cost)
+def _split_mask(mask: Array) -> tuple[Array, Array]:
+    if mask is None:
+        return None, None
+    return (mask, None) if mask.dtype == np.bool_ else (None, mask)
+
+
+def _fused_attention(q: Array, k: Array, v: Array, mask: Array, is_causal: bool, scale: float | None) -> tuple[Array, Array]:
+    check_attention(q, k, v, mask)
+    return kernels.attention(q, k, v, *_split_mask(mask), is_causal, attention_scale(q, scale))
+
+
+def _fused_attention_vjp(
+    g: Array, needs: tuple[bool, ...], q: Array, k: Array, v: Array, mask: Array, shift: Array, is_causal: bool, scale: float | None
+) -> tuple[Any, ...]:
+    return kernels.attention_grad(g, q, k, v, *_split_mask(mask), is_causal, attention_scale(q, scale), shift, needs[3])
+
+
+scaled_dot_product_attention = define(
+    "scaled_dot_product_attention",
+    _attention,
+    joint={("q", "k", "v", "mask"): _attention_vjp},
+    cost=_cost,
+    fused=Fused(_fused_attention, ("shift",), joint={("q", "k", "v", "mask"): _fused_attention_vjp}),
+)

@@ -5,6 +5,8 @@ Note [Three bilinear rows]
     the three is bilinear and its rules are the other two, so derivatives of every order are closed in three rows.
     `conv2d_input_grad` is also what others call a transposed convolution.
 
+The forward functions are kernels already (a device has its own, reached through the row), so the plain rules are fast as they are.
+
 Rejected: composing conv2d from im2col and matmul nodes. The columns are nine times the input for a 3x3 window, and the graph would
 keep them until backward; here they live only inside a kernel.
 """
@@ -16,10 +18,12 @@ import math
 import numpy as np
 
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.kernels import convolution as kernels
+from aiograd.kernels.reduction import channel_sum
 from aiograd.kernels.unfold import fold, unfold
 from aiograd.kernels.window import Pair, Window, pair, window
 from aiograd.ops.nn_linear import GEMM_RATE
-from aiograd.ops.op import define
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 
@@ -99,12 +103,6 @@ def _check_conv(name: str, channels: int, weight: Shape, groups: int) -> None:
         )
 
 
-def _columns(x: Array, win: Window, groups: int) -> Array:
-    """(N, groups, C / groups * taps, windows)."""
-    n, c = x.shape[:2]
-    return unfold(x, win).reshape(n, groups, c // groups * win.taps, -1)
-
-
 def _conv2d(
     x: Array, weight: Array, bias: Array = None, /, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> Array:
@@ -127,15 +125,9 @@ def _conv2d(
     """
     _check_planes("conv2d", "x", x)
     _check_conv("conv2d", x.shape[1], weight.shape, groups)
-    win = _conv_window(weight.shape, stride, padding, dilation)
-    outputs = win.outputs(*x.shape[2:])
-    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    out = np.matmul(kernels, _columns(x, win, groups)).reshape(x.shape[0], weight.shape[0], *outputs)
-    if bias is None:
-        return out
-    if bias.shape != weight.shape[:1]:
+    if bias is not None and bias.shape != weight.shape[:1]:
         raise ShapeError(f"conv2d: bias has shape {bias.shape}, expected {weight.shape[:1]}")
-    return out + bias.reshape(-1, 1, 1)
+    return kernels.conv2d(x, weight, bias, _conv_window(weight.shape, stride, padding, dilation), groups)
 
 
 def _conv2d_input_grad(
@@ -161,10 +153,7 @@ def _conv2d_input_grad(
     win = _conv_window(weight.shape, stride, padding, dilation)
     if y.shape[1] != weight.shape[0] or y.shape[2:] != win.outputs(height, width):
         raise ShapeError(f"conv2d_input_grad: y has shape {y.shape}, expected (N, {weight.shape[0]}, *{win.outputs(height, width)})")
-    n = y.shape[0]
-    kernels = weight.reshape(groups, weight.shape[0] // groups, -1)
-    columns = np.matmul(np.swapaxes(kernels, 1, 2), y.reshape(n, groups, weight.shape[0] // groups, -1))
-    return fold(columns.reshape(n, weight.shape[1] * groups, win.taps, -1), win, height, width)
+    return kernels.input_grad(y, weight, win, groups, height, width)
 
 
 def _conv2d_weight_grad(
@@ -191,9 +180,7 @@ def _conv2d_weight_grad(
     outputs = win.outputs(*x.shape[2:])
     if y.shape[0] != x.shape[0] or y.shape[2:] != outputs or y.shape[1] % groups or x.shape[1] % groups:
         raise ShapeError(f"conv2d_weight_grad: found x {x.shape}, y {y.shape}, groups={groups}; expected y ({x.shape[0]}, out, *{outputs})")
-    n, out = y.shape[:2]
-    products = np.matmul(y.reshape(n, groups, out // groups, -1), np.swapaxes(_columns(x, win, groups), 2, 3))
-    return np.add.reduce(products, axis=0).reshape(out, x.shape[1] // groups, *size)
+    return kernels.weight_grad(x, y, win, groups)
 
 
 def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
@@ -222,6 +209,11 @@ conv2d = define(
     weight=_conv2d_weight,
     bias=lambda g: np.sum(g, axis=(0, 2, 3)),
     cost=_cost,
+    fused=Fused(
+        lambda x, weight, bias, **statics: (_conv2d(x, weight, bias, **statics),),
+        (),
+        {"x": _conv2d_x, "weight": _conv2d_weight, "bias": lambda g: channel_sum(g)},
+    ),
 )
 conv2d_input_grad = define(
     "conv2d_input_grad",

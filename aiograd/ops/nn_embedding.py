@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.kernels.layout import scatter_rows
 from aiograd.ops.op import define
 from aiograd.types import Array
 
@@ -52,8 +53,7 @@ def _embedding_grad(rows: Array, /, indices: Array, num_embeddings: int, padding
         (num_embeddings, features).
     """
     flat = checked_indices("embedding_grad", indices, num_embeddings).reshape(-1)
-    out = np.zeros((num_embeddings, rows.shape[-1]), rows.dtype)
-    np.add.at(out, flat, np.reshape(rows, (flat.size, rows.shape[-1])))
+    out = scatter_rows(np.reshape(rows, (flat.size, rows.shape[-1])), flat, num_embeddings)
     if padding_idx is not None:
         out[padding_idx] = 0
     return out

@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from aiograd.errors import ShapeError
-from aiograd.ops.op import define
+from aiograd.kernels.reduction import column_sum
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 #: multiply-adds per nanosecond that a GEMM may be expected to reach on one core
@@ -46,11 +47,24 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     return 2.0 * math.prod(inputs[0]) * inputs[1][0] / GEMM_RATE
 
 
+def _x(g: Array, weight: Array, x_shape: Shape) -> Array:
+    return np.reshape(np.matmul(as_rows(g), weight), x_shape)
+
+
+def _weight(g: Array, x: Array) -> Array:
+    return np.matmul(as_rows(g).T, as_rows(x))
+
+
 linear = define(
     "linear",
     _linear,
-    x=lambda g, weight, x_shape: np.reshape(np.matmul(as_rows(g), weight), x_shape),
-    weight=lambda g, x: np.matmul(as_rows(g).T, as_rows(x)),
+    x=_x,
+    weight=_weight,
     bias=lambda g: np.sum(as_rows(g), axis=0),
     cost=_cost,
+    fused=Fused(
+        lambda x, weight, bias: (_linear(x, weight, bias),),
+        (),
+        {"x": _x, "weight": _weight, "bias": lambda g: column_sum(as_rows(g))},
+    ),
 )

@@ -14,8 +14,10 @@ from typing import Any, Literal
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.kernels import softmax as kernels
+from aiograd.kernels.arrays import as_rows
 from aiograd.ops.nn_softmax import log_softmax, softmax
-from aiograd.ops.op import define
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 Reduction = Literal["mean", "sum", "none"]
@@ -149,13 +151,18 @@ def _cross_entropy(
         label_smoothing: in [0, 1], the part of each target spread evenly over the classes.
         reduction: "mean" (weighted by the weight of each target), "sum" or "none".
     """
-    target = check_targets("cross_entropy", logits.shape, target, ignore_index)
-    _check_weight("cross_entropy", logits.shape, weight)
-    if not 0.0 <= label_smoothing <= 1.0:
-        raise ArgumentError(f"cross_entropy: label_smoothing={label_smoothing}, expected a number from 0 to 1")
+    target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing)
     each = target_weights(logits.shape, logits.dtype, target, weight, ignore_index, label_smoothing, reduction)
     with np.errstate(invalid="ignore"):
         return _weighted_sum("cross_entropy", log_softmax(logits, axis=class_axis(logits.ndim)), each, reduction)
+
+
+def _check_cross_entropy(shape: Shape, target: Any, weight: Any, ignore_index: int, label_smoothing: float) -> Array:
+    target = check_targets("cross_entropy", shape, target, ignore_index)
+    _check_weight("cross_entropy", shape, weight)
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"cross_entropy: label_smoothing={label_smoothing}, expected a number from 0 to 1")
+    return target
 
 
 def _cross_entropy_logits(
@@ -167,7 +174,53 @@ def _cross_entropy_logits(
     return _per_sample(g, logits.ndim, reduction) * (probability * np.sum(each, axis=axis, keepdims=True) - each)
 
 
-cross_entropy = define("cross_entropy", _cross_entropy, logits=_cross_entropy_logits, cost=8.0)
+def _class_rows(x: Array) -> Array:
+    """Logits with one row of classes per sample."""
+    return as_rows(x if x.ndim < 3 else np.moveaxis(x, 1, -1), x.shape[class_axis(x.ndim)])
+
+
+def _fused_cross_entropy(
+    logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction
+) -> tuple[Array, ...]:
+    if logits.size == 0 or logits.dtype.kind != "f":
+        return _cross_entropy(logits, target, weight, ignore_index, label_smoothing, reduction), None, None
+    target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing)
+    weight = None if weight is None else np.asarray(weight, logits.dtype)
+    with np.errstate(invalid="ignore"):
+        loss, counts, shift = kernels.cross_entropy(_class_rows(logits), target.reshape(-1), weight, ignore_index, label_smoothing)
+        if reduction == "none":
+            return loss.reshape(target.shape), shift, None
+        if reduction == "sum":
+            return np.add.reduce(loss), shift, None
+        total = np.add.reduce(counts)
+        return np.add.reduce(loss) / total, shift, total
+
+
+def _fused_cross_entropy_logits(
+    g: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction, shift: Array, total: Any
+) -> Array:
+    if shift is None:
+        return _cross_entropy_logits(g, logits, target, weight, ignore_index, label_smoothing, reduction)
+    rows = _class_rows(logits)
+    if reduction == "none":
+        scale = np.asarray(g).reshape(-1)
+    else:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            scale = np.full(len(rows), g if total is None else g / total, logits.dtype)
+    weight = None if weight is None else np.asarray(weight, logits.dtype)
+    dx = kernels.cross_entropy_grad(scale, rows, np.asarray(target).reshape(-1), weight, ignore_index, label_smoothing, shift)
+    if logits.ndim < 3:
+        return dx.reshape(logits.shape)
+    return np.moveaxis(dx.reshape(logits.shape[0], *logits.shape[2:], logits.shape[1]), -1, 1)
+
+
+cross_entropy = define(
+    "cross_entropy",
+    _cross_entropy,
+    logits=_cross_entropy_logits,
+    cost=8.0,
+    fused=Fused(_fused_cross_entropy, ("shift", "total"), {"logits": _fused_cross_entropy_logits}),
+)
 
 
 def _check_same(name: str, x: Array, target: Array) -> None:

@@ -15,7 +15,10 @@ import math
 import numpy as np
 
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.ops.op import define
+from aiograd.kernels import normalization as kernels
+from aiograd.kernels.arrays import as_rows
+from aiograd.kernels.reduction import channel_sum
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 
@@ -64,6 +67,34 @@ def _layer_norm(x: Array, weight: Array = None, bias: Array = None, /, ndims: in
     return _affine(standardize(x, _trailing(x, ndims), eps)[0], weight, bias)
 
 
+def _length(x: Array, ndims: int) -> int:
+    return math.prod(x.shape[x.ndim - ndims :])
+
+
+def _flat(weight: Array) -> Array:
+    return None if weight is None else weight.reshape(-1)
+
+
+def _fused_layer_norm(x: Array, weight: Array, bias: Array, ndims: int, eps: float) -> tuple[Array, ...]:
+    _check_trailing("layer_norm", x, ndims, weight, bias)
+    if x.size == 0 or x.dtype.kind != "f":
+        return _layer_norm(x, weight, bias, ndims, eps), None, None
+    out, mean, rstd = kernels.layer_norm(as_rows(x, _length(x, ndims)), _flat(weight), _flat(bias), eps)
+    return out.reshape(x.shape), mean, rstd
+
+
+def _fused_layer_norm_vjp(
+    g: Array, needs: tuple[bool, bool, bool], x: Array, weight: Array, mean: Array, rstd: Array, ndims: int
+) -> tuple[Array, ...]:
+    if mean is None:
+        empty = np.zeros(x.shape[x.ndim - ndims :], g.dtype)
+        return np.zeros(x.shape, g.dtype), empty, empty
+    n = _length(x, ndims)
+    dx, dweight, dbias = kernels.layer_norm_grad(as_rows(g, n), as_rows(x, n), _flat(weight), mean, rstd, needs)
+    shape = x.shape[x.ndim - ndims :]
+    return tuple(None if d is None else d.reshape(s) for d, s in ((dx, x.shape), (dweight, shape), (dbias, shape)))
+
+
 layer_norm = define(
     "layer_norm",
     _layer_norm,
@@ -71,6 +102,7 @@ layer_norm = define(
     weight=lambda g, x, ndims, eps: g * standardize(x, _trailing(x, ndims), eps)[0],
     bias=lambda g: g,
     cost=6.0,
+    fused=Fused(_fused_layer_norm, ("mean", "rstd"), joint={("x", "weight", "bias"): _fused_layer_norm_vjp}),
 )
 
 
@@ -99,12 +131,30 @@ def _rms_norm_x(g: Array, x: Array, weight: Array, ndims: int, eps: float | None
     return r * (g - unit * np.mean(g * unit, axis=_trailing(x, ndims), keepdims=True))
 
 
+def _fused_rms_norm(x: Array, weight: Array, ndims: int, eps: float | None) -> tuple[Array, ...]:
+    _check_trailing("rms_norm", x, ndims, weight, None)
+    if x.size == 0:
+        return _rms_norm(x, weight, ndims, eps), None
+    small = float(np.finfo(x.dtype).eps) if eps is None else eps
+    out, scale = kernels.rms_norm(as_rows(x, _length(x, ndims)), _flat(weight), small)
+    return out.reshape(x.shape), scale
+
+
+def _fused_rms_norm_vjp(g: Array, needs: tuple[bool, bool], x: Array, weight: Array, scale: Array, ndims: int) -> tuple[Array, ...]:
+    if scale is None:
+        return np.zeros(x.shape, g.dtype), np.zeros(x.shape[x.ndim - ndims :], g.dtype)
+    n = _length(x, ndims)
+    dx, dweight = kernels.rms_norm_grad(as_rows(g, n), as_rows(x, n), _flat(weight), scale, needs)
+    return (None if dx is None else dx.reshape(x.shape)), (None if dweight is None else dweight.reshape(x.shape[x.ndim - ndims :]))
+
+
 rms_norm = define(
     "rms_norm",
     _rms_norm,
     x=_rms_norm_x,
     weight=lambda g, x, ndims, eps: g * (x * _root_mean_square(x, ndims, eps)),
     cost=5.0,
+    fused=Fused(_fused_rms_norm, ("scale",), joint={("x", "weight"): _fused_rms_norm_vjp}),
 )
 
 

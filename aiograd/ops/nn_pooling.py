@@ -14,7 +14,7 @@ from aiograd.errors import ShapeError
 from aiograd.kernels.pooling import max_gather, max_pool, max_unpool
 from aiograd.kernels.unfold import pad, tap
 from aiograd.kernels.window import Pair, Window, pair, window
-from aiograd.ops.op import define
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array
 
 
@@ -68,9 +68,21 @@ def _max_pool2d_gather(
     return max_gather(values, max_pool(x, win)[1], win)
 
 
+def _fused_max_pool2d(x: Array, kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair) -> tuple[Array, Array]:
+    _check_planes("max_pool2d", x)
+    return max_pool(x, pool_window(kernel_size, stride, padding, dilation))
+
+
+def _fused_max_pool2d_x(
+    g: Array, index: Array, x_shape: tuple[int, ...], kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair
+) -> Array:
+    return max_unpool(g, index, pool_window(kernel_size, stride, padding, dilation), x_shape[2], x_shape[3])
+
+
 max_pool2d = define(
     "max_pool2d",
     _max_pool2d,
+    fused=Fused(_fused_max_pool2d, ("index",), {"x": _fused_max_pool2d_x}),
     x=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_input_grad(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),

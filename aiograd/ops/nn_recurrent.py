@@ -16,7 +16,9 @@ import numpy as np
 
 from aiograd.errors import ShapeError
 from aiograd.ops.nn_linear import GEMM_RATE, as_rows
-from aiograd.ops.op import define
+from aiograd.kernels import recurrent as kernels
+from aiograd.kernels.reduction import column_sum
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 
@@ -63,9 +65,23 @@ def _lstm_cell(gates: Array, c: Array, /) -> tuple[Array, Array]:
     Raises:
         ShapeError: the shapes do not fit.
     """
+    _check_cell(gates, c)
+    return _step(gates, c)
+
+
+def _check_cell(gates: Array, c: Array) -> None:
     if c.ndim == 0 or gates.shape != (*c.shape[:-1], 4 * c.shape[-1]):
         raise ShapeError(f"lstm_cell: found gates {gates.shape}, c {c.shape}; expected gates (..., 4 * hidden), c (..., hidden)")
-    return _step(gates, c)
+
+
+def _fused_lstm_cell(gates: Array, c: Array) -> tuple[tuple[Array, Array], Array]:
+    _check_cell(gates, c)
+    hidden, cell, active = kernels.lstm_cell(gates, c)
+    return (hidden, cell), active
+
+
+def _fused_lstm_cell_vjp(g: tuple[Any, ...], c: Array, out: tuple[Array, Array], active: Array) -> tuple[Array, Array]:
+    return kernels.lstm_cell_grad(g[0], g[1], active, c, out[1])
 
 
 lstm_cell = define(
@@ -74,6 +90,7 @@ lstm_cell = define(
     outputs=2,
     joint={("gates", "c"): lambda g, gates, c: _step_vjp(g[0], g[1], gates, c)},
     cost=8.0,
+    fused=Fused(_fused_lstm_cell, ("active",), joint={("gates", "c"): _fused_lstm_cell_vjp}),
 )
 
 
@@ -171,10 +188,38 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     return steps * (30_000.0 + 4.0 * batch * gates * (inputs[3][1] + inputs[4][1]) / GEMM_RATE)
 
 
+def _fused_lstm(
+    x: Array, h0: Array, c0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
+) -> tuple[tuple[Array, Array, Array], Array, Array]:
+    check_lstm(x, h0, c0, w_ih, w_hh, b_ih, b_hh)
+    hidden, cells, gates = kernels.lstm(_input_gates(x, w_ih, b_ih, b_hh), h0, c0, w_hh)
+    return (hidden[1:], hidden[-1].copy(), cells[-1].copy()), cells, gates
+
+
+def _fused_lstm_vjp(
+    g: tuple[Any, ...], needs: tuple[bool, ...], x: Array, h0: Array, w_ih: Array, w_hh: Array, out: tuple[Array, ...], cells: Array, gates: Array
+) -> tuple[Any, ...]:
+    g_out = np.zeros(out[0].shape, out[0].dtype) if g[0] is None else g[0]
+    d, dh, dc = kernels.lstm_grad(g_out, g[1], g[2], gates, cells, w_hh)
+    rows = as_rows(d)
+    dx = np.matmul(rows, w_ih).reshape(x.shape) if needs[0] else None
+    dw_ih = np.matmul(rows.T, as_rows(x)) if needs[3] else None
+    dw_hh = None
+    if needs[4]:
+        dw_hh = np.matmul(d[0].T, h0)
+        if len(d) > 1:
+            dw_hh += np.matmul(as_rows(d[1:]).T, as_rows(out[0][:-1]))
+    db = column_sum(rows) if needs[5] or needs[6] else None
+    return dx, dh, dc, dw_ih, dw_hh, db if needs[5] else None, db if needs[6] else None
+
+
+_LSTM = ("x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh")
+
 lstm = define(
     "lstm",
     _lstm,
     outputs=3,
-    joint={("x", "h0", "c0", "w_ih", "w_hh", "b_ih", "b_hh"): _lstm_vjp},
+    joint={_LSTM: _lstm_vjp},
     cost=_cost,
+    fused=Fused(_fused_lstm, ("cells", "gates"), joint={_LSTM: _fused_lstm_vjp}),
 )

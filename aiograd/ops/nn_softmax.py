@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from aiograd.ops.op import define
+from aiograd.kernels import softmax as kernels
+from aiograd.ops.op import Fused, define
 from aiograd.types import Array
 
 
@@ -33,6 +34,18 @@ def softmax_vjp(g: Array, out: Array, axis: int) -> Array:
     return out * (g - np.sum(g * out, axis=axis, keepdims=True))
 
 
-softmax = define("softmax", _softmax, x=softmax_vjp, cost=3.0)
+softmax = define(
+    "softmax",
+    _softmax,
+    x=softmax_vjp,
+    cost=3.0,
+    fused=Fused(lambda x, axis: (kernels.softmax(x, axis),), (), {"x": lambda g, out, axis: kernels.softmax_grad(g, out, axis)}),
+)
 safe_softmax = define("safe_softmax", _safe_softmax, x=softmax_vjp, cost=3.0)
-log_softmax = define("log_softmax", _log_softmax, x=lambda g, out, axis: g - np.exp(out) * np.sum(g, axis=axis, keepdims=True), cost=4.0)
+log_softmax = define(
+    "log_softmax",
+    _log_softmax,
+    x=lambda g, out, axis: g - np.exp(out) * np.sum(g, axis=axis, keepdims=True),
+    cost=4.0,
+    fused=Fused(lambda x, axis: (kernels.log_softmax(x, axis),), (), {"x": lambda g, out, axis: kernels.log_softmax_grad(g, out, axis)}),
+)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.ops.creation import astype
 from aiograd.ops.decomposition import svdvals
 from aiograd.ops.elementwise import abs_
 from aiograd.ops.masking import where
@@ -52,7 +53,8 @@ def _vector_norm_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool,
     size = np.absolute(x)
     if math.isinf(ord):
         tied = size == out
-        return (g / sum_(tied, axis=axis, keepdims=True)) * (tied * direction)
+        number = astype(sum_(tied, axis=axis, keepdims=True), dtype=g.dtype)
+        return (g / number) * (tied * direction)
     # (|x| / norm)**(p - 1), safe where the norm is zero
     ratio = size / where(out == 0, 1, out)
     return g * direction * (where(size == 0, 1, ratio) ** (ord - 1))

@@ -69,7 +69,7 @@ class Op:
 
     __slots__ = (
         "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
-        "differentiable_outputs", "view", "complex", "cost", "fused", "recorder",
+        "differentiable_outputs", "view", "complex", "cost", "fused", "recorder", "lean",
     )
 
     def __init__(
@@ -100,6 +100,8 @@ class Op:
         self.fused = fused
         #: set by the layer that records (it caches what it compiled from this row here)
         self.recorder: Any = None
+        #: likewise, for the most common case, by which arguments need a gradient
+        self.lean: dict[tuple[bool, ...], Any] = {}
         self._check_rules()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

@@ -201,16 +201,6 @@ argmax = define("argmax", _argmax)
 argmin = define("argmin", _argmin)
 count_nonzero = define("count_nonzero", _count_nonzero)
 
-#: rows that answer for ``ufunc.reduce``, whose axis is 0 when none is given
-REDUCTIONS: dict[np.ufunc, Op] = {
-    np.add: sum_,
-    np.maximum: max_,
-    np.minimum: min_,
-    np.logaddexp: logsumexp,
-    np.logical_and: all_,
-    np.logical_or: any_,
-}
-
 # numpy's functions, with numpy's arguments
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from aiograd.ops.creation import astype, ones_like, refuse, zeros_like
 from aiograd.ops.joining import cat
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.reduction import REDUCTIONS, Axis, multiply_reduce, normalize_axes, restore
+from aiograd.ops.reduction import Axis, multiply_reduce, normalize_axes, restore
 from aiograd.ops.shape import permute, reshape
 from aiograd.types import Array
 
@@ -166,10 +166,6 @@ def _prod_vjp(g: Array, x: Array, axis: Axis, keepdims: bool) -> Array:
 
 prod_others: Op = define("prod_others", _prod_others, x=_prod_others_vjp, complex="holomorphic", cost=20.0)
 prod = define("prod", _prod, x=_prod_vjp, complex="holomorphic", cost=4.0)
-
-REDUCTIONS[np.multiply] = prod
-#: rows that answer for ``ufunc.accumulate``, whose axis is 0 when none is given
-ACCUMULATIONS: dict[np.ufunc, Op] = {np.add: cumsum, np.multiply: cumprod}
 
 
 # numpy's functions, with numpy's arguments

@@ -47,8 +47,8 @@ def _sigmoid(x: Array, /) -> Array:
     if x.ndim == 0:
         return np.reciprocal(np.exp(np.minimum(-x, limit)) + one)
     out = np.negative(x)
-    np.exp(np.minimum(out, limit, out), out)
-    return np.reciprocal(np.add(out, one, out), out)
+    np.exp(np.minimum(out, limit, out=out), out=out)
+    return np.reciprocal(np.add(out, one, out=out), out=out)
 
 
 def _log_sigmoid(x: Array, /) -> Array:

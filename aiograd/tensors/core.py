@@ -24,7 +24,6 @@ from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
 from aiograd.types import Array, Shape
 
-_new = object.__new__
 
 
 class TensorExtra:
@@ -339,10 +338,8 @@ class _Retainer:
             extra.grad = grad if extra.grad is None else extra.grad + grad
 
 
-class _TensorClass:
-    """The final class of Tensors, bound when it is defined."""
-
-    cls: type[Any] = TensorCore
+#: the final class of Tensors, bound when it is defined
+TENSOR_CLASS: list[type[Any]] = [TensorCore]
 
 
 def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] | None = None) -> Any:
@@ -355,7 +352,7 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     """
     if isinstance(data, np.generic):
         data = np.asarray(data)
-    tensor = _new(cls or _TensorClass.cls)
+    tensor = (cls or TENSOR_CLASS[0])()
     tensor._data = data
     tensor._node = None
     tensor._nr = 0
@@ -366,7 +363,7 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
 
 def bind_tensor_class(cls: type[Any]) -> None:
     """Make `cls` the class of every new Tensor and tell the engine how to convert."""
-    _TensorClass.cls = cls
+    TENSOR_CLASS[0] = cls
     BOUNDARY.wrap = make
     BOUNDARY.unwrap = lambda tensor: tensor._data
     BOUNDARY.is_tensor = lambda value: isinstance(value, TensorCore)
@@ -389,9 +386,8 @@ def extra_of(tensor: TensorCore) -> TensorExtra:
 def refresh(tensor: TensorCore) -> None:
     """Give a view its node again after its data was modified through another tensor."""
     extra = tensor._x
-    if extra is None or extra.view is None or tensor._vc is None or extra.view.version == tensor._vc[0]:
+    if extra is None or (view := extra.view) is None or tensor._vc is None or view.version == tensor._vc[0]:
         return
-    view = extra.view
     parent = view.parent
     refresh(parent)
     view.version = tensor._vc[0]

@@ -24,7 +24,7 @@ from aiograd.graph.node import InputMetadata, Node, _next_sequence
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import Op
-from aiograd.tensors.core import TensorCore, View, _TensorClass, counter_of, extra_of, make, refresh
+from aiograd.tensors.core import TENSOR_CLASS, TensorCore, TensorExtra, View, counter_of, make, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
 
 _new = object.__new__
@@ -34,7 +34,8 @@ _FLOAT64 = np.dtype(np.float64)
 
 # -------------------------------------------------------------------- constants
 
-_constants: dict[Any, TensorCore] = {}
+_constants32: dict[float, TensorCore] = {}
+_constants64: dict[float, TensorCore] = {}
 
 
 def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
@@ -44,17 +45,17 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
     save making the same 0-d array for every ``x * 2``.
     """
     cls = value.__class__
-    if cls is float or cls is int:
-        key = (cls, value, like)
-        found = _constants.get(key)
-        if found is not None and value:
-            return found
-        tensor = make(np.array(value, dtype=number_dtype(value, like)))
-        if value:  # 0.0 and -0.0 are equal as keys
-            if len(_constants) >= 1024:
-                _constants.clear()
-            _constants[key] = tensor
-        return tensor  # type: ignore[no-any-return]
+    if (cls is float or cls is int) and value:  # 0.0 and -0.0 are equal as keys
+        cache = _constants32 if like is _FLOAT32 else _constants64 if like is _FLOAT64 else None
+        if cache is not None:
+            found = cache.get(value)
+            if found is not None:
+                return found
+            tensor = make(np.array(value, dtype=number_dtype(value, like)))
+            if len(cache) >= 1024:
+                cache.clear()
+            cache[value] = tensor
+            return tensor  # type: ignore[no-any-return]
     if isinstance(value, (bool, complex, float, int)):
         return make(np.array(value, dtype=number_dtype(value, like)))  # type: ignore[no-any-return]
     if isinstance(value, (_ndarray, np.generic)) or hasattr(value, "__aiograd_device__"):
@@ -105,9 +106,45 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         A Tensor, or a tuple of Tensors for a row with several outputs.
     """
     tensors, statics = _bind(op, args, kwargs)
-    arrays = [None if tensor is None else tensor._data for tensor in tensors]
-    device = _common_device(op, arrays)
     mode = current_mode()
+    arrays: list[Any] = []
+    needs: list[bool] = []
+    lean = op.outputs == 1 and (mode.plain or (not mode.grad and mode.profiler is None))
+    for tensor in tensors:
+        if tensor is None:
+            arrays.append(None)
+            needs.append(False)
+            continue
+        data = tensor._data
+        arrays.append(data)
+        needs.append(tensor._node is not None)
+        if data.__class__ is not _ndarray:
+            lean = False
+    if not lean:
+        return _call_general(op, tensors, arrays, statics, mode, args, kwargs)
+    fused = op.fused
+    residuals: Any = ()
+    if fused is None:
+        result = op.forward(*arrays, **statics)
+    else:
+        result, *residuals = fused.forward(*arrays, **statics)
+    if result.__class__ is not _ndarray:
+        result = np.asarray(result)
+    output = make(result)
+    if mode.grad and True in needs and op.differentiable:
+        dtype = result.dtype
+        if dtype is _FLOAT32 or dtype is _FLOAT64:
+            _attach_lean(op, tensors, tuple(needs), statics, output, residuals)
+        else:
+            _attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused is not None)
+    if op.view and _shares(result, arrays[0]):
+        _make_view(op, tensors[0], (output,), args[1:], kwargs)
+    return output
+
+
+def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[str, Any], mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """The rest of `call` where a device, several outputs, or a mode other than plain is involved."""
+    device = _common_device(op, arrays)
     records = mode.grad and op.differentiable and any(tensor is not None and tensor._node is not None for tensor in tensors)
     fused = op.fused if device == "cpu" else None
     profiler = mode.profiler
@@ -122,7 +159,7 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op(*arrays, **statics)
     outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
     node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused is not None) if records else None
-    if op.view and outputs[0]._data.__class__ is _ndarray and _shares(outputs[0]._data, arrays[0]):
+    if op.view and outputs and outputs[0]._data.__class__ is _ndarray and _shares(outputs[0]._data, arrays[0]):
         _make_view(op, tensors[0], outputs, args[1:], kwargs)
     if profiler is not None:
         profiler.end_forward(started, op, node)
@@ -131,6 +168,7 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _bind(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Array arguments as Tensors (None where absent) and static arguments by name."""
+    defaults = op.defaults
     if op.variadic:
         arrays, rest = list(args), ()
     else:
@@ -138,37 +176,56 @@ def _bind(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[A
         arrays, rest = list(args[:count]), args[count:]
         if len(rest) > len(op.statics):
             raise ArgumentTypeError(f"{op.name}() takes at most {count + len(op.statics)} arguments, found {len(args)}")
-        for name in op.arrays[len(arrays) :]:
-            if name not in op.defaults:
-                raise ArgumentTypeError(f"{op.name}() misses its array argument {name!r}")
-            arrays.append(op.defaults[name])
-    statics = dict(zip(op.statics, rest, strict=False))
-    for name, value in kwargs.items():
-        if name not in op.statics:
-            raise ArgumentTypeError(f"{op.name}() takes no keyword argument {name!r}; it has {', '.join(op.statics) or 'none'}")
-        if name in statics:
-            raise ArgumentTypeError(f"{op.name}() got two values for {name!r}")
-        statics[name] = value
-    for name in op.statics:
-        if name not in statics:
-            if name not in op.defaults:
-                raise ArgumentTypeError(f"{op.name}() misses its argument {name!r}")
-            statics[name] = op.defaults[name]
-        else:
-            statics[name] = _static(statics[name])
+        if len(arrays) < count:
+            for name in op.arrays[len(arrays) :]:
+                if name not in defaults:
+                    raise ArgumentTypeError(f"{op.name}() misses its array argument {name!r}")
+                arrays.append(defaults[name])
+    statics: dict[str, Any] = {}
+    if op.statics:
+        for name, value in zip(op.statics, rest, strict=False):
+            statics[name] = value if value.__class__ in _PLAIN else _static(value)
+        for name in op.statics:
+            if name in kwargs:
+                if name in statics:
+                    raise ArgumentTypeError(f"{op.name}() got two values for {name!r}")
+                value = kwargs[name]
+                statics[name] = value if value.__class__ in _PLAIN else _static(value)
+            elif name not in statics:
+                if name not in defaults:
+                    raise ArgumentTypeError(f"{op.name}() misses its argument {name!r}")
+                statics[name] = defaults[name]
+    if kwargs:
+        for name in kwargs:
+            if name not in op.statics:
+                raise ArgumentTypeError(f"{op.name}() takes no keyword argument {name!r}; it has {', '.join(op.statics) or 'none'}")
+    for i, array in enumerate(arrays):
+        if isinstance(array, TensorCore):
+            if array._x is not None:
+                refresh(array)
+        elif array is not None:
+            return _with_constants(arrays, i), statics
+    return arrays, statics
+
+
+def _with_constants(arrays: list[Any], first: int) -> list[Any]:
+    """The arguments with those from `first` on that are no Tensors made into some."""
     like = None
     for array in arrays:
         if isinstance(array, (TensorCore, _ndarray, np.generic)):
             like = array.dtype if like is None else np.result_type(like, array.dtype)
-    tensors: list[Any] = []
-    for array in arrays:
+    for i in range(first, len(arrays)):
+        array = arrays[i]
         if isinstance(array, TensorCore):
-            if array._vc is not None:
+            if array._x is not None:
                 refresh(array)
-            tensors.append(array)
-        else:
-            tensors.append(None if array is None else constant(array, like))
-    return tensors, statics
+        elif array is not None:
+            arrays[i] = constant(array, like)
+    return arrays
+
+
+#: classes of static arguments that hold no Tensors
+_PLAIN = frozenset((int, bool, float, str, type(None)))
 
 
 def _static(value: Any) -> Any:
@@ -200,6 +257,43 @@ def _common_device(op: Op, arrays: list[Any]) -> str:
             if array is not None and array.__class__ is _ndarray and array.ndim:
                 raise DeviceMismatchError(f"{op.name}: arguments live on {found} and cpu; move them to one device with .to()")
     return found
+
+
+def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: dict[str, Any], output: TensorCore, residuals: Any) -> None:
+    """`_attach` for one real output on the host in plain mode."""
+    entries = op.lean
+    if op.variadic:
+        needs = (True,)
+    try:
+        entry = entries[needs]
+    except KeyError:
+        names = (op.variadic,) if op.variadic else op.arrays
+        if any(need and _has_rule(op, name) for need, name in zip(needs, names, strict=True) if name):
+            cls = node_class(op, needs)
+            entry = (cls, cls.row.save, cls.row.saves_output, len(cls.row.values))
+        else:
+            entry = None
+        entries[needs] = entry
+    if entry is None:
+        return
+    cls, save, saves_output, count = entry
+    node = _new(cls)
+    node._seq = _next_sequence()
+    node._extra = None
+    node.next_nodes = tuple([None if tensor is None else tensor._node for tensor in tensors])
+    node.next_nrs = tuple([0 if tensor is None else tensor._nr for tensor in tensors])
+    data = output._data
+    node.shape = data.shape
+    node.dtype = data.dtype
+    options = dict(statics)
+    if saves_output:
+        options["out"] = data
+        output._vc = options["out_versions"] = [0]
+    if residuals:
+        options.update(zip(op.fused.residuals, residuals, strict=True))  # type: ignore[union-attr]
+    node._saved = saved = save(tuple(tensors), **options) if op.variadic else save(*tensors, **options)
+    node._version = versions_of(saved[:count]) if count else 0
+    output._node = node
 
 
 def _attach(
@@ -271,7 +365,7 @@ def _pack(row: Any, saved: tuple[Any, ...], mode: Mode) -> Any:
     return Packed(tuple(values)) if packed_any else saved
 
 
-def _note(node: OpNode, mode: Mode) -> None:
+def note(node: Node, mode: Mode) -> None:
     """Record for anomaly mode and profilers where the node was made."""
     if mode.anomaly is not None:
         current = CURRENT.get()
@@ -289,12 +383,19 @@ def _shares(result: Any, source: Any) -> bool:
     return result is source or (result.base is not None and (result.base is source or result.base is source.base))
 
 
-def _make_view(op: Op, parent: TensorCore, outputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    counter = counter_of(parent)
+def _make_view(op: Op, parent: TensorCore, outputs: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    counter = parent._vc
+    if counter is None:
+        counter = parent._vc = [0]
     for output in outputs:
         output._vc = counter
     if op.outputs == 1:
-        extra_of(outputs[0]).view = View(parent, op, args, kwargs, counter[0])
+        output = outputs[0]
+        view = _new(View)
+        view.parent, view.op, view.args, view.kwargs, view.version = parent, op, args, kwargs, counter[0]
+        output._x = extra = _new(TensorExtra)
+        extra.grad = extra.retains = None
+        extra.view = view
 
 
 # -------------------------------------------------------------------- the fast ways in
@@ -306,18 +407,21 @@ _SAVES = {(): 0, ("x1",): 1, ("x2",): 2, ("x1", "x2"): 3}
 def unary(op: Op) -> Callable[[Any], Any]:
     """A function of one Tensor for a row of one array without static arguments."""
     forward = op.forward
+    tensor_class = TENSOR_CLASS
     classes: list[Any] = []
 
     def apply(x: Any) -> Any:
         mode = current_mode()
         data = x._data
-        node = x._node
-        if not mode.plain and (mode.grad or mode.profiler is not None) or data.__class__ is not _ndarray or (x._vc is not None and x._x is not None):
+        if (not mode.plain and (mode.grad or mode.profiler is not None)) or data.__class__ is not _ndarray:
             return call(op, (x,), {})
+        if x._x is not None:
+            refresh(x)
+        node = x._node
         out = forward(data)
         if out.__class__ is not _ndarray:
             out = np.asarray(out)
-        tensor = _new(_TensorClass.cls)
+        tensor = tensor_class[0]()
         tensor._data = out
         tensor._vc = tensor._x = None
         tensor._nr = 0
@@ -353,6 +457,7 @@ def unary(op: Op) -> Callable[[Any], Any]:
 def binary(op: Op) -> Callable[[Any, Any], Any]:
     """A function of two Tensors (or a Tensor and a number or array) for a row of two arrays without static arguments."""
     forward = op.forward
+    tensor_class = TENSOR_CLASS
     classes: list[Any] = [None, None, None, None]
 
     def classes_for(needs: int) -> Any:
@@ -373,22 +478,20 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
             except ArgumentTypeError:
                 return NotImplemented
             b_node = None
-        a_node = a._node
         x1 = a._data
         x2 = b._data
-        if (
-            not mode.plain
-            and (mode.grad or mode.profiler is not None)
-            or x1.__class__ is not _ndarray
-            or x2.__class__ is not _ndarray
-            or (a._vc is not None and a._x is not None)
-            or (b._vc is not None and b._x is not None)
-        ):
+        if (not mode.plain and (mode.grad or mode.profiler is not None)) or x1.__class__ is not _ndarray or x2.__class__ is not _ndarray:
             return call(op, (a, b), {})
+        if a._x is not None:
+            refresh(a)
+        if b._x is not None:
+            refresh(b)
+            b_node = b._node
+        a_node = a._node
         out = forward(x1, x2)
         if out.__class__ is not _ndarray:
             out = np.asarray(out)
-        tensor = _new(_TensorClass.cls)
+        tensor = tensor_class[0]()
         tensor._data = out
         tensor._vc = tensor._x = None
         tensor._nr = 0
@@ -428,3 +531,24 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
         return tensor
 
     return apply
+
+
+def getitem(op: Op, x: Any, index: Any) -> Any:
+    """``x[index]`` for a basic index; `op` is the row of it."""
+    mode = current_mode()
+    data = x._data
+    if (not mode.plain and (mode.grad or mode.profiler is not None)) or data.__class__ is not _ndarray:
+        return call(op, (x, index), {})
+    if x._x is not None:
+        refresh(x)
+    out = data[index]
+    if out.__class__ is not _ndarray:
+        return call(op, (x, index), {})
+    tensor = make(out)
+    if x._node is not None and mode.grad:
+        dtype = out.dtype
+        if dtype is not _FLOAT32 and dtype is not _FLOAT64:
+            return call(op, (x, index), {})
+        _attach_lean(op, [x], (True,), {"index": index}, tensor, ())
+    _make_view(op, x, (tensor,), (index,), {})
+    return tensor

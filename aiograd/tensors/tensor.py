@@ -17,7 +17,7 @@ from aiograd.ops import ROWS
 from aiograd.tensors import inplace, passes
 from aiograd.tensors.core import TensorCore, bind_tensor_class, make, refresh
 from aiograd.tensors.dispatch import array_function, array_ufunc
-from aiograd.tensors.record import binary, call, constant, unary
+from aiograd.tensors.record import binary, call, constant, getitem, unary
 from aiograd.tensors.transfer import to_device
 from aiograd.types import Shape
 
@@ -64,6 +64,7 @@ def _reshape(x: Any, shape: Shape) -> Any:
 
 
 _add, _sub, _mul, _div = binary(_row("add")), binary(_row("sub")), binary(_row("mul")), binary(_row("div"))
+_GETITEM, _INDEX = _row("getitem"), _row("index")
 _pow, _matmul = binary(_row("pow")), binary(_row("matmul"))
 
 
@@ -161,7 +162,9 @@ class Tensor(TensorCore):
     __hash__ = TensorCore.__hash__
 
     def __getitem__(self, index: Any) -> Tensor:
-        return call(_row("getitem" if _is_basic(index) else "index"), (self, index), {})  # type: ignore[no-any-return]
+        if _is_basic(index):
+            return getitem(_GETITEM, self, index)  # type: ignore[no-any-return]
+        return call(_INDEX, (self, index), {})  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
         what = "assignment to a part of a tensor"
@@ -437,8 +440,14 @@ def _flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 def _is_basic(index: Any) -> bool:
     """Whether numpy's basic indexing applies (the result is a view)."""
-    parts = index if index.__class__ is tuple else (index,)
-    return all(part is None or part is Ellipsis or part.__class__ in (int, slice) or isinstance(part, np.integer) for part in parts)
+    for part in index if index.__class__ is tuple else (index,):
+        cls = part.__class__
+        if cls is slice:
+            if part.start.__class__ is Tensor or part.stop.__class__ is Tensor or part.step.__class__ is Tensor:
+                return False
+        elif not (cls is int or part is None or part is Ellipsis or isinstance(part, np.integer)):
+            return False
+    return True
 
 
 def _plain_index(index: Any) -> Any:

@@ -1,0 +1,133 @@
+"""Comparisons, logic, bits and tests of numbers, under the standard's names. None has a gradient."""
+
+from __future__ import annotations
+
+import builtins
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two_plain
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isclose", "allclose", "array_equal",
+    "logical_and", "logical_or", "logical_xor", "logical_not",
+    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift",
+    "isfinite", "isinf", "isnan",
+]  # fmt: skip
+
+_equal, _not_equal, _less, _less_equal = two_plain("eq"), two_plain("ne"), two_plain("lt"), two_plain("le")
+_greater, _greater_equal = two_plain("gt"), two_plain("ge")
+_logical_and, _logical_or, _logical_xor = two_plain("logical_and"), two_plain("logical_or"), two_plain("logical_xor")
+_bitwise_and, _bitwise_or, _bitwise_xor = two_plain("bitwise_and"), two_plain("bitwise_or"), two_plain("bitwise_xor")
+_left_shift, _right_shift = two_plain("bitwise_left_shift"), two_plain("bitwise_right_shift")
+
+
+def equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where the elements are equal."""
+    return _equal(x1, x2)
+
+
+def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where the elements differ."""
+    return _not_equal(x1, x2)
+
+
+def less(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where `x1` is below `x2`."""
+    return _less(x1, x2)
+
+
+def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where `x1` is not above `x2`."""
+    return _less_equal(x1, x2)
+
+
+def greater(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where `x1` is above `x2`."""
+    return _greater(x1, x2)
+
+
+def greater_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where `x1` is not below `x2`."""
+    return _greater_equal(x1, x2)
+
+
+def isclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
+    """Where ``|x1 - x2| <= atol + rtol * |x2|``."""
+    return call(row("isclose"), (x1, x2), {"rtol": rtol, "atol": atol, "equal_nan": equal_nan})  # type: ignore[no-any-return]
+
+
+def allclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> builtins.bool:
+    """Whether `isclose` holds everywhere."""
+    return bool(call(row("all"), (isclose(x1, x2, rtol, atol, equal_nan),), {}))
+
+
+def array_equal(x1: ArrayLike, x2: ArrayLike, /) -> builtins.bool:
+    """Whether shapes and all elements are equal."""
+    first, second = as_tensor(x1), as_tensor(x2)
+    return first.shape == second.shape and bool(call(row("all"), (equal(first, second),), {}))
+
+
+def logical_and(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where both are true."""
+    return _logical_and(x1, x2)
+
+
+def logical_or(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where at least one is true."""
+    return _logical_or(x1, x2)
+
+
+def logical_xor(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Where exactly one is true."""
+    return _logical_xor(x1, x2)
+
+
+def logical_not(x: ArrayLike, /) -> Tensor:
+    """Where it is not true."""
+    return call(row("logical_not"), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def bitwise_and(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Bits set in both."""
+    return _bitwise_and(x1, x2)
+
+
+def bitwise_or(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Bits set in at least one."""
+    return _bitwise_or(x1, x2)
+
+
+def bitwise_xor(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Bits set in exactly one."""
+    return _bitwise_xor(x1, x2)
+
+
+def bitwise_invert(x: ArrayLike, /) -> Tensor:
+    """Bits not set."""
+    return call(row("bitwise_not"), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def bitwise_left_shift(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Bits of `x1` moved `x2` places up."""
+    return _left_shift(x1, x2)
+
+
+def bitwise_right_shift(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Bits of `x1` moved `x2` places down."""
+    return _right_shift(x1, x2)
+
+
+def isfinite(x: ArrayLike, /) -> Tensor:
+    """Where the elements are neither infinite nor NaN."""
+    return call(row("isfinite"), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def isinf(x: ArrayLike, /) -> Tensor:
+    """Where the elements are infinite."""
+    return call(row("isinf"), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def isnan(x: ArrayLike, /) -> Tensor:
+    """Where the elements are NaN."""
+    return call(row("isnan"), (as_tensor(x),), {})  # type: ignore[no-any-return]

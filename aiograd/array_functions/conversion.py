@@ -1,0 +1,85 @@
+"""Arguments of the array functions: what becomes a Tensor, and how rows of one or two arrays are called.
+
+Note [Always Tensors]
+    The functions of this package take Tensors, arrays, numbers and nested lists, and return Tensors whatever they were given, so code
+    written with them never falls out of the graph by accident. A number alone becomes the default dtype; next to an array it takes the
+    dtype that numpy's promotion gives it, so ``maximum(x, 0.0)`` of a float32 `x` stays float32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from aiograd.errors import ArgumentTypeError
+from aiograd.ops import ROWS
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.record import binary, call, constant, number_dtype
+from aiograd.tensors.tensor import Tensor, asarray
+
+ArrayLike: TypeAlias = Tensor | npt.ArrayLike
+Axis: TypeAlias = int | Sequence[int] | None
+
+row = ROWS.__getitem__
+
+
+def as_tensor(x: Any) -> Tensor:
+    """`x` itself if it is a Tensor, else a Tensor of it that requires no gradient; shares memory with an array.
+
+    Raises:
+        ArgumentTypeError: not an array, number or nested list of numbers.
+    """
+    if isinstance(x, TensorCore):
+        return x  # type: ignore[return-value]
+    if isinstance(x, (bool, int, float, complex)):
+        # not `constant`, whose arrays are shared: the result of a view row would write to them
+        return make(np.array(x, dtype=number_dtype(x, None)))  # type: ignore[no-any-return]
+    if isinstance(x, (list, tuple)):
+        return asarray(x)
+    return constant(x, None)  # type: ignore[return-value]
+
+
+def tensors_of(arrays: Any, name: str) -> list[Tensor]:
+    """A sequence of arrays as Tensors.
+
+    Raises:
+        ArgumentTypeError: not a sequence.
+    """
+    if not isinstance(arrays, (list, tuple)):
+        if not isinstance(arrays, (TensorCore, np.ndarray)):
+            raise ArgumentTypeError(f"{name}(): expected a sequence of arrays, found {type(arrays).__name__}")
+        arrays = list(arrays)
+    return [as_tensor(x) for x in arrays]
+
+
+def two(name: str) -> Callable[[Any, Any], Tensor]:
+    """The row `name` as a function of two Tensors, arrays or numbers."""
+    apply = binary(row(name))
+
+    def function(x1: Any, x2: Any) -> Tensor:
+        if not isinstance(x1, TensorCore):
+            x1 = constant(x1, getattr(x2, "dtype", None))
+        result = apply(x1, x2)
+        if result is NotImplemented:
+            raise ArgumentTypeError(f"{name}(): expected Tensors, arrays or numbers, found {type(x1).__name__} and {type(x2).__name__}")
+        return result  # type: ignore[no-any-return]
+
+    return function
+
+
+def two_plain(name: str) -> Callable[[Any, Any], Tensor]:
+    """As `two`, for a row without derivatives."""
+    op = row(name)
+
+    def function(x1: Any, x2: Any) -> Tensor:
+        return call(op, (x1, x2), {})  # type: ignore[no-any-return]
+
+    return function
+
+
+def axes_of(axis: Any) -> Any:
+    """`axis` as rows take it: None, an int or a tuple."""
+    return tuple(axis) if isinstance(axis, list) else axis

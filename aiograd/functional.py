@@ -1,0 +1,337 @@
+"""Derivatives of functions: `vjp`, `jvp`, `jacobian`, `hessian`, `value_and_grad`.
+
+`fn` maps Tensors to a Tensor or a tuple of them, and may be ``def`` or ``async def``. `inputs` is one Tensor or a tuple, and what comes back has
+the same structure. No ``grad`` of anything is touched.
+
+Note [What is differentiated]
+    ``fn`` is called with stand-ins for the inputs, so the derivative is that with respect to its arguments, whatever else the inputs were
+    used for. Without ``create_graph`` stand-ins and results are cut off from the caller's graph; with it, stand-ins of inputs
+    that require grad stay connected to them, and the results can be differentiated again.
+
+Note [Forward products from backward passes]
+    The product J u with a vector u needs no rules of its own: ``v ↦ vᵀJ`` is linear in v, and its own vjp at u is J u. So `jvp` costs two
+    backward passes whatever the size of the output, and is right wherever rules can be differentiated. Hessians are Jacobians of
+    gradients, for the same reason exact for every function made of rows.
+
+Rejected: rows of a Jacobian as concurrent passes. They compete for the same cores (independent expensive nodes of one pass run at the same
+time already), and hold all rows' intermediate gradients at once.
+
+Source: PyTorch ``autograd/functional.py``; the double-vjp trick is Jamie Townsend's (2017).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
+from aiograd.modes import enable_grad
+from aiograd.offloading import ready
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.passes import grad
+
+Fn = Callable[..., Any]
+
+
+async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+    """The product of a vector with the Jacobian of `fn`: ``vᵀ J``. One backward pass.
+
+    Cancelling stops the pass (or `fn`).
+
+    Args:
+        fn: function of the inputs.
+        inputs: a Tensor or a tuple of Tensors, floating point or complex.
+        v: one Tensor per output of `fn`, of its shape; may be left out for a single output of one element.
+        create_graph: let the results be differentiated.
+        strict: raise where an output does not depend on an input, instead of returning zeros.
+
+    Returns:
+        ``(outputs, products)``; `products` like `inputs`.
+
+    Raises:
+        ArgumentError, ShapeError: the arguments or what `fn` returned do not fit. UnusedInputError: with `strict`.
+    """
+    stand_ins, one_input = _stand_ins("vjp", inputs, create_graph)
+    with enable_grad():
+        outputs, one_output = await call(fn, stand_ins, "vjp")
+    products = await _pull_back("vjp", outputs, stand_ins, _vectors("vjp", v, outputs, "output"), create_graph, strict)
+    return _packed(_result(outputs, create_graph), one_output), _packed(_result(products, create_graph), one_input)
+
+
+async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+    """The product of the Jacobian of `fn` with a vector: ``J v``. Two backward passes; see Note [Forward products from backward passes].
+
+    Cancelling stops the pass (or `fn`).
+
+    Args:
+        fn: function of the inputs.
+        inputs: a Tensor or a tuple of Tensors, real.
+        v: one Tensor per input, of its shape; may be left out for a single input of one element.
+        create_graph: let the results be differentiated.
+        strict: raise where an output does not depend on an input, instead of returning zeros.
+
+    Returns:
+        ``(outputs, products)``; `products` like what `fn` returned.
+
+    Raises:
+        ArgumentError, ShapeError: the arguments or what `fn` returned do not fit. UnusedInputError: with `strict`.
+    """
+    stand_ins, _ = _stand_ins("jvp", inputs, create_graph)
+    vectors = _vectors("jvp", v, stand_ins, "input")
+    with enable_grad():
+        outputs, one_output = await call(fn, stand_ins, "jvp")
+    _refuse_complex("jvp", (*stand_ins, *outputs))
+    dummies = tuple(make(np.zeros_like(output._data)).requires_grad_() for output in outputs)
+    pulled = await _pull_back("jvp", outputs, stand_ins, dummies, True, strict)
+    through = [(product, vector) for product, vector in zip(pulled, vectors, strict=True) if product.requires_grad]
+    products: Sequence[Any] = [None] * len(outputs)
+    if through:
+        wanted, directions = zip(*through, strict=True)
+        products = await grad(wanted, dummies, directions, create_graph=create_graph, allow_unused=True)
+    filled = tuple(_zeros(output) if product is None else product for output, product in zip(outputs, products, strict=True))
+    return _packed(_result(outputs, create_graph), one_output), _packed(_result(filled, create_graph), one_output)
+
+
+async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
+    """What `fn` returns, and its gradient.
+
+    Cancelling stops the pass (or `fn`).
+
+    Args:
+        fn: function of the inputs that returns a real Tensor of one element; with `has_aux`, a pair of it and anything.
+        inputs: a Tensor or a tuple of Tensors.
+        has_aux: see `fn`; the pair comes back as it is.
+        create_graph: let value and gradient be differentiated.
+        strict: raise where the value does not depend on an input, instead of returning zeros.
+
+    Returns:
+        ``(value, gradients)``, or ``((value, aux), gradients)``; `gradients` like `inputs`.
+
+    Raises:
+        ShapeError: not a single element. UnusedInputError: with `strict`.
+    """
+    stand_ins, one_input = _stand_ins("value_and_grad", inputs, create_graph)
+    aux: Any = None
+    with enable_grad():
+        returned = await _returned(fn, stand_ins)
+        if has_aux:
+            if not isinstance(returned, tuple) or len(returned) != 2:
+                raise ArgumentTypeError(f"value_and_grad(has_aux=True): fn returned {type(returned).__name__}; expected a pair (value, aux)")
+            returned, aux = returned
+    value = _scalar("value_and_grad", _checked("value_and_grad", returned)[0])
+    gradients = await _pull_back("value_and_grad", (value,), stand_ins, (None,), create_graph, strict)
+    value = _result((value,), create_graph)[0]
+    return (value, aux) if has_aux else value, _packed(_result(gradients, create_graph), one_input)
+
+
+async def jacobian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False) -> Any:
+    """The Jacobian of `fn`, one backward pass per element of its outputs.
+
+    Cancelling stops the pass (or `fn`).
+
+    Args:
+        fn: function of the inputs with real outputs.
+        inputs: a Tensor or a tuple of Tensors, real.
+        create_graph: let the Jacobian be differentiated.
+        strict: raise where an output does not depend on an input, instead of returning zeros.
+
+    Returns:
+        A Tensor of shape ``output.shape + input.shape``; a tuple of them where there is a tuple of outputs or of inputs, and a tuple (per
+        output) of tuples (per input) where there are both.
+
+    Raises:
+        ArgumentError: an input or output is complex, or they do not fit. UnusedInputError: with `strict`.
+    """
+    stand_ins, one_input = _stand_ins("jacobian", inputs, create_graph)
+    with enable_grad():
+        outputs, one_output = await call(fn, stand_ins, "jacobian")
+    _refuse_complex("jacobian", (*stand_ins, *outputs))
+    blocks = [_packed(await _rows("jacobian", i, output, stand_ins, create_graph, strict), one_input) for i, output in enumerate(outputs)]
+    return _packed(tuple(blocks), one_output)
+
+
+async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bool = False) -> Any:
+    """The second derivatives of `fn`, one backward pass per element of its gradient.
+
+    Cancelling stops the pass (or `fn`).
+
+    Args:
+        fn: function of the inputs that returns a real Tensor of one element.
+        inputs: a Tensor or a tuple of Tensors, real.
+        create_graph: let the Hessian be differentiated.
+        strict: raise where the gradient of an input does not depend on another, instead of returning zeros.
+
+    Returns:
+        A Tensor of shape ``input.shape + input.shape``; for a tuple of inputs a tuple of tuples, entry ``[i][j]`` of shape
+        ``inputs[i].shape + inputs[j].shape``.
+
+    Raises:
+        ShapeError: not a single element. ArgumentError: an input is complex. UnusedInputError: with `strict`.
+    """
+    stand_ins, one_input = _stand_ins("hessian", inputs, create_graph)
+    with enable_grad():
+        outputs, _ = await call(fn, stand_ins, "hessian")
+    _refuse_complex("hessian", stand_ins)
+    value = _scalar("hessian", outputs)
+    gradients = await _pull_back("hessian", (value,), stand_ins, (None,), True, strict)
+    blocks = [_packed(await _rows("hessian", i, gradient, stand_ins, create_graph, strict), one_input) for i, gradient in enumerate(gradients)]
+    return _packed(tuple(blocks), one_input)
+
+
+# -------------------------------------------------------------------- calling the function
+
+
+async def call(fn: Fn, args: Sequence[Any], what: str) -> tuple[tuple[Any, ...], bool]:
+    """Call `fn`, wait for what it returns, and check that it is Tensors.
+
+    Args:
+        fn: ``def`` or ``async def``.
+        args: its arguments.
+        what: for messages: who calls.
+
+    Returns:
+        The outputs, and whether `fn` returned one Tensor rather than a sequence.
+
+    Raises:
+        ArgumentTypeError: `fn` returned something else.
+    """
+    return _checked(what, await _returned(fn, args))
+
+
+async def _returned(fn: Fn, args: Sequence[Any]) -> Any:
+    returned = fn(*args)
+    if inspect.isawaitable(returned):
+        returned = await returned
+    return await ready(returned)
+
+
+def _checked(what: str, returned: Any) -> tuple[tuple[Any, ...], bool]:
+    one = not isinstance(returned, (tuple, list))
+    outputs = (returned,) if one else tuple(returned)
+    for i, output in enumerate(outputs):
+        if not isinstance(output, TensorCore):
+            raise ArgumentTypeError(f"{what}: output {i} of fn is a {type(output).__name__}; expected fn to return a Tensor or a tuple of Tensors")
+        if output.dtype.kind not in "fc":
+            raise ArgumentTypeError(f"{what}: output {i} of fn has dtype {output.dtype}; expected floating point or complex")
+    if not outputs:
+        raise ArgumentError(f"{what}: fn returned no outputs; expected a Tensor or a tuple of Tensors")
+    return outputs, one
+
+
+def _scalar(what: str, outputs: tuple[Any, ...]) -> Any:
+    if len(outputs) != 1 or outputs[0].size != 1:
+        found = ", ".join(str(list(output.shape)) for output in outputs)
+        raise ShapeError(f"{what}: fn returned {len(outputs)} output(s) of shape {found}; expected a single element. Use jacobian().")
+    if outputs[0].dtype.kind != "f":
+        raise ArgumentTypeError(f"{what}: fn returned dtype {outputs[0].dtype}; expected a real number")
+    return outputs[0]
+
+
+# -------------------------------------------------------------------- arguments and results
+
+
+def _stand_ins(what: str, inputs: Any, create_graph: bool) -> tuple[tuple[Any, ...], bool]:
+    """See Note [What is differentiated]; also whether there was one input rather than a sequence."""
+    one = not isinstance(inputs, (tuple, list))
+    listed = (inputs,) if one else tuple(inputs)
+    if not listed:
+        raise ArgumentError(f"{what}: expected at least one input")
+    made: list[Any] = []
+    for i, tensor in enumerate(listed):
+        if not isinstance(tensor, TensorCore):
+            raise ArgumentTypeError(f"{what}: input {i} is a {type(tensor).__name__}; expected a Tensor. Make one with aiograd.tensor().")
+        if tensor.dtype.kind not in "fc":
+            raise ArgumentTypeError(f"{what}: input {i} has dtype {tensor.dtype}; expected floating point or complex: others have no derivative")
+        if create_graph and tensor.requires_grad:
+            with enable_grad():
+                made.append(tensor.reshape(tensor.shape))  # type: ignore[attr-defined]
+        else:
+            made.append(tensor.detach().requires_grad_())
+    return tuple(made), one
+
+
+def _vectors(what: str, v: Any, targets: Sequence[Any], kind: str) -> tuple[Any, ...]:
+    """The vectors to multiply with, one per target."""
+    if v is None:
+        if len(targets) != 1 or targets[0].size != 1:
+            raise ShapeError(f"{what}: v may be left out for a single {kind} of one element only; give one Tensor per {kind}, of its shape")
+        return (make(np.ones_like(targets[0]._data)),)
+    listed = tuple(v) if isinstance(v, (tuple, list)) else (v,)
+    if len(listed) != len(targets):
+        raise ArgumentError(f"{what}: got {len(listed)} vectors for {len(targets)} {kind}s; expected one each")
+    for i, (vector, target) in enumerate(zip(listed, targets, strict=True)):
+        if not isinstance(vector, TensorCore):
+            raise ArgumentTypeError(f"{what}: vector {i} is a {type(vector).__name__}; expected a Tensor")
+        if vector.shape != target.shape or vector.dtype != target.dtype:
+            raise ShapeError(
+                f"{what}: vector {i} is {vector.dtype}{list(vector.shape)}; expected {target.dtype}{list(target.shape)}, as {kind} {i}. "
+                "Reshape it, or cast it with .astype()."
+            )
+    return listed
+
+
+def _refuse_complex(what: str, tensors: Sequence[Any]) -> None:
+    if any(tensor.dtype.kind == "c" for tensor in tensors):
+        raise ArgumentTypeError(f"{what}: expected real inputs and outputs, found complex ones. Split them with np.real and np.imag.")
+
+
+def _result(tensors: Sequence[Any], create_graph: bool) -> tuple[Any, ...]:
+    return tuple(tensors) if create_graph else tuple(tensor.detach() for tensor in tensors)
+
+
+def _packed(results: Any, one: bool) -> Any:
+    return results[0] if one else results
+
+
+def _zeros(like: Any) -> Any:
+    return make(np.zeros_like(like._data))
+
+
+async def _pull_back(
+    what: str, outputs: Sequence[Any], inputs: Sequence[Any], vectors: Sequence[Any], create_graph: bool, strict: bool
+) -> tuple[Any, ...]:
+    """Gradients of the inputs, zeros where there is none."""
+    through = [(output, vector) for output, vector in zip(outputs, vectors, strict=True) if output.requires_grad]
+    gradients: Sequence[Any] = [None] * len(inputs)
+    if through:
+        roots, seeds = zip(*through, strict=True)
+        gradients = await grad(roots, inputs, seeds, retain_graph=True, create_graph=create_graph, allow_unused=True)
+    if strict:
+        for i, gradient in enumerate(gradients):
+            if gradient is None:
+                raise UnusedInputError(f"{what}: the outputs of fn do not depend on input {i}. Leave out strict=True to get zeros.")
+    return tuple(_zeros(tensor) if gradient is None else gradient for tensor, gradient in zip(inputs, gradients, strict=True))
+
+
+async def _rows(what: str, index: int, output: Any, inputs: Sequence[Any], create_graph: bool, strict: bool) -> tuple[Any, ...]:
+    """The Jacobian of one output, a block per input."""
+    data = output._data
+    rows: list[Sequence[Any]] = []
+    if output.requires_grad:
+        for position in range(output.size):
+            rows.append(await grad(output, inputs, _one_hot(data, position), retain_graph=True, create_graph=create_graph, allow_unused=True))
+    blocks: list[Any] = []
+    for j, tensor in enumerate(inputs):
+        column = [row[j] for row in rows]
+        if strict and all(entry is None for entry in column):
+            raise UnusedInputError(f"{what}: output {index} does not depend on input {j}. Leave out strict=True to get zeros.")
+        if not rows:
+            column = [None] * output.size
+        shape = (*output.shape, *tensor.shape)
+        if not column:
+            blocks.append(make(np.zeros_like(tensor._data, shape=shape)))
+            continue
+        with enable_grad():
+            stacked: Any = np.stack([_zeros(tensor) if entry is None else entry for entry in column])
+            blocks.append(stacked.reshape(shape))
+    return tuple(blocks)
+
+
+def _one_hot(like: Any, position: int) -> Any:
+    """A Tensor of zeros with a one at a flat position, on the device of `like`."""
+    host = np.zeros(like.shape, like.dtype)
+    host.reshape(-1)[position] = 1
+    return make(host) if isinstance(like, np.ndarray) else make(np.zeros_like(like) + host)

@@ -1,0 +1,404 @@
+"""Random numbers from an explicit `Generator`, and their replay where a forward is computed a second time.
+
+Note [State belongs to objects, and the default to the caller]
+    There is no process-wide stream. A `Generator` is an object one passes around; `default_generator` is a ContextVar, so `seed` in one
+    task changes nothing for another, and a task inherits the generator of the one that started it.
+
+Note [Replay]
+    A region that will be computed again (`aiograd.checkpointing`) is run within `record(draws)`: every draw in it notes the state its
+    generator was in, and every use of the default generator which one that was. Within `replay(draws)` the same calls, in the same order, draw
+    from clones put into the noted states, so the numbers are the same, no generator moves, and it does not matter what other tasks have drawn
+    meanwhile. Regions nest: a region recorded inside a replay notes the states of the clones.
+
+Rejected: noting only the state at the first draw of a region (another task that draws from the same generator while the region awaits
+something would silently change the second half of the replayed numbers); winding the generators themselves back and forth (visible to every
+other task).
+
+Source: numpy's PCG64 and SeedSequence. Streams of bits are the same on every platform and numpy version; numpy may improve how it makes a
+distribution of them (NEP 19).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.modes import get_default_dtype
+from aiograd.tensors.core import make
+from aiograd.tensors.tensor import Tensor
+from aiograd.types import Shape
+
+ALGORITHM = "PCG64"
+
+
+class State(NamedTuple):
+    """Where a stream stands: the 128-bit state and increment of PCG64, its buffered half word, how many children it has spawned."""
+
+    state: int
+    increment: int
+    has_uint32: int
+    uinteger: int
+    spawned: int
+
+
+class Stream:
+    """A PCG64 and the seed it came from."""
+
+    __slots__ = ("entropy", "spawn_key", "spawned", "bits", "numpy")
+
+    def __init__(self, entropy: int | tuple[int, ...], spawn_key: tuple[int, ...] = ()) -> None:
+        self.entropy = entropy
+        self.spawn_key = spawn_key
+        self.spawned = 0
+        self.bits = np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=spawn_key))
+        self.numpy = np.random.Generator(self.bits)
+
+    def state(self) -> State:
+        """Where it stands."""
+        state: Mapping[str, Any] = self.bits.state
+        return State(state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"], self.spawned)
+
+    def go_to(self, state: State) -> None:
+        """Continue from `state`."""
+        self.bits.state = {
+            "bit_generator": ALGORITHM,
+            "state": {"state": state.state, "inc": state.increment},
+            "has_uint32": state.has_uint32,
+            "uinteger": state.uinteger,
+        }
+        self.spawned = state.spawned
+
+    def clone(self) -> Stream:
+        """Another stream at the same place."""
+        clone = Stream(self.entropy, self.spawn_key)
+        clone.go_to(self.state())
+        return clone
+
+    def spawn(self, count: int) -> list[Stream]:
+        """Streams independent of this one and of each other, as numpy's SeedSequence spawns them."""
+        first, self.spawned = self.spawned, self.spawned + count
+        return [Stream(self.entropy, (*self.spawn_key, i)) for i in range(first, self.spawned)]
+
+
+class Generator:
+    """A reproducible source of random Tensors.
+
+    The same seed gives the same numbers in the same order. Draws are atomic: threads and tasks may share a generator, at the price of an order
+    that depends on timing; `spawn` gives each its own.
+
+    Args:
+        seed: an int of at least 0, or a sequence of them; None takes fresh entropy of the operating system (`state_dict` tells which).
+    """
+
+    __slots__ = ("_stream", "_lock", "__weakref__")
+
+    def __init__(self, seed: int | Sequence[int] | None = None) -> None:
+        self._stream = Stream(_entropy(seed))
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        entropy, key = self._stream.entropy, self._stream.spawn_key
+        return f"Generator(seed={entropy}{f', spawn_key={key}' if key else ''})"
+
+    # ---------------------------------------------------------------- draws
+
+    def normal(self, shape: int | Sequence[int] = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = None) -> Tensor:
+        """Normally distributed numbers.
+
+        Args:
+            shape: of the result.
+            mean, std: of the distribution; `std` at least 0.
+            dtype: a real floating dtype; the default dtype if None.
+        """
+        if not std >= 0 or not math.isfinite(std) or not math.isfinite(mean):
+            raise ArgumentError(f"normal(mean={mean}, std={std}): expected finite numbers, std at least 0")
+        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
+        array = self._draw(lambda rng: rng.standard_normal(size, dtype=drawn))
+        return _tensor(array * drawn.type(std) + drawn.type(mean), wanted)
+
+    def uniform(self, shape: int | Sequence[int] = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = None) -> Tensor:
+        """Numbers uniformly distributed in [low, high).
+
+        Args:
+            shape: of the result.
+            low, high: ends of the interval, ``low <= high``.
+            dtype: a real floating dtype; the default dtype if None.
+        """
+        if not low <= high or not math.isfinite(high - low):
+            raise ArgumentError(f"uniform(low={low}, high={high}): expected finite numbers with low <= high")
+        size, wanted, drawn = _shape(shape), *_float_dtypes(dtype)
+        array = self._draw(lambda rng: rng.random(size, dtype=drawn))
+        return _tensor(array * drawn.type(high - low) + drawn.type(low), wanted)
+
+    def integers(self, low: int, high: int, shape: int | Sequence[int] = (), *, dtype: Any = np.int64) -> Tensor:
+        """Integers uniformly distributed in [low, high).
+
+        Args:
+            low, high: ends of the interval, ``low < high``.
+            shape: of the result.
+            dtype: an integer dtype.
+        """
+        size, wanted = _shape(shape), np.dtype(dtype)
+        if wanted.kind not in "iu":
+            raise ArgumentTypeError(f"integers(dtype={wanted}): expected an integer dtype")
+        limits = np.iinfo(wanted)
+        if not limits.min <= low < high <= limits.max + 1:
+            raise ArgumentError(f"integers({low}, {high}, dtype={wanted}): expected low < high within the range of the dtype")
+        return _tensor(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
+
+    def bernoulli(self, p: float, shape: int | Sequence[int] = (), *, dtype: Any = None) -> Tensor:
+        """Numbers that are 1 with probability `p`, else 0.
+
+        Args:
+            p: in [0, 1].
+            shape: of the result.
+            dtype: of the result, bool included; the default dtype if None.
+        """
+        _check_probability("bernoulli", p)
+        size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
+        return _tensor(self._draw(lambda rng: rng.random(size, dtype=np.float32)) < np.float32(p) if 0 < p < 1 else np.full(size, p == 1), wanted)
+
+    def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None) -> Tensor:
+        """What to multiply with to drop elements: 0 with probability `p`, else ``1 / (1 - p)``, so that the mean is 1.
+
+        Args:
+            shape: of the result.
+            p: probability of dropping, in [0, 1]; 1 drops everything.
+            dtype: a real floating dtype; the default dtype if None.
+        """
+        _check_probability("dropout_mask", p)
+        size, wanted = _shape(shape), _float_dtypes(dtype)[0]
+        if p in (0, 1):
+            return _tensor(np.full(size, 1 - p), wanted)
+        keep = self._draw(lambda rng: rng.random(size, dtype=np.float32)) >= np.float32(p)
+        return _tensor(keep * wanted.type(1 / (1 - p)), wanted)
+
+    def permutation(self, n: int) -> Tensor:
+        """The numbers 0 to `n` - 1 in random order, int64: ``x[generator.permutation(len(x))]`` shuffles."""
+        if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
+            raise ArgumentError(f"permutation({n!r}): expected an int of at least 0")
+        return _tensor(self._draw(lambda rng: rng.permutation(int(n))), np.dtype(np.int64))
+
+    def _draw(self, make_array: Callable[[np.random.Generator], Any]) -> Any:
+        with self._lock:
+            return make_array(_stream_now(self).numpy)
+
+    # ---------------------------------------------------------------- other generators
+
+    def spawn(self, count: int) -> list[Generator]:
+        """Generators independent of this one and of each other, one per worker or task. Draws nothing; a second call gives others."""
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ArgumentError(f"spawn({count!r}): expected an int of at least 0")
+        with self._lock:
+            return [_generator(stream) for stream in _stream_now(self).spawn(count)]
+
+    def fork(self) -> Generator:
+        """One generator independent of this one; see `spawn`."""
+        return self.spawn(1)[0]
+
+    def clone(self) -> Generator:
+        """A generator that will give the same numbers as this one from here on."""
+        with self._lock:
+            return _generator(self._stream.clone())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
+        return self.clone()
+
+    # ---------------------------------------------------------------- saving
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the generator stands, as ints, lists and strings that JSON can hold."""
+        with self._lock:
+            stream = self._stream
+            entropy = stream.entropy if isinstance(stream.entropy, int) else list(stream.entropy)
+            return {"algorithm": ALGORITHM, "seed": entropy, "spawn_key": list(stream.spawn_key), **stream.state()._asdict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> Self:
+        """Continue where the generator that made `state` stood; returns the generator.
+
+        Raises:
+            ArgumentError: it is no state of a Generator. Nothing has changed.
+        """
+        expected = {"algorithm", "seed", "spawn_key", *State._fields}
+        if not isinstance(state, Mapping) or set(state) != expected or state["algorithm"] != ALGORITHM:
+            found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
+            raise ArgumentError(f"Generator.load_state_dict: expected the keys {sorted(expected)} with algorithm {ALGORITHM!r}, found {found}")
+        try:
+            stream = Stream(_entropy(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
+            stream.go_to(State(*(int(state[name]) for name in State._fields)))
+        except (ValueError, TypeError, OverflowError) as error:
+            raise ArgumentError(f"Generator.load_state_dict: the values are no state of a Generator ({error})") from None
+        with self._lock:
+            self._stream = stream
+        return self
+
+
+def _generator(stream: Stream) -> Generator:
+    generator = Generator.__new__(Generator)
+    generator._stream = stream
+    generator._lock = threading.Lock()
+    return generator
+
+
+# -------------------------------------------------------------------- arguments
+
+
+def _entropy(seed: Any) -> int | tuple[int, ...]:
+    if seed is None:
+        fresh = np.random.SeedSequence().entropy
+        return _entropy(fresh)
+    several = isinstance(seed, (tuple, list))
+    numbers = seed if several else [seed]
+    if not numbers or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in numbers):
+        raise ArgumentError(f"Generator(seed={seed!r}): expected an int of at least 0, a sequence of them, or None")
+    return tuple(map(int, numbers)) if several else int(seed)
+
+
+def _shape(shape: Any) -> Shape:
+    extents = (shape,) if isinstance(shape, (int, np.integer)) and not isinstance(shape, bool) else shape
+    if not isinstance(extents, (tuple, list)) or any(isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0 for n in extents):
+        raise ArgumentError(f"shape {shape!r}: expected an int of at least 0, or a sequence of them")
+    return tuple(map(int, extents))
+
+
+def _float_dtypes(dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
+    """The dtype wanted, and the one to draw in."""
+    wanted = get_default_dtype() if dtype is None else np.dtype(dtype)
+    if wanted.kind != "f":
+        raise ArgumentTypeError(f"dtype {wanted}: expected a real floating dtype such as float32 or float64")
+    return wanted, np.dtype(np.float64 if wanted.itemsize > 4 else np.float32)
+
+
+def _check_probability(what: str, p: float) -> None:
+    if not 0 <= p <= 1:
+        raise ArgumentError(f"{what}(p={p}): expected a probability between 0 and 1")
+
+
+def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
+    return make(np.asarray(array, dtype=dtype))  # type: ignore[no-any-return]
+
+
+# -------------------------------------------------------------------- the default generator
+
+
+_default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
+
+
+def default_generator() -> Generator:
+    """The generator of the running task: what `seed` set in it or in the task that started it; else a fresh one, kept from now on."""
+    recordings, source = _tapes()
+    generator = None if source is None else source.next_default()
+    if generator is None:
+        generator = _default.get()
+        if generator is None:
+            generator = Generator()
+            _default.set(generator)
+    for recording in recordings:
+        recording.draws.defaults.append(generator)
+    return generator
+
+
+def seed(number: int | Sequence[int]) -> Generator:
+    """Give the running task, and the tasks it starts from now on, a new default generator with this seed; returns it."""
+    generator = Generator(number)
+    _default.set(generator)
+    return generator
+
+
+# -------------------------------------------------------------------- replay
+
+
+class Draws:
+    """What a region drew: the state before each draw, by generator, and the default generator at each use of it."""
+
+    __slots__ = ("states", "defaults")
+
+    def __init__(self) -> None:
+        self.states: dict[Generator, list[State]] = {}
+        self.defaults: list[Generator] = []
+
+
+class _Recording:
+    __slots__ = ("draws", "outer")
+
+    def __init__(self, draws: Draws, outer: _Recording | _Replay | None) -> None:
+        self.draws = draws
+        self.outer = outer
+
+
+class _Replay:
+    __slots__ = ("draws", "clones", "drawn", "uses")
+
+    def __init__(self, draws: Draws) -> None:
+        self.draws = draws
+        self.clones: dict[Generator, Stream] = {}
+        self.drawn: dict[Generator, int] = {}
+        self.uses = 0
+
+    def next_stream(self, generator: Generator) -> Stream:
+        """A clone in the state of the same draw in the recorded region; past its last draw, the clone wherever it stands."""
+        clone = self.clones.get(generator)
+        if clone is None:
+            clone = self.clones[generator] = generator._stream.clone()
+        states = self.draws.states.get(generator, ())
+        k = self.drawn.get(generator, 0)
+        if k < len(states):
+            clone.go_to(states[k])
+        self.drawn[generator] = k + 1
+        return clone
+
+    def next_default(self) -> Generator | None:
+        """The default generator of the same use in the recorded region; None past its last use."""
+        k, self.uses = self.uses, self.uses + 1
+        return self.draws.defaults[k] if k < len(self.draws.defaults) else None
+
+
+_tape: ContextVar[_Recording | _Replay | None] = ContextVar("aiograd_random_tape", default=None)
+
+
+def _tapes() -> tuple[list[_Recording], _Replay | None]:
+    """The recordings the running code is inside of, innermost first, up to the replay that supplies its numbers, if there is one."""
+    tape = _tape.get()
+    recordings: list[_Recording] = []
+    while isinstance(tape, _Recording):
+        recordings.append(tape)
+        tape = tape.outer
+    return recordings, tape
+
+
+def _stream_now(generator: Generator) -> Stream:
+    """The stream for one draw from `generator`, whose lock is held; notes its state where a region is recorded."""
+    recordings, source = _tapes()
+    stream = generator._stream if source is None else source.next_stream(generator)
+    if recordings:
+        state = stream.state()
+        for recording in recordings:
+            recording.draws.states.setdefault(generator, []).append(state)
+    return stream
+
+
+@contextmanager
+def record(draws: Draws) -> Iterator[None]:
+    """Note in `draws` what the block draws."""
+    token = _tape.set(_Recording(draws, _tape.get()))
+    try:
+        yield
+    finally:
+        _tape.reset(token)
+
+
+@contextmanager
+def replay(draws: Draws) -> Iterator[None]:
+    """Draw the numbers noted in `draws` again; no generator moves. Any number of replays of the same draws may run at once."""
+    token = _tape.set(_Replay(draws))
+    try:
+        yield
+    finally:
+        _tape.reset(token)

@@ -1,0 +1,10 @@
+"""Benchmarks: ``python -m tests.benchmarks [name ...]`` prints a table per workload with aiograd beside its peers.
+
+A module per area of the targets; `run(settings)` of each returns its tables. They are measurements, never tests: `tests/test_benchmarks_smoke.py`
+only runs them at a tiny size.
+"""
+
+from __future__ import annotations
+
+#: modules in the order in which they run
+NAMES = ("small_graphs",)

@@ -1,0 +1,363 @@
+"""Small graphs on one thread: what recording, differentiating and freeing a node costs when the arithmetic is next to nothing.
+
+Every step is forward, backward and the end of the graph. The loop in which aiograd's side runs is uvloop where it is installed, as in `aiograd.run`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+import aiograd as ag
+from tests.benchmarks.harness import Settings, Side, Table, Workload, compare, one_thread, sides
+
+Array = np.ndarray[Any, Any]
+
+
+def run(settings: Settings) -> list[Table]:
+    """Time all small graphs."""
+    with one_thread():
+        return [ag.run(_run(settings))]
+
+
+async def _run(settings: Settings) -> Table:
+    length = settings.of(1000, 20)
+    workloads = [
+        chain(settings, length, every_leaf=False),
+        chain(settings, length, every_leaf=True),
+        wide(settings, length, own_leaves=True),
+        wide(settings, length, own_leaves=False),
+        mlp(settings, by_optim=False),
+        lstm(settings, settings.of(100, 3)),
+    ]
+    return await compare("Small graphs, 1 thread: forward + backward + free", workloads, settings)
+
+
+# -------------------------------------------------------------------- elementwise graphs
+
+
+def chain(settings: Settings, length: int, *, every_leaf: bool) -> Workload:
+    """``y = y * a + b`` over and over on 4 floats; the gradient of x, or of x, a and b."""
+    rng = np.random.default_rng(0)
+    x, a, b = (rng.uniform(0.5, 0.99, 4).astype(np.float32) for _ in range(3))
+
+    def ours() -> Side:
+        leaf = ag.tensor(x, requires_grad=True)
+        factor, term = (ag.tensor(value, requires_grad=every_leaf) for value in (a, b))
+        leaves = (leaf, factor, term) if every_leaf else (leaf,)
+
+        async def pass_over() -> Any:
+            y = leaf
+            for _ in range(length):
+                y = y * factor + term
+            y = y.sum()
+            await y.backward()
+            return y
+
+        return aiograd_side(pass_over, leaves)
+
+    def torch_() -> Side:
+        import torch
+
+        leaf = torch.tensor(x, requires_grad=True)
+        factor, term = (torch.tensor(value, requires_grad=every_leaf) for value in (a, b))
+        leaves = (leaf, factor, term) if every_leaf else (leaf,)
+
+        def pass_over() -> Any:
+            y = leaf
+            for _ in range(length):
+                y = y * factor + term
+            y = y.sum()
+            y.backward()
+            return y
+
+        return torch_side(pass_over, leaves)
+
+    def autograd_() -> Side:
+        import autograd.numpy as anp
+
+        def forward(leaf: Any, factor: Any = a, term: Any = b) -> Any:
+            y = leaf
+            for _ in range(length):
+                y = y * factor + term
+            return anp.sum(y)
+
+        return autograd_side(forward, (x, a, b) if every_leaf else (x,))
+
+    what = "x, a and b" if every_leaf else "x"
+    return Workload(f"chain of {length} x*a+b, 4 floats, gradient of {what}", sides(settings, ours, torch=torch_, autograd=autograd_), 0.60, 0.35)
+
+
+def wide(settings: Settings, count: int, *, own_leaves: bool) -> Workload:
+    """`count` branches ``x * a + b``, each with a leaf of its own or all from one, and their sum."""
+    rng = np.random.default_rng(1)
+    xs = [rng.normal(size=4).astype(np.float32) for _ in range(count)] if own_leaves else [rng.normal(size=4).astype(np.float32)]
+    a, b = (rng.normal(size=4).astype(np.float32) for _ in range(2))
+
+    def ours() -> Side:
+        leaves = [ag.tensor(x, requires_grad=True) for x in xs]
+        starts = leaves if own_leaves else leaves * count
+        factor, term = ag.tensor(a), ag.tensor(b)
+
+        async def pass_over() -> Any:
+            y = _branches(starts, factor, term).sum()
+            await y.backward()
+            return y
+
+        return aiograd_side(pass_over, leaves)
+
+    def torch_() -> Side:
+        import torch
+
+        leaves = [torch.tensor(x, requires_grad=True) for x in xs]
+        starts = leaves if own_leaves else leaves * count
+        factor, term = torch.tensor(a), torch.tensor(b)
+
+        def pass_over() -> Any:
+            y = _branches(starts, factor, term).sum()
+            y.backward()
+            return y
+
+        return torch_side(pass_over, leaves)
+
+    def autograd_() -> Side:
+        import autograd.numpy as anp
+
+        return autograd_side(lambda x: anp.sum(_branches([x] * count, a, b)), (xs[0],))
+
+    # HIPS autograd takes most of a second for a thousand leaves
+    peers = {"torch": torch_} if own_leaves else {"torch": torch_, "autograd": autograd_}
+    what = "own leaves" if own_leaves else "one leaf"
+    return Workload(f"{count} branches summed, {what}", sides(settings, ours, **peers), 0.50, 0.30)
+
+
+def _branches(starts: Sequence[Any], factor: Any, term: Any) -> Any:
+    """The sum of the branches, the same expression for every peer."""
+    total = starts[0] * factor + term
+    for start in starts[1:]:
+        total = total + (start * factor + term)
+    return total
+
+
+# -------------------------------------------------------------------- small networks
+
+
+def mlp(settings: Settings, *, by_optim: bool) -> Workload:
+    """A training step of 64-64-10 on a batch of 8: linear, relu, linear, cross entropy, SGD."""
+    rng = np.random.default_rng(2)
+    data = rng.normal(size=(8, 64)).astype(np.float32)
+    labels = rng.integers(0, 10, 8)
+    values = [(rng.normal(size=shape) * 0.1).astype(np.float32) for shape in ((64, 64), (64,), (10, 64), (10,))]
+    rate = 0.01
+
+    def ours() -> Side:
+        from aiograd import ops
+        F = ops.nn
+        F.relu = ops.activation.relu
+        w1, b1, w2, b2 = parameters = [ag.tensor(value, requires_grad=True) for value in values]
+        x, y = ag.tensor(data), ag.tensor(labels)
+
+        async def forward_backward() -> Any:
+            loss = F.cross_entropy(F.linear(F.relu(F.linear(x, w1, b1)), w2, b2), y)
+            await loss.backward()
+            return loss
+
+        async def step() -> None:
+            await forward_backward()
+            if by_optim:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                with ag.no_grad():
+                    for parameter in parameters:
+                        parameter -= rate * parameter.grad
+                        parameter.grad = None
+
+        return training_side(forward_backward, step, parameters, lambda t: t.detach().numpy().copy())
+
+    def torch_() -> Side:
+        import torch
+        import torch.nn.functional as F
+
+        w1, b1, w2, b2 = parameters = [torch.tensor(value, requires_grad=True) for value in values]
+        x, y = torch.tensor(data), torch.tensor(labels)
+        optimizer = torch.optim.SGD(parameters, lr=rate)
+
+        def forward_backward() -> Any:
+            loss = F.cross_entropy(F.linear(F.relu(F.linear(x, w1, b1)), w2, b2), y)
+            loss.backward()
+            return loss
+
+        def step() -> None:
+            forward_backward()
+            if by_optim:
+                optimizer.step()
+                optimizer.zero_grad()
+            else:
+                with torch.no_grad():
+                    for parameter in parameters:
+                        parameter -= rate * parameter.grad
+                        parameter.grad = None
+
+        return training_side(forward_backward, step, parameters, lambda t: t.detach().numpy().copy())
+
+    def autograd_() -> Side:
+        import autograd
+        import autograd.numpy as anp
+
+        parameters = [value.copy() for value in values]
+        rows = np.arange(len(labels))
+
+        def forward(w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
+            logits = anp.dot(anp.maximum(anp.dot(data, w1.T) + b1, np.float32(0)), w2.T) + b2
+            shifted = logits - anp.max(logits, axis=1, keepdims=True)
+            return anp.mean(anp.log(anp.sum(anp.exp(shifted), axis=1)) - shifted[rows, labels])
+
+        differentiate = autograd.value_and_grad(forward, (0, 1, 2, 3))
+
+        def step() -> None:
+            _, grads = differentiate(*parameters)
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter -= rate * grad
+
+        def result() -> list[Array]:
+            loss, grads = differentiate(*parameters)
+            step()
+            updated = [parameter.copy() for parameter in parameters]
+            return [np.asarray(loss), *grads, *updated]
+
+        return Side(step, result)
+
+    peers = {"torch": torch_} if by_optim else {"torch": torch_, "autograd": autograd_}
+    what = "optim.SGD" if by_optim else "SGD by hand"
+    return Workload(f"MLP 64-64-10, batch 8, training step, {what}", sides(settings, ours, **peers), 0.70, 0.50)
+
+
+def lstm(settings: Settings, steps: int) -> Workload:
+    """An LSTM of hidden size 16 unrolled over `steps` steps of a batch of 4, from elementary operations."""
+    rng = np.random.default_rng(3)
+    hidden, batch = 16, 4
+    inputs = [rng.normal(size=(batch, hidden)).astype(np.float32) for _ in range(steps)]
+    values = [(rng.normal(size=shape) * 0.2).astype(np.float32) for shape in ((hidden, 4 * hidden), (hidden, 4 * hidden), (4 * hidden,))]
+    zero = np.zeros((batch, hidden), np.float32)
+
+    def unroll(xs: Sequence[Any], weights: Sequence[Any], state: Any, sigmoid: Any, tanh: Any) -> Any:
+        wx, wh, bias = weights
+        h = c = state
+        for x in xs:
+            gates = x @ wx + h @ wh + bias
+            i = sigmoid(gates[:, :hidden])
+            f = sigmoid(gates[:, hidden : 2 * hidden])
+            o = sigmoid(gates[:, 2 * hidden : 3 * hidden])
+            c = f * c + i * tanh(gates[:, 3 * hidden :])
+            h = o * tanh(c)
+        return (h * h).sum()
+
+    def ours() -> Side:
+        weights = [ag.tensor(value, requires_grad=True) for value in values]
+        xs, state = [ag.tensor(x) for x in inputs], ag.tensor(zero)
+
+        async def pass_over() -> Any:
+            y = unroll(xs, weights, state, ag.Tensor.sigmoid, ag.Tensor.tanh)
+            await y.backward()
+            return y
+
+        return aiograd_side(pass_over, weights)
+
+    def torch_() -> Side:
+        import torch
+
+        weights = [torch.tensor(value, requires_grad=True) for value in values]
+        xs, state = [torch.tensor(x) for x in inputs], torch.tensor(zero)
+
+        def pass_over() -> Any:
+            y = unroll(xs, weights, state, torch.sigmoid, torch.tanh)
+            y.backward()
+            return y
+
+        return torch_side(pass_over, weights)
+
+    def autograd_() -> Side:
+        import autograd.numpy as anp
+
+        half = np.float32(0.5)
+
+        def forward(*weights: Any) -> Any:
+            loss = unroll(inputs, weights, zero, lambda x: half * (anp.tanh(half * x) + np.float32(1)), anp.tanh)
+            return loss
+
+        return autograd_side(forward, values, method_sum=True)
+
+    return Workload(f"LSTM unrolled {steps} steps, hidden 16, batch 4, elementary ops", sides(settings, ours, torch=torch_, autograd=autograd_), 0.80, 0.50, rtol=1e-3)
+
+
+# -------------------------------------------------------------------- making sides
+
+
+def aiograd_side(pass_over: Any, leaves: Sequence[ag.Tensor]) -> Side:
+    """A side whose step is `pass_over` and forgetting the gradients."""
+
+    async def step() -> None:
+        await pass_over()
+        for leaf in leaves:
+            leaf.grad = None
+
+    async def result() -> list[Array]:
+        value = await pass_over()
+        found = [value.detach().numpy(), *(leaf.grad.numpy().copy() for leaf in leaves)]
+        for leaf in leaves:
+            leaf.grad = None
+        return found
+
+    return Side(step, result)
+
+
+def torch_side(pass_over: Any, leaves: Sequence[Any]) -> Side:
+    """The same for torch."""
+
+    def step() -> None:
+        pass_over()
+        for leaf in leaves:
+            leaf.grad = None
+
+    def result() -> list[Array]:
+        value = pass_over()
+        found = [value.detach().numpy(), *(leaf.grad.numpy().copy() for leaf in leaves)]
+        for leaf in leaves:
+            leaf.grad = None
+        return found
+
+    return Side(step, result)
+
+
+def autograd_side(forward: Any, values: Sequence[Array], *, method_sum: bool = False) -> Side:
+    """The same for HIPS autograd, which differentiates functions of arrays."""
+    import autograd
+
+    differentiate = autograd.value_and_grad(forward, tuple(range(len(values))))
+
+    def result() -> list[Array]:
+        value, grads = differentiate(*values)
+        return [np.asarray(value), *grads]
+
+    return Side(lambda: differentiate(*values), result)
+
+
+def training_side(forward_backward: Any, step: Any, parameters: Sequence[Any], copied: Any) -> Side:
+    """A side whose step trains; its result is the loss, the gradients and the parameters after one step."""
+
+    async def result() -> list[Array]:
+        loss = forward_backward()
+        if hasattr(loss, "__await__"):
+            loss = await loss
+        grads = [copied(parameter.grad) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        stepped = step()
+        if hasattr(stepped, "__await__"):
+            await stepped
+        return [copied(loss), *grads, *map(copied, parameters)]
+
+    return Side(step, result)
