@@ -150,6 +150,8 @@ class FunctionNode(Node):
         """Call the rule with Tensors; returns what it returns."""
         if isinstance(self._saved, Released):
             raise self._saved.error(self.name)
+        if values is not None:
+            values = tuple([self._in_graph(value, entry) for value, entry in zip(values, self._saved.values, strict=True)])
         context = self.context.for_run(self, values)
         tensors = [self._as_tensor(grad, i, context._materialize) for i, grad in enumerate(grads)]
         return self.function.rule()(context, *tensors)
@@ -162,6 +164,15 @@ class FunctionNode(Node):
             return make(np.zeros(metadata.shape, metadata.dtype) if metadata.device == "cpu" else np.zeros_like(self.reference, shape=metadata.shape, dtype=metadata.dtype))
         return grad if isinstance(grad, TensorCore) else make(grad)
 
+    def _in_graph(self, value: Any, entry: Any) -> Any:
+        """An unpacked value as a Tensor in the place of the one that was packed: hooks hand back plain values."""
+        if value is None:
+            return None
+        tensor = make(value._data, shared_with=value)
+        node, tensor._nr = entry.place
+        tensor._node = self if entry.is_output else node
+        return tensor
+
     def save(self, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
         """Keep what `save_for_backward` was given; outputs of this function without their node, so that no cycle arises."""
         hooks = current_mode().saved_hooks
@@ -171,7 +182,8 @@ class FunctionNode(Node):
             if tensor is None:
                 entries.append(None)
             elif hooks is not None:
-                entries.append(PackedValue(hooks.pack(tensor.detach() if nr is not None else tensor), hooks, nr is not None))
+                place = (tensor._node, tensor._nr) if nr is None else (None, nr)
+                entries.append(PackedValue(hooks.pack(tensor.detach() if nr is not None else tensor), hooks, nr is not None, place))
             else:
                 entries.append(tensor if nr is None else (tensor._data, nr, counter_of(tensor)))
         self._versions = tuple(tensor.version if tensor is not None else 0 for tensor in tensors)

@@ -5,8 +5,8 @@ Note [State belongs to objects, and the default to the caller]
     task changes nothing for another, and a task inherits the generator of the one that started it.
 
 Note [Replay]
-    A region that will be computed again (`aiograd.checkpointing`) is run within `record(draws)`: every draw in it notes the state its
-    generator was in, and every use of the default generator which one that was. Within `replay(draws)` the same calls, in the same order, draw
+    A region that will be computed again (`aiograd.checkpointing`) is recorded in a `Draws`: every draw in it notes the state its
+    generator was in, and every use of the default generator which one that was. Within a `Replay` the same calls, in the same order, draw
     from clones put into the noted states, so the numbers are the same, no generator moves, and it does not matter what other tasks have drawn
     meanwhile. Regions nest: a region recorded inside a replay notes the states of the clones.
 
@@ -324,16 +324,19 @@ class Draws:
         self.states: dict[Generator, list[State]] = {}
         self.defaults: list[Generator] = []
 
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note what the block draws. May be entered several times; what is drawn is appended."""
+        token = _tape.set(_Recording(self, _tape.get()))
+        try:
+            yield
+        finally:
+            _tape.reset(token)
 
-class _Recording:
-    __slots__ = ("draws", "outer")
 
-    def __init__(self, draws: Draws, outer: _Recording | _Replay | None) -> None:
-        self.draws = draws
-        self.outer = outer
+class Replay:
+    """Draws the numbers noted in `draws` again; no generator moves. Any number of replays of the same draws may run at once."""
 
-
-class _Replay:
     __slots__ = ("draws", "clones", "drawn", "uses")
 
     def __init__(self, draws: Draws) -> None:
@@ -341,6 +344,15 @@ class _Replay:
         self.clones: dict[Generator, Stream] = {}
         self.drawn: dict[Generator, int] = {}
         self.uses = 0
+
+    @contextmanager
+    def playing(self) -> Iterator[None]:
+        """Draw the noted numbers in the block. May be entered several times, and goes on where it was left."""
+        token = _tape.set(self)
+        try:
+            yield
+        finally:
+            _tape.reset(token)
 
     def next_stream(self, generator: Generator) -> Stream:
         """A clone in the state of the same draw in the recorded region; past its last draw, the clone wherever it stands."""
@@ -360,10 +372,15 @@ class _Replay:
         return self.draws.defaults[k] if k < len(self.draws.defaults) else None
 
 
-_tape: ContextVar[_Recording | _Replay | None] = ContextVar("aiograd_random_tape", default=None)
+class _Recording(NamedTuple):
+    draws: Draws
+    outer: _Recording | Replay | None
 
 
-def _tapes() -> tuple[list[_Recording], _Replay | None]:
+_tape: ContextVar[_Recording | Replay | None] = ContextVar("aiograd_random_tape", default=None)
+
+
+def _tapes() -> tuple[list[_Recording], Replay | None]:
     """The recordings the running code is inside of, innermost first, up to the replay that supplies its numbers, if there is one."""
     tape = _tape.get()
     recordings: list[_Recording] = []
@@ -382,23 +399,3 @@ def _stream_now(generator: Generator) -> Stream:
         for recording in recordings:
             recording.draws.states.setdefault(generator, []).append(state)
     return stream
-
-
-@contextmanager
-def record(draws: Draws) -> Iterator[None]:
-    """Note in `draws` what the block draws."""
-    token = _tape.set(_Recording(draws, _tape.get()))
-    try:
-        yield
-    finally:
-        _tape.reset(token)
-
-
-@contextmanager
-def replay(draws: Draws) -> Iterator[None]:
-    """Draw the numbers noted in `draws` again; no generator moves. Any number of replays of the same draws may run at once."""
-    token = _tape.set(_Replay(draws))
-    try:
-        yield
-    finally:
-        _tape.reset(token)

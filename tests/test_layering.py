@@ -38,7 +38,7 @@ VIOLATIONS = {
     "pickle": ({"nn/a.py": "import pickle"}, "nn/a.py:1: imports pickle"),
     "pickle's name": ({"nn/a.py": "from pickle import loads as read"}, "nn/a.py:1: imports pickle"),
     "marshal": ({"engine/a.py": "import marshal"}, "engine/a.py:1: imports marshal"),
-    "asyncio": ({"tensor/a.py": "import asyncio"}, "tensor/a.py:1: imports asyncio, which belongs in engine.run,"),
+    "asyncio": ({"tensors/a.py": "import asyncio"}, "tensors/a.py:1: imports asyncio, which belongs in engine.run,"),
     "asyncio's name": ({"graph/a.py": "from asyncio import Future"}, "graph/a.py:1: imports asyncio"),
     "aiohttp": ({"distributed/worker.py": "from aiohttp import web"}, "distributed/worker.py:1: imports aiohttp, which belongs in distributed.http"),
     "numba": ({"nn/a.py": "def f():\n    import numba"}, "nn/a.py:2: imports numba, which belongs in kernels, cuda"),

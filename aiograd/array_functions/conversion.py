@@ -51,7 +51,7 @@ def tensors_of(arrays: Any, name: str) -> list[Tensor]:
     if not isinstance(arrays, (list, tuple)):
         if not isinstance(arrays, (TensorCore, np.ndarray)):
             raise ArgumentTypeError(f"{name}(): expected a sequence of arrays, found {type(arrays).__name__}")
-        arrays = list(arrays)
+        arrays = list(as_tensor(arrays))
     return [as_tensor(x) for x in arrays]
 
 

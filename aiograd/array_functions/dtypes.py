@@ -5,6 +5,7 @@ The types are ``np.dtype`` objects, as ``Tensor.dtype`` returns them, so they co
 
 from __future__ import annotations
 
+import builtins
 import math
 from typing import Any
 
@@ -24,6 +25,7 @@ float16, float32, float64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype
 complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
 int8, int16, int32, int64 = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64)
 uint8, uint16, uint32, uint64 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
+bool = np.dtype(np.bool_)
 e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
 
 _KINDS = {
@@ -37,13 +39,13 @@ _KINDS = {
 }
 
 
-def astype(x: Any, dtype: Any, /, *, copy: bool = True, device: str | None = None) -> Tensor:
+def astype(x: Any, dtype: Any, /, *, copy: builtins.bool = True, device: str | None = None) -> Tensor:
     """`x` with another dtype, and on another device where one is given; gradients go back the same way."""
     result = asarray(x).astype(dtype, copy=copy)
     return result if device is None else result.to(device)
 
 
-def can_cast(from_: Any, to: Any, /) -> bool:
+def can_cast(from_: Any, to: Any, /) -> builtins.bool:
     """Whether a dtype (or that of a Tensor) can become another without loss."""
     return np.can_cast(from_.dtype if isinstance(from_, TensorCore) else from_, to)
 
@@ -58,7 +60,7 @@ def iinfo(type: Any, /) -> np.iinfo[Any]:
     return np.iinfo(type.dtype if isinstance(type, TensorCore) else type)
 
 
-def isdtype(dtype: Any, kind: Any) -> bool:
+def isdtype(dtype: Any, kind: Any) -> builtins.bool:
     """Whether a dtype is of a kind: a dtype, a name such as "real floating", or a tuple of them."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)
@@ -66,12 +68,10 @@ def isdtype(dtype: Any, kind: Any) -> bool:
         if kind not in _KINDS:
             raise ArgumentError(f"isdtype(): kind {kind!r}, expected a dtype or one of {', '.join(map(repr, _KINDS))}")
         return np.dtype(dtype).kind in _KINDS[kind]
-    return np.dtype(dtype) == np.dtype(kind)
+    return builtins.bool(np.dtype(dtype) == np.dtype(kind))
 
 
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """The dtype that an operation on these gives."""
     return np.result_type(*(x.dtype if isinstance(x, TensorCore) else x for x in arrays_and_dtypes))
 
-
-bool = np.dtype(np.bool_)

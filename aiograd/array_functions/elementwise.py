@@ -11,7 +11,6 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two, two_plain
 from aiograd.ops import elementwise
-from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call, unary
 from aiograd.tensors.tensor import Tensor
 

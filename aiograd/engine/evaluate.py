@@ -23,9 +23,9 @@ import numpy as np
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.validate import check_outputs, device_of, fit_outputs
 from aiograd.errors import AiogradError, DeviceMismatchError, HookError, HookTypeError, NaNGradientError
-from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
 from aiograd.graph.boundary import BOUNDARY, to_array, to_tensor
+from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.hooks import Hook, hook_name
 from aiograd.graph.node import Node
 from aiograd.graph.saved import Packed, PackedValue
@@ -192,14 +192,23 @@ def _posthook(task: GraphTask, node: Node, hook: Hook, outputs: list[Any], given
 def _unpack(task: GraphTask, node: Node, saved: Packed) -> Generator[Await, Any, tuple[Any, ...]]:
     values: list[Any] = []
     for value in saved.values:
-        if value.__class__ is PackedValue:
-            tensor = yield from _call(task, node, value.hooks.unpack, value.packed)
-            if not BOUNDARY.is_tensor(tensor):
-                raise HookTypeError(f"unpack hook '{hook_name(value.hooks.unpack)}' returned {type(tensor).__name__}; expected the Tensor that was packed")
-            values.append(tensor)
+        if value.__class__ is tuple:
+            parts: list[Any] = []
+            for part in value:
+                parts.append((yield from _unpack_value(task, node, part)))
+            values.append(tuple(parts))
         else:
-            values.append(value)
+            values.append((yield from _unpack_value(task, node, value)))
     return tuple(values)
+
+
+def _unpack_value(task: GraphTask, node: Node, value: Any) -> Generator[Await, Any, Any]:
+    if value.__class__ is not PackedValue:
+        return value
+    tensor = yield from _call(task, node, value.hooks.unpack, value.packed)
+    if not BOUNDARY.is_tensor(tensor):
+        raise HookTypeError(f"unpack hook '{hook_name(value.hooks.unpack)}' returned {type(tensor).__name__}; expected the Tensor that was packed")
+    return tensor
 
 
 def _accumulate_now(task: GraphTask, leaf: AccumulateGrad) -> Generator[Await, Any, None]:

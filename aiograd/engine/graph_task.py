@@ -152,6 +152,8 @@ class GraphTask:
         #: made by the driver: an object with ``create_future``
         self.loop: Any = None
         self._future: Any = None
+        #: nobody awaits the pass itself, so an error that nobody fetches from `future` must be reported
+        self.delivered_by_future = False
         self._ready = ReadyQueue()
         self._buffers: dict[Node, InputBuffer | list[Any]] = {}
         self._expected: dict[Node, list[Key]] = {}
@@ -229,8 +231,12 @@ class GraphTask:
         if parents is not None:
             self._restrict(parents)
         if not plain:
-            self._counts = dict(self.dependencies)
-            yield from self._expect()
+            yield from self.prepare_general()
+
+    def prepare_general(self) -> Iterator[None]:
+        """Note what the general path needs beyond the walk; `discover` does it for a pass that is not plain."""
+        self._counts = dict(self.dependencies)
+        yield from self._expect()
 
     def _sequence_floor(self) -> int:
         """Nodes below this number cannot reach any of the inputs, so the walk need not go through them."""
@@ -481,7 +487,8 @@ class GraphTask:
             future.cancel()
         else:
             future.set_exception(self.error)
-            future.exception()
+            if not self.delivered_by_future:
+                future.exception()  # it is raised where the pass is awaited
 
     def cancelled(self) -> None:
         """Say that `error` is a cancellation, so that `future` is cancelled as well."""

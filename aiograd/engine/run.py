@@ -171,6 +171,7 @@ class Engine:
         self._bind(loop)
         task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
         task.loop = loop
+        task.delivered_by_future = True
         _ = task.future
         runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
         self._running.add(runner)
@@ -284,11 +285,16 @@ class _Driver:
                 raise
             task.commit()
             return
+        if task.is_plain:  # but too large for the sweep
+            for _ in task.prepare_general():
+                if turns.over():
+                    await self.pause()
         with ModeScope(grad=task.create_graph):
             await self.general()
             task.check_complete()
             leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]
             task.commit()
+            self.close()
             await self.after_commit(leaves)
 
     # ---------------------------------------------------------------- the general path

@@ -2,8 +2,8 @@
 
 Note [One budget for all passes]
     Whatever work all passes do between two rounds of the loop comes out of one time budget. A pass takes a turn before it computes on the
-    loop; while the budget of the current round lasts, turns cost nothing; when it is spent, passes queue (first come, first served), the
-    loop gets a few rounds for everybody else, and the next in the queue gets a fresh budget. So a thousand passes in flight, or
+    loop; while the budget of the current round lasts, turns cost nothing and go from hand to hand; when it is spent, passes queue (first
+    come, first served), the loop gets a few rounds for everybody else, and the next in the queue gets a fresh budget. So a thousand passes in flight, or
     a training loop whose passes are all too short to be sliced, hold the loop up no longer than one pass does.
 
     Three rounds rather than one: a timer or a socket needs two rounds until the coroutine behind it runs.
@@ -65,18 +65,19 @@ class Turns:
         if not self._open:
             self._open_budget()
         try:
-            await future
+            fresh = await future
         except BaseException:
             if future.done() and not future.cancelled():
                 self.release()
-            else:
-                self._waiters.remove(future)
             raise
-        self.deadline = self._clock() + self._budget
+        if fresh:
+            self.deadline = self._clock() + self._budget
 
     def release(self) -> None:
-        """End the turn."""
+        """End the turn; while the budget lasts the next in the queue has it at once."""
         self._busy = False
+        if self._waiters and self._clock() <= self.deadline:
+            self._grant(fresh=False)
 
     async def pause(self) -> None:
         """Give the loop its rounds and take a turn again. Cancelled, the turn is lost."""
@@ -96,9 +97,13 @@ class Turns:
         if self._waiters:
             self._open_budget()
             if not self._busy:
-                future = self._waiters.popleft()
+                self._grant(fresh=True)
+
+    def _grant(self, *, fresh: bool) -> None:
+        """Give the first in the queue who has not been cancelled the turn, with a fresh budget or what is left of this one."""
+        while self._waiters:
+            future = self._waiters.popleft()
+            if not future.done():
                 self._busy = True
-                if future.done():
-                    self._busy = False
-                else:
-                    future.set_result(None)
+                future.set_result(fresh)
+                return

@@ -35,17 +35,26 @@ class Packed:
 
 
 class PackedValue:
-    """One packed tensor."""
+    """One packed tensor.
 
-    __slots__ = ("packed", "hooks", "is_output")
+    Args:
+        packed: what ``pack`` returned.
+        hooks: the pair it came from.
+        is_output: an output of the node's own operation.
+        place: where the tensor's gradient goes, ``(node, input number)``; None for the node for an output of the node itself, and for a
+            tensor outside of the graph. Kept by nodes that cannot tell it from their edges.
+    """
 
-    def __init__(self, packed: Any, hooks: SavedTensorHooks, is_output: bool) -> None:
+    __slots__ = ("packed", "hooks", "is_output", "place")
+
+    def __init__(self, packed: Any, hooks: SavedTensorHooks, is_output: bool, place: tuple[Any, int] = (None, 0)) -> None:
         self.packed = packed
         self.hooks = hooks
         self.is_output = is_output
+        self.place = place
 
 
-class saved_tensors_hooks(ModeScope):  # noqa: N801 - the field's name
+class saved_tensors_hooks(ModeScope):
     """Pack every tensor saved for backward with `pack`, and `unpack` it when its node runs.
 
     Args:

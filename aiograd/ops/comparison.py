@@ -64,8 +64,8 @@ def np_array_equal(a1: Array, a2: Array, equal_nan: bool = False) -> bool:
     """numpy's ``array_equal``."""
     if np.shape(a1) != np.shape(a2):
         return False
-    same = a1 == a2
-    return bool(np.all(same | (isnan(a1) & isnan(a2)) if equal_nan else same))
+    same = eq(a1, a2)
+    return bool(np.all(logical_or(same, logical_and(isnan(a1), isnan(a2))) if equal_nan else same))
 
 
 @implements(np.isposinf)

@@ -19,13 +19,13 @@ def refuse(function: str, **unsupported: Any) -> None:
 
     Args:
         function: numpy's name for the function.
-        unsupported: ``keyword=value``; None, True and ``np._NoValue`` are what numpy has by default.
+        unsupported: ``keyword=value``; numpy's defaults are True for ``where``, and None, False or ``np._NoValue`` for the others.
 
     Raises:
         ArgumentTypeError: one of them was given.
     """
     for keyword, value in unsupported.items():
-        if value is not None and value is not True and value is not np._NoValue:
+        if not (value is None or value is np._NoValue or value is (keyword == "where")):
             raise ArgumentTypeError(
                 f"np.{function} was called on a Tensor with {keyword}={type(value).__name__}; that keyword is not supported there. "
                 f"Leave it out, or call np.{function} on tensor.detach().numpy()."
@@ -159,4 +159,4 @@ def np_isrealobj(x: Array) -> bool:
 @implements(np.result_type)
 def np_result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """numpy's ``result_type``."""
-    return np.result_type(*(a.dtype if hasattr(a, "shape") and hasattr(a, "dtype") else a for a in arrays_and_dtypes))
+    return np.result_type(*(a.dtype if isinstance(getattr(a, "dtype", None), np.dtype) else a for a in arrays_and_dtypes))

@@ -23,19 +23,26 @@ from aiograd.types import Array, Shape
 Reduction = Literal["mean", "sum", "none"]
 
 
+def check_reduction(name: str, reduction: str) -> None:
+    """Refuse an unknown reduction.
+
+    Raises:
+        ArgumentError: it is none of the three.
+    """
+    if reduction not in ("mean", "sum", "none"):
+        raise ArgumentError(f"{name}: reduction={reduction!r}, expected 'mean', 'sum' or 'none'")
+
+
 def reduced(name: str, loss: Array, reduction: Reduction) -> Array:
     """`loss` summed, averaged or as it is.
 
     Raises:
         ArgumentError: an unknown reduction.
     """
+    check_reduction(name, reduction)
     if reduction == "none":
         return loss
-    if reduction == "sum":
-        return np.sum(loss)
-    if reduction == "mean":
-        return np.mean(loss)
-    raise ArgumentError(f"{name}: reduction={reduction!r}, expected 'mean', 'sum' or 'none'")
+    return np.sum(loss) if reduction == "sum" else np.mean(loss)
 
 
 def spread(g: Array, shape: Shape, reduction: Reduction) -> Array:
@@ -151,13 +158,14 @@ def _cross_entropy(
         label_smoothing: in [0, 1], the part of each target spread evenly over the classes.
         reduction: "mean" (weighted by the weight of each target), "sum" or "none".
     """
-    target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing)
+    target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing, reduction)
     each = target_weights(logits.shape, logits.dtype, target, weight, ignore_index, label_smoothing, reduction)
     with np.errstate(invalid="ignore"):
         return _weighted_sum("cross_entropy", log_softmax(logits, axis=class_axis(logits.ndim)), each, reduction)
 
 
-def _check_cross_entropy(shape: Shape, target: Any, weight: Any, ignore_index: int, label_smoothing: float) -> Array:
+def _check_cross_entropy(shape: Shape, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction) -> Array:
+    check_reduction("cross_entropy", reduction)
     target = check_targets("cross_entropy", shape, target, ignore_index)
     _check_weight("cross_entropy", shape, weight)
     if not 0.0 <= label_smoothing <= 1.0:
@@ -184,7 +192,7 @@ def _fused_cross_entropy(
 ) -> tuple[Array, ...]:
     if logits.size == 0 or logits.dtype.kind != "f":
         return _cross_entropy(logits, target, weight, ignore_index, label_smoothing, reduction), None, None
-    target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing)
+    target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing, reduction)
     weight = None if weight is None else np.asarray(weight, logits.dtype)
     with np.errstate(invalid="ignore"):
         loss, counts, shift = kernels.cross_entropy(_class_rows(logits), target.reshape(-1), weight, ignore_index, label_smoothing)

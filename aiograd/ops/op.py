@@ -69,7 +69,7 @@ class Op:
 
     __slots__ = (
         "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
-        "differentiable_outputs", "view", "complex", "cost", "fused", "recorder", "lean",
+        "differentiable_outputs", "view", "complex", "cost", "fused", "recorder", "lean", "binder",
     )
 
     def __init__(
@@ -102,6 +102,8 @@ class Op:
         self.recorder: Any = None
         #: likewise, for the most common case, by which arguments need a gradient
         self.lean: dict[tuple[bool, ...], Any] = {}
+        #: likewise: splits a call's arguments into arrays and static arguments
+        self.binder: Callable[..., tuple[list[Any], dict[str, Any]]] | None = None
         self._check_rules()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +120,11 @@ class Op:
 
     def __repr__(self) -> str:
         return f"<Op {self.name}>"
+
+    def signature(self) -> str:
+        """The row's parameters, for messages."""
+        arrays = [f"*{self.variadic}"] if self.variadic else [*self.arrays, "/"]
+        return f"({', '.join([*arrays, *(f'{name}={self.defaults[name]!r}' if name in self.defaults else name for name in self.statics)])})"
 
     @property
     def differentiable(self) -> bool:

@@ -294,7 +294,7 @@ def np_ptp(a: Array, axis: Axis = None, out: Any = None, keepdims: Any = False) 
 @implements(np.average)
 def np_average(a: Array, axis: Axis = None, weights: Any = None, returned: Any = None, *, keepdims: Any = False) -> Array:
     """numpy's ``average``, of weights that broadcast with `a`, or are a vector along a single axis."""
-    refuse("average", returned=returned or None)
+    refuse("average", returned=returned)
     if weights is None:
         return mean(a, axis=axis, keepdims=_flag(keepdims))
     if isinstance(axis, int) and np.ndim(weights) == 1 and np.ndim(a) > 1:

@@ -65,7 +65,7 @@ def _topk(x: Array, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
     if 0 < k < length:
         part = np.argpartition(order, length - k if largest else k - 1, -1)
         part = part[..., length - k :] if largest else part[..., :k]
-        part = np.sort(part, -1)  # by position, so that ties come out in order
+        part = np.sort(part, -1)  # by position, so that ties come out in order (which of those at the edge are in is not determined)
     else:
         part = np.broadcast_to(np.arange(length), order.shape)[..., :k]
     inner = _argsort(np.take_along_axis(order, part, -1), -1, descending=largest)
@@ -142,7 +142,7 @@ def np_argsort(a: Array, axis: int | None = -1, kind: Any = None, order: Any = N
 @implements(np.median)
 def np_median(a: Array, axis: Any = None, out: Any = None, overwrite_input: Any = None, keepdims: bool = False) -> Array:
     """numpy's ``median``."""
-    refuse("median", out=out, overwrite_input=overwrite_input or None)
+    refuse("median", out=out, overwrite_input=overwrite_input)
     return median(a, axis=tuple(axis) if isinstance(axis, list) else axis, keepdims=keepdims)
 
 

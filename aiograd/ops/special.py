@@ -96,7 +96,15 @@ def _xlogy(x1: Array, x2: Array, /) -> Array:
     return np.where(zero, 0, x1) * np.log(np.where(zero, 1, x2))
 
 
-xlogy = define("xlogy", _xlogy, x1=lambda g, x1, x2: g * np.log(where(x1 == 0, 1, x2)), x2=lambda g, x1, x2: g * (x1 / x2), cost=4.0)
+def _xlogy_x1(g: Array, x1: Array, x2: Array) -> Array:
+    return g * np.log(where(np.logical_and(x1 == 0, x2 <= 0), 1, x2))
+
+
+def _xlogy_x2(g: Array, x1: Array, x2: Array) -> Array:
+    return g * (x1 / where(np.logical_and(x1 == 0, x2 == 0), 1, x2))
+
+
+xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, cost=4.0)
 
 # The derivatives of sinc, as one family that is closed under differentiation.
 

@@ -25,7 +25,6 @@ from aiograd.graph.node import Node
 from aiograd.types import Array, Shape
 
 
-
 class TensorExtra:
     """The rare state of a Tensor."""
 

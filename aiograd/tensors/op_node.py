@@ -109,14 +109,21 @@ class OpNode(Node):
             value = names[name]
             if not create_graph:
                 names[name] = tuple(map(_data_of, value)) if row.op.variadic else _data_of(value)
-            elif unpacked and value is not None and not row.op.variadic:
-                names[name] = self._as_argument(value, row.op.arrays.index(name))
+            elif unpacked and value is not None:
+                if row.op.variadic:
+                    names[name] = tuple([self._as_argument(part, i) for i, part in enumerate(value)])
+                else:
+                    names[name] = self._as_argument(value, row.op.arrays.index(name))
         if row.saves_output:
             out = names["out"]
             if create_graph:
                 names["out"] = tuple(self._as_output(o, i) for i, o in enumerate(out)) if isinstance(out, tuple) else self._as_output(out, 0)
             else:
                 names["out"] = tuple(map(_data_of, out)) if isinstance(out, tuple) else _data_of(out)
+        if unpacked:
+            for name in row.residuals:
+                value = names[name]
+                names[name] = tuple(map(_data_of, value)) if isinstance(value, tuple) else _data_of(value)
         return names
 
     def _as_argument(self, value: Any, i: int) -> Any:
@@ -186,9 +193,15 @@ class OpNode(Node):
 
     def cost_key(self) -> Any:
         """What the estimate depends on."""
-        if self.costly:
-            return (type(self), self.shape, *[None if node is None else node.metadata_of(nr) for node, nr in zip(self.next_nodes, self.next_nrs, strict=True)])
-        return (type(self), self.shape, *[node.shape if node is not None and node.is_single else node for node in self.next_nodes])  # type: ignore[attr-defined]
+        key: list[Any] = [type(self), self.shape]
+        for node, nr in zip(self.next_nodes, self.next_nrs, strict=True):
+            if node is None:
+                key.append(None)
+            else:
+                key.append(node.shape if node.is_single else node.metadata_of(nr))  # type: ignore[attr-defined]
+        if self.costly and None in self.next_nodes and self._saved.__class__ is tuple:
+            key.extend([None if value is None else value._data.shape for value in self._saved[: len(self.row.values)] if value.__class__ is not tuple])
+        return tuple(key)
 
     def estimate(self) -> float:
         """Estimated nanoseconds of one run."""

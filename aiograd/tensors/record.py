@@ -21,11 +21,12 @@ from aiograd.engine.run import current_task_name
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, ShapeError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, _next_sequence
-from aiograd.graph.saved import Packed, PackedValue
+from aiograd.graph.saved import Packed, PackedValue, SavedTensorHooks
 from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import Op
 from aiograd.tensors.core import TENSOR_CLASS, TensorCore, TensorExtra, View, counter_of, make, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
+from aiograd.tensors.rowcode import compile_binder
 
 _new = object.__new__
 _ndarray = np.ndarray
@@ -168,37 +169,13 @@ def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[s
 
 def _bind(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Array arguments as Tensors (None where absent) and static arguments by name."""
-    defaults = op.defaults
-    if op.variadic:
-        arrays, rest = list(args), ()
-    else:
-        count = len(op.arrays)
-        arrays, rest = list(args[:count]), args[count:]
-        if len(rest) > len(op.statics):
-            raise ArgumentTypeError(f"{op.name}() takes at most {count + len(op.statics)} arguments, found {len(args)}")
-        if len(arrays) < count:
-            for name in op.arrays[len(arrays) :]:
-                if name not in defaults:
-                    raise ArgumentTypeError(f"{op.name}() misses its array argument {name!r}")
-                arrays.append(defaults[name])
-    statics: dict[str, Any] = {}
-    if op.statics:
-        for name, value in zip(op.statics, rest, strict=False):
-            statics[name] = value if value.__class__ in _PLAIN else _static(value)
-        for name in op.statics:
-            if name in kwargs:
-                if name in statics:
-                    raise ArgumentTypeError(f"{op.name}() got two values for {name!r}")
-                value = kwargs[name]
-                statics[name] = value if value.__class__ in _PLAIN else _static(value)
-            elif name not in statics:
-                if name not in defaults:
-                    raise ArgumentTypeError(f"{op.name}() misses its argument {name!r}")
-                statics[name] = defaults[name]
-    if kwargs:
-        for name in kwargs:
-            if name not in op.statics:
-                raise ArgumentTypeError(f"{op.name}() takes no keyword argument {name!r}; it has {', '.join(op.statics) or 'none'}")
+    binder = op.binder
+    if binder is None:
+        binder = op.binder = compile_binder(op, _PLAIN, _static)
+    try:
+        arrays, statics = binder(*args, **kwargs)
+    except TypeError as error:
+        raise ArgumentTypeError(f"{error}; {op.name} takes {op.signature()}") from None
     for i, array in enumerate(arrays):
         if isinstance(array, TensorCore):
             if array._x is not None:
@@ -335,7 +312,11 @@ def _attach(
     else:
         saved = row.save(*tensors, **options, **dict(zip(op.fused.residuals, residuals, strict=True)) if fused and op.fused else {})
     node._version = versions_of(saved[: len(row.values)])
-    node._saved = saved if mode.saved_hooks is None else _pack(row, saved, mode)
+    if mode.saved_hooks is None:
+        node._saved = saved
+    else:
+        node._saved = _pack(row, saved, mode)
+        _ = node.extra  # the sweep runs no hooks, and passes by nodes that have an extra
     if not mode.plain:
         note(node, mode)
     return node
@@ -346,23 +327,36 @@ def _has_rule(op: Op, name: str) -> bool:
 
 
 def _pack(row: Any, saved: tuple[Any, ...], mode: Mode) -> Any:
-    """Saved values through the innermost pair of saved-tensor hooks."""
+    """Saved values, the output and residuals through the innermost pair of saved-tensor hooks."""
     hooks = mode.saved_hooks
-    layout = row.layout
+    packs = {*row.values, "out", *row.residuals}
     values: list[Any] = []
-    packed_any = False
-    for name, value in zip(layout, saved, strict=True):
-        if value is None or (name not in row.values and name != "out") or isinstance(value, tuple):
+    for i, (name, value) in enumerate(zip(row.layout, saved, strict=True)):
+        if name not in packs:
             values.append(value)
             continue
-        tensor = value if isinstance(value, TensorCore) else make(value)
-        version = tensor.version
-        packed = hooks.pack(tensor)
-        if tensor.version != version:
-            raise ArgumentError("a saved tensor pack hook modified its input in place: return a new value and leave the tensor as it is")
-        values.append(PackedValue(packed, hooks, name == "out"))
-        packed_any = True
-    return Packed(tuple(values)) if packed_any else saved
+        counters = saved[i + 1] if name == "out" else None
+        if value.__class__ is tuple:
+            values.append(tuple([_pack_value(part, hooks, name, None if counters is None else counters[k]) for k, part in enumerate(value)]))
+        else:
+            values.append(_pack_value(value, hooks, name, counters))
+    return Packed(tuple(values)) if packs.intersection(row.layout) else saved
+
+
+def _pack_value(value: Any, hooks: SavedTensorHooks, name: str, counter: list[int] | None) -> Any:
+    """One value packed; what is no array stays as it is."""
+    if isinstance(value, TensorCore):
+        tensor: Any = value
+    elif isinstance(value, _ndarray) or hasattr(value, "__aiograd_device__"):
+        tensor = make(value)
+        tensor._vc = counter
+    else:
+        return value
+    version = tensor.version
+    packed = hooks.pack(tensor)
+    if tensor.version != version:
+        raise ArgumentError("a saved tensor pack hook modified its input in place: return a new value and leave the tensor as it is")
+    return PackedValue(packed, hooks, name == "out")
 
 
 def note(node: Node, mode: Mode) -> None:
@@ -470,14 +464,11 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
 
     def apply(a: Any, b: Any) -> Any:
         mode = current_mode()
-        try:
-            b_node = b._node
-        except AttributeError:
+        if b.__class__ is not tensor_class[0] and not isinstance(b, TensorCore):
             try:
                 b = constant(b, a._data.dtype)
             except ArgumentTypeError:
                 return NotImplemented
-            b_node = None
         x1 = a._data
         x2 = b._data
         if (not mode.plain and (mode.grad or mode.profiler is not None)) or x1.__class__ is not _ndarray or x2.__class__ is not _ndarray:
@@ -486,8 +477,8 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
             refresh(a)
         if b._x is not None:
             refresh(b)
-            b_node = b._node
         a_node = a._node
+        b_node = b._node
         out = forward(x1, x2)
         if out.__class__ is not _ndarray:
             out = np.asarray(out)

@@ -28,8 +28,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from aiograd.ops.op import Op, Rule
 from aiograd.ops.elementwise import identity
+from aiograd.ops.op import Op, Rule
 
 Plan = list[tuple[tuple[str, ...], Rule, tuple[str, ...]]]
 
@@ -81,6 +81,31 @@ def compile_row(op: Op, needs: tuple[bool, ...], use_fused: bool) -> Row:
     source += _vjp_source(op, arrays, needs, values, saves_output, facts, residuals, fast, namespace)
     exec(compile(source, f"<row {op.name} {needs}>", "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
     return Row(op, needs, values, saves_output, facts, residuals, namespace["save"], namespace["vjp"], plain, fast)
+
+
+def compile_binder(op: Op, plain: frozenset[type], static: Callable[[Any], Any]) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
+    """A function with the row's own signature that returns its array arguments as a list and its static ones by name.
+
+    Args:
+        plain: classes of static arguments that pass as they are; others go through `static`.
+    """
+    for name in (*op.arrays, *op.statics, *([op.variadic] if op.variadic else [])):
+        if not name.isidentifier():
+            raise TypeError(f"row {op.name!r}: {name!r} is not an identifier")
+    namespace: dict[str, Any] = {"plain": plain, "static": static, **{f"default_{name}": value for name, value in op.defaults.items()}}
+    parameters = [f"{name}=default_{name}" if name in op.defaults else name for name in op.arrays]
+    parameters += [f"*{op.variadic}"] if op.variadic else ["/"]
+    required = [name for name in op.statics if name not in op.defaults]
+    optional = [f"{name}=default_{name}" for name in op.statics if name in op.defaults]
+    if not op.variadic and required and any(name in op.defaults for name in op.arrays):
+        parameters.append("*")
+    parameters += required + optional
+    arrays = f"list({op.variadic})" if op.variadic else f"[{', '.join(op.arrays)}]"
+    statics = ", ".join(f"{name!r}: {name} if {name}.__class__ in plain else static({name})" for name in op.statics)
+    source = f"def {op.name}({', '.join(parameters)}):\n    return {arrays}, {{{statics}}}\n"
+    exec(compile(source, f"<row {op.name}>", "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
+    binder: Callable[..., tuple[list[Any], dict[str, Any]]] = namespace[op.name]
+    return binder
 
 
 def _plan(op: Op, rules: Mapping[str, Rule], joint: Mapping[tuple[str, ...], Rule], wanted: set[str]) -> Plan:

@@ -291,12 +291,12 @@ class Tensor(TensorCore):
     # ---------------------------------------------------------------- shape
 
     @property
-    def T(self) -> Tensor:  # noqa: N802 - the standard's name
+    def T(self) -> Tensor:
         """Axes in reverse order."""
         return np.transpose(self)  # type: ignore[call-overload,no-any-return]
 
     @property
-    def mT(self) -> Tensor:  # noqa: N802
+    def mT(self) -> Tensor:
         """The last two axes exchanged."""
         return np.swapaxes(self, -1, -2)  # type: ignore[call-overload,no-any-return]
 
@@ -426,7 +426,7 @@ class Tensor(TensorCore):
         """Elementwise power."""
         return self**exponent
 
-    def clip(self, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002 - the standard's names
+    def clip(self, min: Any = None, max: Any = None) -> Tensor:
         """Elements limited to a range."""
         return np.clip(self, min, max)  # type: ignore[call-overload,no-any-return]
 

@@ -79,7 +79,9 @@ PAIRS: tuple[tuple[tuple[int, ...], tuple[int, ...]], ...] = (
 )
 
 
-def uniform(rng: np.random.Generator, shape: tuple[int, ...], low: float = -2.0, high: float = 2.0, *, away: Sequence[float] = (), gap: float = 0.1) -> Any:
+def uniform(
+    rng: np.random.Generator, shape: tuple[int, ...], low: float = -2.0, high: float = 2.0, *, away: Sequence[float] = (), gap: float = 0.1
+) -> Any:
     """Uniform numbers in [low, high] at least `gap` from every point of `away` (moved there, not redrawn)."""
     x = np.asarray(rng.uniform(low, high, shape))
     for point in away:
@@ -95,7 +97,15 @@ def distinct(rng: np.random.Generator, shape: tuple[int, ...], gap: float = 0.3)
     return rng.permutation(levels).reshape(shape)
 
 
-def unary(low: float = -2.0, high: float = 2.0, *, away: Sequence[float] = (), gap: float = 0.1, statics: Sequence[dict[str, Any]] = ({},), **options: Any) -> Domain:
+def unary(
+    low: float = -2.0,
+    high: float = 2.0,
+    *,
+    away: Sequence[float] = (),
+    gap: float = 0.1,
+    statics: Sequence[dict[str, Any]] = ({},),
+    **options: Any,
+) -> Domain:
     """Elementwise functions of one array, over `SHAPES` and the given static arguments."""
 
     def one(shape: tuple[int, ...], kwargs: dict[str, Any]) -> Callable[[np.random.Generator], Arguments]:

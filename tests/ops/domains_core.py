@@ -205,6 +205,10 @@ def _with_zeros(shape: tuple[int, ...], zeros: int, **statics: Any) -> Case:
     return draw
 
 
+def _away_from_zero(shape: tuple[int, ...], **statics: Any) -> Case:
+    return lambda rng: ((uniform(rng, shape, away=(0.0,), gap=0.2),), dict(statics))
+
+
 def _angles(shape: tuple[int, ...]) -> Case:
     return arrays(shape, low=-200.0, high=200.0)
 
@@ -428,11 +432,13 @@ _REDUCTION: dict[str, Domain] = {
         *(_with_zeros((2, 3), zeros, **kwargs) for zeros in (1, 2, 3) for kwargs in ({}, {"axis": 1}, {"axis": (1, 0), "keepdims": True})),
         complex=True,
     ),
-    "prod_others": cases(arrays((4,)), arrays((2, 3)), _with_zeros((4,), 1), _with_zeros((2, 3), 2), _with_zeros((4,), 4), arrays((1,)), complex=True),
+    "prod_others": cases(
+        arrays((4,)), arrays((2, 3)), _with_zeros((4,), 1), _with_zeros((2, 3), 2), _with_zeros((4,), 4), arrays((1,)), complex=True
+    ),
     "cumsum": cases(arrays((4,)), arrays((2, 3), axis=0), arrays((2, 3), reverse=True), arrays((0,)), complex=True),
     "cumprod": cases(
-        arrays((4,)), arrays((2, 3), axis=0), arrays((2, 3), reverse=True), _with_zeros((5,), 1), _with_zeros((5,), 3), _with_zeros((2, 4), 3, axis=-1),
-        complex=True,
+        arrays((4,)), arrays((2, 3), axis=0), arrays((2, 3), reverse=True), _with_zeros((5,), 1), _with_zeros((5,), 3),
+        _with_zeros((2, 4), 3, axis=-1), complex=True,
     ),
     "shift": cases(
         arrays((4,), axis=0, by=1), arrays((2, 3), axis=1, by=-2, fill=1.0), arrays((2, 3), axis=0, by=5), arrays((3,), axis=-1, by=0), complex=True
@@ -442,7 +448,7 @@ _REDUCTION: dict[str, Domain] = {
     ),
     "vector_norm": cases(
         *(
-            (lambda shape, statics: lambda rng: ((uniform(rng, shape, away=(0.0,), gap=0.2),), statics))(shape, {**kwargs, "ord": order})
+            _away_from_zero(shape, **kwargs, ord=order)
             for shape, kwargs in REDUCTIONS[:7]
             for order in (2, 1, 3.5)
         ),

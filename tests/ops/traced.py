@@ -51,6 +51,7 @@ class Traced:
     __eq__, __ne__ = _binary(np.equal), _binary(np.not_equal)
     __neg__ = lambda self: np.negative(self)  # noqa: E731
     __getitem__ = select
+    __bool__ = lambda self: bool(self.value)  # noqa: E731
     __hash__ = None  # type: ignore[assignment]
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *args: Any, **kwargs: Any) -> Any:

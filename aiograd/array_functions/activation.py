@@ -1,0 +1,69 @@
+"""Activation functions and softmax, under PyTorch's names; ``axis`` is the standard's word for ``dim``."""
+
+from __future__ import annotations
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.tensors.record import call, unary
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "log_sigmoid", "softmax", "log_softmax",
+]  # fmt: skip
+
+_relu, _silu, _softsign = unary(row("relu")), unary(row("silu")), unary(row("softsign"))
+_sigmoid, _log_sigmoid = unary(row("sigmoid")), unary(row("log_sigmoid"))
+
+
+def relu(x: ArrayLike, /) -> Tensor:
+    """``max(x, 0)``."""
+    return _relu(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def gelu(x: ArrayLike, /, *, approximate: str = "none") -> Tensor:
+    """``x`` times the probability of a standard normal below it; with "tanh" the usual approximation."""
+    return call(row("gelu"), (as_tensor(x),), {"approximate": approximate})  # type: ignore[no-any-return]
+
+
+def silu(x: ArrayLike, /) -> Tensor:
+    """``x * sigmoid(x)``."""
+    return _silu(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def elu(x: ArrayLike, /, *, alpha: float = 1.0) -> Tensor:
+    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
+    return call(row("elu"), (as_tensor(x),), {"alpha": alpha})  # type: ignore[no-any-return]
+
+
+def leaky_relu(x: ArrayLike, /, *, negative_slope: float = 0.01) -> Tensor:
+    """`x` where positive, ``negative_slope * x`` elsewhere."""
+    return call(row("leaky_relu"), (as_tensor(x),), {"negative_slope": negative_slope})  # type: ignore[no-any-return]
+
+
+def softplus(x: ArrayLike, /, *, beta: float = 1.0) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``, without overflow."""
+    return call(row("softplus"), (as_tensor(x),), {"beta": beta})  # type: ignore[no-any-return]
+
+
+def softsign(x: ArrayLike, /) -> Tensor:
+    """``x / (1 + |x|)``."""
+    return _softsign(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def sigmoid(x: ArrayLike, /) -> Tensor:
+    """``1 / (1 + exp(-x))``."""
+    return _sigmoid(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def log_sigmoid(x: ArrayLike, /) -> Tensor:
+    """``log(sigmoid(x))``, accurate for large negative `x`."""
+    return _log_sigmoid(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def softmax(x: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along an axis."""
+    return call(row("softmax"), (as_tensor(x),), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def log_softmax(x: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """``log(softmax(x))`` along an axis, accurate for small probabilities."""
+    return call(row("log_softmax"), (as_tensor(x),), {"axis": axis})  # type: ignore[no-any-return]

@@ -1,0 +1,123 @@
+"""``ag.linalg``: the linear algebra extension of the standard. Matrices are the last two axes, leading axes are batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row
+from aiograd.array_functions.manipulation import diagonal, matrix_transpose
+from aiograd.array_functions.products import matmul, outer, tensordot, trace, vecdot
+from aiograd.errors import ShapeError
+from aiograd.ops import decomposition, norms
+from aiograd.ops import linalg as linalg_rows
+from aiograd.ops.decomposition import EighResult, QRResult, SlogdetResult, SVDResult
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "cholesky", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
+    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
+    "vector_norm", "EighResult", "QRResult", "SVDResult", "SlogdetResult",
+]  # fmt: skip
+
+
+def _matrix(name: str, x: Any, *, square: bool = False) -> Tensor:
+    source = as_tensor(x)
+    if source.ndim < 2 or (square and source.shape[-1] != source.shape[-2]):
+        raise ShapeError(f"linalg.{name}() of shape {list(source.shape)}: expected {'square ' if square else ''}matrices in the last two axes")
+    return source
+
+
+def cholesky(x: ArrayLike, /, *, upper: bool = False) -> Tensor:
+    """The lower triangular L with ``L @ L.H = x`` of positive definite matrices, or the upper ``L.H``."""
+    return decomposition.cholesky(_matrix("cholesky", x, square=True), upper=upper)  # type: ignore[no-any-return]
+
+
+def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """Cross products of vectors of length 3 along an axis."""
+    return linalg_rows.np_linalg_cross(as_tensor(x1), as_tensor(x2), axis=axis)  # type: ignore[no-any-return]
+
+
+def det(x: ArrayLike, /) -> Tensor:
+    """Determinants."""
+    return call(row("det"), (_matrix("det", x, square=True),), {})  # type: ignore[no-any-return]
+
+
+def eigh(x: ArrayLike, /) -> EighResult:
+    """Eigenvalues, ascending, and eigenvectors of symmetric or Hermitian matrices given by their lower triangle."""
+    return decomposition.eigh(_matrix("eigh", x, square=True))
+
+
+def eigvalsh(x: ArrayLike, /) -> Tensor:
+    """Eigenvalues, ascending, of symmetric or Hermitian matrices given by their lower triangle."""
+    return call(row("eigvalsh"), (_matrix("eigvalsh", x, square=True),), {})  # type: ignore[no-any-return]
+
+
+def inv(x: ArrayLike, /) -> Tensor:
+    """Inverses."""
+    return call(row("inv"), (_matrix("inv", x, square=True),), {})  # type: ignore[no-any-return]
+
+
+def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: int | float | str | None = "fro") -> Tensor:
+    """Norms of matrices: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
+    return norms.matrix_norm(_matrix("matrix_norm", x), keepdims=keepdims, ord="fro" if ord is None else ord)  # type: ignore[no-any-return]
+
+
+def matrix_power(x: ArrayLike, n: int, /) -> Tensor:
+    """Matrices to an integer power; of their inverses when it is negative."""
+    return decomposition.matrix_power(_matrix("matrix_power", x, square=True), n)  # type: ignore[no-any-return]
+
+
+def matrix_rank(x: ArrayLike, /, *, rtol: float | None = None) -> Tensor:
+    """The number of singular values above `rtol` times the largest; without a gradient."""
+    source = _matrix("matrix_rank", x).detach()
+    values: Tensor = svdvals(source)
+    limit = max(source.shape[-2:]) * float(np.finfo(values.dtype).eps) if rtol is None else rtol
+    return call(row("count_nonzero"), (values > values.max(-1, keepdims=True) * limit,), {"axis": -1})  # type: ignore[no-any-return]
+
+
+def multi_dot(arrays: list[ArrayLike], /) -> Tensor:
+    """The product of several matrices, in the cheaper direction."""
+    return linalg_rows.np_multi_dot([as_tensor(x) for x in arrays])  # type: ignore[no-any-return]
+
+
+def norm(x: ArrayLike, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """numpy's ``linalg.norm``: of vectors or matrices, as `axis` and `ord` say."""
+    return norms.norm(as_tensor(x), ord=ord, axis=axes_of(axis), keepdims=keepdims)  # type: ignore[no-any-return]
+
+
+def pinv(x: ArrayLike, /, *, rtol: float | None = None) -> Tensor:
+    """Pseudo-inverses."""
+    return call(row("pinv"), (_matrix("pinv", x),), {"rtol": rtol})  # type: ignore[no-any-return]
+
+
+def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
+    """``x = Q @ R`` with orthonormal columns in Q and an upper triangular R."""
+    return decomposition.qr(_matrix("qr", x), mode=mode)
+
+
+def slogdet(x: ArrayLike, /) -> SlogdetResult:
+    """Signs and logarithms of the magnitudes of determinants."""
+    return SlogdetResult(*decomposition.slogdet_row(_matrix("slogdet", x, square=True)))
+
+
+def solve(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """The solution of ``x1 @ out = x2``."""
+    return call(row("solve"), (_matrix("solve", x1, square=True), as_tensor(x2)), {})  # type: ignore[no-any-return]
+
+
+def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
+    """The singular value decomposition ``x = U @ diag(S) @ Vh``, S descending."""
+    return decomposition.svd(_matrix("svd", x), full_matrices=full_matrices)
+
+
+def svdvals(x: ArrayLike, /) -> Tensor:
+    """Singular values, descending."""
+    return call(row("svdvals"), (_matrix("svdvals", x),), {})  # type: ignore[no-any-return]
+
+
+def vector_norm(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+    """Norms of vectors along axes: Euclidean, or of order 0, 1, p, inf, -inf."""
+    return norms.vector_norm(as_tensor(x), axis=axes_of(axis), keepdims=keepdims, ord=ord)  # type: ignore[no-any-return]

@@ -1,0 +1,65 @@
+"""Products of matrices and vectors and Einstein summation, with the standard's signatures; `linalg` has the rest of linear algebra."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two
+from aiograd.errors import ShapeError
+from aiograd.ops import einsum as einsum_rows
+from aiograd.ops import linalg as linalg_rows
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = ["matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace"]
+
+_matmul = two("matmul")
+
+
+def matmul(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Matrix products; leading axes broadcast, vectors are rows on the left and columns on the right."""
+    return _matmul(as_tensor(x1), as_tensor(x2))
+
+
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+    """Sums of products over pairs of axes: so many at the end of `x1` and start of `x2`, or those of two lists."""
+    return einsum_rows.tensordot(as_tensor(x1), as_tensor(x2), axes=axes)  # type: ignore[no-any-return]
+
+
+def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """Dot products of vectors along an axis, counted from the end; the first is conjugated."""
+    if axis >= 0:
+        raise ShapeError(f"vecdot(axis={axis}): expected an axis counted from the end, -1 for the last")
+    return call(row("vecdot"), (as_tensor(x1), as_tensor(x2)), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def einsum(subscripts: str, /, *operands: ArrayLike) -> Tensor:
+    """Einstein summation in numpy's notation, such as ``"bij,bjk->bik"``."""
+    return einsum_rows.einsum(subscripts, *map(as_tensor, operands))  # type: ignore[no-any-return]
+
+
+def dot(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """numpy's ``dot``: of vectors the dot product, of matrices the matrix product."""
+    return linalg_rows.np_dot(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def inner(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Sums of products over the last axes."""
+    return linalg_rows.np_inner(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def outer(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """All products of the elements of two vectors."""
+    return linalg_rows.outer(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def kron(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Kronecker product: `x2` scaled by each element of `x1`."""
+    return linalg_rows.np_kron(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+    """Sums of the diagonals of matrices."""
+    source = as_tensor(x)
+    return linalg_rows.trace(source if dtype is None else source.astype(dtype, copy=False), offset=offset)  # type: ignore[no-any-return]

@@ -1,0 +1,112 @@
+"""Sums, products, means, extrema and their cumulative forms, with the standard's signatures.
+
+Elements that tie for a maximum share its gradient.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row
+from aiograd.ops import scan, sorting
+from aiograd.ops.joining import np_diff
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "sum", "prod", "mean", "var", "std", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero",
+    "cumulative_sum", "cumulative_prod", "cumsum", "cumprod", "diff",
+]  # fmt: skip
+
+
+def _reduced(name: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None, **statics: Any) -> Tensor:
+    source = as_tensor(x)
+    if dtype is not None:
+        source = source.astype(dtype, copy=False)
+    return call(row(name), (source,), {"axis": axes_of(axis), "keepdims": keepdims, **statics})  # type: ignore[no-any-return]
+
+
+def sum(x: ArrayLike, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    """Sums over axes."""
+    return _reduced("sum", x, axis, keepdims, dtype)
+
+
+def prod(x: ArrayLike, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+    """Products over axes; the gradient is right where there are zeros too."""
+    return _reduced("prod", x, axis, keepdims, dtype)
+
+
+def mean(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Means over axes."""
+    return _reduced("mean", x, axis, keepdims)
+
+
+def var(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    """Variances over axes: squared deviations over their number less `correction`."""
+    return _reduced("var", x, axis, keepdims, correction=correction)
+
+
+def std(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    """Standard deviations over axes."""
+    return _reduced("std", x, axis, keepdims, correction=correction)
+
+
+def max(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Largest elements over axes."""
+    return _reduced("max", x, axis, keepdims)
+
+
+def min(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Smallest elements over axes."""
+    return _reduced("min", x, axis, keepdims)
+
+
+def median(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Medians over axes: the middle element, or the mean of the middle two."""
+    return sorting.median(as_tensor(x), axis=axes_of(axis), keepdims=keepdims)  # type: ignore[no-any-return]
+
+
+def logsumexp(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """``log(sum(exp(x)))`` over axes, without overflow."""
+    return _reduced("logsumexp", x, axis, keepdims)
+
+
+def all(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Whether all elements over axes are true."""
+    return _reduced("all", x, axis, keepdims)
+
+
+def any(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """Whether some element over axes is true."""
+    return _reduced("any", x, axis, keepdims)
+
+
+def count_nonzero(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+    """The number of elements over axes that are not zero."""
+    return _reduced("count_nonzero", x, axis, keepdims)
+
+
+def cumulative_sum(x: ArrayLike, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+    """Sums of the elements up to each along an axis, starting with 0 when `include_initial`."""
+    return scan.cumulative_sum(as_tensor(x), axis=axis, dtype=dtype, include_initial=include_initial)  # type: ignore[no-any-return]
+
+
+def cumulative_prod(x: ArrayLike, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
+    """Products of the elements up to each along an axis, starting with 1 when `include_initial`."""
+    return scan.cumulative_prod(as_tensor(x), axis=axis, dtype=dtype, include_initial=include_initial)  # type: ignore[no-any-return]
+
+
+def cumsum(x: ArrayLike, /, axis: int | None = None) -> Tensor:
+    """Sums of the elements up to each; of the flattened array when no axis is given (as in numpy)."""
+    return scan.np_cumsum(as_tensor(x), axis)  # type: ignore[no-any-return]
+
+
+def cumprod(x: ArrayLike, /, axis: int | None = None) -> Tensor:
+    """Products of the elements up to each; of the flattened array when no axis is given (as in numpy)."""
+    return scan.np_cumprod(as_tensor(x), axis)  # type: ignore[no-any-return]
+
+
+def diff(x: ArrayLike, /, *, axis: int = -1, n: int = 1, prepend: ArrayLike | None = None, append: ArrayLike | None = None) -> Tensor:
+    """Differences of neighbours along an axis, `n` times over."""
+    ends = [None if end is None else as_tensor(end) for end in (prepend, append)]
+    return np_diff(as_tensor(x), n, axis, *ends)  # type: ignore[no-any-return]

@@ -1,0 +1,188 @@
+"""Choosing, taking, searching and sorting, with the standard's signatures, and the distinct elements of an array."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.ops import indexing
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.record import call, number_dtype
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "where", "nonzero", "argmax", "argmin", "searchsorted", "isin",
+    "take", "take_along_axis", "gather", "scatter", "scatter_add", "index_add",
+    "sort", "argsort", "topk",
+    "unique_all", "unique_counts", "unique_inverse", "unique_values",
+]  # fmt: skip
+
+
+class UniqueAll(NamedTuple):
+    """What `unique_all` returns."""
+
+    values: Tensor
+    indices: Tensor
+    inverse_indices: Tensor
+    counts: Tensor
+
+
+class UniqueCounts(NamedTuple):
+    """What `unique_counts` returns."""
+
+    values: Tensor
+    counts: Tensor
+
+
+class UniqueInverse(NamedTuple):
+    """What `unique_inverse` returns."""
+
+    values: Tensor
+    inverse_indices: Tensor
+
+
+def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | None = None, /) -> Any:
+    """Elements of `x1` where the condition holds, of `x2` elsewhere; with the condition alone, as `nonzero`."""
+    if x1 is None and x2 is None:
+        return nonzero(condition)
+    if x1 is None or x2 is None:
+        raise ArgumentError("where(): expected the condition alone, or the condition and both choices; found one choice")
+    choices: list[Any] = [x1, x2]
+    arrays = [i for i, x in enumerate(choices) if not isinstance(x, (bool, int, float, complex))]
+    for i in arrays:
+        choices[i] = as_tensor(choices[i])
+    if not arrays:
+        choices = [as_tensor(x) for x in choices]
+    elif len(arrays) == 1:
+        other = 1 - arrays[0]  # a number takes its dtype from the other choice, not from the condition
+        choices[other] = make(np.array(choices[other], number_dtype(choices[other], choices[arrays[0]].dtype)))
+    return call(row("where"), (as_tensor(condition), *choices), {})
+
+
+def nonzero(x: ArrayLike, /) -> tuple[Tensor, ...]:
+    """The indices of the elements that are not zero, one Tensor per axis."""
+    source = as_tensor(x)
+    if not source.ndim:
+        raise ShapeError("nonzero() of a 0-d array: expected at least one axis")
+    return call(row("nonzero"), (source,), {})  # type: ignore[no-any-return]
+
+
+def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """The index of the first of the largest elements."""
+    return call(row("argmax"), (as_tensor(x),), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
+
+
+def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+    """The index of the first of the smallest elements."""
+    return call(row("argmin"), (as_tensor(x),), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
+
+
+def searchsorted(x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter: ArrayLike | None = None) -> Tensor:
+    """Where the elements of `x2` would go into the sorted vector `x1` (or into ``take(x1, sorter)``)."""
+    if side not in ("left", "right"):
+        raise ArgumentError(f"searchsorted(side={side!r}): expected 'left' or 'right'")
+    sorted_ = as_tensor(x1) if sorter is None else take(x1, sorter, axis=0)
+    return call(row("searchsorted"), (sorted_, as_tensor(x2)), {"side": side})  # type: ignore[no-any-return]
+
+
+def isin(x: ArrayLike, elements: ArrayLike, /, *, invert: bool = False) -> Tensor:
+    """Where the elements are among others."""
+    return call(row("isin"), (as_tensor(x), as_tensor(elements)), {"invert": invert})  # type: ignore[no-any-return]
+
+
+# Taking and putting.
+
+
+def _indices(name: str, indices: Any) -> Any:
+    given = indices if isinstance(indices, TensorCore) else as_tensor(np.asarray(indices, np.intp) if isinstance(indices, (list, tuple)) else indices)
+    if given.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"{name}(): indices have dtype {given.dtype}, expected integers")
+    return given
+
+
+def take(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = None) -> Tensor:
+    """Slices at `indices` along an axis, which may be left out for vectors."""
+    source = as_tensor(x)
+    if axis is None:
+        if source.ndim != 1:
+            raise ArgumentError(f"take() of shape {list(source.shape)}: axis may be left out for one-dimensional arrays only")
+        axis = 0
+    return call(row("take"), (source, _indices("take", indices)), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """Elements along an axis, chosen separately for each position on the others."""
+    return call(row("gather"), (as_tensor(x), _indices("take_along_axis", indices)), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def gather(x: ArrayLike, axis: int, indices: ArrayLike, /) -> Tensor:
+    """`take_along_axis` with PyTorch's order of arguments."""
+    return call(row("gather"), (as_tensor(x), _indices("gather", indices)), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def scatter(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """A copy of `x` with the elements at `indices` along an axis replaced (``put_along_axis`` as a function)."""
+    return call(row("scatter"), (as_tensor(x), _indices("scatter", indices), value), {"axis": axis})  # type: ignore[no-any-return]
+
+
+def scatter_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = -1) -> Tensor:
+    """`x` with the elements of `value` added at `indices` along an axis, once for every mention."""
+    return indexing.scatter_add(as_tensor(x), _indices("scatter_add", indices), as_tensor(value), axis=axis)  # type: ignore[no-any-return]
+
+
+def index_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = 0) -> Tensor:
+    """`x` with the slices of `value` added at `indices` along an axis, once for every mention."""
+    return indexing.index_add(as_tensor(x), _indices("index_add", indices), as_tensor(value), axis=axis)  # type: ignore[no-any-return]
+
+
+# Sorting.
+
+
+def sort(x: ArrayLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """Sorted along an axis."""
+    return call(row("sort"), (as_tensor(x),), {"axis": axis, "descending": descending, "stable": stable})  # type: ignore[no-any-return]
+
+
+def argsort(x: ArrayLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+    """The indices that sort along an axis."""
+    return call(row("argsort"), (as_tensor(x),), {"axis": axis, "descending": descending, "stable": stable})  # type: ignore[no-any-return]
+
+
+def topk(x: ArrayLike, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+    """The `k` largest (or smallest) elements along an axis in order, and their indices."""
+    return call(row("topk"), (as_tensor(x),), {"k": k, "axis": axis, "largest": largest})  # type: ignore[no-any-return]
+
+
+# Distinct elements.
+
+
+def _unique(x: Any) -> list[Tensor]:
+    source = as_tensor(x)
+    found = np.unique(source.detach().numpy(), return_index=True, return_inverse=True, return_counts=True, equal_nan=False)
+    values, indices, inverse, counts = found
+    return [make(values), make(indices), make(np.reshape(inverse, source.shape)), make(counts)]
+
+
+def unique_all(x: ArrayLike, /) -> UniqueAll:
+    """The distinct elements, sorted, where each is first, which each element is, and how often each occurs."""
+    return UniqueAll(*_unique(x))
+
+
+def unique_counts(x: ArrayLike, /) -> UniqueCounts:
+    """The distinct elements, sorted, and how often each occurs."""
+    values, _, _, counts = _unique(x)
+    return UniqueCounts(values, counts)
+
+
+def unique_inverse(x: ArrayLike, /) -> UniqueInverse:
+    """The distinct elements, sorted, and which of them each element is."""
+    values, _, inverse, _ = _unique(x)
+    return UniqueInverse(values, inverse)
+
+
+def unique_values(x: ArrayLike, /) -> Tensor:
+    """The distinct elements, sorted."""
+    return _unique(x)[0]
