@@ -4,10 +4,31 @@ A device is a kind of array that speaks numpy's protocols (``__array_ufunc__``, 
 tables or the engine knows any particular one.
 
 Note [What a device array must have]
-    ``shape``, ``dtype``, arithmetic operators, numpy's protocols, and ``__aiograd_device__``, the name of its device (``"toy:0"``). It may
-    define ``__aiograd_op__(op, args, kwargs)`` and ``__aiograd_priority__`` to run a row with a kernel of its own, and
-    ``__aiograd_wait__()``, which returns an awaitable that is done when the data is there, with ``__aiograd_is_ready__()`` beside it.
-    The rules of nodes whose gradients live on a device run through the device's ``submit``.
+    ``shape``, ``dtype``, ``ndim``, ``size``, ``nbytes``, ``T``, arithmetic operators, indexing and ``array[index] = value``, numpy's protocols,
+    and
+
+    ==========================  ==========================================================================================
+    ``__aiograd_device__``      the name of its device, ``"toy:0"``
+    ``base``                    the array whose memory it shares, None where it has its own. What decides whether a row marked
+                                ``view`` gave a view, and whether a leaf may keep the array as its gradient
+    ``__aiograd_wait__()``      a coroutine that ends when the data is there, and raises if it could not be computed
+    ``__aiograd_is_ready__()``  whether reading would not block (also true where reading would raise)
+    ``__aiograd_op__(op,        runs a row with a kernel of its own, or returns NotImplemented; with ``__aiograd_priority__`` below a
+    args, kwargs)``             Tensor's 1000
+    ==========================  ==========================================================================================
+
+    The last needs doing for every row whose forward cannot be composed of numpy functions on device arrays: those that fill an array
+    piece by piece (adjoints of indexing, convolutions, pooling, recurrences) or make one in the image of another (`zeros_like`).
+
+Note [Where a device's work is started]
+    Operations on device arrays may be called on any thread, the loop's included, so they only start work. The rules of nodes whose
+    gradients live on a device run through the device's ``submit``, in a copy of the caller's context. An array that a rule
+    makes from static arguments is a host array, and so is one that a user mixes in without making a Tensor of it: a device's operations
+    accept host arrays beside their own and copy them.
+
+Note [Late failures]
+    What was started may fail later. A pass waits for the data of every gradient it delivers before it commits, so that a failure on a
+    device is a failure of the pass and no ``grad`` changes.
 """
 
 from __future__ import annotations

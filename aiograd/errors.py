@@ -18,6 +18,7 @@
     │   └── HookTypeError (TypeError)
     ├── ArgumentError (ValueError)     a call with wrong values
     │   ├── ShapeError                shapes do not fit
+    │   ├── IndexRangeError (IndexError) an index or axis outside of its range, or no index at all
     │   └── ArgumentTypeError (TypeError) a call with wrong types or dtypes
     ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
@@ -100,6 +101,10 @@ class ArgumentError(AiogradError, ValueError):
 
 class ShapeError(ArgumentError):
     """Shapes that do not fit."""
+
+
+class IndexRangeError(ArgumentError, IndexError):
+    """An index or axis that is out of range, or no index at all."""
 
 
 class ArgumentTypeError(ArgumentError, TypeError):

@@ -21,15 +21,16 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from aiograd.devices import device_name_of
+from aiograd import devices
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, ModifiedError, OnceDifferentiableError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.modes import current_mode, no_grad
-from aiograd.tensors.core import TensorCore, counter_of, extra_of, make, refresh
-from aiograd.tensors.record import note
+from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
+from aiograd.tensors.inplace import adopt, check_in_place, check_view
+from aiograd.tensors.record import note, pack_value
 
 
 class FunctionCtx:
@@ -74,10 +75,12 @@ class FunctionCtx:
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
         """Say that these outputs carry no gradient; in backward their gradients are zeros."""
+        _check_tensors("mark_non_differentiable", tensors)
         self._non_differentiable = tensors
 
     def mark_dirty(self, *tensors: Any) -> None:
         """Say that forward modified these inputs in place; they must be returned."""
+        _check_tensors("mark_dirty", tensors)
         self._dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -99,10 +102,16 @@ class FunctionCtx:
         return run
 
 
+def _check_tensors(what: str, tensors: tuple[Any, ...]) -> None:
+    for i, tensor in enumerate(tensors):
+        if not isinstance(tensor, TensorCore):
+            raise ArgumentTypeError(f"{what}: argument {i} is a {type(tensor).__name__}; expected Tensors, each an argument of its own")
+
+
 class FunctionNode(Node):
     """The backward node of a custom `Function`."""
 
-    __slots__ = ("function", "context", "metadata_list", "forward_line", "_saved", "_versions", "reference")
+    __slots__ = ("function", "context", "metadata_list", "forward_line", "_saved", "_versions")
 
     num_inputs = property(lambda self: len(self.metadata_list))  # type: ignore[assignment]
 
@@ -110,12 +119,10 @@ class FunctionNode(Node):
         super().__init__([(t._node, t._nr) if isinstance(t, TensorCore) else None for t in tensors])
         self.function = function
         self.context = context
-        self.metadata_list: tuple[InputMetadata, ...] = ()
+        self.metadata_list: tuple[InputMetadata | None, ...] = ()
         self.forward_line = line
         self._saved: Any = ()
         self._versions: tuple[int, ...] = ()
-        #: an array of the function's device, to make zeros like
-        self.reference: Any = None
 
     @property
     def name(self) -> str:
@@ -123,12 +130,12 @@ class FunctionNode(Node):
         return f"{self.function.__name__}Backward"
 
     @property
-    def input_metadata(self) -> tuple[InputMetadata, ...]:
-        """Shape, dtype and device of each output of forward."""
+    def input_metadata(self) -> tuple[InputMetadata | None, ...]:
+        """Shape, dtype and device of each output of forward, None for one that is no Tensor."""
         return self.metadata_list
 
-    def metadata_of(self, input_nr: int) -> InputMetadata:
-        """Shape, dtype and device of one output of forward."""
+    def metadata_of(self, input_nr: int) -> InputMetadata | None:
+        """Shape, dtype and device of one output of forward, None for one that is no Tensor."""
         return self.metadata_list[input_nr]
 
     @property
@@ -138,8 +145,9 @@ class FunctionNode(Node):
 
     @property
     def device(self) -> str:
-        """Device of the first output: a synchronous rule runs on its thread."""
-        return self.metadata_list[0].device if self.metadata_list and not inspect.iscoroutinefunction(self.function.rule()) else "cpu"
+        """Device of the first Tensor that forward returned: a synchronous rule runs on its thread."""
+        first = next(filter(None, self.metadata_list), None)
+        return "cpu" if first is None or self.is_async else first.device
 
     @property
     def is_async(self) -> bool:
@@ -159,9 +167,11 @@ class FunctionNode(Node):
     def _as_tensor(self, grad: Any, i: int, materialize: bool) -> Any:
         if grad is None:
             metadata = self.metadata_list[i]
-            if not materialize:
+            if not materialize or metadata is None:
                 return None
-            return make(np.zeros(metadata.shape, metadata.dtype) if metadata.device == "cpu" else np.zeros_like(self.reference, shape=metadata.shape, dtype=metadata.dtype))
+            zeros = np.zeros(metadata.shape, metadata.dtype)
+            device = devices.device(metadata.device)
+            return make(zeros if device is None else device.from_host(zeros))
         return grad if isinstance(grad, TensorCore) else make(grad)
 
     def _in_graph(self, value: Any, entry: Any) -> Any:
@@ -173,8 +183,12 @@ class FunctionNode(Node):
         tensor._node = self if entry.is_output else node
         return tensor
 
-    def save(self, tensors: Sequence[Any], outputs: Sequence[Any]) -> None:
-        """Keep what `save_for_backward` was given; outputs of this function without their node, so that no cycle arises."""
+    def save(self, tensors: Sequence[Any], outputs: Sequence[Any], carriers: set[int]) -> None:
+        """Keep what `save_for_backward` was given; outputs of this function without their node, so that no cycle arises.
+
+        Args:
+            carriers: the numbers of the outputs that carry gradients.
+        """
         hooks = current_mode().saved_hooks
         entries: list[Any] = []
         for tensor in tensors:
@@ -182,10 +196,12 @@ class FunctionNode(Node):
             if tensor is None:
                 entries.append(None)
             elif hooks is not None:
-                place = (tensor._node, tensor._nr) if nr is None else (None, nr)
-                entries.append(PackedValue(hooks.pack(tensor.detach() if nr is not None else tensor), hooks, nr is not None, place))
+                packed = pack_value(tensor if nr is None else tensor.detach(), hooks)
+                packed.is_output = nr in carriers
+                packed.place = (tensor._node, tensor._nr) if nr is None else (None, nr)
+                entries.append(packed)
             else:
-                entries.append(tensor if nr is None else (tensor._data, nr, counter_of(tensor)))
+                entries.append(tensor if nr is None else (tensor._data, nr if nr in carriers else None, counter_of(tensor)))
         self._versions = tuple(tensor.version if tensor is not None else 0 for tensor in tensors)
         self._saved = Packed(tuple(entries)) if hooks is not None and entries else tuple(entries)
 
@@ -211,7 +227,9 @@ class FunctionNode(Node):
                 )
             if isinstance(entry, tuple):
                 tensor = make(entry[0])
-                tensor._node, tensor._nr, tensor._vc = self, entry[1], entry[2]
+                tensor._vc = entry[2]
+                if entry[1] is not None:
+                    tensor._node, tensor._nr = self, entry[1]
                 values.append(tensor)
             else:
                 values.append(entry)
@@ -265,62 +283,93 @@ class Function:
         del frame
         if inspect.iscoroutinefunction(cls.forward):
             return cls._apply_async(context, args, line)
+        profiler = current_mode().profiler
+        began = None if profiler is None else profiler.begin_forward()
         with no_grad():
             result = cls.forward(context, *args)
-        return cls._record(context, args, result, line)
+        result = cls._record(context, args, result, line)
+        if profiler is not None:
+            profiler.end_forward(began, cls.__name__, *_made_by(cls, result))
+        return result
 
     @classmethod
     async def _apply_async(cls, context: FunctionCtx, args: tuple[Any, ...], line: str) -> Any:
+        profiler = current_mode().profiler
+        began = None if profiler is None else profiler.begin_forward()
         with no_grad():
             result: Any = await cls.forward(context, *args)
-        return cls._record(context, args, result, line)
+        result = cls._record(context, args, result, line)
+        if profiler is not None:
+            profiler.end_forward(began, cls.__name__, *_made_by(cls, result))
+        return result
 
     @classmethod
     def _record(cls, context: FunctionCtx, args: tuple[Any, ...], result: Any, line: str) -> Any:
         is_tuple = isinstance(result, tuple)
         outputs = list(result) if is_tuple else [result]
         records = current_mode().grad and any(context.needs_input_grad)
-        dirty = {id(t) for t in context._dirty}
-        returned = {id(t) for t in outputs}
-        for tensor in context._dirty:
-            if id(tensor) not in returned:
-                raise InPlaceError(f"{cls.__name__}: a tensor marked dirty was not returned from forward; return every tensor that forward modifies in place")
-            counter_of(tensor)[0] += 1
-            if records and tensor._node is not None and tensor._node.is_leaf:
-                raise InPlaceError(f"{cls.__name__}: a leaf Variable that requires grad is being used in an in-place operation.")
+        cls._check_dirty(context._dirty, args, outputs, records)
         if not records:
             context._to_save = ()
             return result
         node = FunctionNode(cls, context, args, line)
-        fixed = {id(t) for t in context._non_differentiable}
+        fixed, dirty = {id(t) for t in context._non_differentiable}, {id(t) for t in context._dirty}
         inputs = {id(arg) for arg in args}
         attached: list[Any] = []
-        metadata: list[InputMetadata] = []
+        metadata: list[InputMetadata | None] = []
         carriers: list[tuple[Any, int]] = []
-        for output in outputs:
+        for nr, output in enumerate(outputs):
             if not isinstance(output, TensorCore):
                 attached.append(output)
+                metadata.append(None)
                 continue
             differentiable = id(output) not in fixed and output._data.dtype.kind in "fc"
             if id(output) not in dirty and (id(output) in inputs or output._node is not None):
                 output = make(output._data, shared_with=output)
             if differentiable:
-                carriers.append((output, len(metadata)))
+                carriers.append((output, nr))
             metadata.append(InputMetadata(output._data.shape, output._data.dtype, device_of(output)))
-            if device_name_of(output._data) != "cpu":
-                node.reference = output._data
             attached.append(output)
         node.metadata_list = tuple(metadata)
-        node.save(context._to_save, [t for t in attached if isinstance(t, TensorCore)] if is_tuple else attached)
+        node.save(context._to_save, attached, {nr for _, nr in carriers})
         context._to_save = context._dirty = context._non_differentiable = ()
         for output, nr in carriers:
+            if id(output) in dirty:
+                adopt(output, node, nr)
+                continue
             output._node, output._nr = node, nr
-            if output._x is not None:
-                extra_of(output).view = None
+            shared = next((arg for arg in args if isinstance(arg, TensorCore) and arg._vc is not None and arg._vc is output._vc), None)
+            if shared is not None:
+                obstacle = f"the custom Function {cls.__name__} returned"
+                extra_of(output).view = SpecialView(shared, None, (), {}, shared.version, output=None, is_frozen=True, obstacle=obstacle)
+            elif output._x is not None:
+                output._x.view = None
         mode = current_mode()
         if mode.anomaly is not None or mode.profiler is not None:
             note(node, mode)
         return tuple(attached) if is_tuple else attached[0]
+
+
+    @classmethod
+    def _check_dirty(cls, dirty: tuple[Any, ...], args: tuple[Any, ...], outputs: list[Any], records: bool) -> None:
+        """Count the modifications that forward declared, and raise where the graph cannot follow them."""
+        what = f"{cls.__name__}.forward"
+        for tensor in dirty:
+            if not any(tensor is arg for arg in args):
+                raise InPlaceError(f"{what}: a tensor marked dirty is not an argument of forward; mark only arguments that forward modifies in place")
+            if not any(tensor is output for output in outputs):
+                raise InPlaceError(f"{what}: a tensor marked dirty was not returned; return every argument that forward modifies in place")
+            counter_of(tensor)[0] += 1
+            if records:
+                check_in_place(tensor, what)
+                check_view(tensor, what)
+
+
+def _made_by(function: type[Function], result: Any) -> tuple[FunctionNode | None, list[Any]]:
+    """The node among the outputs of a function (None where nothing was recorded), and its Tensors."""
+    outputs = [output for output in (result if isinstance(result, tuple) else (result,)) if isinstance(output, TensorCore)]
+    nodes = (output._node for output in outputs)
+    return next((node for node in nodes if isinstance(node, FunctionNode) and node.function is function), None), outputs
 
 
 class _Refuse(Node):

@@ -31,7 +31,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 class Mode:
     """An immutable set of modes; derive another with `having`."""
 
-    __slots__ = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "profiler", "dtype", "plain", "outer", "owner")
+    __slots__ = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "dtype", "plain", "outer", "owner")
 
     grad: bool
     #: anomaly mode: None (off), or whether to check for NaN
@@ -40,6 +40,8 @@ class Mode:
     saved_hooks: Any
     #: message of `disable_saved_tensors_hooks`, or None
     saved_hooks_disabled: str | None
+    #: who is told before a tensor is modified in place, or None
+    mutation: Any
     profiler: Any
     dtype: np.dtype[Any]
     plain: bool
@@ -49,7 +51,7 @@ class Mode:
     def having(self, *, outer: Mode | None, owner: object, **changes: Any) -> Mode:
         """A copy with some fields changed."""
         mode = object.__new__(Mode)
-        for name in ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "profiler", "dtype"):
+        for name in ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "dtype"):
             setattr(mode, name, changes[name] if name in changes else getattr(self, name))
         mode.plain = mode.grad and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None
         mode.outer = outer
@@ -60,7 +62,7 @@ class Mode:
 def _first_mode() -> Mode:
     mode = object.__new__(Mode)
     mode.grad = mode.plain = True
-    mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.profiler = mode.outer = mode.owner = None
+    mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.outer = mode.owner = None
     mode.dtype = np.dtype(np.float32)
     return mode
 

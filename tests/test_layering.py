@@ -72,7 +72,7 @@ def test_what_is_allowed_is_not_complained_about() -> None:
         "ops/nn_linear.py": "from typing import assert_never\ndef f(x):\n    assert_never(x)",
         "nn/module.py": "from .linear import Linear\nfrom aiograd.tensors import Tensor",
         "nn/linear.py": "",
-        "tensor/__init__.py": "from aiograd.tensors.rowcode import build",
-        "tensor/rowcode.py": "exec(compile('1', 'row', 'exec'))",
+        "tensors/__init__.py": "from aiograd.tensors.rowcode import build",
+        "tensors/rowcode.py": "exec(compile('1', 'row', 'exec'))",
         "testing/pytest_plugin.py": "import asyncio\nimport pytest",
     })

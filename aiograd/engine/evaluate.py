@@ -29,6 +29,7 @@ from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.hooks import Hook, hook_name
 from aiograd.graph.node import Node
 from aiograd.graph.saved import Packed, PackedValue
+from aiograd.ops.partial import Partial, dense
 
 
 class Run(NamedTuple):
@@ -81,7 +82,7 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
             return node.apply(grads) if values is None else node.apply(grads, values)  # type: ignore[call-arg]
         finally:
             CURRENT.reset(token)
-    if all(grad is None for grad in grads) and grads:
+    if grads and grads[0] is None and all(grad is None for grad in grads):
         outputs: Any = (None,) * node.num_outputs
     elif values is None and not task.create_graph and task.exec_info is None:
         outputs = node.apply(grads)
@@ -89,6 +90,9 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
         needs = tuple(task.should_compute(node, i) for i in range(node.num_outputs))
         outputs = node.compute(grads, needs, values, task.create_graph)  # type: ignore[attr-defined]
     outputs = fit_outputs(node, outputs)
+    for i, output in enumerate(outputs):
+        if output.__class__ is Partial and node.next_nodes[i] not in task._expected:
+            outputs[i] = output.dense()  # type: ignore[union-attr]
     if not task.keep_graph:
         node.release_variables(task.released)
     return outputs
@@ -99,8 +103,8 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     extra = node._extra
     if extra is not None:
         for nr, hooks in list(extra.tensor_hooks.items()):
-            for hook in list(hooks.values()):
-                if grads[nr] is not None:
+            for hook in hooks.calls():
+                if grads[nr] is not None or getattr(hook, "takes_none", False):
                     grads[nr] = yield from _tensor_hook(task, node, hook, grads[nr])
         for nr, keep in list(extra.retain_hooks.items()):
             if grads[nr] is not None:
@@ -110,7 +114,7 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     if not task._runs(node):
         return []
     if extra is not None and extra.prehooks:
-        for hook in list(extra.prehooks.values()):
+        for hook in extra.prehooks.calls():
             grads = yield from _prehook(task, node, hook, grads)
     given = list(grads)
     values = None
@@ -119,24 +123,28 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
         values = yield from _unpack(task, node, saved)  # type: ignore[arg-type]
     raw = yield Run(node, grads, values)
     if suspends(raw):
+        profiler = task.profiler
+        began = None if profiler is None else profiler.begin_wait()
         raw = yield Await(raw)
+        if profiler is not None:
+            profiler.end_wait(began, task, node)
     if node.is_builtin or node.is_leaf:
-        outputs = list(raw)
+        outputs = list(map(dense, raw))
     else:
         outputs = check_outputs(node, raw, task.create_graph)
         if not task.keep_graph:
             node.release_variables(task.released)
-    if task.anomaly:
-        _check_nan(node, outputs)
     if node.is_leaf and node.is_eager:  # type: ignore[attr-defined]
         yield from _accumulate_now(task, node)  # type: ignore[arg-type]
     if extra is not None and extra.posthooks:
-        for hook in list(extra.posthooks.values()):
+        for hook in extra.posthooks.calls():
             outputs = yield from _posthook(task, node, hook, outputs, given)
+    if task.anomaly:
+        yield from _check_nan(node, outputs)
     return outputs
 
 
-def _call(task: GraphTask, node: Node, function: Hook, *args: Any) -> Generator[Await, Any, Any]:
+def _call(task: GraphTask, node: Node | None, function: Hook, *args: Any) -> Generator[Await, Any, Any]:
     """Call user code and wait for what it returned if that is awaitable."""
     token: Token[Any] = CURRENT.set(Current(task, node))
     try:
@@ -224,32 +232,46 @@ def post_accumulate(task: GraphTask, leaf: AccumulateGrad) -> Generator[Await, A
     tensor = leaf.leaf()
     if tensor is None or not leaf.post_accumulate_hooks:
         return
-    for hook in list(leaf.post_accumulate_hooks.values()):
+    for hook in leaf.post_accumulate_hooks.calls():
         result = yield from _call(task, leaf, hook, tensor)
         if result is not None:
             raise HookError(f"hook '{hook_name(hook)}' returned {type(result).__name__}: post accumulate grad hooks should return None.")
 
 
-def _check_nan(node: Node, outputs: list[Any]) -> None:
+def final_callback(task: GraphTask, callback: Hook) -> Generator[Await, Any, None]:
+    """Call a callback that was queued for the end of the pass."""
+    yield from _call(task, None, callback)
+
+
+def _check_nan(node: Node, outputs: list[Any]) -> Generator[Await, Any, None]:
     for i, output in enumerate(outputs):
         if output is not None:
-            data = BOUNDARY.unwrap(output) if BOUNDARY.is_tensor(output) else output
-            if np.isnan(data).any():
+            found = np.any(np.isnan(BOUNDARY.unwrap(output) if BOUNDARY.is_tensor(output) else output))
+            wait = getattr(found, "__aiograd_wait__", None)
+            if wait is not None:
+                yield Await(wait())
+            if found:
                 raise NaNGradientError(f"Function '{node.name}' returned nan values in its {i}th output.")
 
 
-def annotate(error: BaseException, task: GraphTask, node: Node) -> None:
-    """Add to an exception where in the pass it came from, once."""
+def annotate(error: BaseException, task: GraphTask, node: Node | None) -> None:
+    """Add to an exception where in the pass it came from, once; `node` is None for a final callback."""
     if getattr(error, "_aiograd_task", None) == task.id:
         return
     try:
         error._aiograd_task = task.id  # type: ignore[attr-defined]
     except AttributeError:
         return
+    if node is None:
+        error.add_note(f"in a final callback of graph task {task.id}")
+        return
     where = f"in the backward of {node.name} (sequence number {node._seq}) of graph task {task.id}"
     lines = [f"{where}, recorded at {line}" if (line := getattr(node, "forward_line", None)) else where]
     if task.anomaly is not None:
-        lines.extend(_forward_stacks(node))
+        stacks = _forward_stacks(node)
+        lines.extend(stacks)
+        for line in stacks:
+            task.warn(line)
     for line in lines:
         error.add_note(line)
 

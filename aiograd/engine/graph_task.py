@@ -27,9 +27,9 @@ from typing import Any, NamedTuple
 from aiograd.engine.input_buffer import InputBuffer, Key
 from aiograd.engine.placement import Placement
 from aiograd.engine.ready_queue import ReadyQueue
-from aiograd.errors import ArgumentError, GraphError
+from aiograd.errors import ArgumentError, GraphError, UnusedInputError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
-from aiograd.graph.boundary import to_tensor
+from aiograd.graph.boundary import to_array, to_tensor
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.types import Array
 
@@ -73,6 +73,21 @@ class GraphRoot(Node):
         """The seeds."""
         return self.seeds
 
+    def compute(self, grads: Any, needs: tuple[bool, ...], values: Any, create_graph: bool) -> tuple[Array, ...]:
+        """The seeds."""
+        return self.seeds
+
+    def cost_key(self) -> None:
+        """It costs nothing."""
+
+
+def unused_input(index: int) -> UnusedInputError:
+    """The error for an input that gets no gradient."""
+    return UnusedInputError(
+        f"One of the differentiated Tensors, the input at index {index}, appears to not have been used in the graph. Set allow_unused=True if this is the "
+        "desired behavior."
+    )
+
 
 class GraphTask:
     """One backward pass.
@@ -81,6 +96,7 @@ class GraphTask:
         roots: gradient edges ``(node, input number)`` to start from.
         seeds: their gradients, fitted to them.
         inputs: what is wanted: None for "accumulate into every leaf", else gradient edges.
+        require_inputs: refuse to start where one of `inputs` cannot be reached.
         accumulate: with `inputs`: accumulate into them instead of returning their gradients (True for `backward`).
         keepers: with `accumulate`: per input that is no leaf, what takes its gradient at the commit.
         keep_graph: keep saved values for another pass.
@@ -96,6 +112,7 @@ class GraphTask:
         seeds: Sequence[Array],
         *,
         inputs: Sequence[tuple[Node, int]] | None = None,
+        require_inputs: bool = False,
         accumulate: bool = False,
         keepers: Sequence[Callable[[Any], None] | None] = (),
         keep_graph: bool = False,
@@ -112,6 +129,7 @@ class GraphTask:
         self.anomaly = anomaly
         self.profiler = profiler
         self.inputs = inputs
+        self._require_inputs = require_inputs
         #: node -> captures of its inputs
         self.captures: dict[Node, list[Capture]] = {}
         #: captured gradients by index
@@ -186,6 +204,7 @@ class GraphTask:
         Args:
             placement: knows whether running a node on the loop is certainly cheap; asked while the pass may still be plain.
         """
+        small_leaves = placement.small_leaves
         small_shapes, shape_is_small, is_small = placement.small_shapes, placement.shape_is_small, placement.is_small
         root = self.root
         dependencies = self.dependencies
@@ -204,7 +223,7 @@ class GraphTask:
                 node._extra is not None
                 or not (
                     (node.is_cheap and (node.shape in small_shapes or shape_is_small(node.shape)))  # type: ignore[attr-defined]
-                    or node.is_leaf
+                    or (node.is_leaf and node.device == "cpu")  # type: ignore[attr-defined]
                     or (node.is_builtin and is_small(node))
                 )
             ):
@@ -219,7 +238,7 @@ class GraphTask:
                     dependencies[child] = 1
                     if child.is_leaf:
                         shape = child.shape  # type: ignore[attr-defined]
-                        if child._extra is not None or child.post_accumulate_hooks or (shape not in small_shapes and not shape_is_small(shape)):  # type: ignore[attr-defined]
+                        if child._extra is not None or child.post_accumulate_hooks or (shape not in small_leaves and not placement.leaf_is_small(shape)):  # type: ignore[attr-defined]
                             plain = False
                     else:
                         stack.append(child)
@@ -229,6 +248,10 @@ class GraphTask:
                     parents.setdefault(child, []).append(node)
         self.is_plain = plain
         if parents is not None:
+            if self._require_inputs:
+                for index, (node, _) in enumerate(self.inputs or ()):
+                    if node not in dependencies:
+                        raise unused_input(index)
             self._restrict(parents)
         if not plain:
             yield from self.prepare_general()
@@ -405,6 +428,18 @@ class GraphTask:
         """Hand a non-leaf's gradient (a Tensor) to `keep` at the commit."""
         self.retained.append((keep, grad))
 
+    def delivered(self) -> Iterator[tuple[Node, Array]]:
+        """What the pass writes or returns, each with the node it arrived at."""
+        for leaf, staged in self.staged.items():
+            yield leaf, staged.total
+        for _, grad in self.retained:
+            yield self.root, to_array(grad, False)
+        for node, captures in self.captures.items():
+            for capture in captures:
+                grad = None if capture.keep is not None else self.captured[capture.index]
+                if grad is not None:
+                    yield node, to_array(grad, False)
+
     def commit(self) -> None:
         """Write every staged gradient, in one step."""
         if self.staged:
@@ -418,13 +453,14 @@ class GraphTask:
         if self.error is not None:
             return
         self.error = error
+        refused = isinstance(error, UnusedInputError) and not self.outstanding and not self.completed_nodes
         self._ready.clear()
         self._buffers.clear()
         self.folds.clear()
         if not self.committed:
             self.staged.clear()
             self.retained.clear()
-        if not self.keep_graph:
+        if not self.keep_graph and not refused:
             text = str(error).split("\n", 1)[0][:200]
             self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
             for node in self.dependencies:
@@ -457,7 +493,7 @@ class GraphTask:
             self.warnings.append((message, category))
 
     def issue_warnings(self, stacklevel: int) -> None:
-        """Issue what `warn` collected."""
+        """Issue what `warn` collected; where a filter makes an exception of a warning, the others are dropped."""
         collected, self.warnings = self.warnings, []
         for message, category in collected:
             warnings.warn(message, category, stacklevel=stacklevel)

@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from aiograd.ops.partial import Partial
 from aiograd.types import Array
 
 #: (-sequence number of the producer, its output index)
@@ -65,7 +66,7 @@ class InputBuffer:
     def _take(self, input_nr: int, grad: Array | None) -> None:
         if grad is None:
             return
-        large = self.sums[input_nr] is not None and grad.__class__ is np.ndarray and grad.nbytes > FOLD_INLINE_BYTES
+        large = self.sums[input_nr] is not None and isinstance(grad, (np.ndarray, Partial)) and grad.nbytes > FOLD_INLINE_BYTES
         if large or self.folding or self.unfolded:
             self.unfolded.append((input_nr, grad))
         else:
@@ -73,7 +74,13 @@ class InputBuffer:
 
     def _sum(self, input_nr: int, grad: Array) -> None:
         have = self.sums[input_nr]
-        if have is None:
+        if grad.__class__ is Partial:
+            if have.__class__ is np.ndarray and self.owned[input_nr]:
+                grad.add_to(have)
+            else:
+                self.sums[input_nr] = grad.dense() if have is None else have + grad.dense()
+                self.owned[input_nr] = True
+        elif have is None:
             self.sums[input_nr] = grad
         elif self.owned[input_nr] and have.__class__ is np.ndarray and grad.__class__ is np.ndarray:
             np.add(have, grad, out=have)

@@ -37,13 +37,15 @@ class Placement:
         inline_ns: rules estimated above this many nanoseconds go to the executor.
     """
 
-    __slots__ = ("inline_ns", "small_shapes", "_small")
+    __slots__ = ("inline_ns", "small_shapes", "small_leaves", "_small")
 
     def __init__(self, inline_ns: float = INLINE_NS) -> None:
         self.inline_ns = inline_ns
         self._small: dict[Any, bool] = {}
         #: shapes at which every node marked ``is_cheap`` is small
         self.small_shapes: set[Shape] = set()
+        #: shapes of leaves that are staged at next to no cost
+        self.small_leaves: set[Shape] = set()
 
     def is_small(self, node: Node) -> bool:
         """Whether a node is certainly cheap to run on the loop. A function of its class and shapes, remembered by them."""
@@ -71,10 +73,19 @@ class Placement:
         if node.is_leaf:
             grad = grads[0]
             size = getattr(grad, "nbytes", 0)
-            return size * STAGE_NS_PER_BYTE > self.inline_ns and node.grad is not None  # type: ignore[attr-defined]
+            return size * STAGE_NS_PER_BYTE > self.inline_ns
         if node.is_builtin and node.num_inputs:
             return node.estimate() > self.inline_ns  # type: ignore[attr-defined,no-any-return]
         return bool(getattr(node, "wants_executor", False))
+
+    def leaf_is_small(self, shape: Shape) -> bool:
+        """Whether staging a gradient of this shape is cheap; remembered in `small_leaves`."""
+        if math.prod(shape) * 8 * STAGE_NS_PER_BYTE > min(SMALL_NS, self.inline_ns):
+            return False
+        if len(self.small_leaves) > 10_000:
+            self.small_leaves.clear()
+        self.small_leaves.add(shape)
+        return True
 
     @staticmethod
     def device_of(node: Node) -> str:

@@ -14,22 +14,26 @@ Note [How a pass ends]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import functools
+import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Generator, Sequence
 from types import TracebackType
 from typing import Any, Self
 
 from aiograd import devices
-from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, is_simple, post_accumulate, run_node, suspends
+from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, final_callback, is_simple, post_accumulate, run_node
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.interruptible import Interruptible
 from aiograd.engine.placement import INLINE_NS, Placement
-from aiograd.engine.sweep import SWEEP_NODES, sweep
+from aiograd.engine.sweep import sweep
 from aiograd.engine.turns import Turns
 from aiograd.errors import ArgumentError, CancelGraceError, EngineClosedError, LoopError, NestedPassError
+from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.node import Node
 from aiograd.modes import ModeScope, current_mode
@@ -57,6 +61,7 @@ class Engine:
         budget: seconds of computation on the loop between two pauses.
         cancel_grace: seconds that cancelled coroutines of a pass get to finish.
         inline_ns: rules estimated above this many nanoseconds run on the executor; ``inf`` keeps rows on the loop.
+        clock: measures `budget`; ``time.perf_counter`` by default, and the loop's own time on a simulated loop, so that a run can be repeated.
         blas_threads: number of BLAS threads inside the block; None leaves BLAS as the process has it. It changes bits, so it is fixed for
             the life of the engine. Needs the package threadpoolctl.
     """
@@ -69,6 +74,7 @@ class Engine:
         budget: float = BUDGET,
         cancel_grace: float = 1.0,
         inline_ns: float = INLINE_NS,
+        clock: Callable[[], float] | None = None,
         blas_threads: int | None = None,
     ) -> None:
         for name, value in (("threads", threads), ("concurrency", concurrency), ("blas_threads", blas_threads)):
@@ -82,6 +88,7 @@ class Engine:
         self.placement = Placement(inline_ns)
         self._threads = threads
         self._budget = budget
+        self._clock = clock
         self._blas_threads = blas_threads
         self._blas: Any = None
         #: weak, so that a loop's default engine does not keep the loop alive
@@ -132,7 +139,8 @@ class Engine:
             raise EngineClosedError("this Engine has been closed; make a new one")
         if self._loop is None:
             self._loop = weakref.ref(loop)
-            self._turns = Turns(self._loop, self._budget)
+            by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else time.perf_counter
+            self._turns = Turns(self._loop, self._budget, self._clock or by_default)
         elif self._loop() is not loop:
             raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
 
@@ -187,6 +195,9 @@ class Engine:
             if not isinstance(error, Exception):
                 raise
             # delivered through task.future
+        finally:
+            with contextlib.suppress(Warning):
+                task.issue_warnings(stacklevel=2)
 
     async def run(self, task: GraphTask) -> list[Any]:
         """Run a pass and return the captured gradients.
@@ -197,13 +208,18 @@ class Engine:
         loop = asyncio.get_running_loop()
         self._bind(loop)
         task.loop = loop
-        if task.reentrant_depth:
-            runner = loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
-            await _finish(runner)
-        else:
-            await self._drive(task)
+        try:
+            if task.reentrant_depth:
+                runner = loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
+                await _finish(runner)
+            else:
+                await self._drive(task)
+        except BaseException:
+            with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
+                task.issue_warnings(stacklevel=4)
+            raise
         if task.warnings:
-            task.issue_warnings(stacklevel=3)
+            task.issue_warnings(stacklevel=4)
         return task.result
 
     async def offload(self, function: Callable[[], Any]) -> Any:
@@ -217,6 +233,8 @@ class Engine:
 
     async def _drive(self, task: GraphTask) -> None:
         driver = _Driver(self, task, _not_none(self._turns))
+        profiler = task.profiler
+        began = None if profiler is None else profiler.begin_pass()
         try:
             await driver.run()
         except BaseException as error:
@@ -232,18 +250,25 @@ class Engine:
             raise
         finally:
             driver.close()
+            if profiler is not None:
+                profiler.end_pass(began, task)
         task.finish()
 
 
 class _Driver:
     """The state of one running pass."""
 
-    __slots__ = ("engine", "task", "turns", "holds_turn", "in_flight", "done", "waker", "current")
+    __slots__ = ("engine", "task", "turns", "runner", "cancellations", "is_interrupted", "holds_turn", "in_flight", "done", "waker", "current", "rest")
 
     def __init__(self, engine: Engine, task: GraphTask, turns: Turns) -> None:
         self.engine = engine
         self.task = task
         self.turns = turns
+        #: the asyncio task that awaits the pass, and how often it had been cancelled before
+        self.runner: asyncio.Task[Any] = _not_none(asyncio.current_task())
+        self.cancellations = self.runner.cancelling()
+        #: the engine is being closed
+        self.is_interrupted = False
         self.holds_turn = False
         #: future -> what to do with its result
         self.in_flight: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
@@ -251,6 +276,8 @@ class _Driver:
         self.waker: asyncio.Future[None] | None = None
         #: an evaluation that waits for an awaitable while nothing else can run
         self.current: tuple[Node, Evaluation, Any] | None = None
+        #: what was left of a coroutine that went on after it had been cancelled
+        self.rest: asyncio.Task[Any] | None = None
 
     async def take_turn(self) -> None:
         if not self.holds_turn:
@@ -270,11 +297,12 @@ class _Driver:
 
     async def run(self) -> None:
         task, turns = self.task, self.turns
+        walk = task.discover(self.engine.placement)
         await self.take_turn()
-        for _ in task.discover(self.engine.placement):
+        for _ in walk:
             if turns.over():
                 await self.pause()
-        if task.is_plain and len(task.dependencies) <= SWEEP_NODES:
+        if task.is_plain:
             failed_at: list[Node] = []
             try:
                 for _ in sweep(task, turns.over, failed_at):
@@ -285,16 +313,12 @@ class _Driver:
                 raise
             task.commit()
             return
-        if task.is_plain:  # but too large for the sweep
-            for _ in task.prepare_general():
-                if turns.over():
-                    await self.pause()
         with ModeScope(grad=task.create_graph):
             await self.general()
             task.check_complete()
+            await self.arrive()
             leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]
             task.commit()
-            self.close()
             await self.after_commit(leaves)
 
     # ---------------------------------------------------------------- the general path
@@ -304,25 +328,39 @@ class _Driver:
         limit = self.engine.concurrency or (1 << 60)
         task.begin()
         while True:
-            while self.done:
+            if self.done:
                 self.settle(self.done.popleft())
-            while task.folds:
+            elif task.folds:
                 self.fold(*task.folds.popleft())
-            if self.current is not None:
+            elif self.current is not None:
                 await self.await_here()
             elif task.has_ready() and len(self.in_flight) < limit:
                 self.start(*task.pop())
-                if turns.over():
-                    await self.pause()
             elif self.in_flight:
                 await self.wait()
             else:
                 return
+            if turns.over():
+                await self.pause()
+
+    async def arrive(self) -> None:
+        """Wait for the data of what the pass delivers: a device may still be computing it, and may fail, which has to come before the commit."""
+        for node, array in self.task.delivered():
+            wait = getattr(array, "__aiograd_wait__", None)
+            if wait is None:
+                continue
+            self.close()
+            try:
+                await wait()
+            except Exception as error:
+                annotate(error, self.task, node)
+                raise
+        await self.take_turn()
 
     def start(self, node: Node, grads: list[Any]) -> None:
         task = self.task
         if is_simple(task, node) and task.profiler is None:
-            where = self.where(node, grads)
+            where = None if node.is_cheap and node.shape in self.engine.placement.small_shapes else self.where(node, grads)  # type: ignore[attr-defined]
             if where is None:
                 try:
                     outputs = run_node(task, node, grads, None)
@@ -387,7 +425,7 @@ class _Driver:
     def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
         awaitable = command.awaitable
         if not asyncio.iscoroutine(awaitable):
-            return asyncio.ensure_future(awaitable)
+            awaitable = _result_of(awaitable)  # several nodes may wait for one future
         context = contextvars.copy_context()
         context.run(CURRENT.set, Current(self.task, node))
         return asyncio.get_running_loop().create_task(awaitable, name=f"aiograd:{node.name}", context=context)
@@ -395,20 +433,36 @@ class _Driver:
     async def await_here(self) -> None:
         node, evaluation, awaitable = _not_none(self.current)
         self.current = None
-        self.close()
-        token = CURRENT.set(Current(self.task, node))
         value, error = None, None
         try:
-            value = await awaitable
-        except asyncio.CancelledError:
-            evaluation.close()
-            raise
+            value = await self.result_of(node, awaitable)
         except Exception as raised:
             error = raised
-        finally:
-            CURRENT.reset(token)
         await self.take_turn()
         self.advance(node, evaluation, value, error)
+
+    async def result_of(self, node: Node | None, awaitable: Any) -> Any:
+        """Wait for what user code returned, in this task and without a turn. See Note [Cancelled while awaited inline]."""
+        self.close()
+        token = CURRENT.set(Current(self.task, node))
+        try:
+            if not asyncio.iscoroutine(awaitable):
+                return await awaitable
+            inline = Interruptible(awaitable, self.is_cancelled)
+            try:
+                return await inline
+            finally:
+                if inline.rest is not None:
+                    self.rest = asyncio.get_running_loop().create_task(inline.rest, name=f"aiograd:{'callback' if node is None else node.name}")
+        except BaseException as raised:
+            annotate(raised, self.task, node)
+            raise
+        finally:
+            CURRENT.reset(token)
+
+    def is_cancelled(self) -> bool:
+        """Whether the pass has been cancelled."""
+        return self.runner.cancelling() > self.cancellations
 
     def fold(self, node: Node, buffer: Any) -> None:
         self.watch(self.offload(buffer.fold), lambda future: (future.result(), self.task.fold_done(node, buffer))[1])
@@ -455,62 +509,87 @@ class _Driver:
             return
         error = future.exception()
         if error is not None and not isinstance(error, Exception):
+            annotate(error, self.task, node)
             raise error
         self.advance(node, evaluation, None if error is not None else future.result(), error)
 
-    async def abort(self) -> None:
-        """Cancel what is in flight; wait for coroutines, abandon threads."""
+    async def abort(self) -> asyncio.CancelledError | None:
+        """Cancel what is in flight; wait for coroutines, abandon threads; release what the graph saved.
+
+        Returns:
+            A cancellation that came meanwhile; it does not cut any of this short.
+        """
         self.close()
-        coroutines = [future for future in self.in_flight if isinstance(future, asyncio.Task)]
-        for future in self.in_flight:
-            future.cancel()
+        futures = list(self.in_flight)
         self.in_flight.clear()
         self.done.clear()
-        if not coroutines:
-            return
-        _, pending = await asyncio.wait(coroutines, timeout=self.engine.cancel_grace)
-        for future in coroutines:
+        if self.current is not None:
+            awaitable = self.current[2]
+            self.current = None
+            if asyncio.iscoroutine(awaitable):
+                awaitable.close()
+        for future in futures:
+            future.cancel()
             if future.done() and not future.cancelled():
-                future.exception()
+                future.exception()  # the first error is the one that counts
+        coroutines = [future for future in futures if isinstance(future, asyncio.Task)]
+        if self.rest is not None:
+            coroutines.append(self.rest)
+        cancelled = await self.outlast(coroutines) if coroutines else None
+        for _ in self.task.spend():
+            if cancelled is None and self.turns.over():
+                try:
+                    await self.pause()
+                except asyncio.CancelledError as error:
+                    cancelled = error
+        self.close()
+        return cancelled
+
+    async def outlast(self, coroutines: list[asyncio.Task[Any]]) -> asyncio.CancelledError | None:
+        """Wait until cancelled coroutines have ended, or the grace period has."""
+        loop = asyncio.get_running_loop()
+        grace = self.engine.cancel_grace
+        deadline = loop.time() + grace
+        cancelled = None
+        pending = coroutines
+        while pending and (left := deadline - loop.time()) > 0:
+            try:
+                await asyncio.wait(pending, timeout=left)
+            except asyncio.CancelledError as error:
+                cancelled = error
+            pending = [task for task in pending if not task.done()]
+        for task in coroutines:
+            if task.done() and not task.cancelled():
+                task.exception()
         if pending:
-            names = ", ".join(sorted(future.get_name() for future in pending))
-            asyncio.get_running_loop().call_exception_handler(
-                {
-                    "message": f"aiograd: {names} did not stop within {self.engine.cancel_grace} s of being cancelled and was left running",
-                    "exception": CancelGraceError(names),
-                }
-            )
+            names = ", ".join(sorted(task.get_name() for task in pending))
+            message = f"aiograd: {names} did not stop within {grace} s of being cancelled and was left running"
+            loop.call_exception_handler({"message": message, "exception": CancelGraceError(message)})
+        return cancelled
 
     # ---------------------------------------------------------------- after the commit
 
-    async def after_commit(self, leaves: list[Any]) -> None:
+    async def after_commit(self, leaves: list[AccumulateGrad]) -> None:
         task = self.task
         for leaf in leaves:
-            if not leaf.is_eager:
-                steps = post_accumulate(task, leaf)
-                await self.finish_steps(leaf, steps)
+            await self.perform(leaf, post_accumulate(task, leaf))
         for callback in task.callbacks:
-            token = CURRENT.set(Current(task, None))
-            try:
-                result = callback()
-                if suspends(result):
-                    await result
-            finally:
-                CURRENT.reset(token)
+            await self.perform(None, final_callback(task, callback))
 
-    async def finish_steps(self, node: Node, steps: Any) -> None:
+    async def perform(self, node: Node | None, steps: Generator[Await, Any, None]) -> None:
+        """Run `steps` to their end, waiting for whatever they wait for."""
         value, error = None, None
+        if self.turns.over() and self.holds_turn:
+            await self.pause()
         try:
             while True:
+                await self.take_turn()
                 command = steps.send(value) if error is None else steps.throw(error)
                 value = error = None
-                token = CURRENT.set(Current(self.task, node))
                 try:
-                    value = await command.awaitable
+                    value = await self.result_of(node, command.awaitable)
                 except Exception as raised:
                     error = raised
-                finally:
-                    CURRENT.reset(token)
         except StopIteration:
             return
         except BaseException as raised:
@@ -588,8 +667,16 @@ def _mark_committed(error: BaseException) -> None:
         error.add_note("raised after the gradients had been committed")
 
 
+async def _result_of(future: Any) -> Any:
+    return await future
+
+
 def _not_none(value: Any) -> Any:
     return value
+
+
+def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:
+    return lambda: _not_none(loop()).time()  # type: ignore[no-any-return]
 
 
 def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:
@@ -623,9 +710,17 @@ def loop_is_running() -> bool:
     return True
 
 
+def running_loop() -> asyncio.AbstractEventLoop | None:
+    """The event loop that the calling thread is inside of, None outside of one."""
+    return asyncio._get_running_loop()
+
+
+def running_task() -> asyncio.Task[Any] | None:
+    """The running asyncio task, None outside of one."""
+    return None if asyncio._get_running_loop() is None else asyncio.current_task()
+
+
 def current_task_name() -> str | None:
     """Name of the running asyncio task, None outside of one."""
-    if not loop_is_running():
-        return None
-    task = asyncio.current_task()
+    task = running_task()
     return None if task is None else task.get_name()

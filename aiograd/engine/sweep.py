@@ -12,16 +12,19 @@ It yields whenever the driver's time slice is over; everything else is synchrono
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from heapq import merge
+from itertools import chain, islice, pairwise
 from operator import attrgetter
 from typing import Any
 
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.validate import fit
 from aiograd.graph.node import Node
+from aiograd.ops.partial import Partial, dense
 
-#: graphs with more nodes than this are not sorted in one go: that would hold the loop up
-SWEEP_NODES = 20_000
+#: so many nodes are sorted in one go; more would hold the loop up
+SORT_NODES = 4096
 
 _sequence = attrgetter("_seq")
 
@@ -34,8 +37,17 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
         slice_over: whether it is time to give the loop a turn.
         failed_at: gets the node whose rule raised.
     """
-    order = [node for node in task.dependencies if not node.is_leaf]
-    order.sort(key=_sequence, reverse=True)
+    order: Iterable[Node]
+    if len(task.dependencies) <= SORT_NODES:
+        order = sorted([node for node in task.dependencies if not node.is_leaf], key=_sequence, reverse=True)
+    else:
+        runs: list[list[Node]] = []
+        nodes = iter(task.dependencies)
+        while batch := list(islice(nodes, SORT_NODES)):
+            runs.append(sorted([node for node in batch if not node.is_leaf], key=_sequence, reverse=True))
+            if slice_over():
+                yield
+        order = _merged(runs)
     root = task.root
     sums: dict[Node, Any] = {}
     if root.is_single:
@@ -43,6 +55,8 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     else:
         sums[root] = task._root_grads
     get, take = sums.get, sums.pop
+    #: nodes whose sum is an array of our own
+    owned: set[Node] = set()
     release = not task.keep_graph
     released = task.released
     done = 0
@@ -63,7 +77,14 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
                         if out.shape != child.shape or out.dtype is not child.dtype:  # type: ignore[attr-defined]
                             out = fit(out, child.shape, child.dtype, node, index)  # type: ignore[attr-defined]
                         have = get(child)
-                        sums[child] = out if have is None else have + out
+                        if out.__class__ is Partial:
+                            if have is None or child not in owned:
+                                owned.add(child)
+                                have = sums[child] = out.dense() if have is None else have + out.dense()
+                            else:
+                                out.add_to(have)
+                        else:
+                            sums[child] = out if have is None else have + out
                     else:
                         _add_to_slot(sums, child, node.next_nrs[index], out, node, index)
             except BaseException:
@@ -86,7 +107,16 @@ def _add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: No
     metadata = child.metadata_of(nr)
     if metadata is not None and (out.shape != metadata.shape or out.dtype is not metadata.dtype):
         out = fit(out, metadata.shape, metadata.dtype, node, index)
+    out = dense(out)
     slots = sums.get(child)
     if slots is None:
         slots = sums[child] = [None] * child.num_inputs
     slots[nr] = out if slots[nr] is None else slots[nr] + out
+
+
+def _merged(runs: list[list[Node]]) -> Iterable[Node]:
+    """The nodes of several sorted runs in order; lazily, so that no step takes long."""
+    runs = [run for run in runs if run]
+    if all(before[-1]._seq > after[0]._seq for before, after in pairwise(runs)):
+        return chain.from_iterable(runs)
+    return merge(*runs, key=_sequence, reverse=True)

@@ -3,8 +3,8 @@
 Note [One budget for all passes]
     Whatever work all passes do between two rounds of the loop comes out of one time budget. A pass takes a turn before it computes on the
     loop; while the budget of the current round lasts, turns cost nothing and go from hand to hand; when it is spent, passes queue (first
-    come, first served), the loop gets a few rounds for everybody else, and the next in the queue gets a fresh budget. So a thousand passes in flight, or
-    a training loop whose passes are all too short to be sliced, hold the loop up no longer than one pass does.
+    come, first served), the loop gets a few rounds for everybody else, and the next in the queue gets a fresh budget. So a thousand passes
+    in flight, or a training loop whose passes are all too short to be sliced, hold the loop up no longer than one pass does.
 
     Three rounds rather than one: a timer or a socket needs two rounds until the coroutine behind it runs.
 
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from time import perf_counter
+from contextvars import Context
 from typing import Any
 
 #: rounds of the loop between two budgets
@@ -28,20 +28,23 @@ class Turns:
     Args:
         loop: gives the event loop (a weak reference to it).
         budget: seconds of computation between two pauses.
+        clock: what measures them.
     """
 
-    __slots__ = ("_loop", "_budget", "_busy", "_waiters", "_open", "_clock", "deadline")
+    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_waiters", "_open", "_context", "deadline")
 
-    def __init__(self, loop: Callable[[], Any], budget: float) -> None:
+    def __init__(self, loop: Callable[[], Any], budget: float, clock: Callable[[], float]) -> None:
         self._loop = loop
         self._budget = budget
+        self._clock = clock
         self._busy = False
+        #: futures of those who wait; the cancelled ones are skipped when it is their turn
         self._waiters: deque[Any] = deque()
+        #: of the callbacks that count rounds: an empty one, since that of whoever opened the budget would keep his pass alive
+        self._context = Context()
         #: whether a budget is running; it ends `ROUNDS` rounds of the loop after it was opened
         self._open = False
         self.deadline = 0.0
-        #: a simulated loop has a clock of its own, so that a run can be replayed
-        self._clock: Callable[[], float] = loop().time if hasattr(loop(), "aiograd_submit") else perf_counter
 
     def over(self) -> bool:
         """Whether the budget is spent."""
@@ -67,8 +70,8 @@ class Turns:
         try:
             fresh = await future
         except BaseException:
-            if future.done() and not future.cancelled():
-                self.release()
+            if not future.cancel() and not future.cancelled():
+                self.release()  # the turn had been granted already
             raise
         if fresh:
             self.deadline = self._clock() + self._budget
@@ -87,11 +90,11 @@ class Turns:
     def _open_budget(self) -> None:
         self._open = True
         self.deadline = self._clock() + self._budget
-        self._loop().call_soon(self._round, ROUNDS)
+        self._loop().call_soon(self._round, ROUNDS, context=self._context)
 
     def _round(self, left: int) -> None:
         if left > 1:
-            self._loop().call_soon(self._round, left - 1)
+            self._loop().call_soon(self._round, left - 1, context=self._context)
             return
         self._open = False
         if self._waiters:

@@ -16,6 +16,7 @@ from aiograd.errors import DeviceMismatchError, GradientError
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import Node
 from aiograd.ops.broadcasting import expandable, unbroadcast
+from aiograd.ops.partial import dense
 from aiograd.types import Array, Shape
 
 
@@ -25,6 +26,7 @@ def fit(grad: Array, shape: Shape, dtype: np.dtype[Any], node: Node, index: int)
     Raises:
         GradientError: it cannot be.
     """
+    grad = dense(grad)
     if grad.shape != shape:
         if not expandable(grad.shape, shape):
             raise GradientError(

@@ -6,9 +6,9 @@ Note [The leaf's state lives in its node]
     that used it lives on, gradients still arrive (hooks on it run, captures see them) and nobody can ask for them any more.
 
 Note [Accumulation is staged]
-    `stage` makes the sum with the existing gradient out of place and never writes to an array that others may see. `commit`, called for
-    all leaves of a pass in one synchronous step, swaps references. If another pass has committed in between, the sum is made again on
-    top of its result, so nothing is lost (a lock covers loops in several threads).
+    `Staged` makes the sum with the existing gradient out of place and never writes to an array that others may see. `commit`, called for
+    all leaves of a pass in one synchronous step, swaps references. If another pass has committed in between, or the user has modified the
+    existing gradient, the sum is made again on top of that, so nothing is lost (a lock covers loops in several threads).
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from __future__ import annotations
 import sys
 import threading
 import weakref
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -88,6 +89,17 @@ class AccumulateGrad(Node):
             self.eager_hooks = (self.eager_hooks or set()) | {handle._key}
         return handle
 
+    def seen_grad(self) -> Any:
+        """The gradient as a Tensor or None, to be handed to the user: from now on the same Tensor every time."""
+        grad = self.grad
+        if grad is None or BOUNDARY.is_tensor(grad):
+            return grad
+        with _commit_lock:  # a loop in another thread may be committing
+            grad = self.grad
+            if grad is not None and not BOUNDARY.is_tensor(grad):
+                grad = self.grad = BOUNDARY.wrap(grad)
+            return grad
+
     @property
     def is_eager(self) -> bool:
         """Whether a hook that is still registered asked for accumulation at once."""
@@ -97,22 +109,39 @@ class AccumulateGrad(Node):
 class Staged:
     """A gradient on its way into a leaf: the sum made so far, and what it was made from."""
 
-    __slots__ = ("leaf", "grad", "base", "total")
+    __slots__ = ("leaf", "grad", "base", "version", "total")
 
     def __init__(self, leaf: AccumulateGrad, grad: Array) -> None:
         self.leaf = leaf
-        #: what arrived; `base` is what the leaf had then, `total` their sum
+        #: what arrived
         self.grad = grad
-        self.base = leaf.grad
-        self.total = grad if self.base is None else _add(self.base, grad)
+        self.add_up()
+
+    def add_up(self) -> None:
+        """Make `total` of what the leaf has now (`base`, at `version`) and what arrived. Touches nothing that others see."""
+        self.base = base = self.leaf.grad
+        self.version = _version_of(base)
+        self.total = self.grad if base is None else _add(base, self.grad)
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether the leaf has another gradient by now."""
+        base = self.leaf.grad
+        return base is not self.base or (base is not None and _version_of(base) != self.version)
 
 
-def commit(staged: list[Staged]) -> None:
-    """Swap every leaf's gradient for the staged sum, in one step."""
+def commit(staged: Iterable[Staged]) -> None:
+    """Swap every leaf's gradient for the staged sum, in one step: all of them or, where a sum fails, none."""
     with _commit_lock:
         for entry in staged:
-            leaf = entry.leaf
-            leaf.grad = entry.total if leaf.grad is entry.base else _add(leaf.grad, entry.grad)
+            if entry.is_stale:
+                entry.add_up()
+        for entry in staged:
+            entry.leaf.grad = entry.total
+
+
+def _version_of(grad: Any) -> int:
+    return getattr(grad, "version", 0)
 
 
 def _add(base: Any, grad: Array) -> Array:
@@ -131,10 +160,13 @@ def own(grad: Array) -> Array:
     records a graph) is immutable to the engine and passes through.
     """
     if grad.__class__ is not np.ndarray:
-        return np.asarray(grad) if isinstance(grad, np.generic) else grad
+        if isinstance(grad, np.generic):
+            return np.asarray(grad)
+        if BOUNDARY.is_tensor(grad):
+            return grad
     if sys.getrefcount(grad) <= SOLE_OWNER and grad.base is None:
         return grad
-    return np.array(grad, order="C")
+    return np.array(grad, order="C") if grad.__class__ is np.ndarray else np.copy(grad)
 
 
 def _calibrate() -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import TracebackType
 from typing import Any, Self
 
@@ -25,6 +25,12 @@ class HookDict(dict[int, Hook]):
         self.next_key += 1
         self[key] = hook
         return RemovableHandle(self, key)
+
+    def calls(self) -> Iterator[Hook]:
+        """The hooks in order. One that is removed before its turn is left out; one that is added meanwhile waits for the next time."""
+        for key, hook in list(self.items()):
+            if key in self:
+                yield hook
 
 
 class RemovableHandle:

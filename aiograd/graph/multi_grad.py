@@ -38,7 +38,7 @@ def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Litera
             return None
         states = current.task.shared_hook_state
         if mode == "any":
-            if id(key) in states:
+            if grad is None or id(key) in states:
                 return None
             states[id(key)] = True
             return _ignoring_result(hook(grad))
@@ -57,6 +57,9 @@ class _At:
     """``arrived`` for one of the tensors."""
 
     __slots__ = ("_arrived", "_index")
+
+    #: it counts what arrives, so it is also told when that is no gradient
+    takes_none = True
 
     def __init__(self, arrived: Any, index: int) -> None:
         self._arrived = arrived

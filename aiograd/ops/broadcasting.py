@@ -13,6 +13,8 @@ import numpy as np
 
 def expandable(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
     """Whether an array of shape `target` broadcasts to `shape`, so that a gradient of `shape` sums down to `target`."""
+    if shape[len(shape) - len(target) :] == target:
+        return True
     if len(target) > len(shape):
         return False
     return all(t in (1, s) for s, t in zip(reversed(shape), reversed(target), strict=False))
@@ -30,7 +32,9 @@ def unbroadcast(gradient: Any, target: tuple[int, ...]) -> Any:
     """
     shape = gradient.shape
     extra = len(shape) - len(target)
+    if extra == 1 and shape[1:] == target and type(gradient) is np.ndarray:
+        return np.add.reduce(gradient)  # a bias added to every row of a batch: by far the most common case
     axes = tuple(range(extra)) + tuple(i + extra for i, t in enumerate(target) if t == 1 and shape[i + extra] != 1)
     if axes:
-        gradient = np.sum(gradient, axis=axes, keepdims=False)
+        gradient = np.add.reduce(gradient, axis=axes) if type(gradient) is np.ndarray else np.sum(gradient, axis=axes)
     return gradient if gradient.shape == target else np.reshape(gradient, target)

@@ -105,15 +105,13 @@ def _astype_vjp(g: Array, x_dtype: Any) -> Array:
 
 
 astype: Op = define("to_copy", _astype, x=_astype_vjp, complex="explicit", cost=0.5)
-clone = define("clone", lambda x, /: np.array(x, copy=True), x=lambda g: g, complex="explicit", cost=0.3, numpy=())
+clone = define("clone", lambda x, /: np.array(x, copy=True), x=lambda g: g, complex="explicit", cost=0.1)
 
-if hasattr(np, "astype"):
-
-    @implements(np.astype)
-    def np_astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
-        """numpy's ``astype`` function."""
-        refuse("astype", device=device)
-        return astype(x, dtype=dtype, copy=copy)
+@implements(np.astype)
+def np_astype(x: Array, dtype: Any, /, *, copy: bool = True, device: Any = None) -> Array:
+    """numpy's ``astype`` function."""
+    refuse("astype", device=device)
+    return astype(x, dtype=dtype, copy=copy)
 
 
 @implements(np.copy)

@@ -80,7 +80,7 @@ def _einsum_x2(g: Array, x1: Array, subscripts: str) -> Array:
 
 
 def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
-    # the product of all lengths is unknown here: an upper estimate is the geometric mean of the three, times the root
+    # the lengths of the axes are not known here: this is exact without batch axes, and too much with them
     return 2.0 * math.sqrt(float(math.prod(output)) * math.prod(inputs[0]) * math.prod(inputs[1])) / GEMM_RATE
 
 

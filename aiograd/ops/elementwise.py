@@ -47,19 +47,19 @@ def conj(x: Array) -> Array:
 # Arithmetic. See Note [Rules for tiny arrays].
 
 add = define("add", np.add, x1=identity, x2=identity, complex="explicit", cost=0.5)
-sub = define("sub", np.subtract, x1=identity, x2=lambda g: -g, complex="explicit", cost=0.5)
+sub = define("sub", np.subtract, x1=identity, x2=lambda g: -g, complex="explicit", cost=0.4)
 mul = define("mul", np.multiply, x1=lambda g, x2: g * x2, x2=lambda g, x1: g * x1, complex="holomorphic", cost=1.0)
 div = define("div", np.divide, x1=lambda g, x2: g / x2, x2=lambda g, x2, out: -(g * out / x2), complex="holomorphic", cost=2.0)
-neg = define("neg", np.negative, x=lambda g: -g, complex="explicit", cost=0.5)
+neg = define("neg", np.negative, x=lambda g: -g, complex="explicit", cost=0.3)
 positive = define("positive", np.positive, x=identity, complex="explicit", cost=0.1)
-square = define("square", np.square, x=lambda g, x: g * (x + x), complex="holomorphic", cost=1.0)
-reciprocal = define("reciprocal", np.reciprocal, x=lambda g, out: -(g * out * out), complex="holomorphic", cost=1.5)
+square = define("square", np.square, x=lambda g, x: g * (x + x), complex="holomorphic", cost=0.6)
+reciprocal = define("reciprocal", np.reciprocal, x=lambda g, out: -(g * out * out), complex="holomorphic", cost=0.8)
 sqrt = define("sqrt", np.sqrt, x=lambda g, out: g / (out + out), complex="holomorphic", cost=1.0)
 rsqrt = define(
     "rsqrt", lambda x, /: np.reciprocal(np.sqrt(x)), x=lambda g, out: -0.5 * (g * out * out * out), complex="holomorphic", cost=2.0
 )
 cbrt = define("cbrt", np.cbrt, x=lambda g, out: g / (3.0 * out * out), cost=2.0)
-remainder = define("remainder", np.remainder, x1=identity, x2=lambda g, x1, x2: -(g * np.floor_divide(x1, x2)), cost=8.0)
+remainder = define("remainder", np.remainder, x1=identity, x2=lambda g, x1, x2: -(g * np.floor_divide(x1, x2)), cost=20.0)
 fmod = define("fmod", np.fmod, x1=identity, x2=lambda g, x1, x2: -(g * np.trunc(x1 / x2)), cost=4.0)
 divmod_ = define(
     "divmod",
@@ -81,11 +81,12 @@ _SHORT_CUTS: dict[float, Any] = {2.0: np.square, 3.0: lambda x: x * x * x, 1.0: 
 
 def _number(x: Any) -> float | None:
     """The value of an exponent that is a plain number, which no gradient of a gradient will ask about."""
-    if type(x) in (int, float):
+    kind = type(x)
+    if kind is np.ndarray:
+        return None if x.ndim or x.dtype.kind not in "iuf" else x.item()
+    if kind is float or kind is int:
         return x  # type: ignore[no-any-return]
-    if isinstance(x, np.generic) or (type(x) is np.ndarray and x.ndim == 0):
-        return x.item() if x.dtype.kind in "iuf" else None
-    return None
+    return x.item() if isinstance(x, np.generic) and x.dtype.kind in "iuf" else None
 
 
 def _pow(x1: Array, x2: Array, /) -> Array:
@@ -95,9 +96,9 @@ def _pow(x1: Array, x2: Array, /) -> Array:
         x1, x2: arrays or Python numbers that broadcast. Single exponents 1/2, -1, 1, 2 and 3 take short cuts.
     """
     exponent = _number(x2)
-    if exponent is not None and x1.dtype.kind in "fc" and (type(x2) in (int, float) or x2.dtype == x1.dtype):
+    if exponent is not None:
         short = _SHORT_CUTS.get(exponent)
-        if short is not None:
+        if short is not None and x1.dtype.kind in "fc" and (type(x2) in (int, float) or x2.dtype == x1.dtype):
             return short(x1)
     return x1**x2
 
@@ -137,14 +138,14 @@ log1p = define("log1p", np.log1p, x=lambda g, x: g / (x + 1), complex="holomorph
 
 # Trigonometric and hyperbolic functions, under PyTorch's names.
 
-sin = define("sin", np.sin, x=lambda g, x: g * np.cos(x), complex="holomorphic", cost=8.0)
-cos = define("cos", np.cos, x=lambda g, x: -(g * np.sin(x)), complex="holomorphic", cost=8.0)
-tan = define("tan", np.tan, x=lambda g, out: g + g * out * out, complex="holomorphic", cost=1.5)
+sin = define("sin", np.sin, x=lambda g, x: g * np.cos(x), complex="holomorphic", cost=4.0)
+cos = define("cos", np.cos, x=lambda g, x: -(g * np.sin(x)), complex="holomorphic", cost=4.0)
+tan = define("tan", np.tan, x=lambda g, out: g + g * out * out, complex="holomorphic", cost=0.8)
 asin = define("asin", np.arcsin, x=lambda g, x: g / np.sqrt((1 - x) * (1 + x)), complex="holomorphic", cost=3.0)
 acos = define("acos", np.arccos, x=lambda g, x: -(g / np.sqrt((1 - x) * (1 + x))), complex="holomorphic", cost=3.0)
 atan = define("atan", np.arctan, x=lambda g, x: g / (x * x + 1), complex="holomorphic", cost=2.0)
-sinh = define("sinh", np.sinh, x=lambda g, x: g * np.cosh(x), complex="holomorphic", cost=5.0)
-cosh = define("cosh", np.cosh, x=lambda g, x: g * np.sinh(x), complex="holomorphic", cost=5.0)
+sinh = define("sinh", np.sinh, x=lambda g, x: g * np.cosh(x), complex="holomorphic", cost=1.5)
+cosh = define("cosh", np.cosh, x=lambda g, x: g * np.sinh(x), complex="holomorphic", cost=1.5)
 tanh = define("tanh", np.tanh, x=lambda g, out: g - g * out * out, complex="holomorphic", cost=1.5)
 asinh = define("asinh", np.arcsinh, x=lambda g, x: g / np.sqrt(x * x + 1), complex="holomorphic", cost=3.0)
 # two roots: the product of the arguments has its branch cut elsewhere
@@ -164,7 +165,7 @@ def _hypot_vjp(g: Array, x: Array, out: Array) -> Array:
 
 
 atan2 = define(
-    "atan2", np.arctan2, x1=lambda g, x1, x2: _atan2_vjp(g, x2, x1, x2), x2=lambda g, x1, x2: -_atan2_vjp(g, x1, x1, x2), cost=4.0
+    "atan2", np.arctan2, x1=lambda g, x1, x2: _atan2_vjp(g, x2, x1, x2), x2=lambda g, x1, x2: -_atan2_vjp(g, x1, x1, x2), cost=8.0
 )
 hypot = define("hypot", np.hypot, x1=lambda g, x1, out: _hypot_vjp(g, x1, out), x2=lambda g, x2, out: _hypot_vjp(g, x2, out), cost=3.0)
 
@@ -230,14 +231,14 @@ maximum = define(
     np.maximum,
     x1=lambda g, x1, x2: _winner(g, x1 > x2, x1 >= x2),
     x2=lambda g, x1, x2: _winner(g, x2 > x1, x2 >= x1),
-    cost=3.0,
+    cost=6.0,
 )
 minimum = define(
     "minimum",
     np.minimum,
     x1=lambda g, x1, x2: _winner(g, x1 < x2, x1 <= x2),
     x2=lambda g, x1, x2: _winner(g, x2 < x1, x2 <= x1),
-    cost=3.0,
+    cost=6.0,
 )
 fmax = define(
     "fmax",

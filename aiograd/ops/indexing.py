@@ -20,8 +20,12 @@ import numpy as np
 
 from aiograd.ops.creation import refuse
 from aiograd.ops.op import Op, define, implements
+from aiograd.ops.partial import Partial
 from aiograd.ops.shape import reshape
 from aiograd.types import Array, Shape
+
+#: elements to add up to which making the index flat costs more than it saves
+FEW = 512
 
 
 def is_basic(index: Any) -> bool:
@@ -62,6 +66,9 @@ def _index_adjoint(g: Array, /, index: Any, shape: Shape) -> Array:
     out = np.zeros(shape, g.dtype)
     if not _may_repeat(index):
         out[index] = g
+        return out
+    if g.size <= FEW:
+        np.add.at(out, index, g)
         return out
     parts = index if type(index) is tuple else (index,)
     arrays = [np.asarray(part) for part in parts if not isinstance(part, slice) and part is not None and part is not Ellipsis]
@@ -105,10 +112,18 @@ def add_at(out: Array, arrays: list[Array], g: Array) -> None:
     np.add.at(out.reshape(-1), flat, g.reshape(-1))
 
 
+def _getitem_vjp(g: Array, x_shape: Shape, index: Any) -> Array:
+    if type(g) is np.ndarray:
+        if g.dtype.kind == "f" and 8 * g.size <= math.prod(x_shape):
+            return Partial(g, index, x_shape)
+        return _getitem_adjoint(g, index, x_shape)  # spares the dispatch
+    return getitem_adjoint(g, index=index, shape=x_shape)
+
+
 getitem: Op = define(
     "getitem",
     _getitem,
-    x=lambda g, x_shape, index: getitem_adjoint(g, index=index, shape=x_shape),
+    x=_getitem_vjp,
     view=True,
     complex="explicit",
     cost=0.5,

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.creation import astype, refuse, zeros_like
 from aiograd.ops.indexing import getitem, take
 from aiograd.ops.op import Op, define, implements
@@ -36,9 +37,11 @@ def _cat(*arrays: Array, axis: int = 0) -> Array:
 
 def _cat_vjp(g: Array, arrays_shape: tuple[Shape, ...], axis: int) -> tuple[Array, ...]:
     pieces, start, ndim = [], 0, len(g.shape)
+    plain = type(g) is np.ndarray
     for shape in arrays_shape:
         end = start + shape[axis]
-        pieces.append(getitem(g, index=_along(axis, ndim, slice(start, end))))
+        index = _along(axis, ndim, slice(start, end))
+        pieces.append(g[index] if plain else getitem(g, index=index))
         start = end
     return tuple(pieces)
 
@@ -91,10 +94,10 @@ def _unbind_vjp(g: tuple[Array | None, ...], axis: int) -> Array:
     return stack(*(zeros_like(some) if piece is None else piece for piece in g), axis=axis)
 
 
-cat: Op = define("cat", _cat, arrays=_cat_vjp, complex="explicit", cost=0.3)
-stack: Op = define("stack", _stack, arrays=_stack_vjp, complex="explicit", cost=0.3)
+cat: Op = define("cat", _cat, arrays=_cat_vjp, complex="explicit", cost=0.1)
+stack: Op = define("stack", _stack, arrays=_stack_vjp, complex="explicit", cost=0.1)
 split = define("split", _split, x=_split_vjp, outputs=None, view=True, complex="explicit", cost=0.5)
-unbind: Op = define("unbind", _unbind, x=_unbind_vjp, outputs=None, view=True, complex="explicit", cost=0.5)
+unbind: Op = define("unbind", _unbind, x=_unbind_vjp, outputs=None, view=True, complex="explicit", cost=1.5)
 
 
 def concat(arrays: Sequence[Array], /, *, axis: int | None = 0) -> Array:
@@ -187,7 +190,7 @@ def pad(x: Array, pad_width: Any, /, *, mode: str = "constant", value: float = 0
     if mode == "constant":
         return constant_pad(x, pad_width=widths, value=value)
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
-        raise ValueError(f"pad: mode is {mode!r}, expected 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'")
+        raise ArgumentError(f"pad: mode is {mode!r}, expected 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'")
     for axis, width in enumerate(widths):
         if width != (0, 0):
             x = take(x, np.pad(np.arange(x.shape[axis]), width, mode=mode), axis=axis)  # type: ignore[call-overload]
@@ -251,7 +254,7 @@ def split_at(x: Array, sections: Any, axis: int = 0, *, even: bool = True) -> tu
         return split(x, cuts=tuple(int(i) for i in sections), axis=axis)  # type: ignore[no-any-return]
     parts = int(sections)
     if parts <= 0 or (even and length % parts):
-        raise ValueError(f"split: an axis of length {length} does not divide into {parts} equal parts")
+        raise ArgumentError(f"split: an axis of length {length} does not divide into {parts} equal parts")
     size, longer = divmod(length, parts)
     cuts = tuple(i * size + min(i, longer) for i in range(1, parts))
     return split(x, cuts=cuts, axis=axis)  # type: ignore[no-any-return]
@@ -307,7 +310,7 @@ def np_pad(array: Array, pad_width: Any, mode: str = "constant", **kwargs: Any) 
     value = kwargs.pop("constant_values", 0.0)
     refuse("pad", **kwargs)
     if np.ndim(value):
-        raise ValueError(f"np.pad on a Tensor takes one number as constant_values, found {value!r}")
+        raise ArgumentError(f"np.pad on a Tensor takes one number as constant_values, found {value!r}")
     return pad(array, pad_width, mode=mode, value=value)
 
 
@@ -315,7 +318,7 @@ def np_pad(array: Array, pad_width: Any, mode: str = "constant", **kwargs: Any) 
 def np_meshgrid(*xi: Array, copy: bool = True, sparse: bool = False, indexing: str = "xy") -> tuple[Array, ...]:
     """numpy's ``meshgrid``."""
     if indexing not in ("xy", "ij"):
-        raise ValueError(f"meshgrid: indexing is {indexing!r}, expected 'xy' or 'ij'")
+        raise ArgumentError(f"meshgrid: indexing is {indexing!r}, expected 'xy' or 'ij'")
     ndim = len(xi)
     position = list(range(ndim))
     if indexing == "xy" and ndim > 1:
@@ -332,7 +335,7 @@ def np_meshgrid(*xi: Array, copy: bool = True, sparse: bool = False, indexing: s
 def np_diff(a: Array, n: int = 1, axis: int = -1, prepend: Any = None, append: Any = None) -> Array:
     """numpy's ``diff``: differences of neighbours, `n` times over."""
     if n < 0:
-        raise ValueError(f"diff: n is {n}, expected 0 or more")
+        raise ArgumentError(f"diff: n is {n}, expected 0 or more")
     ends = [None if end is np._NoValue else end for end in (prepend, append)]
     if any(end is not None for end in ends):
         thin = list(a.shape)

@@ -13,16 +13,16 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ShapeError
+from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops.creation import refuse
 from aiograd.ops.elementwise import conj, mul
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
-from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, reshape, unsqueeze
+from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, reshape, reshaped, swapped, unsqueeze
 from aiograd.types import Array, Shape
 
 #: multiply-adds per nanosecond that a GEMM may be expected to reach on one core
-GEMM_RATE = 20.0
+GEMM_RATE = 30.0
 
 
 def _matmul(x1: Array, x2: Array, /) -> Array:
@@ -41,10 +41,12 @@ def _matmul(x1: Array, x2: Array, /) -> Array:
 
 
 def _rows(x: Array) -> Array:
-    return reshape(x, shape=(math.prod(x.shape[:-1]), x.shape[-1]))
+    return reshaped(x, (math.prod(x.shape[:-1]), x.shape[-1]))
 
 
 def _matmul_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
+    if x2.ndim == len(x1_shape) == 2:
+        return np.matmul(g, x2.T)
     if len(x1_shape) == 1:
         if x2.ndim == 1:
             return g * x2
@@ -53,13 +55,15 @@ def _matmul_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
     if x2.ndim == 1:
         return unsqueeze(g, axis=-1) * x2
     if x2.ndim == 2:
-        return matmul(g, x2.T) if g.ndim > 2 else np.matmul(g, x2.T)
+        return matmul(g, x2.T)
     if len(x1_shape) == 2:  # one matrix for many: contract the leading axes in one product
-        return np.matmul(_rows(matrix_transpose(g)).T, _rows(matrix_transpose(x2)))
-    return np.matmul(g, matrix_transpose(x2))
+        return np.matmul(_rows(swapped(g)).T, _rows(swapped(x2)))
+    return np.matmul(g, swapped(x2))
 
 
 def _matmul_x2(g: Array, x1: Array, x2_shape: Shape) -> Array:
+    if x1.ndim == len(x2_shape) == 2:
+        return np.matmul(x1.T, g)
     if x1.ndim == 1:
         return g * x1 if len(x2_shape) == 1 else unsqueeze(x1, axis=-1) * unsqueeze(g, axis=-2)
     if len(x2_shape) == 1:
@@ -69,7 +73,7 @@ def _matmul_x2(g: Array, x1: Array, x2_shape: Shape) -> Array:
         return np.matmul(x1.T, g)
     if len(x2_shape) == 2:
         return np.matmul(_rows(x1).T, _rows(g))
-    return np.matmul(matrix_transpose(x1), g)
+    return np.matmul(swapped(x1), g)
 
 
 def _matmul_cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
@@ -231,7 +235,7 @@ def np_multi_dot(arrays: Sequence[Array], *, out: Any = None) -> Array:
     """numpy's ``linalg.multi_dot``, from left to right or from right to left, whichever takes fewer operations."""
     refuse("linalg.multi_dot", out=out)
     if len(arrays) < 2:
-        raise ValueError(f"multi_dot takes at least two arrays, found {len(arrays)}")
+        raise ArgumentError(f"multi_dot takes at least two arrays, found {len(arrays)}")
     first = 1 if len(arrays[0].shape) == 1 else arrays[0].shape[0]
     last = arrays[-1].shape[-1] if len(arrays[-1].shape) > 1 else 1
     sizes = [first, *(a.shape[0] for a in arrays[1:]), last]

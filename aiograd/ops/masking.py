@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array
 
@@ -78,7 +79,7 @@ def np_where(condition: Array, x: Any = None, y: Any = None, /) -> Any:
     if x is None and y is None:
         return np.nonzero(condition)
     if x is None or y is None:
-        raise ValueError("np.where takes the condition alone, or the condition and both choices; found one choice")
+        raise ArgumentError("np.where takes the condition alone, or the condition and both choices; found one choice")
     return where(condition, x, y)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.creation import astype
 from aiograd.ops.decomposition import svdvals
 from aiograd.ops.elementwise import abs_
@@ -68,7 +69,7 @@ def _direction(x: Array) -> Array:
     return x / where(size == 0, 1, size)
 
 
-vector_norm_row = define("vector_norm", _vector_norm, x=_vector_norm_vjp, complex="explicit", cost=2.0)
+vector_norm_row = define("vector_norm", _vector_norm, x=_vector_norm_vjp, complex="explicit", cost=1.0)
 
 
 def vector_norm(x: Array, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Array:
@@ -94,7 +95,7 @@ def matrix_norm(x: Array, /, *, keepdims: bool = False, ord: Any = "fro") -> Arr
         sums = sum_(abs_(x), axis=-2 if abs(ord) == 1 else -1)
         result = (max_ if ord > 0 else min_)(sums, axis=-1)
     else:
-        raise ValueError(f"matrix_norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
+        raise ArgumentError(f"matrix_norm: ord is {ord!r}, expected 'fro', 'nuc', 1, -1, 2, -2, inf or -inf")
     return reshape(result, shape=(*result.shape, 1, 1)) if keepdims else result
 
 
@@ -106,7 +107,7 @@ def norm(x: Array, ord: Any = None, axis: Any = None, keepdims: bool = False) ->
         return vector_norm_row(x, axis=axis, keepdims=keepdims, ord=2 if ord is None else ord)
     axes = tuple(range(ndim)) if axis is None else axis
     if len(axes) != 2:
-        raise ValueError(f"norm: with ord={ord!r} one or two axes are needed, found {len(axes)}")
+        raise ArgumentError(f"norm: with ord={ord!r} one or two axes are needed, found {len(axes)}")
     result = matrix_norm(moveaxis(x, axes, (-2, -1)), ord=ord)
     if not keepdims:
         return result

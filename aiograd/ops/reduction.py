@@ -19,7 +19,7 @@ import numpy as np
 from aiograd.ops.creation import astype, refuse
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.shape import expand, reshape
+from aiograd.ops.shape import expand, reshaped
 from aiograd.types import Array, Shape
 
 Axis = int | tuple[int, ...] | None
@@ -59,7 +59,7 @@ def restore(reduced: Array, shape: Shape, axis: Axis, keepdims: bool) -> Array:
     """`reduced` with the reduced axes put back as axes of length 1, so that it broadcasts to `shape`."""
     if keepdims or axis is None or reduced.ndim == len(shape):
         return reduced
-    return reshape(reduced, shape=kept_shape(shape, axis))
+    return reshaped(reduced, kept_shape(shape, axis))
 
 
 def spread(g: Array, shape: Shape, axis: Axis, keepdims: bool) -> Array:
@@ -73,10 +73,12 @@ def spread(g: Array, shape: Shape, axis: Axis, keepdims: bool) -> Array:
     Returns:
         A read-only view of `shape`; no elements are copied.
     """
-    if type(g) is np.ndarray and g.size == 1:
+    kind = type(g)
+    if g.size == 1 and (kind is np.ndarray or issubclass(kind, np.generic)):
         # a single element with no strides is five times as fast as broadcast_to
         view = np.ndarray(shape, g.dtype, g, 0, (0,) * len(shape))
-        view.setflags(write=False)
+        if kind is np.ndarray:
+            view.setflags(write=False)
         return view
     return expand(restore(g, shape, axis, keepdims), shape=shape)
 
@@ -155,19 +157,19 @@ def _logsumexp_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -
     return restore(g, x.shape, axis, keepdims) * np.exp(x - restore(finite, x.shape, axis, keepdims))
 
 
-sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), complex="explicit", cost=0.3)
+sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), complex="explicit", cost=0.15)
 mean: Op = define(
     "mean",
     _mean,
     x=lambda g, x_shape, axis, keepdims: spread(g / count(x_shape, axis), x_shape, axis, keepdims),
     complex="explicit",
-    cost=0.3,
+    cost=0.15,
 )
-var = define("var", _var, x=_var_vjp, cost=2.0)
-std = define("std", _std, x=_std_vjp, cost=2.0)
+var = define("var", _var, x=_var_vjp, cost=1.0)
+std = define("std", _std, x=_std_vjp, cost=1.0)
 max_ = define("max", _max, x=_extreme_vjp, cost=2.0)
 min_ = define("min", _min, x=_extreme_vjp, cost=2.0)
-logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=3.0)
+logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=1.5)
 
 
 def _all(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:

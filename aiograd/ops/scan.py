@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.creation import astype, ones_like, refuse, zeros_like
 from aiograd.ops.joining import cat
 from aiograd.ops.op import Op, define, implements
@@ -121,9 +122,9 @@ def _linear_scan_vjp(g: Array, factor: Array, out: Array, axis: int, reverse: bo
 
 
 cumsum: Op = define("cumsum", _cumsum, x=lambda g, axis, reverse: cumsum(g, axis=axis, reverse=not reverse), complex="explicit", cost=2.0)
-cumprod: Op = define("cumprod", _cumprod, x=_cumprod_vjp, complex="holomorphic", cost=20.0)
+cumprod: Op = define("cumprod", _cumprod, x=_cumprod_vjp, complex="holomorphic", cost=6.0)
 shift: Op = define("shift", _shift, x=lambda g, axis, by: shift(g, axis=axis, by=-by), complex="explicit", cost=0.6)
-linear_scan: Op = define("linear_scan", _linear_scan, joint={("x", "factor"): _linear_scan_vjp}, complex="holomorphic", cost=20.0)
+linear_scan: Op = define("linear_scan", _linear_scan, joint={("x", "factor"): _linear_scan_vjp}, complex="holomorphic", cost=6.0)
 
 
 # Products over axes.
@@ -165,7 +166,7 @@ def _prod_vjp(g: Array, x: Array, axis: Axis, keepdims: bool) -> Array:
 
 
 prod_others: Op = define("prod_others", _prod_others, x=_prod_others_vjp, complex="holomorphic", cost=20.0)
-prod = define("prod", _prod, x=_prod_vjp, complex="holomorphic", cost=4.0)
+prod = define("prod", _prod, x=_prod_vjp, complex="holomorphic", cost=10.0)
 
 
 # numpy's functions, with numpy's arguments
@@ -205,7 +206,7 @@ def cumulative(x: Array, row: Op, axis: int | None, dtype: Any, include_initial:
     """The Array API's cumulative functions: `row` along `axis`, with its neutral element in front when `include_initial`."""
     if axis is None:
         if len(x.shape) != 1:
-            raise ValueError(f"{row.name}: axis may be left out for one-dimensional arrays only, found shape {x.shape}")
+            raise ArgumentError(f"{row.name}: axis may be left out for one-dimensional arrays only, found shape {x.shape}")
         axis = 0
     if dtype is not None:
         x = astype(x, dtype=dtype)

@@ -2,6 +2,10 @@
 
 All are linear with real coefficients, so their rules hold for complex gradients as they are.
 
+Note [Plain arrays first]
+    Dispatching a row costs 0.3 µs and more, numpy's own functions for these things 0.5 to 2 µs, an ndarray's method 0.1 µs. Rules run on
+    ndarrays far more often than on anything else, so `reshaped` and `swapped`, which the rules use, ask for that first.
+
 Rejected: one row for all permutations. `transpose`, which swaps two axes, is its own inverse, and a rule that need not invert a
 permutation is the faster one for the matrices that meet it most.
 """
@@ -12,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.elementwise import identity
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array, Shape
@@ -34,7 +39,7 @@ def _permute(x: Array, /, axes: tuple[int, ...] | None = None) -> Array:
 
 def _permute_vjp(g: Array, axes: tuple[int, ...] | None) -> Array:
     if axes is None:
-        return permute(g, axes=None)
+        return g.T if type(g) is np.ndarray else permute(g, axes=None)
     inverse = [0] * len(axes)
     for i, a in enumerate(axes):
         inverse[a] = i
@@ -48,7 +53,17 @@ def _transpose(x: Array, /, axis0: int = -2, axis1: int = -1) -> Array:
 
 def _expand(x: Array, /, shape: Shape) -> Array:
     """`x` broadcast to `shape`, a read-only view."""
-    return np.broadcast_to(x, shape)
+    new = len(shape) - x.ndim
+    if type(x) is not np.ndarray or not x.flags.c_contiguous or not x.size or new < 0:
+        return np.broadcast_to(x, shape)
+    strides = [0] * new
+    for n, length, stride in zip(shape[new:], x.shape, x.strides, strict=True):
+        if n != length and length != 1:
+            return np.broadcast_to(x, shape)  # raises
+        strides.append(stride if n == length else 0)
+    view = np.ndarray(shape, x.dtype, x, 0, strides)  # twice as fast as broadcast_to
+    view.setflags(write=False)
+    return view
 
 
 def _squeeze(x: Array, /, axis: int | tuple[int, ...] | None = None) -> Array:
@@ -58,6 +73,9 @@ def _squeeze(x: Array, /, axis: int | tuple[int, ...] | None = None) -> Array:
 
 def _unsqueeze(x: Array, /, axis: int | tuple[int, ...] = 0) -> Array:
     """`x` with new axes of length 1 at these positions of the result."""
+    if type(axis) is int and -x.ndim - 1 <= axis <= x.ndim:
+        place = axis if axis >= 0 else axis + x.ndim + 1
+        return x.reshape((*x.shape[:place], 1, *x.shape[place:]))
     return np.expand_dims(x, axis)
 
 
@@ -105,15 +123,25 @@ def _diagonal_adjoint(x: Array, /, shape: Shape, offset: int = 0, axis1: int = -
     return out
 
 
-reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshape(g, shape=x_shape), view=True, complex="explicit", cost=0.1)
+def reshaped(x: Array, shape: Shape) -> Array:
+    """`reshape`, by the shortest way; see Note [Plain arrays first]."""
+    return x.reshape(shape) if type(x) is np.ndarray else reshape(x, shape=shape)
+
+
+def swapped(x: Array, axis0: int = -2, axis1: int = -1) -> Array:
+    """`transpose`, by the shortest way."""
+    return x.swapaxes(axis0, axis1) if type(x) is np.ndarray else transpose(x, axis0=axis0, axis1=axis1)
+
+
+reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
 permute: Op = define("permute", _permute, x=_permute_vjp, view=True, complex="explicit", cost=0.1)
 transpose: Op = define(
-    "transpose", _transpose, x=lambda g, axis0, axis1: transpose(g, axis0=axis0, axis1=axis1), view=True, complex="explicit", cost=0.1
+    "transpose", _transpose, x=lambda g, axis0, axis1: swapped(g, axis0, axis1), view=True, complex="explicit", cost=0.1
 )
 # the engine sums the gradient down to the shape of the argument, as for every broadcast
 expand = define("expand", _expand, x=identity, view=True, complex="explicit", cost=0.3)
-squeeze = define("squeeze", _squeeze, x=lambda g, x_shape: reshape(g, shape=x_shape), view=True, complex="explicit", cost=0.1)
-unsqueeze = define("unsqueeze", _unsqueeze, x=lambda g, x_shape: reshape(g, shape=x_shape), view=True, complex="explicit", cost=0.1)
+squeeze = define("squeeze", _squeeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
+unsqueeze = define("unsqueeze", _unsqueeze, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)
 flip: Op = define("flip", _flip, x=lambda g, axis: flip(g, axis=axis), view=True, complex="explicit", cost=0.1, numpy=(np.flip,))
 roll: Op = define("roll", _roll, x=_roll_vjp, complex="explicit", cost=0.6)
 tril: Op = define("tril", _tril, x=lambda g, k: tril(g, k=k), complex="explicit", cost=1.5)
@@ -158,7 +186,7 @@ def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[i
 def np_reshape(a: Array, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: Any = None) -> Array:
     """numpy's ``reshape``, in row-major order."""
     if order != "C":
-        raise ValueError(f"np.reshape on a Tensor takes order='C', found {order!r}; transpose first")
+        raise ArgumentError(f"np.reshape on a Tensor takes order='C', found {order!r}; transpose first")
     shape = newshape if shape is None else shape
     return reshape(a, shape=tuple(shape) if np.iterable(shape) else (shape,))
 
@@ -167,7 +195,7 @@ def np_reshape(a: Array, /, shape: Any = None, order: str = "C", *, newshape: An
 def np_ravel(a: Array, order: str = "C") -> Array:
     """numpy's ``ravel``, in row-major order."""
     if order != "C":
-        raise ValueError(f"np.ravel on a Tensor takes order='C', found {order!r}; transpose first")
+        raise ArgumentError(f"np.ravel on a Tensor takes order='C', found {order!r}; transpose first")
     return reshape(a, shape=(-1,))
 
 
@@ -277,7 +305,7 @@ def np_diag(v: Array, k: int = 0) -> Array:
     if len(v.shape) == 2:
         return diagonal(v, offset=k)
     if len(v.shape) != 1:
-        raise ValueError(f"np.diag takes a vector or a matrix, found shape {v.shape}")
+        raise ArgumentError(f"np.diag takes a vector or a matrix, found shape {v.shape}")
     size = v.shape[0] + abs(k)
     return diagonal_adjoint(v, shape=(size, size), offset=k)
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.creation import refuse
 from aiograd.ops.indexing import gather_adjoint, getitem
 from aiograd.ops.op import Op, define, implements
@@ -60,7 +61,7 @@ def _topk(x: Array, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
     """
     length = x.shape[axis]
     if not 0 <= k <= length:
-        raise ValueError(f"topk: k is {k}, expected 0 to {length}, the length of axis {axis}")
+        raise ArgumentError(f"topk: k is {k}, expected 0 to {length}, the length of axis {axis}")
     order = np.moveaxis(x, axis, -1)
     if 0 < k < length:
         part = np.argpartition(order, length - k if largest else k - 1, -1)
@@ -77,9 +78,9 @@ def _topk_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array], x_
     return None if g[0] is None else gather_adjoint(g[0], out[1], shape=x_shape, axis=axis)
 
 
-sort = define("sort", _sort, x=_sort_vjp, cost=20.0)
+sort = define("sort", _sort, x=_sort_vjp, cost=40.0)
 argsort: Op = define("argsort", _argsort)
-topk = define("topk", _topk, x=_topk_vjp, outputs=2, differentiable_outputs=(0,), cost=5.0)
+topk = define("topk", _topk, x=_topk_vjp, outputs=2, differentiable_outputs=(0,), cost=1.0)
 
 
 def median(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any
 
 import numpy as np
 
@@ -31,19 +29,20 @@ erf = define("erf", _erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI
 erfc = define("erfc", _erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
 
 
-@functools.cache
-def _sigmoid_constants(dtype: np.dtype[Any]) -> tuple[Array, Array]:
-    limit = math.floor(math.log(float(np.finfo(dtype).max)))
-    return np.array(limit, dtype), np.array(1, dtype)
+#: per dtype: the largest argument of exp that does not overflow, and 1
+_SIGMOID = {
+    np.dtype(dtype): (np.array(math.floor(math.log(float(np.finfo(dtype).max))), dtype), np.array(1, dtype))
+    for dtype in (np.float16, np.float32, np.float64)
+}
 
 
 def _sigmoid(x: Array, /) -> Array:
     """The logistic function ``1 / (1 + exp(-x))``, accurate in both tails.
 
     Args:
-        x: real floating, any shape.
+        x: float16, float32 or float64, any shape.
     """
-    limit, one = _sigmoid_constants(x.dtype)
+    limit, one = _SIGMOID[x.dtype]
     if x.ndim == 0:
         return np.reciprocal(np.exp(np.minimum(-x, limit)) + one)
     out = np.negative(x)
@@ -69,8 +68,8 @@ def _softplus(x: Array, /, beta: float = 1.0) -> Array:
 
 
 sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), cost=1.5)
-log_sigmoid = define("log_sigmoid", _log_sigmoid, x=lambda g, x: g * sigmoid(-x), cost=4.0)
-softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=4.0)
+log_sigmoid = define("log_sigmoid", _log_sigmoid, x=lambda g, x: g * sigmoid(-x), cost=2.5)
+softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=2.5)
 
 
 def _share(x: Array, out: Array) -> Array:
@@ -86,7 +85,7 @@ logaddexp2 = define(
     np.logaddexp2,
     x1=lambda g, x1, out: g * _share(x1 * LN2, out * LN2),
     x2=lambda g, x2, out: g * _share(x2 * LN2, out * LN2),
-    cost=5.0,
+    cost=8.0,
 )
 
 
@@ -133,7 +132,7 @@ def _sinc(x: Array, /, order: int = 0) -> Array:
     return np.asarray(np.where(near, series, value) * math.pi**order, dtype=x.dtype)
 
 
-sinc: Op = define("sinc", _sinc, x=lambda g, x, order: g * sinc(x, order=order + 1), cost=100.0)
+sinc: Op = define("sinc", _sinc, x=lambda g, x, order: g * sinc(x, order=order + 1), cost=200.0)
 
 
 @implements(np.sinc)

@@ -22,6 +22,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
+from aiograd.modes import ModeScope
 from aiograd.types import Array, Shape
 
 
@@ -43,12 +44,33 @@ class View:
 
     __slots__ = ("parent", "op", "args", "kwargs", "version")
 
+    #: which output of `op` it is, None where there is one only
+    output: int | None = None
+    #: it keeps its place in the graph whatever happens to the parent
+    is_frozen: bool = False
+    #: why it cannot be modified in place while a graph is recorded, None where it can
+    obstacle: str | None = None
+
     def __init__(self, parent: TensorCore, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], version: int) -> None:
         self.parent = parent
         self.op = op
         self.args = args
         self.kwargs = kwargs
         self.version = version
+
+
+class SpecialView(View):
+    """A view that is one of several, that was taken without recording, or that a custom Function returned."""
+
+    __slots__ = ("output", "is_frozen", "obstacle")
+
+    def __init__(
+        self, parent: TensorCore, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], version: int, *, output: int | None, is_frozen: bool, obstacle: str | None
+    ) -> None:
+        super().__init__(parent, op, args, kwargs, version)
+        self.output = output
+        self.is_frozen = is_frozen
+        self.obstacle = obstacle
 
 
 class TensorCore:
@@ -92,6 +114,8 @@ class TensorCore:
     @property
     def requires_grad(self) -> bool:
         """Whether operations on this tensor record a graph. Settable on leaves."""
+        if self._x is not None:
+            refresh(self)
         return self._node is not None
 
     @requires_grad.setter
@@ -101,6 +125,8 @@ class TensorCore:
     @property
     def is_leaf(self) -> bool:
         """Whether no recorded operation made this tensor."""
+        if self._x is not None:
+            refresh(self)
         return self._node is None or self._node.is_leaf
 
     @property
@@ -119,10 +145,7 @@ class TensorCore:
         """The accumulated gradient: a Tensor, or None. Settable."""
         node = self._node
         if node is not None and node.is_leaf:
-            grad = node.grad  # type: ignore[attr-defined]
-            if grad is not None and not isinstance(grad, TensorCore):
-                grad = node.grad = make(grad)  # type: ignore[attr-defined]
-            return grad
+            return node.seen_grad()  # type: ignore[attr-defined]
         return None if self._x is None else self._x.grad
 
     @grad.setter
@@ -234,7 +257,9 @@ class TensorCore:
         """Take this tensor out of the graph, in place."""
         if self._x is not None and self._x.view is not None:
             raise InPlaceError("can't detach views in-place: use detach() instead")
-        self._node = None
+        if self._node is not None and self._node.is_leaf:
+            return self.requires_grad_(False)
+        move_to(self, None, 0)
         return self
 
     def numpy(self) -> np.ndarray[Any, Any]:
@@ -306,16 +331,23 @@ class TensorCore:
     def __dlpack_device__(self) -> Any:
         return self._data.__dlpack_device__()
 
+    def __copy__(self) -> Self:
+        copied: Any = make(self._data, shared_with=self, cls=type(self))
+        if self.is_leaf:
+            copied.requires_grad_(self.requires_grad)
+        else:
+            copied._node, copied._nr = self._node, self._nr
+        return copied  # type: ignore[no-any-return]
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         if not self.is_leaf:
             raise GraphError("only leaf tensors support deepcopy: this one was made by an operation. Use detach() or clone().")
-        data = self._data.copy() if self.device == "cpu" else devices.device(self.device).from_host(host_array(self))  # type: ignore[union-attr]
-        copied: Any = make(data, cls=type(self))
+        copied: Any = make(np.copy(self._data), cls=type(self))
         memo[id(self)] = copied
         copied.requires_grad_(self.requires_grad)
         grad = self.grad
         if grad is not None:
-            copied.grad = make(host_array(grad).copy()) if grad.device == "cpu" else grad
+            copied.grad = make(np.copy(grad._data))
         return copied  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: Any) -> NoReturn:
@@ -334,7 +366,7 @@ class _Retainer:
         tensor = self._tensor()
         if tensor is not None:
             extra = extra_of(tensor)
-            extra.grad = grad if extra.grad is None else extra.grad + grad
+            extra.grad = grad.clone() if extra.grad is None else extra.grad + grad  # others hold the array that arrived
 
 
 #: the final class of Tensors, bound when it is defined
@@ -383,18 +415,44 @@ def extra_of(tensor: TensorCore) -> TensorExtra:
 
 
 def refresh(tensor: TensorCore) -> None:
-    """Give a view its node again after its data was modified through another tensor."""
+    """Give a view its place in the graph again after its data was modified through another tensor."""
     extra = tensor._x
     if extra is None or (view := extra.view) is None or tensor._vc is None or view.version == tensor._vc[0]:
         return
-    parent = view.parent
-    refresh(parent)
-    view.version = tensor._vc[0]
+    counter = tensor._vc[0]
+    stale: list[tuple[TensorCore, View]] = []
+    current = tensor
+    while current._x is not None and (view_of := current._x.view) is not None and view_of.version != counter:
+        view_of.version = counter
+        if view_of.is_frozen or (current._node is not None and current._node.is_leaf):
+            break
+        stale.append((current, view_of))
+        current = view_of.parent
+    with ModeScope(grad=True):
+        for current, view_of in reversed(stale):
+            retake(current, view_of, view_of.parent)
+
+
+def retake(tensor: TensorCore, view: View, parent: TensorCore) -> None:
+    """Give `tensor` the place in the graph of the same view of `parent`."""
     if parent._node is None:
-        tensor._node = None
+        move_to(tensor, None, 0)
         return
     again = view.op(parent, *view.args, **view.kwargs)
-    tensor._node, tensor._nr = again._node, again._nr
+    if view.output is not None:
+        again = again[view.output]
+    move_to(tensor, again._node, again._nr)
+
+
+def move_to(tensor: TensorCore, node: Node | None, nr: int) -> None:
+    """Give a tensor another place in the graph; a retained gradient is from now on the one that arrives there."""
+    extra = tensor._x
+    if extra is not None and extra.retains is not None:
+        extra.retains.extra.retain_hooks.pop(tensor._nr, None)
+        extra.retains = node
+        if node is not None:
+            node.extra.retain_hooks[nr] = _Retainer(tensor)
+    tensor._node, tensor._nr = node, nr
 
 
 def host_array(tensor: TensorCore) -> np.ndarray[Any, Any]:

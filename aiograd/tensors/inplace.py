@@ -2,13 +2,17 @@
 
 Note [In place is out of place plus a write]
     With a graph to record, ``x += y`` records the out-of-place row, writes its result into the memory of ``x`` and gives ``x`` the node of
-    the result. Nothing that was saved is overwritten unnoticed: the version counter, shared by all views, tells.
-    Without a graph the value is written directly.
+    the result. Nothing that was saved is overwritten unnoticed: the version counter, shared by all views, tells. The row sees a stand-in
+    for ``x``, an object of its own; should it save that, it saves a copy of the old values, so ``x *= y`` can be differentiated and the
+    node of ``x`` never refers to ``x``. Without a graph the value is written directly.
 
 Note [Modifying a view]
-    When the modified tensor is a view, the tensor it was taken from changes too. Its new node is a ``setitem`` of the new value into the old
-    base, through a flat index that the view's own operation computes; the view, and each sibling when it is used next, gets the node of
-    the same view taken of the new base.
+    When the modified tensor is a view, the tensor it was taken from changes too. Its new node is a ``setitem`` of the new value at the
+    place that the view shows; the view, and each sibling when it is used next, gets the node of the same view taken of the new base.
+
+Note [Nothing half done]
+    Everything that can be refused is refused before a value is written, and the graph changes after it was: an error leaves values,
+    versions and graph as they were.
 
 Source: the rules of PyTorch's ``VariableTypeUtils.h`` (check_inplace) and CopySlices.
 """
@@ -20,21 +24,100 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import InPlaceError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ShapeError
+from aiograd.graph.node import Node
 from aiograd.modes import current_mode
-from aiograd.tensors.core import TensorCore, View, counter_of, refresh
-from aiograd.tensors.record import constant
+from aiograd.ops import ROWS
+from aiograd.tensors.core import TensorCore, View, counter_of, make, move_to, refresh, retake
+from aiograd.tensors.record import attach, constant
 
-#: ``setitem(x, value, index)`` and ``reshape(x, shape)``, bound by the module that has the rows
-SetItem = Callable[[Any, Any, Any], Any]
+_SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
+
+#: rows whose views show every element of the parent in its order
+_SAME_ORDER = frozenset(("reshape", "squeeze", "unsqueeze"))
+
+
+def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """The augmented assignment of a binary row.
+
+    Args:
+        row: its name.
+        function: the recorded operation, out of place.
+    """
+    op = ROWS[row]
+    what = f"in-place {row}"
+
+    def modify(self: Any, other: Any) -> Any:
+        check_in_place(self, what)
+        is_tensor = isinstance(other, TensorCore)
+        if not _records(self, other if is_tensor else None) and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
+            if not is_tensor and not isinstance(other, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
+                return NotImplemented
+            before_write(self)
+            try:
+                op.forward(self._data, other._data if is_tensor else other, out=self._data)
+            except (TypeError, OverflowError) as error:
+                raise ArgumentTypeError(f"{what}, a tensor of dtype {self.dtype}: {error}. The result must fit the tensor's dtype.") from None
+            except ValueError as error:
+                raise ShapeError(f"{what}, a tensor of shape {list(self.shape)}: {error}. The result must fit the tensor's shape.") from None
+            counter_of(self)[0] += 1
+            return self
+        refresh(self)
+        old = stand_in(self)
+        if current_mode().saved_hooks is not None:
+            old._data = np.copy(old._data)  # hooks may keep any part of what they are given
+        value = function(old, old if other is self else other)
+        if value is NotImplemented:
+            return value
+        node = value._node
+        if node is not None and node._saved.__class__ is tuple and any(saved is old for saved in node._saved):
+            old._data = np.copy(old._data)
+        _assign(self, value, what)
+        return self
+
+    return modify
+
+
+def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
+    """``tensor[index] = value``; `index` holds no Tensors.
+
+    Raises:
+        InPlaceError: see `check_in_place`. ShapeError, ArgumentTypeError, IndexRangeError: value or index do not fit.
+    """
+    check_in_place(tensor, what)
+    if not isinstance(value, TensorCore):
+        value = constant(value, tensor.dtype)
+    if value.device != tensor.device and (value.shape or value._node is not None):
+        value = value.to(tensor.device)  # type: ignore[attr-defined]
+    if value.dtype.kind == "c" and tensor.dtype.kind != "c":
+        raise ArgumentTypeError(f"{what}: complex values do not fit a tensor of dtype {tensor.dtype}. Take np.real() of them.")
+    records = _records(tensor, value)
+    if records:
+        refresh(tensor)
+        refresh(value)
+        check_view(tensor, what)
+    old = stand_in(tensor)
+    before_write(tensor)
+    try:
+        tensor._data[index] = value._data
+    except IndexError as error:
+        raise IndexRangeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
+    except (ValueError, TypeError) as error:
+        raise ShapeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
+    counter_of(tensor)[0] += 1
+    if records:
+        _move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": index}, tensor._data))
 
 
 def check_in_place(tensor: TensorCore, what: str) -> None:
-    """Raise where modifying the tensor in place would lose a gradient.
+    """Raise where modifying the tensor in place would lose a gradient or cannot be done.
 
     Raises:
-        InPlaceError: it is a leaf that requires grad, or a view of one, and operations are being recorded.
+        InPlaceError: it is a leaf that requires grad, or a view of one, and operations are being recorded; or its memory cannot be written to.
     """
+    data = tensor._data
+    if isinstance(data, np.ndarray) and not data.flags.writeable:
+        raise InPlaceError(f"{what}: the tensor's memory is read-only, because several of its elements share one place or its owner said so. Use clone() first.")
     if not current_mode().grad:
         return
     if tensor._node is not None and tensor._node.is_leaf:
@@ -44,76 +127,109 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
         raise InPlaceError(f"{what}: a view of a leaf Variable that requires grad is being used in an in-place operation. Use no_grad(), or clone it first.")
 
 
-def base_of(tensor: TensorCore) -> TensorCore:
-    """The tensor at the start of a chain of views."""
-    while tensor._x is not None and tensor._x.view is not None:
-        tensor = tensor._x.view.parent
-    return tensor
-
-
-def assign(tensor: TensorCore, value: Any, what: str, setitem: SetItem, reshape: Callable[[Any, Any], Any]) -> TensorCore:
-    """Give `tensor` the value (a Tensor, recorded or not) in place.
-
-    Args:
-        what: name of the operation for messages.
-        setitem, reshape: the rows.
+def check_view(tensor: TensorCore, what: str) -> None:
+    """Raise where the graph cannot follow a modification through this view.
 
     Raises:
-        InPlaceError: see `check_in_place`. ShapeError: the value does not broadcast to the tensor's shape.
+        InPlaceError
     """
-    check_in_place(tensor, what)
-    refresh(tensor)
-    if not isinstance(value, TensorCore):
-        value = constant(value, tensor.dtype)
-    if np.broadcast_shapes(value.shape, tensor.shape) != tensor.shape:
-        raise ShapeError(f"{what}: a value of shape {list(value.shape)} does not fit in place into shape {list(tensor.shape)}")
-    records = current_mode().grad and (value._node is not None or tensor._node is not None or base_of(tensor)._node is not None)
-    if not records:
-        write(tensor, value._data)
-        return tensor
-    _record_assignment(tensor, value, setitem, reshape)
-    write(tensor, value._data)
-    _stamp(tensor)
+    current = tensor
+    while (view := _view_of(current)) is not None:
+        if view.obstacle is not None:
+            raise InPlaceError(f"{what}: the tensor is a view that {view.obstacle}, so the graph cannot follow a modification of it. Use clone() first.")
+        current = view.parent
+
+
+def base_of(tensor: TensorCore) -> TensorCore:
+    """The tensor at the start of a chain of views."""
+    while (view := _view_of(tensor)) is not None:
+        tensor = view.parent
     return tensor
 
 
 def write(tensor: TensorCore, data: Any) -> None:
-    """Write values into the tensor's memory and count the modification."""
+    """Write values into the tensor's memory and count the modification; the graph is the caller's business."""
+    before_write(tensor)
     tensor._data[...] = data
     counter_of(tensor)[0] += 1
 
 
-def _record_assignment(tensor: TensorCore, value: TensorCore, setitem: SetItem, reshape: Callable[[Any, Any], Any]) -> None:
-    view = None if tensor._x is None else tensor._x.view
-    if view is None:
-        new = value if value.shape == tensor.shape and value.dtype == tensor.dtype else setitem(tensor.detach(), value, Ellipsis)
-        tensor._node, tensor._nr = new._node, new._nr
+def before_write(tensor: TensorCore) -> None:
+    """Let who keeps the old values copy them (see `allow_mutation_on_saved_tensors`)."""
+    mutation = current_mode().mutation
+    if mutation is not None:
+        mutation.before_write(tensor)
+
+
+def adopt(tensor: TensorCore, node: Node, nr: int) -> None:
+    """Make a tensor that was modified in place output `nr` of `node`, and its parents those of what contains that."""
+    _move_with_parents(tensor, node, nr)
+
+
+def stand_in(tensor: TensorCore) -> Any:
+    """Another Tensor with the same data and the same place in the graph, and with a version counter of its own."""
+    other = make(tensor._data)
+    other._node, other._nr = tensor._node, tensor._nr
+    return other
+
+
+# -------------------------------------------------------------------- steps
+
+
+def _view_of(tensor: TensorCore) -> View | None:
+    return None if tensor._x is None else tensor._x.view
+
+
+def _records(tensor: TensorCore, value: TensorCore | None) -> bool:
+    """Whether the modification has to be recorded."""
+    return current_mode().grad and (tensor._node is not None or (value is not None and value._node is not None) or base_of(tensor)._node is not None)
+
+
+def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
+    """Write the result of a row into the tensor and take over its place in the graph."""
+    shape, dtype = tensor.shape, tensor.dtype
+    if value.shape != shape and np.broadcast_shapes(value.shape, shape) != shape:
+        raise ShapeError(f"{what}: a result of shape {list(value.shape)} does not fit in place into shape {list(shape)}. Use the out-of-place operation.")
+    if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
+        raise ArgumentTypeError(f"{what}: a result of dtype {value.dtype} does not fit in place into dtype {dtype}. Use the out-of-place operation.")
+    records = _records(tensor, value)
+    if records:
+        check_view(tensor, what)
+    old = stand_in(tensor)
+    write(tensor, value._data)
+    if not records:
+        return
+    if value._node is None or value.shape != shape or value.dtype != dtype:
+        _move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": ...}, tensor._data))
     else:
-        parent = view.parent
-        refresh(parent)
-        index = view.op(np.arange(parent.size).reshape(parent.shape), *view.args, **view.kwargs)
-        flat = setitem(reshape(parent, (-1,)), value, index)
-        _record_assignment(parent, reshape(flat, parent.shape), setitem, reshape)
-        again = view.op(_shadow(parent), *view.args, **view.kwargs)
-        tensor._node, tensor._nr = again._node, again._nr
-    if tensor._x is not None and tensor._x.retains is not None:
-        tensor._x.retains.extra.retain_hooks.pop(tensor._nr, None)
-        tensor._x.retains = None
-        tensor.retain_grad()
+        _move_with_parents(tensor, value._node, value._nr)
 
 
-def _shadow(tensor: TensorCore) -> TensorCore:
-    """The tensor without its place in a chain of views, for recording only."""
-    shadow: Any = tensor.detach()
-    shadow._vc = None
-    shadow._node, shadow._nr = tensor._node, tensor._nr
-    return shadow  # type: ignore[no-any-return]
-
-
-def _stamp(tensor: TensorCore) -> None:
-    """Every view in the chain has its new node already."""
+def _move_with_parents(tensor: TensorCore, node: Node | None, nr: int) -> None:
+    """Give a modified tensor its new place in the graph; see Note [Modifying a view]."""
+    chain: list[tuple[TensorCore, View]] = []
+    current = tensor
+    while (view := _view_of(current)) is not None:
+        part = make(current._data)
+        part._node, part._nr = node, nr
+        chain.append((current, view))
+        node, nr = _in_parent(part, view)
+        current = view.parent
+    move_to(current, node, nr)
     counter = counter_of(tensor)[0]
-    while tensor._x is not None and tensor._x.view is not None:
-        view: View = tensor._x.view
+    for current, view in reversed(chain):
         view.version = counter
-        tensor = view.parent
+        retake(current, view, stand_in(view.parent))
+
+
+def _in_parent(part: TensorCore, view: View) -> tuple[Node | None, int]:
+    """The place of a view's parent after the view has become `part`."""
+    parent = view.parent
+    if view.op.name in _SAME_ORDER:
+        return attach(_RESHAPE, [part], {"shape": parent.shape}, parent._data)
+    if view.op.name == "getitem":
+        index = view.args[0] if view.args else view.kwargs["index"]
+    else:
+        positions = view.op(np.arange(parent.size).reshape(parent.shape), *view.args, **view.kwargs)
+        index = np.unravel_index(positions if view.output is None else positions[view.output], parent.shape)
+    return attach(_SETITEM, [stand_in(parent), part], {"index": index}, parent._data)

@@ -67,7 +67,7 @@ class OpNode(Node):
             values: what was unpacked, in the saved layout; None: what is saved.
             create_graph: run the plain rules on Tensors.
         """
-        if values is None and not create_graph and all(need or node is None for need, node in zip(needs, self.next_nodes, strict=True)):
+        if self._runs_compiled(needs, values, create_graph):
             return self.apply(grads)
         row = self.row
         names = self._environment(values, create_graph)
@@ -89,6 +89,10 @@ class OpNode(Node):
             every = results.get(row.op.variadic, (None,) * len(needs))
             return [grad if need else None for grad, need in zip(every, needs, strict=True)]
         return [results.get(name) if need else None for name, need in zip(arrays, needs, strict=True)]
+
+    def _runs_compiled(self, needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> bool:
+        """Whether the compiled rules do what `compute` is asked for."""
+        return values is None and not create_graph and all(need or node is None for need, node in zip(needs, self.next_nodes, strict=True))
 
     def _output_gradient(self, grads: Sequence[Any]) -> Any:
         return grads[0]
@@ -257,7 +261,7 @@ class GeneralOpNode(OpNode):
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
         """See `OpNode.compute`."""
-        if not self.conjugates:
+        if not self.conjugates or self._runs_compiled(needs, values, create_graph):
             return super().compute(grads, needs, values, create_graph)
         conjugated = [None if grad is None else np.conj(grad) for grad in grads]
         return [None if grad is None else np.conj(grad) for grad in super().compute(conjugated, needs, values, create_graph)]

@@ -11,9 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from aiograd import devices
+from aiograd.engine.graph_task import unused_input
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
 from aiograd.engine.validate import device_of
-from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError, UnusedInputError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import InputMetadata, Node
 from aiograd.tensors.core import TensorCore, _Retainer, make, refresh
@@ -28,6 +30,7 @@ def backward(
     retain_graph: bool | None = None,
     create_graph: bool = False,
     inputs: Any = None,
+    below: int = 0,
 ) -> Coroutine[Any, Any, None]:
     """Accumulate the gradients of `tensors` into the leaves they were computed from.
 
@@ -36,6 +39,7 @@ def backward(
         grad_tensors: gradient of each, of its shape; may be None for tensors of one element.
         retain_graph: keep saved values for another pass; by default the value of `create_graph`.
         create_graph: record the pass itself, so that the gradients can be differentiated.
+        below: how many calls lie between the caller and this one, for warnings.
         inputs: accumulate only into these (leaves, or others, whose ``grad`` is then set); a sequence, or a mapping of names to them.
 
     Returns:
@@ -54,19 +58,28 @@ def backward(
         if not listed:
             raise ArgumentError("`inputs` argument to `backward()` cannot be empty.")
         wanted = [_input_edge("backward(inputs=...)", i, item) for i, item in enumerate(listed)]
-        keepers = [_Retainer(item) if isinstance(item, TensorCore) and not node.is_leaf else None for item, (node, _) in zip(listed, wanted, strict=True)]
+        kept: set[int] = set()
         for item, (node, _) in zip(listed, wanted, strict=True):
-            if not isinstance(item, TensorCore) and not node.is_leaf:
+            if node.is_leaf:
+                keepers.append(None)
+            elif isinstance(item, TensorCore):
+                keepers.append(_kept_already if item.retains_grad or id(item) in kept else _Retainer(item))
+                kept.add(id(item))
+            else:
                 raise ArgumentError("backward(inputs=...): a GradientEdge of a non-leaf has no tensor to accumulate into. Pass the tensor, or use grad().")
+    check_can_run("backward()")
     if create_graph:
         warnings.warn(
             "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory "
             "leak. Use aiograd.grad instead, or set .grad to None after use to break the cycle.",
             UserWarning,
-            stacklevel=2,
+            stacklevel=2 + below,
         )
-    check_can_run("backward()")
     return _backward(roots, seeds, wanted, keepers, create_graph if retain_graph is None else retain_graph, create_graph)
+
+
+def _kept_already(grad: Any) -> None:
+    """Takes the gradient of a tensor that keeps it by itself."""
 
 
 async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_graph: bool, create_graph: bool) -> None:
@@ -117,17 +130,14 @@ def grad(
 async def _grad(
     roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool
 ) -> tuple[Any, ...]:
-    task = new_graph_task(roots, seeds, inputs=wanted, keep_graph=keep_graph, create_graph=create_graph)
+    task = new_graph_task(roots, seeds, inputs=wanted, require_inputs=not allow_unused, keep_graph=keep_graph, create_graph=create_graph)
     del roots, seeds
     results = await current_engine().run(task)
     for i, result in enumerate(results):
         if result is not None:
             continue
         if not allow_unused:
-            raise UnusedInputError(
-                f"One of the differentiated Tensors, the input at index {i}, appears to not have been used in the graph. Set allow_unused=True if this is the "
-                "desired behavior."
-            )
+            raise unused_input(i)
         if materialize:
             if not isinstance(inputs[i], TensorCore):
                 raise ArgumentError("grad(): materialize_grads cannot be used when an unused input is a GradientEdge: its shape is not known")
@@ -159,7 +169,11 @@ def edge_of(what: str, i: int, item: Any) -> tuple[Node, int]:
             raise NoGraphError(f"{what}: element {i} of tensors does not require grad and does not have a grad_fn. Record it from tensors that require grad.")
         return item._node, item._nr
     if isinstance(item, GradientEdge):
-        return item.node, item.output_nr
+        node, nr = item
+        if not isinstance(node, Node) or not isinstance(nr, int) or not 0 <= nr < node.num_inputs:
+            found = f"{node.name}, which has {node.num_inputs} input(s)" if isinstance(node, Node) else type(node).__name__
+            raise ArgumentError(f"{what}: element {i} is a GradientEdge to input {nr!r} of {found}; expected one made by get_gradient_edge()")
+        return node, nr
     raise ArgumentTypeError(f"{what}: element {i} is a {type(item).__name__}; expected a Tensor or GradientEdge")
 
 
@@ -201,6 +215,9 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
         if metadata is None or int(np.prod(metadata.shape)) != 1 or metadata.dtype.kind != "f":
             raise ShapeError(f"{what}: grad can be implicitly created only for scalar outputs; GradientEdge {i} requires output gradients")
         seed = np.ones(metadata.shape, metadata.dtype)
+        device = devices.device(metadata.device)
+        if device is not None:
+            seed = device.from_host(seed)
         return make(seed) if create_graph else seed
     if not isinstance(gradient, TensorCore):
         if not isinstance(gradient, (np.ndarray, np.generic, float, int)):
@@ -208,7 +225,9 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
         gradient = make(np.array(gradient, dtype=None if metadata is None else metadata.dtype))
     if metadata is not None:
         _check_seed(what, i, gradient, metadata)
-    return gradient if create_graph else gradient._data
+    if not create_graph:
+        return gradient._data
+    return gradient.clone() if what == "backward()" else gradient  # what the caller gave is never stored as a .grad
 
 
 def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:

@@ -22,9 +22,9 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, _next_sequence
 from aiograd.graph.saved import Packed, PackedValue, SavedTensorHooks
-from aiograd.modes import Mode, current_mode
-from aiograd.ops.op import Op
-from aiograd.tensors.core import TENSOR_CLASS, TensorCore, TensorExtra, View, counter_of, make, refresh
+from aiograd.modes import Mode, ModeScope, current_mode
+from aiograd.ops.op import ROWS, Op
+from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, make, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
 from aiograd.tensors.rowcode import compile_binder
 
@@ -129,12 +129,15 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         result = op.forward(*arrays, **statics)
     else:
         result, *residuals = fused.forward(*arrays, **statics)
+    crosses = False
     if result.__class__ is not _ndarray:
-        result = np.asarray(result)
+        crosses = hasattr(result, "__aiograd_device__")
+        if not crosses:
+            result = np.asarray(result)
     output = make(result)
     if mode.grad and True in needs and op.differentiable:
         dtype = result.dtype
-        if dtype is _FLOAT32 or dtype is _FLOAT64:
+        if (dtype is _FLOAT32 or dtype is _FLOAT64) and not crosses:
             _attach_lean(op, tensors, tuple(needs), statics, output, residuals)
         else:
             _attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused is not None)
@@ -145,8 +148,10 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[str, Any], mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """The rest of `call` where a device, several outputs, or a mode other than plain is involved."""
-    device = _common_device(op, arrays)
+    device = _device_of(op, arrays)
     records = mode.grad and op.differentiable and any(tensor is not None and tensor._node is not None for tensor in tensors)
+    if device != "cpu":
+        _move_along(op, tensors, arrays, args, device)
     fused = op.fused if device == "cpu" else None
     profiler = mode.profiler
     started = profiler.begin_forward() if profiler is not None else None
@@ -160,10 +165,10 @@ def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[s
         result = op(*arrays, **statics)
     outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
     node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused is not None) if records else None
-    if op.view and outputs and outputs[0]._data.__class__ is _ndarray and _shares(outputs[0]._data, arrays[0]):
+    if op.view and outputs and _shares(outputs[0]._data, arrays[0]):
         _make_view(op, tensors[0], outputs, args[1:], kwargs)
     if profiler is not None:
-        profiler.end_forward(started, op, node)
+        profiler.end_forward(started, op.name, node, outputs)
     return outputs[0] if op.outputs == 1 else tuple(outputs)
 
 
@@ -218,7 +223,8 @@ def _static(value: Any) -> Any:
     return value
 
 
-def _common_device(op: Op, arrays: list[Any]) -> str:
+def _device_of(op: Op, arrays: list[Any]) -> str:
+    """The device that arguments live on, beside the host."""
     found = "cpu"
     for array in arrays:
         if array is None or array.__class__ is _ndarray:
@@ -229,11 +235,28 @@ def _common_device(op: Op, arrays: list[Any]) -> str:
         if found != "cpu":
             raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
         found = name
-    if found != "cpu":
-        for array in arrays:
-            if array is not None and array.__class__ is _ndarray and array.ndim:
-                raise DeviceMismatchError(f"{op.name}: arguments live on {found} and cpu; move them to one device with .to()")
     return found
+
+
+def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, ...], device: str) -> None:
+    """Bring the host arguments of a row that runs on a device there.
+
+    Arrays that are no Tensors are constants and go along, and so do numbers; a number that wants a gradient by a recorded row, so that its
+    gradient finds the way back.
+    """
+    for i, array in enumerate(arrays):
+        if array.__class__ is not _ndarray:
+            continue
+        tensor = tensors[i]
+        if not array.ndim:
+            if tensor._node is None or not current_mode().grad:
+                continue
+            tensors[i] = call(ROWS["to_device"], (tensor,), {"device": device, "source": "cpu"})
+        elif tensor is args[i]:
+            raise DeviceMismatchError(f"{op.name}: arguments live on {device} and cpu; move them to one device with .to()")
+        else:
+            tensors[i] = make(devices.device(device).from_host(array))  # type: ignore[union-attr]
+        arrays[i] = tensors[i]._data
 
 
 def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: dict[str, Any], output: TensorCore, residuals: Any) -> None:
@@ -337,13 +360,13 @@ def _pack(row: Any, saved: tuple[Any, ...], mode: Mode) -> Any:
             continue
         counters = saved[i + 1] if name == "out" else None
         if value.__class__ is tuple:
-            values.append(tuple([_pack_value(part, hooks, name, None if counters is None else counters[k]) for k, part in enumerate(value)]))
+            values.append(tuple([_pack_part(part, hooks, name, None if counters is None else counters[k]) for k, part in enumerate(value)]))
         else:
-            values.append(_pack_value(value, hooks, name, counters))
+            values.append(_pack_part(value, hooks, name, counters))
     return Packed(tuple(values)) if packs.intersection(row.layout) else saved
 
 
-def _pack_value(value: Any, hooks: SavedTensorHooks, name: str, counter: list[int] | None) -> Any:
+def _pack_part(value: Any, hooks: SavedTensorHooks, name: str, counter: list[int] | None) -> Any:
     """One value packed; what is no array stays as it is."""
     if isinstance(value, TensorCore):
         tensor: Any = value
@@ -352,11 +375,19 @@ def _pack_value(value: Any, hooks: SavedTensorHooks, name: str, counter: list[in
         tensor._vc = counter
     else:
         return value
+    packed = pack_value(tensor, hooks)
+    packed.is_output = name == "out"
+    return packed
+
+
+def pack_value(tensor: TensorCore, hooks: SavedTensorHooks) -> PackedValue:
+    """What ``hooks.pack`` makes of a tensor; nothing the hook does is recorded."""
     version = tensor.version
-    packed = hooks.pack(tensor)
+    with ModeScope(grad=False, saved_hooks=None):
+        packed = hooks.pack(tensor)
     if tensor.version != version:
         raise ArgumentError("a saved tensor pack hook modified its input in place: return a new value and leave the tensor as it is")
-    return PackedValue(packed, hooks, name == "out")
+    return PackedValue(packed, hooks, False)
 
 
 def note(node: Node, mode: Mode) -> None:
@@ -381,15 +412,33 @@ def _make_view(op: Op, parent: TensorCore, outputs: Any, args: tuple[Any, ...], 
     counter = parent._vc
     if counter is None:
         counter = parent._vc = [0]
-    for output in outputs:
+    for i, output in enumerate(outputs):
         output._vc = counter
-    if op.outputs == 1:
-        output = outputs[0]
-        view = _new(View)
-        view.parent, view.op, view.args, view.kwargs, view.version = parent, op, args, kwargs, counter[0]
+        if (output._node is None and parent._node is not None) or op.outputs != 1 or output._data.dtype is not parent._data.dtype:
+            view: View = _special_view(op, parent, output, None if op.outputs == 1 else i, args, kwargs)
+        else:
+            view = _new(View)
+            view.parent, view.op, view.args, view.kwargs, view.version = parent, op, args, kwargs, counter[0]
         output._x = extra = _new(TensorExtra)
         extra.grad = extra.retains = None
         extra.view = view
+
+
+def _special_view(op: Op, parent: TensorCore, output: TensorCore, nr: int | None, args: tuple[Any, ...], kwargs: dict[str, Any]) -> SpecialView:
+    unrecorded = output._node is None and parent._node is not None
+    obstacle = None
+    if unrecorded:
+        obstacle = "was taken of a tensor that requires grad while no graph was recorded"
+    elif output._data.dtype != parent._data.dtype:
+        obstacle = f"was taken by {op.name}() of a tensor of another dtype"
+    return SpecialView(parent, op, args, kwargs, counter_of(parent)[0], output=nr, is_frozen=unrecorded, obstacle=obstacle)
+
+
+def attach(op: Op, tensors: list[Any], statics: dict[str, Any], data: Any) -> tuple[Node | None, int]:
+    """The place in the graph of ``op(*tensors, **statics)`` whose result is in `data` already: the row is recorded and not run."""
+    output = make(data)
+    _attach(op, tensors, statics, [output], (), current_mode(), output.device, False)
+    return output._node, output._nr
 
 
 # -------------------------------------------------------------------- the fast ways in
@@ -464,6 +513,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
 
     def apply(a: Any, b: Any) -> Any:
         mode = current_mode()
+        given = b
         if b.__class__ is not tensor_class[0] and not isinstance(b, TensorCore):
             try:
                 b = constant(b, a._data.dtype)
@@ -472,7 +522,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
         x1 = a._data
         x2 = b._data
         if (not mode.plain and (mode.grad or mode.profiler is not None)) or x1.__class__ is not _ndarray or x2.__class__ is not _ndarray:
-            return call(op, (a, b), {})
+            return call(op, (a, given), {})
         if a._x is not None:
             refresh(a)
         if b._x is not None:
@@ -535,11 +585,28 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
     out = data[index]
     if out.__class__ is not _ndarray:
         return call(op, (x, index), {})
-    tensor = make(out)
-    if x._node is not None and mode.grad:
+    tensor = TENSOR_CLASS[0]()
+    tensor._data = out
+    tensor._node = None
+    tensor._nr = 0
+    node = x._node
+    if node is not None and mode.grad:
         dtype = out.dtype
-        if dtype is not _FLOAT32 and dtype is not _FLOAT64:
+        entry = op.lean.get(_NEEDED)
+        if entry is None or (dtype is not _FLOAT32 and dtype is not _FLOAT64):
             return call(op, (x, index), {})
-        _attach_lean(op, [x], (True,), {"index": index}, tensor, ())
+        made = _new(entry[0])
+        made._seq = _next_sequence()
+        made._extra = None
+        made.next_nodes = (node,)
+        made.next_nrs = (x._nr,)
+        made.shape = out.shape
+        made.dtype = dtype
+        made._saved = entry[1](x, index)
+        made._version = 0  # a view saves no values
+        tensor._node = made
     _make_view(op, x, (tensor,), (index,), {})
     return tensor
+
+
+_NEEDED = (True,)

@@ -14,9 +14,10 @@ from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import current_mode
 from aiograd.ops import ROWS
-from aiograd.tensors import inplace, passes
+from aiograd.tensors import passes
 from aiograd.tensors.core import TensorCore, bind_tensor_class, make, refresh
 from aiograd.tensors.dispatch import array_function, array_ufunc
+from aiograd.tensors.inplace import in_place, set_item
 from aiograd.tensors.record import binary, call, constant, getitem, unary
 from aiograd.tensors.transfer import to_device
 from aiograd.types import Shape
@@ -32,35 +33,6 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
             return NotImplemented
 
     return reflected
-
-
-def _in_place(name: str) -> Callable[[Any, Any], Any]:
-    op = _row(name)
-    function = binary(op)
-
-    def in_place(self: Any, other: Any) -> Any:
-        what = f"in-place {name}"
-        inplace.check_in_place(self, what)
-        plain = other._data if isinstance(other, TensorCore) else other
-        wants_graph = current_mode().grad and (self._node is not None or getattr(other, "_node", None) is not None or inplace.base_of(self)._node is not None)
-        if not wants_graph and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
-            try:
-                op.forward(self._data, plain, out=self._data)
-            except (ValueError, TypeError) as error:
-                raise ArgumentError(f"{what} of shape {list(self.shape)}, dtype {self.dtype}: {error}") from None
-            inplace.counter_of(self)[0] += 1
-            return self
-        return inplace.assign(self, function(self, other), what, _setitem, _reshape)
-
-    return in_place
-
-
-def _setitem(x: Any, value: Any, index: Any) -> Any:
-    return call(_row("setitem"), (x, value), {"index": index})
-
-
-def _reshape(x: Any, shape: Shape) -> Any:
-    return call(_row("reshape"), (x,), {"shape": shape})
 
 
 _add, _sub, _mul, _div = binary(_row("add")), binary(_row("sub")), binary(_row("mul")), binary(_row("div"))
@@ -86,7 +58,7 @@ class Tensor(TensorCore):
         Args:
             gradient: gradient of this tensor, of its shape; may be left out for one element.
         """
-        return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+        return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs, below=1)
 
     # ---------------------------------------------------------------- protocols
 
@@ -152,8 +124,8 @@ class Tensor(TensorCore):
         __neg__ = unary(_row("neg"))
         __pos__ = unary(_row("positive"))
         __abs__ = unary(_row("abs"))
-        __iadd__, __isub__, __imul__, __itruediv__ = _in_place("add"), _in_place("sub"), _in_place("mul"), _in_place("div")
-        __ipow__ = _in_place("pow")
+        __iadd__, __isub__, __imul__, __itruediv__ = (in_place(name, binary(_row(name))) for name in ("add", "sub", "mul", "div"))
+        __ipow__ = in_place("pow", _pow)
         __eq__, __ne__ = binary(_row("eq")), binary(_row("ne"))
         __lt__, __le__, __gt__, __ge__ = binary(_row("lt")), binary(_row("le")), binary(_row("gt")), binary(_row("ge"))
         __and__, __or__, __xor__ = binary(_row("bitwise_and")), binary(_row("bitwise_or")), binary(_row("bitwise_xor"))
@@ -167,21 +139,7 @@ class Tensor(TensorCore):
         return call(_INDEX, (self, index), {})  # type: ignore[no-any-return]
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        what = "assignment to a part of a tensor"
-        inplace.check_in_place(self, what)
-        refresh(self)
-        index = _plain_index(index)
-        if not isinstance(value, TensorCore):
-            value = constant(value, self.dtype)
-        records = current_mode().grad and (value._node is not None or self._node is not None or inplace.base_of(self)._node is not None)
-        if records:
-            inplace.assign(self, _setitem(self, value, index), what, _setitem, _reshape)
-            return
-        try:
-            self._data[index] = value._data
-        except (ValueError, IndexError) as error:
-            raise ArgumentError(f"{what} of shape {list(self.shape)}: {error}") from None
-        inplace.counter_of(self)[0] += 1
+        set_item(self, _plain_index(index), value, "item assignment")
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
@@ -230,15 +188,12 @@ class Tensor(TensorCore):
 
     def copy_(self, other: Any) -> Tensor:
         """Replace the values by those of `other`, broadcast and cast."""
-        value = other if isinstance(other, TensorCore) else constant(other, self.dtype)
-        if value.dtype != self.dtype:
-            value = value.astype(self.dtype)  # type: ignore[attr-defined]
-        inplace.assign(self, value, "copy_", _setitem, _reshape)
+        set_item(self, ..., other, "copy_")
         return self
 
     def fill_(self, value: Any) -> Tensor:
         """Set every element to a number."""
-        inplace.assign(self, constant(value, self.dtype), "fill_", _setitem, _reshape)
+        set_item(self, ..., value, "fill_")
         return self
 
     def zero_(self) -> Tensor:
@@ -478,13 +433,15 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
     if isinstance(source, (np.ndarray, np.generic)):
         array = np.array(source, dtype=dtype)
     elif from_tensor:
-        array = np.array(data.detach().numpy(), dtype=dtype)
+        array = np.copy(source)
         device = device or data.device
+        if dtype is not None:
+            array = np.astype(array, np.dtype(dtype))
     else:
         array = constant(_materialized(source), None)._data
         array = np.array(array, dtype=dtype)
     result = make(array)
-    if device is not None and device != "cpu":
+    if device is not None:
         result = result.to(device)
     if requires_grad:
         result.requires_grad_()

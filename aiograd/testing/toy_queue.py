@@ -19,6 +19,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import nullcontext
 from typing import Any, Protocol
 
 from aiograd.errors import DeviceError
@@ -32,6 +33,8 @@ class Queue(Protocol):
 
     #: how many jobs were started
     started: int
+    #: whether a thread runs them, which a simulated loop has to be told to wait for
+    on_thread: bool
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Append a job."""
@@ -59,6 +62,8 @@ class ThreadQueue:
         name: of the thread.
         delay: called before each job; seconds to wait.
     """
+
+    on_thread = True
 
     def __init__(self, name: str, delay: Callable[[], float]) -> None:
         self.started = 0
@@ -143,6 +148,8 @@ class SimulatedQueue:
         delay: virtual seconds that each job takes.
         loop: where they run.
     """
+
+    on_thread = False
 
     def __init__(self, name: str, delay: Callable[[], float], loop: SimulatedLoop) -> None:
         self.started = 0
@@ -258,7 +265,7 @@ def _expected(loop: asyncio.AbstractEventLoop | None) -> Callable[[], None] | No
     return answered
 
 
-async def wait_for(future: Future[Any]) -> None:
+async def wait_for(future: Future[Any], queue: Queue) -> None:
     """Wait until a job is done, without retrieving what came of it. Cancelling stops the waiting only."""
     if future.done():
         return
@@ -275,10 +282,7 @@ async def wait_for(future: Future[Any]) -> None:
         except RuntimeError:  # the waiting loop is gone
             return
 
-    if isinstance(loop, SimulatedLoop):
-        with loop.external_work():
-            future.add_done_callback(done)
-            await waiter
-    else:
+    expected = loop.external_work() if queue.on_thread and isinstance(loop, SimulatedLoop) else nullcontext()
+    with expected:
         future.add_done_callback(done)
         await waiter

@@ -202,7 +202,7 @@ async def compare(title: str, workloads: Sequence[Workload], settings: Settings,
         ratios = [(ours.minimum / timings[name].minimum, ours.median / timings[name].median) if name in timings else None for name in peers]
         cells = [workload.name, milliseconds(ours), *(milliseconds(timings[name]) if name in timings else "" for name in peers)]
         cells += ["" if ratio is None else f"{ratio[0]:.2f}/{ratio[1]:.2f}" for ratio in ratios]
-        torch_ratio = ours.minimum / timings["torch"].minimum if "torch" in timings else None
+        torch_ratio = ours.minimum / timings["torch"].minimum if "torch" in timings and not settings.tiny else None
         table.add(*cells, *goal_cells(torch_ratio, workload.target, workload.beyond))
     return table
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.ops import ROWS, Op, error_function
+from aiograd.ops import ROWS, Op, error_function, indexing
 from aiograd.ops.masking import BITS_FROM
 from aiograd.ops.scan import LOOP
 from tests.ops.domain import Domain
@@ -293,10 +293,21 @@ def test_variadic_rules_and_outputs_without_gradients() -> None:
     np.testing.assert_array_equal(g, [[0, 0, 0], [1, 1, 1]])
 
 
-def test_scattering_adds_in_every_layout() -> None:
+@pytest.mark.parametrize("few", [0, indexing.FEW])
+def test_scattering_adds_in_every_layout(few: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(indexing, "FEW", few)
     rng = np.random.default_rng(1)
+    layouts: list[tuple[tuple[int, ...], Any]] = [
+        ((5, 3), np.array([0, 4, 4, -1])),
+        ((4, 5), (np.array([[0], [3]]), np.array([1, 1, 2]))),
+        ((100,), np.array([3, 3])),
+        ((3, 4), (slice(None), np.array([1, 1, 0]))),
+        ((100, 4), (slice(None, None, 99), np.array([1, 1]))),
+        ((2, 3, 4), (np.array([1, 1]), slice(None), np.array([0, 0]))),
+        ((6,), [2, 2, -2]),
+    ]
     for dtype in (np.float32, np.float64, np.complex128):
-        for shape, index in (((5, 3), np.array([0, 4, 4, -1])), ((4, 5), (np.array([[0], [3]]), np.array([1, 1, 2]))), ((100,), np.array([3, 3]))):
+        for shape, index in layouts:
             g = rng.normal(size=np.zeros(shape)[index].shape).astype(dtype)
             expected = np.zeros(shape, dtype)
             np.add.at(expected, index, g)

@@ -14,6 +14,7 @@ import numpy as np
 
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS, Op, unbroadcast
 from aiograd.ops.indexing import select
+from aiograd.ops.partial import dense
 
 STEP = 1e-5
 
@@ -134,6 +135,7 @@ def call_rules(op: Op, args: Sequence[Any], kwargs: dict[str, Any], out: Any, g:
     for i, gradient in gradients.items():
         if gradient is None or not floating(args[i]):
             continue
+        gradient = dense(gradient)
         if conj:
             gradient = np.conjugate(gradient)
         gradient = unbroadcast(gradient, args[i].shape)

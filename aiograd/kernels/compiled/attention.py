@@ -16,8 +16,7 @@ import numpy as np
 
 from aiograd.kernels.compiled.jit import flag, inline, kernel, real, strided, whole, writes, writes_strided
 from aiograd.kernels.compiled.matrix import blocks, pack, pack_transposed, product, round_up, steps
-from aiograd.kernels.compiled.scalar import exp
-from aiograd.kernels.compiled.softmax import row_max
+from aiograd.kernels.compiled.scalar import exp, row_max
 
 #: queries per block
 QUERIES = 64

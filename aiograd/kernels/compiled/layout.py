@@ -4,29 +4,40 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 from numba import types  # type: ignore[import-untyped]
 
 from aiograd.kernels.compiled.jit import kernel, reads, writes
 
-#: sides of the blocks of a transposed copy: 64 bytes of float32 per line, many lines
-_SHORT, _LONG = 16, 64
+#: side of the blocks of a transposed copy: 64 bytes of float32
+_SIDE = 16
 
 
 @kernel(reads(3), writes(3))
 def transpose(x: Any, out: Any, block: int, low: int, high: int) -> None:
-    """``out[b, c, r] = x[b, r, c]``; the rows are strips of 16 columns of each matrix."""
+    """``out[b, c, r] = x[b, r, c]``; the rows are strips of 16 columns of each matrix.
+
+    Each block is turned in a small buffer, so that whole cache lines are read and written and none is needed twice: lines of one column
+    often fall on the same place in the cache.
+    """
     rows, columns = x.shape[1], x.shape[2]
-    strips = (columns + _SHORT - 1) // _SHORT
+    strips = (columns + _SIDE - 1) // _SIDE
+    turned = np.empty((_SIDE, _SIDE), x.dtype)
     for strip in range(low, high):
         source, target = x[strip // strips], out[strip // strips]
-        first = strip % strips * _SHORT
-        last = min(first + _SHORT, columns)
-        for top in range(0, rows, _LONG):
-            bottom = min(top + _LONG, rows)
-            for c in range(first, last):
-                line = target[c]
-                for r in range(top, bottom):
-                    line[r] = source[r, c]
+        first = strip % strips * _SIDE
+        width = min(_SIDE, columns - first)
+        for top in range(0, rows, _SIDE):
+            height = min(_SIDE, rows - top)
+            for r in range(height):
+                line = source[top + r, first : first + width]
+                for c in range(line.size):
+                    turned[c, r] = line[c]
+            for c in range(width):
+                line = target[first + c, top : top + height]
+                from_line = turned[c]
+                for r in range(line.size):
+                    line[r] = from_line[r]
 
 
 @kernel(reads(2), reads(1, types.int64), writes(2))

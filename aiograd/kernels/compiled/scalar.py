@@ -50,6 +50,17 @@ def _power_of_two(context: Any, n: Any) -> Any:
     return n(n), codegen
 
 
+@intrinsic
+def _as_real(context: Any, bits: Any) -> Any:
+    """The float whose bits are those of a whole number of the same size."""
+    single = bits.bitwidth == 32
+
+    def codegen(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.FloatType() if single else ir.DoubleType())
+
+    return (types.float32 if single else types.float64)(bits), codegen
+
+
 _LOG2E32, _HIGH32, _LOW32 = _f32(math.log2(math.e)), _f32(0.693359375), _f32(math.log(2.0) - 0.693359375)
 # the high part has trailing zeros, so that its products with whole numbers are exact
 _HIGH64 = 0.693145751953125
@@ -161,6 +172,43 @@ def tanh(x: Any) -> Any:
 def normal_cdf(x: Any) -> Any:
     """The standard normal distribution function, and ``exp(-x * x / 2)``."""
     raise NotImplementedError("only inside kernels")
+
+
+def row_max(row: Any) -> Any:
+    """The largest number of a row; NaN if there is a positive NaN (a negative one counts as the smallest).
+
+    Floats are compared by their bits as whole numbers: for those the compiler uses vector lanes without being allowed to ignore NaN.
+    """
+    return row.max()
+
+
+_MASK32, _MASK64 = np.int32(0x7FFFFFFF), np.int64(0x7FFFFFFFFFFFFFFF)
+_LEAST32, _LEAST64 = np.int32(-0x80000000), np.int64(-0x8000000000000000)
+
+
+@inline
+def _row_max32(row: Any) -> Any:
+    bits = row.view(np.int32)
+    top = _LEAST32
+    for j in range(bits.size):
+        b = bits[j]
+        top = max(top, b ^ ((b >> np.int32(31)) & _MASK32))
+    return _as_real(np.int32(top ^ ((top >> np.int32(31)) & _MASK32)))
+
+
+@inline
+def _row_max64(row: Any) -> Any:
+    bits = row.view(np.int64)
+    top = _LEAST64
+    for j in range(bits.size):
+        b = bits[j]
+        top = max(top, b ^ ((b >> np.int64(63)) & _MASK64))
+    return _as_real(np.int64(top ^ ((top >> np.int64(63)) & _MASK64)))
+
+
+@overload(row_max, strict=False, jit_options=_ALWAYS)
+def _row_max(row: Any) -> Any:
+    return (lambda row: _row_max32(row)) if row.dtype == types.float32 else (lambda row: _row_max64(row))
 
 
 @overload(exp, strict=False, jit_options=_ALWAYS)

@@ -8,16 +8,7 @@ from typing import Any
 from numba import types  # type: ignore[import-untyped]
 
 from aiograd.kernels.compiled.jit import inline, kernel, reads, real, writes
-from aiograd.kernels.compiled.scalar import exp
-
-
-@inline(flags={"nnan", "nsz", "contract"})
-def row_max(row: Any) -> Any:
-    """The largest number of a row; with NaN among them, one of the numbers or NaN (what is computed from it is NaN either way)."""
-    top = row[0]
-    for j in range(1, row.size):
-        top = max(row[j], top)
-    return top
+from aiograd.kernels.compiled.scalar import exp, row_max
 
 
 @inline(flags={"contract", "reassoc", "nsz"})

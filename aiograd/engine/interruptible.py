@@ -1,0 +1,84 @@
+"""Awaiting user code in the driver's own task without letting it decide whether a cancelled pass ends.
+
+Note [Cancelled while awaited inline]
+    A coroutine that is awaited inline has the cancellation of the pass thrown into it. It might catch that and return as if nothing had
+    happened, or go on for a minute. So it is stepped by hand: what it returns or raises once the pass has been cancelled is not
+    wanted any more, and if it suspends again, what is left of it is put into `rest`, which the driver runs as a task of its own and waits
+    for as long as for every other coroutine of the pass. Cancellations that are the coroutine's own business (a timeout inside it)
+    are none of the pass, and it handles them as it would anywhere.
+
+Rejected: a task for every coroutine (4 µs for each, also for the many that never suspend).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Generator
+from typing import Any
+
+
+class Interruptible:
+    """Await it in place of `coroutine`.
+
+    Args:
+        coroutine: not started yet.
+        is_cancelled: whether the pass has been cancelled.
+    """
+
+    __slots__ = ("_coroutine", "_is_cancelled", "rest")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], is_cancelled: Callable[[], bool]) -> None:
+        self._coroutine = coroutine
+        self._is_cancelled = is_cancelled
+        #: what the coroutine still had to do when it was left, or None
+        self.rest: Coroutine[Any, Any, Any] | None = None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine = self._coroutine
+        thrown: BaseException | None = None
+        value: Any = None
+        while True:
+            try:
+                waits_for = coroutine.send(value) if thrown is None else coroutine.throw(thrown)
+            except StopIteration as stop:
+                if thrown is None or not self._is_cancelled():
+                    return stop.value
+            except BaseException:
+                if thrown is None or not self._is_cancelled():
+                    raise
+            else:
+                if thrown is not None and self._is_cancelled():
+                    self.rest = _resumed(_Remainder(coroutine, waits_for))
+                else:
+                    try:
+                        value, thrown = (yield waits_for), None
+                    except BaseException as error:
+                        thrown = error
+                    continue
+            raise thrown
+
+
+class _Remainder:
+    """A coroutine that has been started and waits for something."""
+
+    __slots__ = ("_coroutine", "_waits_for")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], waits_for: Any) -> None:
+        self._coroutine = coroutine
+        self._waits_for = waits_for
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        coroutine, waits_for = self._coroutine, self._waits_for
+        while True:
+            value, thrown = None, None
+            try:
+                value = yield waits_for
+            except BaseException as error:
+                thrown = error
+            try:
+                waits_for = coroutine.send(value) if thrown is None else coroutine.throw(thrown)
+            except StopIteration as stop:
+                return stop.value
+
+
+async def _resumed(remainder: _Remainder) -> Any:
+    return await remainder

@@ -1,0 +1,90 @@
+"""Activations as functions. What PyTorch calls ``dim`` may be called ``axis`` as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.array_functions import activation as functions
+from aiograd.array_functions.conversion import ArrayLike, as_tensor
+from aiograd.array_functions.elementwise import tanh as _tanh
+from aiograd.errors import ArgumentError
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "logsigmoid", "tanh", "softmax", "log_softmax",
+]  # fmt: skip
+
+
+
+def relu(input: ArrayLike) -> Tensor:
+    """``max(x, 0)``."""
+    return functions.relu(input)
+
+
+def gelu(input: ArrayLike, approximate: str = "none") -> Tensor:
+    """``x`` times the probability of a standard normal below it; `approximate` is "none" or "tanh"."""
+    return functions.gelu(input, approximate=approximate)
+
+
+def silu(input: ArrayLike) -> Tensor:
+    """``x * sigmoid(x)``."""
+    return functions.silu(input)
+
+
+def elu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
+    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
+    return functions.elu(input, alpha=alpha)
+
+
+def leaky_relu(input: ArrayLike, negative_slope: float = 0.01) -> Tensor:
+    """`x` where positive, ``negative_slope * x`` elsewhere."""
+    return functions.leaky_relu(input, negative_slope=negative_slope)
+
+
+def softplus(input: ArrayLike, beta: float = 1.0) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``, without overflow."""
+    return functions.softplus(input, beta=beta)
+
+
+def softsign(input: ArrayLike) -> Tensor:
+    """``x / (1 + |x|)``."""
+    return functions.softsign(input)
+
+
+def sigmoid(input: ArrayLike) -> Tensor:
+    """``1 / (1 + exp(-x))``."""
+    return functions.sigmoid(input)
+
+
+def logsigmoid(input: ArrayLike) -> Tensor:
+    """``log(sigmoid(x))``, accurate for large negative `x`."""
+    return functions.log_sigmoid(input)
+
+
+def tanh(input: ArrayLike) -> Tensor:
+    """Hyperbolic tangents."""
+    return _tanh(input)
+
+
+def axis_of(name: str, dim: int | None, axis: int | None, default: int = -1) -> int:
+    """The axis that was meant by ``dim`` or ``axis``.
+
+    Raises:
+        ArgumentError: they disagree.
+    """
+    if dim is not None and axis is not None and dim != axis:
+        raise ArgumentError(f"{name}: dim={dim} and axis={axis} are two names of one argument: give one")
+    chosen = axis if dim is None else dim
+    return default if chosen is None else chosen
+
+
+def softmax(input: ArrayLike, dim: int | None = None, *, axis: int | None = None, dtype: Any = None) -> Tensor:
+    """``exp(x) / sum(exp(x))`` along an axis, the last by default."""
+    x = as_tensor(input)
+    return functions.softmax(x if dtype is None else x.astype(dtype, copy=False), axis=axis_of("softmax", dim, axis))
+
+
+def log_softmax(input: ArrayLike, dim: int | None = None, *, axis: int | None = None, dtype: Any = None) -> Tensor:
+    """``log(softmax(x))`` along an axis, the last by default."""
+    x = as_tensor(input)
+    return functions.log_softmax(x if dtype is None else x.astype(dtype, copy=False), axis=axis_of("log_softmax", dim, axis))

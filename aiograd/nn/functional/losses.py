@@ -1,0 +1,141 @@
+"""Losses as functions, with PyTorch's names and signatures: a number per sample, their sum or their mean, as `reduction` says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.array_functions.activation import log_softmax
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.elementwise import exp, xlogy
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss",
+    "smooth_l1_loss",
+]  # fmt: skip
+
+_cross_entropy, _nll_loss, _mse_loss = row("cross_entropy"), row("nll_loss"), row("mse_loss")
+_huber_loss, _smooth_l1_loss, _binary = row("huber_loss"), row("smooth_l1_loss"), row("binary_cross_entropy_with_logits")
+
+
+def _reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
+    if reduction == "mean":
+        return loss.mean()
+    if reduction == "sum":
+        return loss.sum()
+    if reduction != "none":
+        raise ArgumentError(f"{name}: reduction={reduction!r}, expected 'mean', 'sum' or 'none'")
+    return loss
+
+
+def _same_shape(name: str, input: ArrayLike, target: ArrayLike) -> tuple[Tensor, Tensor]:
+    x, y = as_tensor(input), as_tensor(target)
+    if x.shape != y.shape:
+        raise ShapeError(f"{name}: the input has shape {list(x.shape)} and the target {list(y.shape)}; expected the same")
+    return x, y
+
+
+def _plain(weight: ArrayLike | None) -> Any:
+    return None if weight is None else as_tensor(weight).detach()
+
+
+def cross_entropy(
+    input: ArrayLike,
+    target: ArrayLike,
+    weight: ArrayLike | None = None,
+    ignore_index: int = -100,
+    reduction: str = "mean",
+    label_smoothing: float = 0.0,
+) -> Tensor:
+    """Cross entropy between logits and classes, or between logits and probabilities.
+
+    Args:
+        input: logits, (C,) or (N, C, ...).
+        target: integer classes, the shape of `input` without its class axis; or probabilities of the shape of `input`.
+        weight: (C,) how much each class counts, or None.
+        ignore_index: a class that counts for nothing.
+        reduction: "mean" (weighted by the weight of each class), "sum" or "none".
+        label_smoothing: in [0, 1], the part of each target spread evenly over the classes.
+    """
+    wanted = as_tensor(target)
+    if wanted.dtype.kind == "f":
+        return _soft_cross_entropy(as_tensor(input), wanted, _plain(weight), reduction, label_smoothing)
+    options = {"target": wanted, "weight": _plain(weight), "ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+    return call(_cross_entropy, (input,), options)  # type: ignore[no-any-return]
+
+
+def _soft_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, reduction: str, label_smoothing: float) -> Tensor:
+    if x.shape != target.shape or not x.ndim:
+        raise ShapeError(f"cross_entropy: probabilities have shape {list(target.shape)}; expected that of the input, {list(x.shape)}")
+    if not 0.0 <= label_smoothing <= 1.0:
+        raise ArgumentError(f"cross_entropy: label_smoothing={label_smoothing}, expected a number from 0 to 1")
+    axis = 1 if x.ndim > 1 else 0
+    if label_smoothing:
+        target = target * (1.0 - label_smoothing) + label_smoothing / x.shape[axis]
+    each = target * log_softmax(x, axis=axis)
+    if weight is not None:
+        each = each * weight.reshape((-1,) + (1,) * (x.ndim - axis - 1))
+    loss = -each.sum(axis)
+    if reduction == "mean":
+        return loss.sum() / (loss.size or 1)
+    return _reduced("cross_entropy", loss, reduction)
+
+
+def nll_loss(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
+    """Negative log-likelihood of integer classes under log-probabilities; arguments as in `cross_entropy`."""
+    options = {"target": as_tensor(target), "weight": _plain(weight), "ignore_index": ignore_index, "reduction": reduction}
+    return call(_nll_loss, (input,), options)  # type: ignore[no-any-return]
+
+
+def mse_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
+    """Squared differences of arrays of one shape."""
+    return call(_mse_loss, (input, target), {"reduction": reduction})  # type: ignore[no-any-return]
+
+
+def l1_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
+    """Magnitudes of differences of arrays of one shape."""
+    x, y = _same_shape("l1_loss", input, target)
+    return _reduced("l1_loss", (x - y).abs(), reduction)
+
+
+def huber_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0) -> Tensor:
+    """Half the square of differences below `delta`, ``delta * (|d| - delta / 2)`` beyond."""
+    return call(_huber_loss, (input, target), {"delta": delta, "reduction": reduction})  # type: ignore[no-any-return]
+
+
+def smooth_l1_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
+    """Half the square over `beta` of differences below `beta`, ``|d| - beta / 2`` beyond."""
+    return call(_smooth_l1_loss, (input, target), {"beta": beta, "reduction": reduction})  # type: ignore[no-any-return]
+
+
+def binary_cross_entropy_with_logits(
+    input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean", pos_weight: ArrayLike | None = None
+) -> Tensor:
+    """Cross entropy between probabilities `target` and the sigmoid of `input`, of one shape, without overflow.
+
+    Args:
+        input: logits.
+        target: in [0, 1].
+        weight: broadcasts: how much each element counts, or None.
+        reduction: "mean", "sum" or "none".
+        pos_weight: broadcasts: how much the positive part counts, or None.
+    """
+    return call(_binary, (input, target, _plain(weight), _plain(pos_weight)), {"reduction": reduction})  # type: ignore[no-any-return]
+
+
+def kl_div(input: ArrayLike, target: ArrayLike, reduction: str = "mean", log_target: bool = False) -> Tensor:
+    """Kullback-Leibler divergence of probabilities `target` from log-probabilities `input`.
+
+    Args:
+        input: log-probabilities.
+        target: probabilities, or their logarithms with `log_target`.
+        reduction: "batchmean" (over the first axis, the divergence proper), "mean" (over elements), "sum" or "none".
+        log_target: see `target`.
+    """
+    x, y = _same_shape("kl_div", input, target)
+    loss = exp(y) * (y - x) if log_target else xlogy(y, y) - y * x
+    if reduction == "batchmean":
+        return loss.sum() / (x.shape[0] if x.ndim else 1)
+    return _reduced("kl_div", loss, reduction)

@@ -1,0 +1,148 @@
+"""Linear maps, embeddings, convolution, pooling and padding as functions. Images are (N, C, H, W) or (C, H, W)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.manipulation import pad as pad_axes
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.tensors.core import make
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = ["linear", "embedding", "one_hot", "conv2d", "max_pool2d", "avg_pool2d", "pad"]
+
+Pair: TypeAlias = int | tuple[int, int]
+
+_linear, _conv2d, _embedding, _max_pool2d, _avg_pool2d = (row(name) for name in ("linear", "conv2d", "embedding", "max_pool2d", "avg_pool2d"))
+
+
+
+def linear(input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:
+    """``input @ weight.T + bias``.
+
+    Args:
+        input: (..., in).
+        weight: (out, in).
+        bias: (out,) or None.
+    """
+    return call(_linear, (input, weight, bias), {})  # type: ignore[no-any-return]
+
+
+def embedding(input: ArrayLike, weight: ArrayLike, padding_idx: int | None = None) -> Tensor:
+    """Rows of a matrix.
+
+    Args:
+        input: integers of any shape.
+        weight: (rows, features).
+        padding_idx: a row that takes no gradient; negative ones count from the end.
+    """
+    table = as_tensor(weight)
+    if padding_idx is not None and padding_idx < 0:
+        padding_idx += table.shape[0]
+    return call(_embedding, (table,), {"indices": as_tensor(input), "padding_idx": padding_idx})  # type: ignore[no-any-return]
+
+
+def one_hot(input: ArrayLike, num_classes: int = -1) -> Tensor:
+    """Vectors with a one where the integers of `input` say.
+
+    Args:
+        input: integers of any shape, at least 0.
+        num_classes: length of the vectors; -1: one more than the largest integer.
+
+    Returns:
+        (*input.shape, num_classes), int64.
+    """
+    indices = as_tensor(input).detach().numpy()
+    if indices.dtype.kind not in "iu":
+        raise ArgumentTypeError(f"one_hot(): found dtype {indices.dtype}, expected integers")
+    classes = int(indices.max(initial=-1)) + 1 if num_classes == -1 else num_classes
+    if indices.size and (indices.min() < 0 or indices.max() >= classes):
+        raise ArgumentError(f"one_hot(num_classes={classes}): integers run from {indices.min()} to {indices.max()}, expected 0 to {classes - 1}")
+    return make((indices[..., None] == np.arange(classes)).astype(np.int64))  # type: ignore[no-any-return]
+
+
+def _batched(name: str, input: Any) -> tuple[Tensor, bool]:
+    x = as_tensor(input)
+    if x.ndim not in (3, 4):
+        raise ShapeError(f"{name}: found shape {list(x.shape)}, expected (N, C, H, W) or (C, H, W)")
+    return (x.unsqueeze(0), True) if x.ndim == 3 else (x, False)
+
+
+def conv2d(
+    input: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Pair = 1,
+    padding: Pair | str = 0,
+    dilation: Pair = 1,
+    groups: int = 1,
+) -> Tensor:
+    """Two-dimensional cross-correlation.
+
+    Args:
+        input: (N, in, H, W) or (in, H, W).
+        weight: (out, in / groups, kh, kw).
+        bias: (out,) or None.
+        stride, dilation: an int or (height, width).
+        padding: zeros on both sides, an int or (height, width); "valid" is none, "same" keeps the size (stride 1).
+        groups: channels fall into so many groups that do not mix.
+    """
+    x, alone = _batched("conv2d", input)
+    kernel = as_tensor(weight)
+    if isinstance(padding, str):
+        x, padding = _named_padding(x, kernel, padding, stride, dilation)
+    out: Tensor = call(_conv2d, (x, kernel, bias), {"stride": stride, "padding": padding, "dilation": dilation, "groups": groups})
+    return out.squeeze(0) if alone else out
+
+
+def _named_padding(x: Tensor, kernel: Tensor, padding: str, stride: Pair, dilation: Pair) -> tuple[Tensor, tuple[int, int]]:
+    if padding == "valid":
+        return x, (0, 0)
+    if padding != "same" or stride not in (1, (1, 1)) or kernel.ndim != 4:
+        raise ArgumentError(f"conv2d: padding {padding!r} with stride {stride}: expected numbers, 'valid', or 'same' with stride 1")
+    steps = dilation if isinstance(dilation, tuple) else (dilation, dilation)
+    total = [d * (k - 1) for d, k in zip(steps, kernel.shape[2:], strict=True)]
+    if any(n % 2 for n in total):  # the odd one goes behind
+        x = pad_axes(x, [(0, 0), (0, 0), *((0, n % 2) for n in total)])
+    return x, (total[0] // 2, total[1] // 2)
+
+
+def max_pool2d(input: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1) -> Tensor:
+    """The maximum of each window; windows lie side by side unless a stride is given."""
+    x, alone = _batched("max_pool2d", input)
+    out: Tensor = call(_max_pool2d, (x,), {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation})
+    return out.squeeze(0) if alone else out
+
+
+def avg_pool2d(input: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, *, count_include_pad: bool = True) -> Tensor:
+    """The mean of each window; windows lie side by side unless a stride is given."""
+    x, alone = _batched("avg_pool2d", input)
+    options = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "count_include_pad": count_include_pad}
+    out: Tensor = call(_avg_pool2d, (x,), options)
+    return out.squeeze(0) if alone else out
+
+
+def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:
+    """A border, given as (before, after) of the last axis, then of the last but one, and so on.
+
+    Args:
+        input: any shape.
+        pad: at most two ints per axis.
+        mode: "constant", "reflect", "replicate" or "circular".
+        value: of the constant border.
+    """
+    x = as_tensor(input)
+    if len(pad) % 2 or len(pad) > 2 * x.ndim:
+        raise ArgumentError(f"pad: {tuple(pad)} for an input of shape {list(x.shape)}: expected pairs (before, after), at most one per axis")
+    widths = [(0, 0)] * x.ndim
+    for i in range(len(pad) // 2):
+        widths[x.ndim - 1 - i] = (pad[2 * i], pad[2 * i + 1])
+    names = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
+    if mode not in names:
+        raise ArgumentError(f"pad: mode {mode!r}, expected one of {', '.join(map(repr, names))}")
+    return pad_axes(x, widths, mode=names[mode], value=0.0 if value is None else value)

@@ -1,0 +1,112 @@
+"""Normalisation as functions: over trailing axes, groups of channels, the batch, or vectors along an axis."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.elementwise import maximum, sqrt
+from aiograd.array_functions.linalg import vector_norm
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn.functional.activations import axis_of
+from aiograd.tensors import inplace
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = ["layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize", "cosine_similarity"]
+
+_layer_norm, _rms_norm, _group_norm, _batch_norm = (row(name) for name in ("layer_norm", "rms_norm", "group_norm", "batch_norm"))
+
+
+
+def _normalized(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
+    shape = (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+    if not shape or x.shape[-len(shape) :] != shape:
+        raise ShapeError(f"{name}: found an input of shape {list(x.shape)}, expected (..., {', '.join(map(str, shape))})")
+    return len(shape)
+
+
+def layer_norm(
+    input: ArrayLike, normalized_shape: int | Sequence[int], weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Mean 0 and variance 1 over the last axes, then scaled and shifted.
+
+    Args:
+        input: (..., *normalized_shape).
+        normalized_shape: extents of the axes to normalise over together.
+        weight, bias: (*normalized_shape,) or None.
+        eps: added to the variance.
+    """
+    x = as_tensor(input)
+    options = {"ndims": _normalized("layer_norm", x, normalized_shape), "eps": eps}
+    return call(_layer_norm, (x, weight, bias), options)  # type: ignore[no-any-return]
+
+
+def rms_norm(input: ArrayLike, normalized_shape: int | Sequence[int], weight: ArrayLike | None = None, eps: float | None = None) -> Tensor:
+    """Root mean square 1 over the last axes, then scaled; arguments as in `layer_norm`, `eps` None is that of the dtype."""
+    x = as_tensor(input)
+    return call(_rms_norm, (x, weight), {"ndims": _normalized("rms_norm", x, normalized_shape), "eps": eps})  # type: ignore[no-any-return]
+
+
+def group_norm(
+    input: ArrayLike, num_groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
+) -> Tensor:
+    """Mean 0 and variance 1 over groups of channels of each sample (N, C, ...), then scaled and shifted per channel."""
+    return call(_group_norm, (input, weight, bias), {"num_groups": num_groups, "eps": eps})  # type: ignore[no-any-return]
+
+
+def batch_norm(
+    input: ArrayLike,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    training: bool = False,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Mean 0 and variance 1 per channel over the batch, or by running statistics; then scaled and shifted per channel.
+
+    Args:
+        input: (N, C, ...).
+        running_mean, running_var: (C,) or None; in training updated in place (with the unbiased variance).
+        weight, bias: (C,) or None.
+        training: whether to measure, rather than use the running statistics.
+        momentum: how much of the running statistics a batch replaces.
+        eps: added to the variance.
+    """
+    x = as_tensor(input)
+    if training:
+        count = x.size // x.shape[1] if x.ndim >= 2 and x.shape[1] else 0
+        if count < 2:
+            raise ShapeError(f"batch_norm in training: found an input of shape {list(x.shape)}, expected more than one value per channel")
+        out, mean, var = call(_batch_norm, (x, weight, bias), {"eps": eps})
+        for running, measured in ((running_mean, mean._data), (running_var, var._data * (count / (count - 1)))):
+            if running is not None:
+                inplace.write(running, running._data + momentum * (measured - running._data))
+        return out  # type: ignore[no-any-return]
+    if running_mean is None or running_var is None:
+        raise ArgumentError("batch_norm in evaluation: expected running_mean and running_var, found None; pass training=True to measure")
+    along = (-1,) + (1,) * (x.ndim - 2)
+    scale = 1.0 / sqrt(running_var.detach() + eps)
+    if weight is not None:
+        scale = scale * as_tensor(weight)
+    shift = -running_mean.detach() * scale
+    if bias is not None:
+        shift = shift + as_tensor(bias)
+    return x * scale.reshape(along) + shift.reshape(along)
+
+
+def normalize(input: ArrayLike, p: float = 2.0, dim: int | None = None, eps: float = 1e-12, *, axis: int | None = None) -> Tensor:
+    """Divided by the norm along an axis (the second by default), or by `eps` where that is smaller."""
+    x = as_tensor(input)
+    along = axis_of("normalize", dim, axis, 1)
+    return x / maximum(vector_norm(x, axis=along, keepdims=True, ord=p), eps)
+
+
+def cosine_similarity(x1: ArrayLike, x2: ArrayLike, dim: int | None = None, eps: float = 1e-8, *, axis: int | None = None) -> Tensor:
+    """Cosines of the angles between vectors along an axis (the second by default)."""
+    first, second = as_tensor(x1), as_tensor(x2)
+    along = axis_of("cosine_similarity", dim, axis, 1)
+    norms = [maximum(vector_norm(x, axis=along, keepdims=True), eps) for x in (first, second)]
+    return ((first / norms[0]) * (second / norms[1])).sum(along)

@@ -1,0 +1,314 @@
+"""Module: a function with state, that is, with parameters, buffers and other modules.
+
+Note [Attributes are the registry]
+    A module's parameters and children are those of its attributes that are Parameters and Modules, in the order in which they were
+    first assigned. Nothing is kept twice, so nothing can disagree, attribute access is Python's own, and ``copy.deepcopy``, ``del`` and
+    subclasses that forget ``super().__init__()`` just work. Only which plain Tensors are buffers has to be written down.
+
+Note [Loading is all or nothing]
+    `Module.load_state_dict` checks every entry before it writes the first. Values are written into the memory of the parameters, so
+    optimizers and views stay valid, and version counters notice graphs that had saved the old values.
+
+Rejected: a ``__getattr__`` with three dictionaries behind it (PyTorch's way: five times slower per access, and errors inside properties
+surface as missing attributes).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+
+from aiograd.array_functions.creation import zeros_like
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.nn.parameter import Parameter
+from aiograd.tensors import inplace
+from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.tensor import Tensor, asarray
+
+
+class IncompatibleKeys(NamedTuple):
+    """What `Module.load_state_dict` with ``strict=False`` left out."""
+
+    missing_keys: tuple[str, ...]
+    unexpected_keys: tuple[str, ...]
+
+
+class Module:
+    """Base of all networks and layers: assign Parameters and Modules as attributes and define ``forward``.
+
+    ``forward`` may be ``def`` or ``async def``; calling the module returns what it returns, a Tensor or a coroutine, and ``await model(x)``
+    works in both cases.
+    """
+
+    training: bool = True
+    #: names of the attributes that are buffers, and whether they belong to the state
+    _buffer_names: Mapping[str, bool] = MappingProxyType({})
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """What calling the module does; defined by subclasses."""
+        raise NotImplementedError(f"{type(self).__name__} defines no forward(): define it, as `def` or `async def`")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    # ---------------------------------------------------------------- what belongs to a module
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if value is not None:
+            current = self.__dict__.get(name)
+            for cls in (Parameter, Module):
+                if isinstance(current, cls) and not isinstance(value, cls):
+                    raise ArgumentTypeError(
+                        f"{type(self).__name__}.{name} is a {cls.__name__} and cannot become a {type(value).__name__}: assign a {cls.__name__} or None, "
+                        "or delete the attribute first"
+                    )
+            if name in self._buffer_names and not isinstance(value, TensorCore):
+                raise ArgumentTypeError(f"{type(self).__name__}.{name} is a buffer and cannot become a {type(value).__name__}: assign a Tensor or None")
+        object.__setattr__(self, name, value)
+
+    def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
+        """Make a Tensor that is no parameter part of the module: it moves with it, and belongs to its state if `persistent`."""
+        self._check_name(name)
+        if tensor is not None and not isinstance(tensor, TensorCore):
+            raise ArgumentTypeError(f"register_buffer({name!r}): expected a Tensor or None, found {type(tensor).__name__}")
+        object.__setattr__(self, "_buffer_names", {**self._buffer_names, name: persistent})
+        object.__setattr__(self, name, tensor)
+
+    def register_parameter(self, name: str, parameter: Parameter | None) -> None:
+        """Assign a Parameter under a name; None says that there is none."""
+        self._check_name(name)
+        if parameter is not None and not isinstance(parameter, Parameter):
+            raise ArgumentTypeError(f"register_parameter({name!r}): expected a Parameter or None, found {type(parameter).__name__}")
+        object.__setattr__(self, name, parameter)
+
+    def add_module(self, name: str, module: Module | None) -> None:
+        """Assign a child under a name; None says that there is none."""
+        self._check_name(name)
+        if module is not None and not isinstance(module, Module):
+            raise ArgumentTypeError(f"add_module({name!r}): expected a Module or None, found {type(module).__name__}")
+        object.__setattr__(self, name, module)
+
+    register_module = add_module
+
+    def _check_name(self, name: str) -> None:
+        if not name or "." in name:
+            raise ArgumentError(f"{type(self).__name__}: {name!r} cannot name a part of a module: expected a name without dots")
+        if hasattr(type(self), name):
+            raise ArgumentError(f"{type(self).__name__}: {name!r} is the name of something the class defines; choose another")
+
+    def named_children(self) -> Iterator[tuple[str, Module]]:
+        """Modules assigned as attributes, with their names; each once."""
+        seen: set[int] = set()
+        for name, value in list(self.__dict__.items()):
+            if isinstance(value, Module) and id(value) not in seen:
+                seen.add(id(value))
+                yield name, value
+
+    def children(self) -> Iterator[Module]:
+        """Modules assigned as attributes."""
+        return (module for _, module in self.named_children())
+
+    def named_modules(self, prefix: str = "", *, remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
+        """This module and all below it with their paths (``"encoder.0.linear"``), parents first; each once."""
+        return self._walk(prefix, set() if remove_duplicate else None)
+
+    def _walk(self, prefix: str, seen: set[int] | None) -> Iterator[tuple[str, Module]]:
+        if seen is not None:
+            if id(self) in seen:
+                return
+            seen.add(id(self))
+        yield prefix, self
+        for name, value in list(self.__dict__.items()):
+            if isinstance(value, Module):
+                yield from value._walk(f"{prefix}.{name}" if prefix else name, seen)
+
+    def modules(self) -> Iterator[Module]:
+        """This module and all below it."""
+        return (module for _, module in self.named_modules())
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
+        """Parameters with their paths (``"encoder.0.weight"``); one that is shared appears once, under its first path."""
+        return self._parts(lambda module: ((n, v) for n, v in list(module.__dict__.items()) if isinstance(v, Parameter)), prefix, recurse, remove_duplicate)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
+        """Parameters of this module and those below it."""
+        return (parameter for _, parameter in self.named_parameters(recurse=recurse))
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
+        """Buffers with their paths."""
+        return self._parts(lambda module: ((n, getattr(module, n, None)) for n in module._buffer_names), prefix, recurse, remove_duplicate)
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        """Buffers of this module and those below it."""
+        return (buffer for _, buffer in self.named_buffers(recurse=recurse))
+
+    def _parts(self, parts: Callable[[Module], Iterator[tuple[str, Any]]], prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+        seen: set[int] = set()
+        for path, module in self.named_modules(prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, self)]:
+            for name, value in parts(module):
+                if value is None or (remove_duplicate and id(value) in seen):
+                    continue
+                seen.add(id(value))
+                yield f"{path}.{name}" if path else name, value
+
+    # ---------------------------------------------------------------- state
+
+    def _state(self, prefix: str) -> dict[str, Tensor]:
+        """Parameters and persistent buffers by path; one with two paths is under both."""
+        state: dict[str, Tensor | None] = {}
+        for path, module in self.named_modules(prefix, remove_duplicate=False):
+            dot = f"{path}." if path else ""
+            state |= {dot + name: value for name, value in module.__dict__.items() if isinstance(value, Parameter)}
+            state |= {dot + name: getattr(module, name, None) for name, persistent in module._buffer_names.items() if persistent}
+        return {path: value for path, value in state.items() if value is not None}
+
+    def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
+        """Parameters and persistent buffers by path, outside of any graph. They share the module's memory: ``clone`` them to keep a snapshot."""
+        return {path: value.detach() for path, value in self._state(prefix).items()}
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
+        """Write the values of a `state_dict` into the module; see Note [Loading is all or nothing].
+
+        Args:
+            state: Tensors or arrays by path; cast to the dtype of what they replace.
+            strict: whether paths that are missing or unexpected are an error.
+
+        Returns:
+            The paths that were missing or unexpected.
+
+        Raises:
+            ArgumentError: paths, shapes or values that do not fit, all of them named; nothing has been written.
+        """
+        if not isinstance(state, Mapping):
+            raise ArgumentTypeError(f"load_state_dict: expected a mapping of paths to Tensors, found {type(state).__name__}")
+        own = self._state("")
+        missing = tuple(path for path in own if path not in state)
+        unexpected = tuple(path for path in state if path not in own)
+        wrong = [f"missing: {', '.join(missing)}"] if strict and missing else []
+        wrong += [f"unexpected: {', '.join(map(str, unexpected))}"] if strict and unexpected else []
+        values = {path: state[path] for path in own if path in state}
+        for path, value in values.items():
+            complaint = _misfit(own[path], value)
+            if complaint:
+                wrong.append(f"{path}: {complaint}")
+        if wrong:
+            raise ArgumentError(f"load_state_dict of {type(self).__name__}: the state does not fit, nothing was loaded.\n  " + "\n  ".join(wrong))
+        for path, value in values.items():
+            target = own[path]
+            inplace.write(target, asarray(value).detach().to(target.device)._data)
+        return IncompatibleKeys(missing, unexpected)
+
+    # ---------------------------------------------------------------- changing all of it
+
+    def apply(self, fn: Callable[[Module], Any]) -> Self:
+        """Call `fn` on every module below this one, then on this one."""
+        for child in self.children():
+            child.apply(fn)
+        fn(self)
+        return self
+
+    def train(self, mode: bool = True) -> Self:
+        """Set every module to training (dropout drops, batch norm measures) or, with False, to evaluation."""
+        for module in self.modules():
+            object.__setattr__(module, "training", bool(mode))
+        return self
+
+    def eval(self) -> Self:
+        """Set every module to evaluation."""
+        return self.train(False)
+
+    def requires_grad_(self, requires_grad: bool = True) -> Self:
+        """Switch gradients of all parameters on or off."""
+        for parameter in self.parameters():
+            parameter.requires_grad_(requires_grad)
+        return self
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or fill them with zeros."""
+        for parameter in self.parameters():
+            grad = parameter.grad
+            parameter.grad = None if set_to_none or grad is None else zeros_like(grad)
+
+    def to(self, target: Any = None, *, device: str | None = None, dtype: Any = None) -> Self:
+        """Move to a device and cast what is floating to a dtype, in place; parameters stay the same objects.
+
+        Gradients go along. A graph recorded before must not be used afterwards.
+
+        Args:
+            target: a device name or a dtype.
+            device, dtype: the same by name.
+        """
+        if target is not None:
+            if isinstance(target, str) and target not in np.sctypeDict:
+                device = target
+            else:
+                dtype = target
+        for tensor in [*self.parameters(), *self.buffers()]:
+            _convert(tensor, device, None if dtype is None else np.dtype(dtype))
+        return self
+
+    def float(self) -> Self:
+        """Cast what is floating to float32."""
+        return self.to(dtype=np.float32)
+
+    def double(self) -> Self:
+        """Cast what is floating to float64."""
+        return self.to(dtype=np.float64)
+
+    def cpu(self) -> Self:
+        """Move to the host."""
+        return self.to(device="cpu")
+
+    # ---------------------------------------------------------------- looks
+
+    def extra_repr(self) -> str:
+        """What to print between the parentheses."""
+        return ""
+
+    def __repr__(self) -> str:
+        lines = [f"({name}): {_indented(repr(child))}" for name, child in self.__dict__.items() if isinstance(child, Module)]
+        extra = self.extra_repr()
+        if not lines:
+            return f"{type(self).__name__}({extra})"
+        return f"{type(self).__name__}(\n  " + "\n  ".join([*([extra] if extra else []), *lines]) + "\n)"
+
+
+def _indented(text: str) -> str:
+    return text.replace("\n", "\n  ")
+
+
+def _misfit(target: Tensor, value: Any) -> str | None:
+    """What is wrong with `value` as the new value of `target`, None if nothing."""
+    if not isinstance(value, (TensorCore, np.ndarray, np.generic)):
+        return f"found {type(value).__name__}, expected a Tensor or an array"
+    if tuple(value.shape) != target.shape:
+        return f"found shape {list(value.shape)}, expected {list(target.shape)}"
+    if not np.can_cast(value.dtype, target.dtype, "same_kind") and not (value.dtype.kind in "iub" and target.dtype.kind in "iub"):
+        return f"found dtype {value.dtype}, expected {target.dtype}"
+    return None
+
+
+def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> None:
+    """Move and cast a leaf in place, with its gradient."""
+
+    def converted(source: Any) -> Any:
+        plain = source.detach()
+        if dtype is not None and plain.dtype.kind in "fc":
+            plain = plain.astype(dtype, copy=False)
+        return plain if device is None else plain.to(device)
+
+    value = converted(tensor)
+    if value._data is tensor._data:
+        return
+    grad = tensor.grad
+    tensor._data = value._data
+    counter_of(tensor)[0] += 1  # a graph that has saved the old values must not go on with the new ones
+    node = tensor._node
+    if node is not None:
+        # the node is kept, and with it the hooks on the leaf
+        node.dtype, node.device = value.dtype, value.device
+    if grad is not None:
+        tensor.grad = converted(grad)

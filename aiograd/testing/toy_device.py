@@ -1,0 +1,279 @@
+"""ToyDevice: a device made of numpy and a thread, slow and broken on demand.
+
+It joins aiograd as any device does (`aiograd.devices`), and exists to test code against one: the engine's own seam, and a user's service
+that must stay responsive while a device is slow and must survive its failures.
+
+Note [Kernels]
+    What a device does is a sequence of kernels: a numpy function or ufunc called on its arrays, a row of the op tables, a write. By default
+    it has a kernel for every row, the row's own numpy forward, launched as one; `kernels` puts others in their place, and
+    rows named in `composed` have none, so that their forward runs as it would on the host and each numpy function in it is a kernel.
+
+Source: the fault kinds follow what a GPU does: a launch that fails, memory that is full, and an error after which nothing works any more.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections import deque
+from collections.abc import Callable, Collection, Iterator, Mapping
+from concurrent.futures import Future
+from contextlib import contextmanager
+from dataclasses import dataclass
+from random import Random
+from types import TracebackType
+from typing import Any, Literal, Self
+
+import numpy as np
+
+from aiograd.devices import register_device, unregister_device
+from aiograd.errors import ArgumentError, DeviceError
+from aiograd.testing.clock import SimulatedLoop
+from aiograd.testing.toy_array import ToyArray
+from aiograd.testing.toy_queue import Queue, SimulatedQueue, ThreadQueue
+
+#: ``error``: the kernel fails; ``memory``: no memory is left for it; ``dead``: it fails, as does everything after it; ``shape``: its result
+#: has the wrong shape
+FaultKind = Literal["error", "memory", "dead", "shape"]
+
+
+class ToyError(DeviceError):
+    """A kernel failed because a test wanted it to."""
+
+
+class ToyMemoryError(ToyError, MemoryError):
+    """No memory left on a toy device."""
+
+
+@dataclass(frozen=True, slots=True)
+class ToyStatistics:
+    """What a toy device has done so far, and what lives on it."""
+
+    #: kernels run, and jobs (launches from elsewhere and rules of nodes)
+    kernels: int
+    jobs: int
+    #: arrays that own memory, and their bytes
+    allocations: int
+    bytes: int
+    #: arrays copied from and to the host
+    uploads: int
+    downloads: int
+    #: names of the threads that kernels ran on
+    threads: tuple[str, ...]
+
+
+class ToyDevice:
+    """A device whose arrays are numpy arrays behind a queue. ``with ToyDevice() as device:`` makes it known under its name.
+
+    Args:
+        name: ``kind:ordinal``.
+        delay: how long each job takes: seconds, or a function of the device's random numbers that gives them.
+        seed: of those random numbers.
+        fail: kernels that fail, by number (counted from 1) or name; see `fail` and `FaultKind`.
+        memory: how many bytes fit on it; None for no limit.
+        kernels: row name -> function of numpy arrays to run in place of the row's forward.
+        composed: names of rows it has no kernel for; see Note [Kernels].
+        loop: simulate the device on this loop instead of on a thread of its own.
+    """
+
+    def __init__(
+        self,
+        name: str = "toy:0",
+        *,
+        delay: float | Callable[[Random], float] = 0.0,
+        seed: int = 0,
+        fail: Mapping[int | str, FaultKind] | None = None,
+        memory: int | None = None,
+        kernels: Mapping[str, Callable[..., Any]] | None = None,
+        composed: Collection[str] = (),
+        loop: SimulatedLoop | None = None,
+    ) -> None:
+        self._name = name
+        self._delay = delay
+        self._random = Random(seed)  # noqa: S311 - reproducible delays, no secrets
+        self._memory = memory
+        self._own_kernels = dict(kernels or {})
+        self._composed = frozenset(composed)
+        self._faults: dict[int | str, FaultKind] = {}
+        self._lock = threading.RLock()  # arrays are freed wherever the garbage collector runs
+        self._kernels = self._uploads = self._downloads = self._allocations = self._bytes = 0
+        self._threads: dict[str, None] = {}
+        self._dead: BaseException | None = None
+        #: names of the latest kernels, in order
+        self.history: deque[str] = deque(maxlen=10_000)
+        self.queue: Queue
+        if loop is None:
+            self.queue = ThreadQueue(f"aiograd-{name}", self._next_delay)
+        else:
+            self.queue = SimulatedQueue(f"aiograd-{name}", self._next_delay, loop)
+        for kernel, kind in (fail or {}).items():
+            self.fail(kernel, kind)
+
+    def __repr__(self) -> str:
+        return f"<ToyDevice {self._name}>"
+
+    def __enter__(self) -> Self:
+        register_device(self)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        unregister_device(self._name)
+        self.close()
+
+    def close(self) -> None:
+        """Let the running kernel end, fail what is queued, end the thread. Idempotent."""
+        self.queue.close()
+
+    # ---------------------------------------------------------------- what the engine needs
+
+    @property
+    def name(self) -> str:
+        """``kind:ordinal``."""
+        return self._name
+
+    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+        """Run on the device's thread, in order of submission."""
+        return self.queue.submit(function)
+
+    def from_host(self, array: np.ndarray[Any, Any]) -> ToyArray:
+        """A device array with the same values, pending until the device has come to it."""
+        values = np.array(array, copy=True)
+        result = ToyArray(self, values.shape, values.dtype, values.strides, None)
+
+        def upload() -> None:
+            try:
+                self._uploads += 1
+                result.own(self.compute("from_host", lambda: values))
+            except BaseException as error:
+                result._error = error
+
+        if self.queue.is_current():
+            upload()
+        else:
+            result._made = self.enqueue(upload)
+        return result
+
+    def to_host(self, array: ToyArray) -> np.ndarray[Any, Any]:
+        """A copy of the values; waits for them.
+
+        Raises:
+            NotReadyError: they are pending and an event loop is running. DeviceError: they were never computed, or are lost.
+        """
+        values = array.read().copy()
+        self._downloads += 1
+        return values
+
+    # ---------------------------------------------------------------- what tests need
+
+    def hold(self) -> None:
+        """Start no further job until `release`."""
+        self.queue.hold()
+
+    def release(self, jobs: int | None = None) -> None:
+        """Start so many jobs; without a number, go on for good."""
+        self.queue.release(jobs)
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Hold the device within the block."""
+        self.hold()
+        try:
+            yield
+        finally:
+            self.release()
+
+    def fail(self, kernel: int | str, kind: FaultKind = "error") -> None:
+        """Let a kernel that is yet to come fail, once.
+
+        Args:
+            kernel: a number, counted from 1 for the next one, or a name such as ``"matmul"``.
+            kind: how; see `FaultKind`.
+
+        Raises:
+            ArgumentError: no such kernel or kind.
+        """
+        if kind not in ("error", "memory", "dead", "shape"):
+            raise ArgumentError(f"fail(kind={kind!r}): expected 'error', 'memory', 'dead' or 'shape'")
+        if isinstance(kernel, int) and kernel < 1:
+            raise ArgumentError(f"fail({kernel}): kernels are counted from 1, the next one to run")
+        with self._lock:
+            self._faults[kernel if isinstance(kernel, str) else self._kernels + kernel] = kind
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether a kernel failed in a way after which nothing works any more."""
+        return self._dead is not None
+
+    def statistics(self) -> ToyStatistics:
+        """Figures as of now."""
+        with self._lock:
+            return ToyStatistics(
+                self._kernels, self.queue.started, self._allocations, self._bytes, self._uploads, self._downloads, tuple(self._threads)
+            )
+
+    # ---------------------------------------------------------------- what its arrays need
+
+    def kernel_of(self, op: Any) -> Callable[..., Any] | None:
+        """The kernel for a row of the op tables, None where it has none."""
+        own = self._own_kernels.get(op.name)
+        if own is not None:
+            return own
+        return None if op.name in self._composed or op.name == "to_device" else op.forward
+
+    def enqueue(self, function: Callable[[], None]) -> Future[Any]:
+        """Run in a copy of the caller's context."""
+        context = contextvars.copy_context()
+        return self.queue.submit(lambda: context.run(function))
+
+    def compute(self, name: str, function: Callable[[], Any]) -> Any:
+        """Run a kernel; on the device's thread only.
+
+        Raises:
+            ToyError: it was to fail. DeviceError: the device is dead.
+        """
+        with self._lock:
+            self._kernels += 1
+            number = self._kernels
+            self.history.append(name)
+            self._threads[threading.current_thread().name] = None
+            kind = self._faults.pop(number, None) or self._faults.pop(name, None)
+        self.check_alive(f"kernel {name}")
+        if kind == "memory":
+            raise ToyMemoryError(f"kernel {name} on {self._name} (number {number}): out of memory, as asked for")
+        if kind in ("error", "dead"):
+            error = ToyError(f"kernel {name} on {self._name} (number {number}) failed, as asked for")
+            if kind == "dead":
+                self._dead = error
+            raise error
+        result = function()
+        return np.stack([result, result]) if kind == "shape" else result
+
+    def check_alive(self, what: str) -> None:
+        """Raise if the device is dead.
+
+        Raises:
+            DeviceError
+        """
+        if self._dead is not None:
+            raise DeviceError(f"{what}: {self._name} is dead since an earlier kernel failed: {self._dead}") from self._dead
+
+    def allocated(self, size: int) -> None:
+        """Count memory that an array owns.
+
+        Raises:
+            ToyMemoryError: it does not fit.
+        """
+        with self._lock:
+            if self._memory is not None and self._bytes + size > self._memory:
+                raise ToyMemoryError(f"{self._name}: out of memory: asked for {size} bytes, {self._memory - self._bytes} of {self._memory} are free")
+            self._allocations += 1
+            self._bytes += size
+
+    def freed(self, size: int) -> None:
+        """Count memory that an array no longer owns."""
+        with self._lock:
+            self._allocations -= 1
+            self._bytes -= size
+
+    def _next_delay(self) -> float:
+        return self._delay(self._random) if callable(self._delay) else self._delay
