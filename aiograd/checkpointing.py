@@ -41,7 +41,7 @@ from aiograd.graph.current import CURRENT
 from aiograd.graph.saved import SavedTensorHooks, saved_tensors_hooks
 from aiograd.modes import ModeScope, current_mode
 from aiograd.random import Draws, Replay
-from aiograd.tensors.core import TensorCore
+from aiograd.tensors.core import TensorCore, counter_of
 from aiograd.types import Shape
 
 P = ParamSpec("P")
@@ -89,6 +89,9 @@ class Saved(NamedTuple):
     device: str
     #: first, middle and last element; empty for arrays that do not live on the host
     elements: tuple[Any, ...]
+    #: the tensor's version counter, and where it stood
+    counter: list[int]
+    version: int
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on {self.device}"
@@ -100,7 +103,13 @@ class Saved(NamedTuple):
         elements: tuple[Any, ...] = ()
         if isinstance(data, np.ndarray) and data.size:
             elements = (data.item(0), data.item(data.size // 2), data.item(data.size - 1))
-        return cls(tensor.shape, tensor.dtype, tensor.device, elements)
+        counter = counter_of(tensor)
+        return cls(tensor.shape, tensor.dtype, tensor.device, elements, counter, counter[0])
+
+    @property
+    def is_modified(self) -> bool:
+        """Whether the tensor has been modified in place since."""
+        return self.counter[0] != self.version
 
     def is_close(self, other: Saved) -> bool:
         """Whether the elements are the same up to rounding."""
@@ -117,7 +126,7 @@ class _Argument(NamedTuple):
     #: the Tensor outside of the graph, or what the hooks of the enclosing region made of it
     value: Any
     hooks: SavedTensorHooks | None
-    version: int
+    saved: Saved
     requires_grad: bool
 
 
@@ -213,27 +222,24 @@ class _Region:
                     value = await value
                 if not isinstance(value, TensorCore):
                     raise HookTypeError(f"unpack hook returned {type(value).__name__}; expected the Tensor that was packed")
-            elif value.version != argument.version:
-                raise _modified(f"an argument of {self}", value, argument.version)
+            if argument.saved.is_modified:
+                raise _modified(f"an argument of {self}", argument.saved)
             value = value.detach()
             found[id(argument)] = value.requires_grad_() if argument.requires_grad else value
         return map_tree(lambda argument: found[id(argument)], tree, _Argument)
 
-    def check(self, caught: list[tuple[Any, int]]) -> None:
-        """Raise unless what was saved again is what was saved the first time, and still is.
+    def check(self, caught: list[tuple[Any, Saved]]) -> None:
+        """Raise unless what was saved again is what was saved the first time.
 
         Raises:
-            CheckpointError, ModifiedError
+            CheckpointError
         """
         if len(caught) != len(self.saved) if self.complete else len(caught) < len(self.saved):
             raise CheckpointError(
                 f"{self} saved {len(self.saved)} tensors in forward and {len(caught)} when it was computed again. It must do the same each time: "
                 "look for branches on state that has changed since."
             )
-        for i, (first, (tensor, version)) in enumerate(zip(self.saved, caught, strict=False)):
-            if tensor.version != version:
-                raise _modified(f"tensor {i} saved by {self}", tensor, version)
-            again = Saved.of(tensor)
+        for i, (first, (_, again)) in enumerate(zip(self.saved, caught, strict=False)):
             if first[:3] != again[:3]:
                 raise CheckpointError(
                     f"{self} saved {first} as tensor {i} of {len(self.saved)} in forward, and {again} when it was computed again. "
@@ -253,15 +259,15 @@ class _Caught:
     __slots__ = ("values", "lock")
 
     def __init__(self) -> None:
-        #: Tensors outside of the graph, each with its version
-        self.values: list[tuple[Any, int]] = []
+        #: Tensors outside of the graph, each with what it was when it was saved
+        self.values: list[tuple[Any, Saved]] = []
         self.lock = threading.Lock()
 
     def pack(self, tensor: Any) -> int:
         """Keep the value; its number."""
-        tensor = tensor.detach()
+        entry = (tensor.detach(), Saved.of(tensor))
         with self.lock:
-            self.values.append((tensor, tensor.version))
+            self.values.append(entry)
             return len(self.values) - 1
 
     def unpack(self, number: int) -> Any:
@@ -279,7 +285,7 @@ class _Recomputation:
         #: where the pass keeps this
         self.kept = kept
         #: what has not been taken yet, by number; None while it is being computed
-        self.values: dict[int, tuple[Any, int]] | None = None
+        self.values: dict[int, tuple[Any, Saved]] | None = None
         self.waiting: list[Any] = []
 
     def lacks(self, number: int) -> bool:
@@ -318,14 +324,15 @@ class _Recomputation:
         """Hand out a value and let go of it.
 
         Raises:
-            ModifiedError: it has been modified in place after it was saved.
+            ModifiedError: it has been modified in place after it was saved, the first time or now.
         """
-        values: dict[int, tuple[Any, int]] = self.values or {}
-        tensor, version = values.pop(number)
+        values: dict[int, tuple[Any, Saved]] = self.values or {}
+        tensor, again = values.pop(number)
         if not values:
             self._forget()
-        if tensor.version != version:
-            raise _modified(f"tensor {number} saved by {self.region}", tensor, version)
+        for saved in (self.region.saved[number], again):
+            if saved.is_modified:
+                raise _modified(f"tensor {number} saved by {self.region}", saved)
         return tensor
 
     def _forget(self) -> None:
@@ -339,7 +346,7 @@ class _Recomputation:
 def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
     outside = tensor.detach()
     value = outside if hooks is None else hooks.pack(outside)
-    return _Argument(value, hooks, tensor.version, tensor.requires_grad)
+    return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
 
 
 def map_tree(function: Callable[[Any], Any], tree: Any, kind: type[Any]) -> Any:
@@ -361,10 +368,10 @@ def leaves_of(tree: Any, kind: type[Any]) -> list[Any]:
     return found
 
 
-def _modified(what: str, tensor: Any, version: int) -> ModifiedError:
+def _modified(what: str, saved: Saved) -> ModifiedError:
     return ModifiedError(
-        f"one of the variables needed for gradient computation has been modified by an inplace operation: {what}, with shape {list(tensor.shape)}, "
-        f"is at version {tensor.version}; expected version {version} instead. Clone it before modifying, or use an out-of-place operation."
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: {what}, with shape {list(saved.shape)}, "
+        f"is at version {saved.counter[0]}; expected version {saved.version} instead. Clone it before modifying, or use an out-of-place operation."
     )
 
 

@@ -83,9 +83,12 @@ class ModeScope:
 
     def __init__(self, **changes: Any) -> None:
         self._changes = changes
-        self._entered = 0
+
+    def _check_entry(self) -> None:
+        """Raise where the mode cannot be entered now."""
 
     def __enter__(self) -> Self:
+        self._check_entry()
         current = current_mode()
         _mode.set(current.having(outer=current, owner=self, **self._changes))
         return self
@@ -104,12 +107,39 @@ class ModeScope:
 
     def _again(self) -> ModeScope:
         """A scope with the same effect, for one call of a decorated function."""
-        return ModeScope(**self._changes)
+        scope = ModeScope(**self._changes)
+        scope._check_entry = self._check_entry  # type: ignore[method-assign]
+        return scope
 
     def __call__(self, function: F) -> F:
         if inspect.isclass(function):
             raise ArgumentError(f"{type(self).__name__} decorates functions; {function.__name__} is a class: decorate its methods")
         return cast(F, _decorate(function, self._again))
+
+
+class _GeneratorModes:
+    """The modes of one decorated generator: on while its own code runs, put aside whenever it has yielded.
+
+    Modes that the generator's body has entered and not left when it yields come back when it goes on.
+    """
+
+    __slots__ = ("_scope", "_inside", "_outside")
+
+    def __init__(self, scope: ModeScope) -> None:
+        self._scope = scope
+        self._inside: Mode | None = None
+        self._outside: list[Mode] = []
+
+    def __enter__(self) -> None:
+        self._scope._check_entry()
+        outside = current_mode()
+        self._outside.append(outside)
+        _mode.set(self._inside or outside.having(outer=outside, owner=self, **self._scope._changes))
+
+    def __exit__(self, *exception: object) -> None:
+        inside = current_mode()
+        self._inside = None if inside.owner is self else inside
+        _mode.set(self._outside.pop())
 
 
 def _decorate(function: Callable[..., Any], scope: Callable[[], ModeScope]) -> Callable[..., Any]:
@@ -118,11 +148,12 @@ def _decorate(function: Callable[..., Any], scope: Callable[[], ModeScope]) -> C
         @functools.wraps(function)
         async def async_generator(*args: Any, **kwargs: Any) -> AsyncGenerator[Any, Any]:
             inner = function(*args, **kwargs)
+            modes = _GeneratorModes(scope())
             step: Callable[[], Any] = inner.__anext__
             try:
                 while True:
                     try:
-                        with scope():
+                        with modes:
                             value = await step()
                     except StopAsyncIteration:
                         return
@@ -134,7 +165,7 @@ def _decorate(function: Callable[..., Any], scope: Callable[[], ModeScope]) -> C
                     except BaseException as error:
                         step = functools.partial(inner.athrow, error)
             finally:
-                with scope():
+                with modes:
                     await inner.aclose()
 
         return async_generator
@@ -143,11 +174,12 @@ def _decorate(function: Callable[..., Any], scope: Callable[[], ModeScope]) -> C
         @functools.wraps(function)
         def generator(*args: Any, **kwargs: Any) -> Generator[Any, Any, Any]:
             inner = function(*args, **kwargs)
+            modes = _GeneratorModes(scope())
             step: Callable[[], Any] = functools.partial(next, inner)
             try:
                 while True:
                     try:
-                        with scope():
+                        with modes:
                             value = step()
                     except StopIteration as stop:
                         return stop.value
@@ -159,7 +191,7 @@ def _decorate(function: Callable[..., Any], scope: Callable[[], ModeScope]) -> C
                     except BaseException as error:
                         step = functools.partial(inner.throw, error)
             finally:
-                with scope():
+                with modes:
                     inner.close()
 
         return generator
@@ -217,19 +249,26 @@ class set_grad_enabled(ModeScope):  # noqa: N801
 
     def __init__(self, mode: bool) -> None:
         super().__init__(grad=bool(mode))
+        #: what the call has changed, until a block or a decorated function says when it is to apply
+        self._previous: bool | None = current_mode().grad
+        self._switch(bool(mode))
+
+    @staticmethod
+    def _switch(grad: bool) -> None:
         current = current_mode()
-        self._previous = current.grad
-        _mode.set(current.having(outer=current.outer, owner=current.owner, grad=bool(mode)))
+        _mode.set(current.having(outer=current.outer, owner=current.owner, grad=grad))
+
+    def _undo(self) -> None:
+        if self._previous is not None:
+            self._switch(self._previous)
+            self._previous = None
 
     def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
-        current = current_mode()
-        _mode.set(current.having(outer=current.outer, owner=current.owner, grad=self._previous))
+        self._undo()
+        return super().__enter__()
 
     def __call__(self, function: F) -> F:
-        self.__exit__()
+        self._undo()
         return super().__call__(function)
 
 

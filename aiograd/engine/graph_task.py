@@ -22,16 +22,19 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from aiograd.engine.input_buffer import InputBuffer, Key
 from aiograd.engine.placement import Placement
 from aiograd.engine.ready_queue import ReadyQueue
-from aiograd.errors import ArgumentError, GraphError, UnusedInputError
+from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
 from aiograd.graph.boundary import to_array, to_tensor
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.types import Array
+
+#: gets a non-leaf's gradient at the commit; returns what writes it (None: nothing is to be written)
+Keeper: TypeAlias = Callable[[Any], Callable[[], None] | None]
 
 _next_id = count(0).__next__
 
@@ -44,7 +47,7 @@ class Capture(NamedTuple):
 
     input_nr: int
     index: int
-    keep: Callable[[Any], None] | None = None
+    keep: Keeper | None = None
 
 
 class GraphRoot(Node):
@@ -114,7 +117,7 @@ class GraphTask:
         inputs: Sequence[tuple[Node, int]] | None = None,
         require_inputs: bool = False,
         accumulate: bool = False,
-        keepers: Sequence[Callable[[Any], None] | None] = (),
+        keepers: Sequence[Keeper | None] = (),
         keep_graph: bool = False,
         create_graph: bool = False,
         reentrant_depth: int = 0,
@@ -154,7 +157,7 @@ class GraphTask:
         #: how many nodes have run
         self.completed_nodes = 0
         self.staged: dict[AccumulateGrad, Staged] = {}
-        self.retained: list[tuple[Callable[[Any], None], Any]] = []
+        self.retained: list[tuple[Keeper, Any]] = []
         self.committed = False
         self.completed = False
         self.error: BaseException | None = None
@@ -169,14 +172,16 @@ class GraphTask:
         self.shared_hook_state: dict[int, Any] = {}
         #: made by the driver: an object with ``create_future``
         self.loop: Any = None
-        self._future: Any = None
+        #: futures that wait for the result, and one that reports an error nobody has asked for
+        self._futures: list[Any] = []
+        self._unfetched: Any = None
+        #: made by the driver: called with each future that is handed out
+        self.on_future: Callable[[Any], None] | None = None
         #: nobody awaits the pass itself, so an error that nobody fetches from `future` must be reported
         self.delivered_by_future = False
         self._ready = ReadyQueue()
         self._buffers: dict[Node, InputBuffer | list[Any]] = {}
         self._expected: dict[Node, list[Key]] = {}
-        #: the dependencies as they were before anything ran
-        self._counts: dict[Node, int] = {}
         self._cancelled = False
         if len(roots) == 1:
             self.root: Node = roots[0][0]
@@ -252,14 +257,9 @@ class GraphTask:
                 for index, (node, _) in enumerate(self.inputs or ()):
                     if node not in dependencies:
                         raise unused_input(index)
-            self._restrict(parents)
+            yield from self._restrict(parents)
         if not plain:
-            yield from self.prepare_general()
-
-    def prepare_general(self) -> Iterator[None]:
-        """Note what the general path needs beyond the walk; `discover` does it for a pass that is not plain."""
-        self._counts = dict(self.dependencies)
-        yield from self._expect()
+            yield from self._expect()
 
     def _sequence_floor(self) -> int:
         """Nodes below this number cannot reach any of the inputs, so the walk need not go through them."""
@@ -267,23 +267,34 @@ class GraphTask:
             return 0
         return min((node._seq for node, _ in self.inputs), default=0)
 
-    def _restrict(self, parents: dict[Node, list[Node]]) -> None:
+    def _restrict(self, parents: dict[Node, list[Node]]) -> Iterator[None]:
         """Find the nodes on a path to an input, and count only their edges."""
         targets = [node for node in (*self._accumulate_into, *self.captures) if node in self.dependencies]
         runs: dict[Node, bool] = {node: True for node in targets if node in self._accumulate_into}
         stack = list(targets)
+        visited = 0
         while stack:
+            visited += 1
+            if not visited % DISCOVER_STRIDE:
+                yield
             for parent in parents.get(stack.pop(), ()):
                 if parent not in runs:
                     runs[parent] = True
                     stack.append(parent)
-        self.exec_info = runs
-        dependencies = {node: 0 for node in self.dependencies if node in runs or node in self.captures}
+        dependencies: dict[Node, int] = {}
+        for visited, node in enumerate(self.dependencies):
+            if not visited % DISCOVER_STRIDE:
+                yield
+            if node in runs or node in self.captures:
+                dependencies[node] = 0
         dependencies.setdefault(self.root, 0)
-        for node in runs:
+        for visited, node in enumerate(runs):
+            if not visited % DISCOVER_STRIDE:
+                yield
             for child in node.next_nodes:
                 if child in dependencies:
                     dependencies[child] += 1
+        self.exec_info = runs
         self.dependencies = dependencies
 
     def _expect(self) -> Iterator[None]:
@@ -314,7 +325,12 @@ class GraphTask:
 
     def execution_order(self) -> list[Node]:
         """The nodes that run, in the order of an undisturbed pass."""
-        waiting = dict(self._counts)
+        waiting: dict[Node, int] = {}
+        for node in self.dependencies:
+            if self._runs(node):
+                for child in node.next_nodes:
+                    if child is not None and child in self.dependencies:
+                        waiting[child] = waiting.get(child, 0) + 1
         heap = ReadyQueue()
         heap.push(self.root, [])
         order: list[Node] = []
@@ -323,8 +339,8 @@ class GraphTask:
             if self._runs(node):
                 order.append(node)
                 for child in node.next_nodes:
-                    if child is not None and child in waiting:
-                        waiting[child] -= 1
+                    if child in waiting:
+                        waiting[child] -= 1  # type: ignore[index]
                         if not waiting[child]:
                             heap.push(child, [])
         return order
@@ -424,7 +440,7 @@ class GraphTask:
         grad = grads.pop()
         self.staged[leaf] = Staged(leaf, own(grad))
 
-    def retain(self, keep: Callable[[Any], None], grad: Any) -> None:
+    def retain(self, keep: Keeper, grad: Any) -> None:
         """Hand a non-leaf's gradient (a Tensor) to `keep` at the commit."""
         self.retained.append((keep, grad))
 
@@ -441,41 +457,62 @@ class GraphTask:
                     yield node, to_array(grad, False)
 
     def commit(self) -> None:
-        """Write every staged gradient, in one step."""
+        """Write every staged gradient, in one step; where that fails, none has been written."""
+        writes = [keep(grad) for keep, grad in self.retained]
         if self.staged:
-            commit(list(self.staged.values()))
-        for keep, grad in self.retained:
-            keep(grad)
+            commit(self.staged.values())
+        for write in writes:
+            if write is not None:
+                write()
         self.committed = True
 
     def fail(self, error: BaseException) -> None:
-        """The pass ends with this error (the first one counts): drop what was staged and, unless the graph is kept, what was saved."""
+        """The pass ends with this error (the first one counts): drop what was staged. The driver then goes through `spend`."""
         if self.error is not None:
             return
         self.error = error
-        refused = isinstance(error, UnusedInputError) and not self.outstanding and not self.completed_nodes
         self._ready.clear()
         self._buffers.clear()
         self.folds.clear()
         if not self.committed:
             self.staged.clear()
             self.retained.clear()
-        if not self.keep_graph and not refused:
-            text = str(error).split("\n", 1)[0][:200]
-            self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
-            for node in self.dependencies:
-                node.release_variables(self.released)
+
+    def spend(self) -> Iterator[None]:
+        """Release what the graph of a failed pass saved, unless it is kept; yields now and then. A second pass is told the first error.
+
+        What another pass has released is that one's graph (it may still be running), and a pass that was refused has not used its own.
+        """
+        error = self.error
+        if error is None or self.keep_graph or isinstance(error, GraphFreedError):
+            return
+        try:
+            yield from self._walk  # where it was interrupted
+        except UnusedInputError:
+            return
+        if isinstance(error, UnusedInputError) and not self.outstanding and not self.completed_nodes:
+            return
+        text = str(error).split("\n", 1)[0][:200]
+        self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        for visited, node in enumerate(self.dependencies):
+            node.release_variables(self.released)
+            if not visited % DISCOVER_STRIDE:
+                yield
 
     def finish(self) -> None:
         """The pass is over: drop what refers to the graph."""
         self.completed = True
+        self.outstanding = 0
         self._buffers.clear()
         self._expected.clear()
-        self._counts = {}
         self.shared_hook_state.clear()
         self.callbacks.clear()
-        if self._future is not None:
-            self._resolve(self._future)
+        self._walk = iter(())
+        futures, self._futures = self._futures, []
+        if self.error is not None and self.delivered_by_future and not futures and not self._cancelled:
+            futures = [self._unfetched] = [self.loop.create_future()]
+        for future in futures:
+            self._resolve(future)
         self.staged.clear()
         self.retained.clear()
 
@@ -505,14 +542,23 @@ class GraphTask:
 
     @property
     def future(self) -> Any:
-        """Resolves with `result` (or the error) when the pass is over. Several may await it."""
-        if self._future is None:
-            if self.loop is None:
-                raise GraphError(f"GraphTask {self.id} has not been started: it has no future yet")
-            self._future = self.loop.create_future()
-            if self.completed:
-                self._resolve(self._future)
-        return self._future
+        """A future that resolves with `result` (or the error) when the pass is over.
+
+        Each access makes another one, so several may await the pass, and one of them may stop waiting without harm to the rest.
+        """
+        if self.loop is None:
+            raise GraphError(f"GraphTask {self.id} has not been started: it has no future yet")
+        future = self.loop.create_future()
+        if self._unfetched is not None:
+            self._unfetched.exception()
+            self._unfetched = None
+        if self.completed:
+            self._resolve(future)
+        else:
+            self._futures.append(future)
+        if self.on_future is not None:
+            self.on_future(future)
+        return future
 
     def _resolve(self, future: Any) -> None:
         if future.done():

@@ -70,12 +70,10 @@ class saved_tensors_hooks(ModeScope):
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
         super().__init__(saved_hooks=SavedTensorHooks(pack, unpack))
 
-    def __enter__(self) -> saved_tensors_hooks:
+    def _check_entry(self) -> None:
         message = current_mode().saved_hooks_disabled
         if message is not None:
             raise GraphError(message)
-        super().__enter__()
-        return self
 
 
 def disable_saved_tensors_hooks(message: str) -> AbstractContextManager[Any]:

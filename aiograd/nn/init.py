@@ -8,7 +8,7 @@ Source: Glorot and Bengio (2010) for ``xavier``, He et al. (2015) for ``kaiming`
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -18,12 +18,14 @@ from aiograd.tensors import inplace
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 
+T = TypeVar("T", bound=Tensor)
+
 _GAINS = {
     "linear": 1.0, "conv1d": 1.0, "conv2d": 1.0, "conv3d": 1.0, "sigmoid": 1.0, "tanh": 5.0 / 3.0, "relu": math.sqrt(2.0), "selu": 0.75,
 }  # fmt: skip
 
 
-def _fill(tensor: Tensor, values: Any) -> Tensor:
+def _fill(tensor: T, values: Any) -> T:
     if not isinstance(values, Tensor):
         values = make(np.asarray(values))
     inplace.write(tensor, values.detach().to(tensor.device)._data)
@@ -52,19 +54,19 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
     return tensor.shape[1] * field, tensor.shape[0] * field
 
 
-def uniform_(tensor: Tensor, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> Tensor:
+def uniform_(tensor: T, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> T:
     """Uniform in [a, b)."""
     return _fill(tensor, (generator or default_generator()).uniform(tensor.shape, low=a, high=b, dtype=tensor.dtype))
 
 
-def normal_(tensor: Tensor, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> Tensor:
+def normal_(tensor: T, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> T:
     """Normal with a mean and a standard deviation."""
     return _fill(tensor, (generator or default_generator()).normal(tensor.shape, mean=mean, std=std, dtype=tensor.dtype))
 
 
 def trunc_normal_(
-    tensor: Tensor, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
-) -> Tensor:
+    tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
+) -> T:
     """Normal, cut off outside of [a, b] by drawing again."""
     low, high = (a - mean) / std, (b - mean) / std
     if not std > 0 or not low < high or (min(abs(low), abs(high)) > 4 and low * high > 0):
@@ -78,35 +80,35 @@ def trunc_normal_(
     return _fill(tensor, np.clip(values * std + mean, a, b).astype(tensor.dtype))
 
 
-def constant_(tensor: Tensor, val: float) -> Tensor:
+def constant_(tensor: T, val: float) -> T:
     """One number."""
     return _fill(tensor, np.full(tensor.shape, val, tensor.dtype))
 
 
-def zeros_(tensor: Tensor) -> Tensor:
+def zeros_(tensor: T) -> T:
     """Zeros."""
     return constant_(tensor, 0.0)
 
 
-def ones_(tensor: Tensor) -> Tensor:
+def ones_(tensor: T) -> T:
     """Ones."""
     return constant_(tensor, 1.0)
 
 
-def eye_(tensor: Tensor) -> Tensor:
+def eye_(tensor: T) -> T:
     """A matrix with ones on the diagonal."""
     if tensor.ndim != 2:
         raise ShapeError(f"eye_() of shape {list(tensor.shape)}: expected a matrix")
     return _fill(tensor, np.eye(tensor.shape[0], tensor.shape[1], dtype=tensor.dtype))
 
 
-def xavier_uniform_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+def xavier_uniform_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
     """Uniform with variance ``gain**2 * 2 / (fan in + fan out)``."""
     bound = gain * math.sqrt(6.0 / sum(_fans(tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
-def xavier_normal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+def xavier_normal_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
     """Normal with variance ``gain**2 * 2 / (fan in + fan out)``."""
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(_fans(tensor))), generator)
 
@@ -119,21 +121,21 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 
 
 def kaiming_uniform_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
-) -> Tensor:
+    tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
+) -> T:
     """Uniform with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
 
 def kaiming_normal_(
-    tensor: Tensor, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
-) -> Tensor:
+    tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
+) -> T:
     """Normal with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
-def orthogonal_(tensor: Tensor, gain: float = 1.0, generator: Generator | None = None) -> Tensor:
+def orthogonal_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
     """A matrix (out, in * ...) with orthonormal rows or columns, whichever are fewer, times `gain`."""
     if tensor.ndim < 2 or tensor.dtype.kind != "f":
         raise ArgumentTypeError(f"orthogonal_() of shape {list(tensor.shape)}, dtype {tensor.dtype}: expected at least two axes, real floating")

@@ -62,11 +62,13 @@ class Module:
             for cls in (Parameter, Module):
                 if isinstance(current, cls) and not isinstance(value, cls):
                     raise ArgumentTypeError(
-                        f"{type(self).__name__}.{name} is a {cls.__name__} and cannot become a {type(value).__name__}: assign a {cls.__name__} or None, "
-                        "or delete the attribute first"
+                        f"{type(self).__name__}.{name} is a {cls.__name__} and cannot become a {type(value).__name__}: "
+                        f"assign a {cls.__name__} or None, or delete the attribute first"
                     )
             if name in self._buffer_names and not isinstance(value, TensorCore):
-                raise ArgumentTypeError(f"{type(self).__name__}.{name} is a buffer and cannot become a {type(value).__name__}: assign a Tensor or None")
+                raise ArgumentTypeError(
+                    f"{type(self).__name__}.{name} is a buffer and cannot become a {type(value).__name__}: assign a Tensor or None"
+                )
         object.__setattr__(self, name, value)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
@@ -131,7 +133,7 @@ class Module:
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
         """Parameters with their paths (``"encoder.0.weight"``); one that is shared appears once, under its first path."""
-        return self._parts(lambda module: ((n, v) for n, v in list(module.__dict__.items()) if isinstance(v, Parameter)), prefix, recurse, remove_duplicate)
+        return self._parts(_own_parameters, prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         """Parameters of this module and those below it."""
@@ -139,17 +141,19 @@ class Module:
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
         """Buffers with their paths."""
-        return self._parts(lambda module: ((n, getattr(module, n, None)) for n in module._buffer_names), prefix, recurse, remove_duplicate)
+        return self._parts(_own_buffers, prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """Buffers of this module and those below it."""
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
-    def _parts(self, parts: Callable[[Module], Iterator[tuple[str, Any]]], prefix: str, recurse: bool, remove_duplicate: bool) -> Iterator[tuple[str, Any]]:
+    def _parts(
+        self, parts: Callable[[Module], list[tuple[str, Any]]], prefix: str, recurse: bool, remove_duplicate: bool
+    ) -> Iterator[tuple[str, Any]]:
         seen: set[int] = set()
         for path, module in self.named_modules(prefix, remove_duplicate=remove_duplicate) if recurse else [(prefix, self)]:
             for name, value in parts(module):
-                if value is None or (remove_duplicate and id(value) in seen):
+                if remove_duplicate and id(value) in seen:
                     continue
                 seen.add(id(value))
                 yield f"{path}.{name}" if path else name, value
@@ -158,12 +162,12 @@ class Module:
 
     def _state(self, prefix: str) -> dict[str, Tensor]:
         """Parameters and persistent buffers by path; one with two paths is under both."""
-        state: dict[str, Tensor | None] = {}
+        state: dict[str, Tensor] = {}
         for path, module in self.named_modules(prefix, remove_duplicate=False):
             dot = f"{path}." if path else ""
-            state |= {dot + name: value for name, value in module.__dict__.items() if isinstance(value, Parameter)}
-            state |= {dot + name: getattr(module, name, None) for name, persistent in module._buffer_names.items() if persistent}
-        return {path: value for path, value in state.items() if value is not None}
+            state |= {dot + name: value for name, value in _own_parameters(module)}
+            state |= {dot + name: value for name, value in _own_buffers(module) if module._buffer_names[name]}
+        return state
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
         """Parameters and persistent buffers by path, outside of any graph. They share the module's memory: ``clone`` them to keep a snapshot."""
@@ -274,6 +278,15 @@ class Module:
         if not lines:
             return f"{type(self).__name__}({extra})"
         return f"{type(self).__name__}(\n  " + "\n  ".join([*([extra] if extra else []), *lines]) + "\n)"
+
+
+def _own_parameters(module: Module) -> list[tuple[str, Any]]:
+    return [(name, value) for name, value in module.__dict__.items() if isinstance(value, Parameter)]
+
+
+def _own_buffers(module: Module) -> list[tuple[str, Any]]:
+    found = [(name, getattr(module, name, None)) for name in module._buffer_names]
+    return [(name, value) for name, value in found if value is not None]
 
 
 def _indented(text: str) -> str:

@@ -110,7 +110,7 @@ class Op:
         best: Any = None
         for arg in args:
             cls = type(arg)
-            if hasattr(cls, "__aiograd_op__") and (best is None or cls.__aiograd_priority__ > best.__aiograd_priority__):
+            if cls is not np.ndarray and hasattr(cls, "__aiograd_op__") and (best is None or cls.__aiograd_priority__ > best.__aiograd_priority__):
                 best = arg
         if best is not None:
             result = best.__aiograd_op__(self, args, kwargs)

@@ -9,8 +9,9 @@ Note [Five slots]
 
 from __future__ import annotations
 
+import functools
 import weakref
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from typing import Any, NoReturn, Self
 
 import numpy as np
@@ -355,18 +356,20 @@ class TensorCore:
 
 
 class _Retainer:
-    """Adds the gradient of a non-leaf to its ``grad`` at the commit; refers to the tensor weakly."""
+    """Adds the gradient of a non-leaf to its ``grad``; refers to the tensor weakly. Returns what writes the sum, for the commit."""
 
     __slots__ = ("_tensor",)
 
     def __init__(self, tensor: TensorCore) -> None:
         self._tensor = weakref.ref(tensor)
 
-    def __call__(self, grad: Any) -> None:
+    def __call__(self, grad: Any) -> Callable[[], None] | None:
         tensor = self._tensor()
-        if tensor is not None:
-            extra = extra_of(tensor)
-            extra.grad = grad.clone() if extra.grad is None else extra.grad + grad  # others hold the array that arrived
+        if tensor is None:
+            return None
+        extra = extra_of(tensor)
+        total = grad.clone() if extra.grad is None else extra.grad + grad  # others hold the array that arrived
+        return functools.partial(setattr, extra, "grad", total)
 
 
 #: the final class of Tensors, bound when it is defined
@@ -383,7 +386,7 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     """
     if isinstance(data, np.generic):
         data = np.asarray(data)
-    tensor = (cls or TENSOR_CLASS[0])()
+    tensor: Any = TENSOR_CLASS[0]() if cls is None else object.__new__(cls)  # a subclass may have a constructor of its own
     tensor._data = data
     tensor._node = None
     tensor._nr = 0

@@ -14,6 +14,7 @@ import numpy as np
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.tensors.record import call
+from aiograd.tensors.refusal import REFUSALS, raise_refusal
 
 _REDUCTIONS: dict[np.ufunc, str] = {
     np.add: "sum",
@@ -35,8 +36,8 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: d
         op = UFUNCS.get(ufunc)
         if op is None:
             raise ArgumentTypeError(f"np.{ufunc.__name__} has no row in aiograd's tables. Use detach().numpy(), or write an aiograd.Function.")
-        result = call(op, inputs, {})
         dtype = kwargs.get("dtype")
+        result = call(op, inputs, {name: value for name, value in kwargs.items() if name != "dtype" and value is not None})
         return result if dtype is None else result.astype(dtype)
     if method == "reduce" and ufunc in _REDUCTIONS:
         return _reduce(ufunc, *inputs, **kwargs)
@@ -60,4 +61,7 @@ def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         raise ArgumentTypeError(
             f"{getattr(function, '__module__', 'numpy')}.{function.__name__} has no row in aiograd's tables. Use detach().numpy(), or write an aiograd.Function."
         )
-    return implementation(*args, **kwargs)
+    try:
+        return implementation(*args, **kwargs)
+    except REFUSALS as error:
+        raise_refusal(f"np.{function.__name__}", args, kwargs, error)

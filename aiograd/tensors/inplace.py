@@ -88,7 +88,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
     if not isinstance(value, TensorCore):
         value = constant(value, tensor.dtype)
     if value.device != tensor.device and (value.shape or value._node is not None):
-        value = value.to(tensor.device)  # type: ignore[attr-defined]
+        value = value.to(tensor.device)
     if value.dtype.kind == "c" and tensor.dtype.kind != "c":
         raise ArgumentTypeError(f"{what}: complex values do not fit a tensor of dtype {tensor.dtype}. Take np.real() of them.")
     records = _records(tensor, value)

@@ -26,6 +26,7 @@ from aiograd.modes import Mode, ModeScope, current_mode
 from aiograd.ops.op import ROWS, Op
 from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, make, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
+from aiograd.tensors.refusal import REFUSALS, raise_refusal
 from aiograd.tensors.rowcode import compile_binder
 
 _new = object.__new__
@@ -125,10 +126,13 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return _call_general(op, tensors, arrays, statics, mode, args, kwargs)
     fused = op.fused
     residuals: Any = ()
-    if fused is None:
-        result = op.forward(*arrays, **statics)
-    else:
-        result, *residuals = fused.forward(*arrays, **statics)
+    try:
+        if fused is None:
+            result = op.forward(*arrays, **statics)
+        else:
+            result, *residuals = fused.forward(*arrays, **statics)
+    except REFUSALS as error:
+        raise_refusal(op.name, arrays, statics, error)
     crosses = False
     if result.__class__ is not _ndarray:
         crosses = hasattr(result, "__aiograd_device__")
@@ -156,13 +160,16 @@ def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[s
     profiler = mode.profiler
     started = profiler.begin_forward() if profiler is not None else None
     residuals: tuple[Any, ...] = ()
-    if fused is not None:
-        result, *rest = fused.forward(*arrays, **statics)
-        residuals = tuple(rest)
-    elif device == "cpu":
-        result = op.forward(*arrays, **statics)
-    else:
-        result = op(*arrays, **statics)
+    try:
+        if fused is not None:
+            result, *rest = fused.forward(*arrays, **statics)
+            residuals = tuple(rest)
+        elif device == "cpu":
+            result = op.forward(*arrays, **statics)
+        else:
+            result = op(*arrays, **statics)
+    except REFUSALS as error:
+        raise_refusal(op.name, arrays, statics, error)
     outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
     node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused is not None) if records else None
     if op.view and outputs and _shares(outputs[0]._data, arrays[0]):
@@ -461,7 +468,10 @@ def unary(op: Op) -> Callable[[Any], Any]:
         if x._x is not None:
             refresh(x)
         node = x._node
-        out = forward(data)
+        try:
+            out = forward(data)
+        except REFUSALS as error:
+            raise_refusal(op.name, (data,), {}, error)
         if out.__class__ is not _ndarray:
             out = np.asarray(out)
         tensor = tensor_class[0]()
@@ -529,7 +539,10 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
             refresh(b)
         a_node = a._node
         b_node = b._node
-        out = forward(x1, x2)
+        try:
+            out = forward(x1, x2)
+        except REFUSALS as error:
+            raise_refusal(op.name, (x1, x2), {}, error)
         if out.__class__ is not _ndarray:
             out = np.asarray(out)
         tensor = tensor_class[0]()
@@ -582,7 +595,10 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
         return call(op, (x, index), {})
     if x._x is not None:
         refresh(x)
-    out = data[index]
+    try:
+        out = data[index]
+    except REFUSALS as error:
+        raise_refusal("indexing", (data,), {"index": index}, error)
     if out.__class__ is not _ndarray:
         return call(op, (x, index), {})
     tensor = TENSOR_CLASS[0]()

@@ -17,6 +17,10 @@ from numba import types  # type: ignore[import-untyped]
 from aiograd.kernels.compiled.jit import inline, kernel, reads, whole, writes
 from aiograd.kernels.compiled.matrix import blocks
 from aiograd.kernels.compiled.tile import ROWS, tile
+from aiograd.kernels.compiled.turn import turn
+
+#: windows whose results are turned into NCHW order together; a multiple of ROWS and of the side of what `turn` turns
+_BAND = 24
 
 
 @inline
@@ -50,23 +54,27 @@ def convolve(
     channels, count = out.shape[1] // groups, out.shape[2]
     padded = np.zeros((x.shape[1], x.shape[2] + 2 * top, x.shape[3] + 2 * left), x.dtype)
     group_size = padded.size // groups
-    corner = np.empty((ROWS, width), x.dtype)
+    band = np.empty((_BAND, width), x.dtype)
     for n in range(low, high):
         _copy_padded(x[n], padded, top, left)
         for group in range(groups):
-            for row in range(0, count, ROWS):
-                rows = min(ROWS, count - row)
+            for row in range(0, count, _BAND):
+                rows = min(_BAND, count - row)
                 for column_block in range(column_blocks):
-                    tile(
-                        padded, group * group_size, windows, row, taps, depth, panels,
-                        (group * column_blocks + column_block) * depth * width, corner, 0, width,
-                    )
+                    for r in range(0, rows, ROWS):
+                        tile(
+                            padded, group * group_size, windows, row + r, taps, depth, panels,
+                            (group * column_blocks + column_block) * depth * width, band, r * width, width,
+                        )
                     first = group * channels + column_block * width
-                    for j in range(min(width, channels - column_block * width)):
-                        line = out[n, first + j, row : row + rows]
-                        shift = bias[first + j] if bias.size else x.dtype.type(0)
-                        for r in range(line.size):
-                            line[r] = corner[r, j] + shift
+                    used = min(width, channels - column_block * width)
+                    if bias.size:
+                        shift = bias[first : first + used]
+                        for r in range(rows):
+                            line = band[r]
+                            for j in range(used):
+                                line[j] += shift[j]
+                    turn(band, 0, width, rows, used, out, (n * out.shape[1] + first) * count + row, count)
 
 
 @kernel(reads(4), reads(3), writes(4), reads(1, types.int64), reads(1, types.int64), whole, whole, whole)
@@ -100,12 +108,7 @@ def weight_grad(
                 first = column_block * width
                 panel = panels[column_block]
                 used = min(width, channels - first)
-                for k in range(0, count, ROWS):
-                    last = min(k + ROWS, count)
-                    for j in range(used):
-                        line = g[n, group * channels + first + j]
-                        for m in range(k, last):
-                            panel[m, j] = line[m]
+                turn(g, (n * g.shape[1] + group * channels + first) * count, count, used, count, panel, 0, width)
                 for row in range(0, depth, ROWS):
                     tile(
                         padded, group * group_size, taps, row, windows, count, panels, column_block * count * width, corner, 0, width

@@ -1,43 +1,31 @@
-"""Transposed copies in blocks that stay in cache, and rows added into rows."""
+"""Transposed copies of matrices, and rows added into rows."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 from numba import types  # type: ignore[import-untyped]
 
 from aiograd.kernels.compiled.jit import kernel, reads, writes
+from aiograd.kernels.compiled.turn import turn
 
-#: side of the blocks of a transposed copy: 64 bytes of float32
-_SIDE = 16
+#: rows and columns turned together: whole cache lines on both sides
+_LINE = 16
 
 
 @kernel(reads(3), writes(3))
 def transpose(x: Any, out: Any, block: int, low: int, high: int) -> None:
-    """``out[b, c, r] = x[b, r, c]``; the rows are strips of 16 columns of each matrix.
-
-    Each block is turned in a small buffer, so that whole cache lines are read and written and none is needed twice: lines of one column
-    often fall on the same place in the cache.
-    """
+    """``out[b, c, r] = x[b, r, c]``; the rows are strips of 16 columns of each matrix."""
     rows, columns = x.shape[1], x.shape[2]
-    strips = (columns + _SIDE - 1) // _SIDE
-    turned = np.empty((_SIDE, _SIDE), x.dtype)
+    strips = (columns + _LINE - 1) // _LINE
     for strip in range(low, high):
-        source, target = x[strip // strips], out[strip // strips]
-        first = strip % strips * _SIDE
-        width = min(_SIDE, columns - first)
-        for top in range(0, rows, _SIDE):
-            height = min(_SIDE, rows - top)
-            for r in range(height):
-                line = source[top + r, first : first + width]
-                for c in range(line.size):
-                    turned[c, r] = line[c]
-            for c in range(width):
-                line = target[first + c, top : top + height]
-                from_line = turned[c]
-                for r in range(line.size):
-                    line[r] = from_line[r]
+        start = strip // strips * rows * columns
+        first = strip % strips * _LINE
+        for top in range(0, rows, _LINE):
+            turn(
+                x, start + top * columns + first, columns, min(_LINE, rows - top), min(_LINE, columns - first), out,
+                start + first * rows + top, rows,
+            )
 
 
 @kernel(reads(2), reads(1, types.int64), writes(2))

@@ -1,0 +1,155 @@
+"""Activation functions as modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.nn import functional
+from aiograd.nn.module import Module
+from aiograd.tensors.tensor import Tensor
+
+
+class ReLU(Module):
+    """``max(x, 0)``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.relu(input)
+
+
+class GELU(Module):
+    """``x`` times the probability of a standard normal below it.
+
+    Args:
+        approximate: "none" or "tanh".
+    """
+
+    def __init__(self, approximate: str = "none") -> None:
+        self.approximate = approximate
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.gelu(input, self.approximate)
+
+    def extra_repr(self) -> str:
+        """The approximation."""
+        return f"approximate={self.approximate!r}"
+
+
+class SiLU(Module):
+    """``x * sigmoid(x)``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.silu(input)
+
+
+class ELU(Module):
+    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere.
+
+    Args:
+        alpha: the limit on the negative side.
+    """
+
+    def __init__(self, alpha: float = 1.0) -> None:
+        self.alpha = alpha
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.elu(input, self.alpha)
+
+    def extra_repr(self) -> str:
+        """The limit."""
+        return f"alpha={self.alpha}"
+
+
+class LeakyReLU(Module):
+    """`x` where positive, ``negative_slope * x`` elsewhere.
+
+    Args:
+        negative_slope: the slope on the negative side.
+    """
+
+    def __init__(self, negative_slope: float = 0.01) -> None:
+        self.negative_slope = negative_slope
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.leaky_relu(input, self.negative_slope)
+
+    def extra_repr(self) -> str:
+        """The slope."""
+        return f"negative_slope={self.negative_slope}"
+
+
+class Softplus(Module):
+    """``log(1 + exp(beta * x)) / beta``.
+
+    Args:
+        beta: sharpness.
+    """
+
+    def __init__(self, beta: float = 1.0) -> None:
+        self.beta = beta
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.softplus(input, self.beta)
+
+    def extra_repr(self) -> str:
+        """The sharpness."""
+        return f"beta={self.beta}"
+
+
+class Tanh(Module):
+    """Hyperbolic tangent."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.tanh(input)
+
+
+class Sigmoid(Module):
+    """``1 / (1 + exp(-x))``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.sigmoid(input)
+
+
+class Softmax(Module):
+    """``exp(x) / sum(exp(x))`` along an axis.
+
+    Args:
+        dim: the axis, the last by default.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, input: Any) -> Tensor:
+        """Along the axis."""
+        return functional.softmax(input, self.dim)
+
+    def extra_repr(self) -> str:
+        """The axis."""
+        return f"dim={self.dim}"
+
+
+class LogSoftmax(Module):
+    """``log(softmax(x))`` along an axis.
+
+    Args:
+        dim: the axis, the last by default.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, input: Any) -> Tensor:
+        """Along the axis."""
+        return functional.log_softmax(input, self.dim)
+
+    def extra_repr(self) -> str:
+        """The axis."""
+        return f"dim={self.dim}"

@@ -1,0 +1,34 @@
+"""Dropout."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.errors import ArgumentError
+from aiograd.nn import functional
+from aiograd.nn.module import Module
+from aiograd.random import Generator
+from aiograd.tensors.tensor import Tensor
+
+
+class Dropout(Module):
+    """In training sets each element to 0 with probability `p` and scales the others so that the mean stays.
+
+    Args:
+        p: in [0, 1].
+        generator: what to draw from; None: the default generator of the running task.
+    """
+
+    def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:
+        if not 0 <= p <= 1:
+            raise ArgumentError(f"Dropout(p={p}): expected a probability between 0 and 1")
+        self.p = p
+        self.generator = generator
+
+    def forward(self, input: Any) -> Tensor:
+        """The input with holes."""
+        return functional.dropout(input, self.p, self.training, generator=self.generator)
+
+    def extra_repr(self) -> str:
+        """The probability."""
+        return f"p={self.p}"

@@ -1,0 +1,97 @@
+"""Linear, and the layers that only rearrange: Identity and Flatten."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.modes import get_default_dtype
+from aiograd.nn import functional, init
+from aiograd.nn.module import Module
+from aiograd.nn.parameter import Parameter
+from aiograd.random import Generator
+from aiograd.tensors.core import make
+from aiograd.tensors.tensor import Tensor
+
+
+def new_parameter(shape: tuple[int, ...], dtype: Any, device: str | None) -> Parameter:
+    """A Parameter of the default dtype, unless one is given, whose values are still to be set."""
+    tensor: Tensor = make(np.zeros(shape, get_default_dtype() if dtype is None else dtype))
+    return Parameter(tensor if device is None else tensor.to(device))
+
+
+class Linear(Module):
+    """``x @ weight.T + bias``.
+
+    Args:
+        in_features, out_features: extents of the last axis before and after.
+        bias: whether there is one.
+        dtype, device: of the parameters.
+        generator: draws their first values, uniform in ``±1 / sqrt(in_features)``.
+
+    Shape: (..., in_features) to (..., out_features).
+    """
+
+    weight: Parameter
+    bias: Parameter | None
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        device: str | None = None,
+        generator: Generator | None = None,
+    ) -> None:
+        self.in_features = in_features
+        self.out_features = out_features
+        self.weight = new_parameter((out_features, in_features), dtype, device)
+        self.bias = new_parameter((out_features,), dtype, device) if bias else None
+        self.reset_parameters(generator)
+
+    def reset_parameters(self, generator: Generator | None = None) -> None:
+        """Draw new values."""
+        init.kaiming_uniform_(self.weight, math.sqrt(5.0), generator=generator)
+        if self.bias is not None:
+            bound = 1.0 / math.sqrt(max(self.in_features, 1))
+            init.uniform_(self.bias, -bound, bound, generator)
+
+    def forward(self, input: Any) -> Tensor:
+        """The affine map of the last axis."""
+        return functional.linear(input, self.weight, self.bias)
+
+    def extra_repr(self) -> str:
+        """Extents."""
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
+
+
+class Identity(Module):
+    """Returns what it is given."""
+
+    def forward(self, input: Any) -> Any:
+        """`input` itself."""
+        return input
+
+
+class Flatten(Module):
+    """Axes `start_dim` to `end_dim` joined into one; by default all but the first.
+
+    Args:
+        start_dim, end_dim: first and last of the axes.
+    """
+
+    def __init__(self, start_dim: int = 1, end_dim: int = -1) -> None:
+        self.start_dim = start_dim
+        self.end_dim = end_dim
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` with fewer axes."""
+        return input.flatten(self.start_dim, self.end_dim)
+
+    def extra_repr(self) -> str:
+        """Axes."""
+        return f"start_dim={self.start_dim}, end_dim={self.end_dim}"

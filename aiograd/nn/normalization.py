@@ -1,0 +1,228 @@
+"""Layers that give their input mean 0 and variance 1 over some axes, then scale and shift it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.array_functions.creation import ones, zeros
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn import functional, init
+from aiograd.nn.linear import new_parameter
+from aiograd.nn.module import Module
+from aiograd.nn.parameter import Parameter
+from aiograd.tensors import inplace
+from aiograd.tensors.tensor import Tensor
+
+
+def _shape(normalized_shape: int | Sequence[int]) -> tuple[int, ...]:
+    return (normalized_shape,) if isinstance(normalized_shape, int) else tuple(normalized_shape)
+
+
+class LayerNorm(Module):
+    """Mean 0 and variance 1 over the last axes.
+
+    Args:
+        normalized_shape: extents of those axes.
+        eps: added to the variance.
+        elementwise_affine: whether to scale and shift by parameters, ones and zeros at first.
+        bias: whether to shift.
+        dtype, device: of the parameters.
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float = 1e-5,
+        elementwise_affine: bool = True,
+        bias: bool = True,
+        *,
+        dtype: Any = None,
+        device: str | None = None,
+    ) -> None:
+        self.normalized_shape = _shape(normalized_shape)
+        self.eps = eps
+        self.weight = new_parameter(self.normalized_shape, dtype, device) if elementwise_affine else None
+        self.bias = new_parameter(self.normalized_shape, dtype, device) if elementwise_affine and bias else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scale by 1, shift by 0."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+        if self.bias is not None:
+            init.zeros_(self.bias)
+
+    def forward(self, input: Any) -> Tensor:
+        """The normalised input."""
+        return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Extents."""
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+class RMSNorm(Module):
+    """Root mean square 1 over the last axes.
+
+    Args:
+        normalized_shape: extents of those axes.
+        eps: added to the mean square; None: the machine epsilon of the dtype.
+        elementwise_affine: whether to scale by a parameter, ones at first.
+        dtype, device: of the parameter.
+    """
+
+    weight: Parameter | None
+
+    def __init__(
+        self,
+        normalized_shape: int | Sequence[int],
+        eps: float | None = None,
+        elementwise_affine: bool = True,
+        *,
+        dtype: Any = None,
+        device: str | None = None,
+    ) -> None:
+        self.normalized_shape = _shape(normalized_shape)
+        self.eps = eps
+        self.weight = new_parameter(self.normalized_shape, dtype, device) if elementwise_affine else None
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Scale by 1."""
+        if self.weight is not None:
+            init.ones_(self.weight)
+
+    def forward(self, input: Any) -> Tensor:
+        """The normalised input."""
+        return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        """Extents."""
+        return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
+
+
+class GroupNorm(Module):
+    """Mean 0 and variance 1 over groups of channels of each sample.
+
+    Args:
+        num_groups: how many groups; divides `num_channels`.
+        num_channels: extent of the second axis.
+        eps: added to the variance.
+        affine: whether to scale and shift each channel by parameters, ones and zeros at first.
+        dtype, device: of the parameters.
+
+    Shape: (N, C, ...).
+    """
+
+    weight: Parameter | None
+    bias: Parameter | None
+
+    def __init__(
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None, device: str | None = None
+    ) -> None:
+        if num_groups < 1 or num_channels % num_groups:
+            raise ArgumentError(f"GroupNorm({num_groups}, {num_channels}): expected channels divisible by the number of groups")
+        self.num_groups = num_groups
+        self.num_channels = num_channels
+        self.eps = eps
+        self.weight = init.ones_(new_parameter((num_channels,), dtype, device)) if affine else None
+        self.bias = new_parameter((num_channels,), dtype, device) if affine else None
+
+    def forward(self, input: Any) -> Tensor:
+        """The normalised input."""
+        return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
+
+    def extra_repr(self) -> str:
+        """Extents."""
+        return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.weight is not None}"
+
+
+class _BatchNorm(Module):
+    weight: Parameter | None
+    bias: Parameter | None
+    running_mean: Tensor | None
+    running_var: Tensor | None
+    num_batches_tracked: Tensor | None
+
+    #: numbers of axes of an input
+    _ndims: tuple[int, ...] = ()
+
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        dtype: Any = None,
+        device: str | None = None,
+    ) -> None:
+        self.num_features = num_features
+        self.eps = eps
+        self.momentum = momentum
+        self.weight = init.ones_(new_parameter((num_features,), dtype, device)) if affine else None
+        self.bias = new_parameter((num_features,), dtype, device) if affine else None
+        self.register_buffer("running_mean", zeros(num_features, dtype=dtype, device=device) if track_running_stats else None)
+        self.register_buffer("running_var", ones(num_features, dtype=dtype, device=device) if track_running_stats else None)
+        self.register_buffer("num_batches_tracked", zeros((), dtype=np.int64) if track_running_stats else None)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """The normalised input; in training the running statistics move."""
+        if input.ndim not in self._ndims or input.shape[1] != self.num_features:
+            raise ShapeError(
+                f"{type(self).__name__}({self.num_features}): found an input of shape {list(input.shape)}, "
+                f"expected {self.num_features} channels in the second of {' or '.join(map(str, self._ndims))} axes"
+            )
+        measures = self.training or self.running_mean is None
+        momentum = 0.0
+        if self.training and self.num_batches_tracked is not None:
+            inplace.write(self.num_batches_tracked, self.num_batches_tracked._data + 1)
+            momentum = 1.0 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        mean, var = (self.running_mean, self.running_var) if not measures or momentum else (None, None)
+        return functional.batch_norm(input, mean, var, self.weight, self.bias, measures, momentum, self.eps)
+
+    def extra_repr(self) -> str:
+        """Extents."""
+        tracks = self.running_mean is not None
+        return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, track_running_stats={tracks}"
+
+
+class BatchNorm1d(_BatchNorm):
+    """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
+
+    Args:
+        num_features: extent of the second axis.
+        eps: added to the variance.
+        momentum: how much of the running statistics a batch replaces; None: their plain average.
+        affine: whether to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: whether to keep running statistics; without them evaluation measures too.
+        dtype, device: of parameters and buffers.
+
+    Shape: (N, C) or (N, C, L).
+    """
+
+    _ndims = (2, 3)
+
+
+class BatchNorm2d(_BatchNorm):
+    """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
+
+    Args:
+        num_features: extent of the second axis.
+        eps: added to the variance.
+        momentum: how much of the running statistics a batch replaces; None: their plain average.
+        affine: whether to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: whether to keep running statistics; without them evaluation measures too.
+        dtype, device: of parameters and buffers.
+
+    Shape: (N, C, H, W).
+    """
+
+    _ndims = (4,)

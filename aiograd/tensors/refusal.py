@@ -1,0 +1,44 @@
+"""What numpy refuses to compute, as one of aiograd's errors.
+
+The rows are plain numpy, so numpy is the one that finds shapes that do not broadcast or an axis that is not there. Its message is right but
+says neither which operation was attempted nor on what, and its types are not in the tree that callers catch. Checking beforehand was rejected: it
+would cost every call what only a wrong one needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NoReturn
+
+import numpy as np
+
+from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
+
+#: what numpy raises for arguments that it does not take
+REFUSALS = (ValueError, TypeError, IndexError)
+
+#: words of numpy's messages about shapes
+_SHAPE_WORDS = ("shape", "broadcast", "dimension", "size", "mismatch", "axes", "operand")
+
+
+def raise_refusal(name: str, arrays: Iterable[Any], statics: Mapping[str, Any], error: Exception) -> NoReturn:
+    """Raise the error for an operation that numpy refused with `error`; aiograd's own errors and LinAlgError pass as they are.
+
+    Args:
+        name: of the row or function.
+        arrays: its array arguments; other values are passed over.
+        statics: its other arguments by name.
+    """
+    if isinstance(error, (AiogradError, np.linalg.LinAlgError)):
+        raise error
+    text = str(error).rstrip(". ")
+    described = ", ".join([f"{a.dtype} {list(a.shape)}" for a in arrays if hasattr(a, "dtype") and hasattr(a, "shape")])
+    options = "".join(f", {key}={value!r}" for key, value in statics.items() if isinstance(value, (int, float, str, tuple)) and len(repr(value)) < 80)
+    what = f"{name}({described}{options}): {text}."
+    if isinstance(error, IndexError):
+        raise IndexRangeError(f"{what} Use an index or axis that the shape has.") from error
+    if isinstance(error, TypeError):
+        raise ArgumentTypeError(f"{what} Cast the arguments with .astype(), or see the function's documentation for what it takes.") from error
+    if any(word in text for word in _SHAPE_WORDS):
+        raise ShapeError(f"{what} Reshape the arguments so that their shapes fit.") from error
+    raise ArgumentError(f"{what} See the function's documentation for what it takes.") from error

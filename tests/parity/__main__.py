@@ -1,0 +1,58 @@
+"""Prints the tables of the comparison; exits with 1 where something differs."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+
+import aiograd as ag
+from aiograd.ops import ROWS
+
+try:
+    import torch
+except ImportError:
+    torch = None  # type: ignore[assignment]
+
+
+async def _rows(names: list[str]) -> bool:
+    from tests.parity.counterparts import COUNTERPARTS
+    from tests.parity.rows import DOMAINS, compare_row
+
+    differentiable = [name for name, row in sorted(ROWS.items()) if row.differentiable and (not names or name in names)]
+    compared = [name for name in differentiable if name in COUNTERPARTS and name in DOMAINS]
+    print(f"{'row':30} {'torch':32} cases      value   gradient     second")
+    fine = True
+    for name in compared:
+        found = await compare_row(name)
+        second = "" if found.second is None else f"{found.second:.1e}"
+        print(f"{name:30} {found.counterpart:32} {found.cases:5} {found.value:10.1e} {found.gradient:10.1e} {second:>10}{'' if found.agrees else '  DIFFERS'}", flush=True)
+        for error in found.errors:
+            print(f"    {error}")
+        fine = fine and found.agrees
+    without = [name for name in differentiable if name not in compared]
+    print(f"\n{len(compared)} rows compared; without a counterpart in torch: {', '.join(without) or 'none'}\n")
+    return fine
+
+
+def main() -> int:
+    """Compare rows (all, or the named ones) and, with no names given, layers and optimizers."""
+    parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="row", help="rows to compare (all by default)")
+    options = parser.parse_args()
+    if torch is None:
+        print("tests.parity compares with PyTorch, which is not installed: pip install 'aiograd[parity]'", file=sys.stderr)
+        return 2
+    unknown = set(options.names) - set(ROWS)
+    if unknown:
+        parser.error(f"no row is called {', '.join(sorted(unknown))}")
+    warnings.filterwarnings("ignore", category=UserWarning, module="torch")
+    torch.set_num_threads(1)
+    print(f"aiograd {ag.__version__} beside torch {torch.__version__}\n")
+    fine = ag.run(_rows(options.names))
+    print("everything agrees" if fine else "something DIFFERS, see above")
+    return 0 if fine else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
