@@ -204,12 +204,14 @@ class _Region:
 
         def run() -> Any:
             with scope():
-                return self.function(*args, **kwargs)
+                result = self.function(*args, **kwargs)
+            # nothing but a coroutine: the loop holds on to the result of a future until the waiting task suspends again
+            return result if inspect.iscoroutine(result) else None
 
-        result = run() if self.is_async else await current_engine().offload(run)
-        if inspect.iscoroutine(result):
+        coroutine = run() if self.is_async else await current_engine().offload(run)
+        if coroutine is not None:
             with scope():
-                await result
+                await coroutine
 
     async def _arguments(self, tree: Any) -> Any:
         """The arguments as they were, outside of the graph."""

@@ -113,7 +113,7 @@ class FunctionNode(Node):
 
     __slots__ = ("function", "context", "metadata_list", "forward_line", "_saved", "_versions")
 
-    num_inputs = property(lambda self: len(self.metadata_list))  # type: ignore[assignment]
+    num_inputs = property(lambda self: len(self.metadata_list))
 
     def __init__(self, function: type[Function], context: FunctionCtx, tensors: Sequence[Any], line: str) -> None:
         super().__init__([(t._node, t._nr) if isinstance(t, TensorCore) else None for t in tensors])

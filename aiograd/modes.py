@@ -27,11 +27,13 @@ from aiograd.errors import ArgumentError, ModeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "dtype")
+
 
 class Mode:
     """An immutable set of modes; derive another with `having`."""
 
-    __slots__ = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "dtype", "plain", "outer", "owner")
+    __slots__ = (*_FIELDS, "plain", "outer", "owner", "is_switched")
 
     grad: bool
     #: anomaly mode: None (off), or whether to check for NaN
@@ -47,21 +49,25 @@ class Mode:
     plain: bool
     outer: Mode | None
     owner: object
+    #: a function such as `set_default_dtype` changed it; what it changed outlasts the block
+    is_switched: bool
 
     def having(self, *, outer: Mode | None, owner: object, **changes: Any) -> Mode:
         """A copy with some fields changed."""
         mode = object.__new__(Mode)
-        for name in ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "dtype"):
+        for name in _FIELDS:
             setattr(mode, name, changes[name] if name in changes else getattr(self, name))
         mode.plain = mode.grad and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None
         mode.outer = outer
         mode.owner = owner
+        mode.is_switched = False
         return mode
 
 
 def _first_mode() -> Mode:
     mode = object.__new__(Mode)
     mode.grad = mode.plain = True
+    mode.is_switched = False
     mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.outer = mode.owner = None
     mode.dtype = np.dtype(np.float32)
     return mode
@@ -103,6 +109,10 @@ class ModeScope:
         outer = current.outer
         if outer is None:
             raise ModeError(f"leaving {type(self).__name__}, which was never entered")
+        if current.is_switched:
+            switched = {name: getattr(current, name) for name in _FIELDS if name not in self._changes and getattr(current, name) is not getattr(outer, name)}
+            outer = outer.having(outer=outer.outer, owner=outer.owner, **switched)
+            outer.is_switched = True
         _mode.set(outer)
 
     def _again(self) -> ModeScope:
@@ -115,6 +125,14 @@ class ModeScope:
         if inspect.isclass(function):
             raise ArgumentError(f"{type(self).__name__} decorates functions; {function.__name__} is a class: decorate its methods")
         return cast(F, _decorate(function, self._again))
+
+
+def _switch(**changes: Any) -> None:
+    """Change fields of the mode from here on, not for a block."""
+    current = current_mode()
+    switched = current.having(outer=current.outer, owner=current.owner, **changes)
+    switched.is_switched = True
+    _mode.set(switched)
 
 
 class _GeneratorModes:
@@ -251,16 +269,11 @@ class set_grad_enabled(ModeScope):  # noqa: N801
         super().__init__(grad=bool(mode))
         #: what the call has changed, until a block or a decorated function says when it is to apply
         self._previous: bool | None = current_mode().grad
-        self._switch(bool(mode))
-
-    @staticmethod
-    def _switch(grad: bool) -> None:
-        current = current_mode()
-        _mode.set(current.having(outer=current.outer, owner=current.owner, grad=grad))
+        _switch(grad=bool(mode))
 
     def _undo(self) -> None:
         if self._previous is not None:
-            self._switch(self._previous)
+            _switch(grad=self._previous)
             self._previous = None
 
     def __enter__(self) -> Self:
@@ -300,8 +313,7 @@ def set_default_dtype(dtype: Any) -> None:
     wanted = np.dtype(dtype)
     if wanted.kind != "f":
         raise ArgumentError(f"set_default_dtype({dtype!r}): expected a real floating dtype such as float32 or float64")
-    current = current_mode()
-    _mode.set(current.having(outer=current.outer, owner=current.owner, dtype=wanted))
+    _switch(dtype=wanted)
 
 
 def get_default_dtype() -> np.dtype[Any]:

@@ -92,7 +92,7 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
     outputs = fit_outputs(node, outputs)
     for i, output in enumerate(outputs):
         if output.__class__ is Partial and node.next_nodes[i] not in task._expected:
-            outputs[i] = output.dense()  # type: ignore[union-attr]
+            outputs[i] = output.dense()
     if not task.keep_graph:
         node.release_variables(task.released)
     return outputs
@@ -120,7 +120,7 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     values = None
     saved = getattr(node, "_saved", None)
     if saved.__class__ is Packed:
-        values = yield from _unpack(task, node, saved)  # type: ignore[arg-type]
+        values = yield from _unpack(task, node, saved)
     raw = yield Run(node, grads, values)
     if suspends(raw):
         profiler = task.profiler

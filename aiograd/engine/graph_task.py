@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any, NamedTuple, TypeAlias
 
-from aiograd.engine.input_buffer import InputBuffer, Key
+from aiograd.engine.input_buffer import FOLD_INLINE_BYTES, InputBuffer, Key
 from aiograd.engine.placement import Placement
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
@@ -43,10 +43,10 @@ DISCOVER_STRIDE = 512
 
 
 class Capture(NamedTuple):
-    """The gradient of input `input_nr` of a node is wanted, as result number `index` or by `keep` at the commit."""
+    """The gradient of input `input_nr` of a node is wanted, as result number `result` or by `keep` at the commit."""
 
     input_nr: int
-    index: int
+    result: int
     keep: Keeper | None = None
 
 
@@ -183,6 +183,8 @@ class GraphTask:
         self._buffers: dict[Node, InputBuffer | list[Any]] = {}
         self._expected: dict[Node, list[Key]] = {}
         self._cancelled = False
+        #: what is left of `discover`
+        self._walk: Iterator[None] = iter(())
         if len(roots) == 1:
             self.root: Node = roots[0][0]
             slots: list[Any] = [None] * max(1, self.root.num_inputs)
@@ -209,6 +211,10 @@ class GraphTask:
         Args:
             placement: knows whether running a node on the loop is certainly cheap; asked while the pass may still be plain.
         """
+        self._walk = self._discover(placement)
+        return self._walk
+
+    def _discover(self, placement: Placement) -> Iterator[None]:
         small_leaves = placement.small_leaves
         small_shapes, shape_is_small, is_small = placement.small_shapes, placement.shape_is_small, placement.is_small
         root = self.root
@@ -340,7 +346,7 @@ class GraphTask:
                 order.append(node)
                 for child in node.next_nodes:
                     if child in waiting:
-                        waiting[child] -= 1  # type: ignore[index]
+                        waiting[child] -= 1
                         if not waiting[child]:
                             heap.push(child, [])
         return order
@@ -452,9 +458,13 @@ class GraphTask:
             yield self.root, to_array(grad, False)
         for node, captures in self.captures.items():
             for capture in captures:
-                grad = None if capture.keep is not None else self.captured[capture.index]
+                grad = None if capture.keep is not None else self.captured[capture.result]
                 if grad is not None:
                     yield node, to_array(grad, False)
+
+    def stale(self) -> list[Staged]:
+        """Large sums that have to be made again before the commit, since their leaves have got other gradients meanwhile."""
+        return [staged for staged in self.staged.values() if staged.is_stale and getattr(staged.total, "nbytes", 0) > FOLD_INLINE_BYTES]
 
     def commit(self) -> None:
         """Write every staged gradient, in one step; where that fails, none has been written."""

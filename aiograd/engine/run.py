@@ -28,6 +28,7 @@ from aiograd import devices
 from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, final_callback, is_simple, post_accumulate, run_node
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.input_buffer import InputBuffer
 from aiograd.engine.interruptible import Interruptible
 from aiograd.engine.placement import INLINE_NS, Placement
 from aiograd.engine.sweep import sweep
@@ -95,7 +96,9 @@ class Engine:
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._executor: ComputeExecutor | None = None
         self._turns: Turns | None = None
+        #: the tasks of passes started with `execute`, and every pass there is
         self._running: set[asyncio.Task[Any]] = set()
+        self._drivers: set[_Driver] = set()
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
 
@@ -111,19 +114,26 @@ class Engine:
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._token is not None:
-            _engine.reset(self._token)
-            self._token = None
+        token, self._token = self._token, None
+        if token is not None:
+            with contextlib.suppress(ValueError):  # left in another task: what is set there is none of ours, and a closed engine is never used
+                _engine.reset(token)
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Cancel the passes started with `execute` that still run, end the threads. Idempotent."""
+        """End everything: passes started with `execute` are cancelled, passes that somebody awaits raise `EngineClosedError`, threads end.
+
+        The pass that this is called from, if any, goes on until it needs the engine again. Idempotent.
+        """
         self._closed = True
-        running = [task for task in self._running if task is not asyncio.current_task()]
-        for task in running:
-            task.cancel()
-        if running:
-            await asyncio.wait(running)
+        current = asyncio.current_task()
+        for runner in self._running:
+            if runner is not current:
+                runner.cancel()
+        waiting: list[asyncio.Future[Any]] = [runner for runner in self._running if runner is not current]
+        waiting.extend([driver.interrupt() for driver in self._drivers if driver.runner is not current and driver.runner not in self._running])
+        if waiting:
+            await asyncio.wait(waiting)
         if self._blas is not None:
             self._blas.restore_original_limits()
             self._blas = None
@@ -173,31 +183,38 @@ class Engine:
             accumulate: accumulate into `inputs` instead of returning their gradients.
 
         Returns:
-            The GraphTask; ``await task.future`` gives the captured gradients. Cancelling the future does not stop the pass: `aclose` does.
+            The GraphTask; ``await task.future`` gives the captured gradients. Several may await it. Cancelling the one who called this while
+            he awaits it cancels the pass, and so does `aclose`; others only stop waiting.
         """
         loop = asyncio.get_running_loop()
         self._bind(loop)
         task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
         task.loop = loop
         task.delivered_by_future = True
-        _ = task.future
         runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
+        task.on_future = functools.partial(_stop_with_starter, asyncio.current_task(), runner)
         self._running.add(runner)
-        runner.add_done_callback(self._running.discard)
+        runner.add_done_callback(functools.partial(self._executed, task))
         return task
 
     async def _execute(self, task: GraphTask) -> None:
         try:
             await self._drive(task)
-        except asyncio.CancelledError:
-            raise
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                raise
-            # delivered through task.future
-        finally:
-            with contextlib.suppress(Warning):
-                task.issue_warnings(stacklevel=2)
+        except Exception as error:  # delivered through task.future
+            _clear_frames(error)
+            del task
+
+    def _executed(self, task: GraphTask, runner: asyncio.Task[None]) -> None:
+        self._running.discard(runner)
+        task.on_future = None
+        if not task.completed:  # cancelled before it could begin
+            task.cancelled()
+            task.fail(asyncio.CancelledError())
+            task.finish()
+        elif not runner.cancelled():
+            runner.exception()
+        with contextlib.suppress(Warning):
+            task.issue_warnings(stacklevel=2)
 
     async def run(self, task: GraphTask) -> list[Any]:
         """Run a pass and return the captured gradients.
@@ -210,16 +227,21 @@ class Engine:
         task.loop = loop
         try:
             if task.reentrant_depth:
-                runner = loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
-                await _finish(runner)
+                await loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
             else:
                 await self._drive(task)
-        except BaseException:
+        except BaseException as error:
             with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
                 task.issue_warnings(stacklevel=4)
+            _clear_frames(error)
+            del task
             raise
         if task.warnings:
-            task.issue_warnings(stacklevel=4)
+            try:
+                task.issue_warnings(stacklevel=4)
+            except Warning as error:
+                _mark_committed(error)
+                raise
         return task.result
 
     async def offload(self, function: Callable[[], Any]) -> Any:
@@ -233,32 +255,33 @@ class Engine:
 
     async def _drive(self, task: GraphTask) -> None:
         driver = _Driver(self, task, _not_none(self._turns))
+        self._drivers.add(driver)
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
         try:
             await driver.run()
         except BaseException as error:
-            if isinstance(error, asyncio.CancelledError):
-                task.cancelled()
-            if task.committed:
-                _mark_committed(error)
-            task.fail(error)
-            try:
-                await driver.abort()
-            finally:
-                task.finish()
+            instead = await driver.fail(error)
+            if instead is not None:
+                raise instead from error
             raise
+        else:
+            task.finish()
         finally:
             driver.close()
+            self._drivers.discard(driver)
+            if driver.ended is not None:
+                driver.ended.set_result(None)
             if profiler is not None:
                 profiler.end_pass(began, task)
-        task.finish()
 
 
 class _Driver:
     """The state of one running pass."""
 
-    __slots__ = ("engine", "task", "turns", "runner", "cancellations", "is_interrupted", "holds_turn", "in_flight", "done", "waker", "current", "rest")
+    __slots__ = (
+        "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "ended", "holds_turn", "in_flight", "done", "waker", "current", "rest",
+    )  # fmt: skip
 
     def __init__(self, engine: Engine, task: GraphTask, turns: Turns) -> None:
         self.engine = engine
@@ -267,8 +290,10 @@ class _Driver:
         #: the asyncio task that awaits the pass, and how often it had been cancelled before
         self.runner: asyncio.Task[Any] = _not_none(asyncio.current_task())
         self.cancellations = self.runner.cancelling()
-        #: the engine is being closed
+        #: whether closing the engine has cancelled the runner
         self.is_interrupted = False
+        #: resolves when the pass is over; made by whoever waits for that
+        self.ended: asyncio.Future[None] | None = None
         self.holds_turn = False
         #: future -> what to do with its result
         self.in_flight: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
@@ -317,6 +342,7 @@ class _Driver:
             await self.general()
             task.check_complete()
             await self.arrive()
+            await self.restage()
             leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]
             task.commit()
             await self.after_commit(leaves)
@@ -355,6 +381,16 @@ class _Driver:
             except Exception as error:
                 annotate(error, self.task, node)
                 raise
+        await self.take_turn()
+
+    async def restage(self) -> None:
+        """Make large sums that other passes have overtaken again off the loop, so that the commit stays short.
+
+        Once: whoever is overtaken again adds up in the commit.
+        """
+        for staged in self.task.stale():
+            self.close()
+            await self.offload(staged.add_up)
         await self.take_turn()
 
     def start(self, node: Node, grads: list[Any]) -> None:
@@ -462,10 +498,18 @@ class _Driver:
 
     def is_cancelled(self) -> bool:
         """Whether the pass has been cancelled."""
-        return self.runner.cancelling() > self.cancellations
+        return bool(self.runner.cancelling() > self.cancellations)
 
-    def fold(self, node: Node, buffer: Any) -> None:
-        self.watch(self.offload(buffer.fold), lambda future: (future.result(), self.task.fold_done(node, buffer))[1])
+    def fold(self, node: Node, buffer: InputBuffer) -> None:
+        self.watch(self.offload(buffer.fold), functools.partial(self.folded, node, buffer))
+
+    def folded(self, node: Node, buffer: InputBuffer, future: asyncio.Future[None]) -> None:
+        try:
+            future.result()
+        except BaseException as error:
+            annotate(error, self.task, node)
+            raise
+        self.task.fold_done(node, buffer)
 
     # ---------------------------------------------------------------- what is in flight
 
@@ -512,6 +556,43 @@ class _Driver:
             annotate(error, self.task, node)
             raise error
         self.advance(node, evaluation, None if error is not None else future.result(), error)
+
+    def interrupt(self) -> asyncio.Future[None]:
+        """Make the pass fail because its engine is being closed; the future resolves when it has."""
+        self.is_interrupted = True
+        self.runner.cancel()
+        self.ended = asyncio.get_running_loop().create_future()
+        return self.ended
+
+    def was_interrupted(self) -> bool:
+        """Whether closing the engine, and nobody else, has cancelled the runner; takes that cancellation back."""
+        if not self.is_interrupted:
+            return False
+        self.is_interrupted = False
+        return bool(self.runner.uncancel() <= self.cancellations)
+
+    async def fail(self, error: BaseException) -> BaseException | None:
+        """End the pass with an error.
+
+        Returns:
+            What to raise instead of it, or None.
+        """
+        task = self.task
+        instead: BaseException | None = None
+        if self.was_interrupted() and isinstance(error, asyncio.CancelledError):
+            instead = EngineClosedError("the Engine was closed while a pass was running on it: await passes before leaving its block")
+        if instead is None and isinstance(error, asyncio.CancelledError):
+            task.cancelled()
+        task.fail(instead or error)
+        try:
+            cancelled = await self.abort()
+        finally:
+            task.finish()
+        if not self.was_interrupted() and cancelled is not None and not isinstance(error, asyncio.CancelledError):
+            instead = cancelled
+        if task.committed:
+            _mark_committed(instead or error)
+        return instead
 
     async def abort(self) -> asyncio.CancelledError | None:
         """Cancel what is in flight; wait for coroutines, abandon threads; release what the graph saved.
@@ -649,15 +730,26 @@ async def aclose_default_engine() -> None:
         await engine.aclose()
 
 
-async def _finish(runner: asyncio.Task[Any]) -> None:
-    """Await a task; cancelling the waiter cancels the task and waits for it."""
-    try:
-        await runner
-    except asyncio.CancelledError:
-        if not runner.done():
-            runner.cancel()
-            await asyncio.wait([runner])
-        raise
+def _stop_with_starter(starter: asyncio.Task[Any] | None, runner: asyncio.Task[Any], future: asyncio.Future[Any]) -> None:
+    """Cancel a pass when the task that started it is cancelled while it awaits `future`."""
+    if starter is not None and asyncio.current_task() is starter:
+        future.add_done_callback(lambda future: runner.cancel() if future.cancelled() else None)
+
+
+def _clear_frames(error: BaseException) -> None:
+    """Let an exception hold on to the user's frames only.
+
+    The engine's frames refer to the pass, which refers to the error: a cycle that would keep the graph until the garbage collector runs.
+    """
+    chain: list[BaseException] = [error]
+    for link in chain:
+        trace = link.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_globals.get("__name__", "").startswith("aiograd.engine."):
+                with contextlib.suppress(RuntimeError):  # still running
+                    trace.tb_frame.clear()
+            trace = trace.tb_next
+        chain.extend(other for other in (link.__cause__, link.__context__) if other is not None and other not in chain)
 
 
 def _mark_committed(error: BaseException) -> None:
@@ -676,7 +768,7 @@ def _not_none(value: Any) -> Any:
 
 
 def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:
-    return lambda: _not_none(loop()).time()  # type: ignore[no-any-return]
+    return lambda: float(_not_none(loop()).time())
 
 
 def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:

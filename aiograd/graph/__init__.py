@@ -16,6 +16,7 @@ from aiograd.graph.multi_grad import collect_next_edges as collect_next_edges
 from aiograd.graph.multi_grad import create_gradient_edge as create_gradient_edge
 from aiograd.graph.multi_grad import get_gradient_edge as get_gradient_edge
 from aiograd.graph.multi_grad import register_multi_grad_hook as register_multi_grad_hook
+from aiograd.graph.mutation import allow_mutation_on_saved_tensors as allow_mutation_on_saved_tensors
 from aiograd.graph.node import Edge as Edge
 from aiograd.graph.node import InputMetadata as InputMetadata
 from aiograd.graph.node import Node as Node

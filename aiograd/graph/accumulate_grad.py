@@ -13,6 +13,7 @@ Note [Accumulation is staged]
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 import weakref
@@ -27,6 +28,16 @@ from aiograd.graph.node import LEAF_SEQUENCE, InputMetadata, Node, NodeExtra
 from aiograd.types import Array, Shape
 
 _commit_lock = threading.Lock()
+
+
+def _renew_lock() -> None:
+    """A thread that held the lock does not exist in a forked child."""
+    global _commit_lock
+    _commit_lock = threading.Lock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
 
 
 class AccumulateGrad(Node):

@@ -106,6 +106,7 @@ class Node:
 
     __slots__ = ("next_nodes", "next_nrs", "_seq", "_extra", "_topological_nr", "_own_metadata", "__weakref__")
 
+    _topological_nr: int
     next_nodes: tuple[Node | None, ...]
     next_nrs: tuple[int, ...]
     _seq: int

@@ -252,7 +252,8 @@ class TensorCore:
 
     def detach(self) -> Self:
         """The same data outside of the graph. Modifying either in place is noticed by both."""
-        return make(self._data, shared_with=self, cls=type(self))  # type: ignore[return-value]
+        detached: Self = make(self._data, shared_with=self, cls=type(self))
+        return detached
 
     def detach_(self) -> Self:
         """Take this tensor out of the graph, in place."""

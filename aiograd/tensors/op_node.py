@@ -15,7 +15,7 @@ Note [Versions]
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 
@@ -246,7 +246,7 @@ class GeneralOpNode(OpNode):
     compiled: ClassVar[Any]
     metadata_list: tuple[InputMetadata, ...]
 
-    num_inputs = property(lambda self: len(self.metadata_list))  # type: ignore[assignment]
+    num_inputs = property(lambda self: len(self.metadata_list))
 
     def vjp(self, g: Any) -> tuple[Any, ...]:
         """Gradients of the array arguments from the list of gradients of the outputs."""
@@ -309,17 +309,17 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
     if op.variadic:
         needs = (True,)
     key = (needs, general, conjugates, fused)
-    cls = classes.get(key)
+    cls: type[OpNode] | None = classes.get(key)
     if cls is None:
         row = compile_row(op, needs, fused)
         namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost)}
         namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT
         if general:
             namespace.update(compiled=row.vjp, conjugates=conjugates)
-            cls = type(op.node_name, (GeneralOpNode,), namespace)
+            cls = cast(type[OpNode], type(op.node_name, (GeneralOpNode,), namespace))
         else:
             namespace["vjp"] = row.vjp
-            cls = type(op.node_name, (OpNode,), namespace)
+            cls = cast(type[OpNode], type(op.node_name, (OpNode,), namespace))
         classes[key] = cls
     return cls
 

@@ -83,9 +83,11 @@ def _kept_already(grad: Any) -> None:
 
 
 async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_graph: bool, create_graph: bool) -> None:
-    task = new_graph_task(roots, seeds, inputs=inputs, accumulate=True, keepers=keepers, keep_graph=keep_graph, create_graph=create_graph)
+    running = current_engine().run(
+        new_graph_task(roots, seeds, inputs=inputs, accumulate=True, keepers=keepers, keep_graph=keep_graph, create_graph=create_graph)
+    )
     del roots, seeds
-    await current_engine().run(task)
+    await running
 
 
 def grad(
@@ -130,9 +132,11 @@ def grad(
 async def _grad(
     roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool
 ) -> tuple[Any, ...]:
-    task = new_graph_task(roots, seeds, inputs=wanted, require_inputs=not allow_unused, keep_graph=keep_graph, create_graph=create_graph)
+    running = current_engine().run(
+        new_graph_task(roots, seeds, inputs=wanted, require_inputs=not allow_unused, keep_graph=keep_graph, create_graph=create_graph)
+    )
     del roots, seeds
-    results = await current_engine().run(task)
+    results = await running
     for i, result in enumerate(results):
         if result is not None:
             continue

@@ -61,10 +61,21 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
     if isinstance(value, (bool, complex, float, int)):
         return make(np.array(value, dtype=number_dtype(value, like)))  # type: ignore[no-any-return]
     if isinstance(value, (_ndarray, np.generic)) or hasattr(value, "__aiograd_device__"):
-        return make(value)  # type: ignore[no-any-return]
+        return make(check_numbers(value))  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)):
         return make(array_of(value))  # type: ignore[no-any-return]
     raise ArgumentTypeError(f"expected a Tensor, array or number, found {type(value).__name__}")
+
+
+def check_numbers(array: Any) -> Any:
+    """`array`, if its elements are numbers or booleans.
+
+    Raises:
+        ArgumentTypeError
+    """
+    if array.dtype.kind in "OSUmM" or array.dtype.names is not None:
+        raise ArgumentTypeError(f"making a tensor: expected numbers, found elements of dtype {array.dtype}. Convert them first, with .astype() for example.")
+    return array
 
 
 def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
@@ -214,7 +225,7 @@ def _with_constants(arrays: list[Any], first: int) -> list[Any]:
 
 
 #: classes of static arguments that hold no Tensors
-_PLAIN = frozenset((int, bool, float, str, type(None)))
+_PLAIN: frozenset[type] = frozenset((int, bool, float, str, type(None)))
 
 
 def _static(value: Any) -> Any:
@@ -565,6 +576,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
         made.shape = out.shape
         made.dtype = dtype
         made._version = 0
+        saved: tuple[Any, ...]
         if kind == 0:
             made._saved = ()
         else:

@@ -6,23 +6,25 @@ Every method runs a row of the op tables. Operators use the unrolled ways in of 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
 from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import current_mode
-from aiograd.ops import ROWS
+from aiograd.ops import ROWS, Op
 from aiograd.tensors import passes
-from aiograd.tensors.core import TensorCore, bind_tensor_class, make, refresh
+from aiograd.tensors.core import TensorCore, bind_tensor_class, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
-from aiograd.tensors.record import binary, call, constant, getitem, unary
+from aiograd.tensors.record import binary, call, check_numbers, constant, getitem, unary
 from aiograd.tensors.transfer import to_device
 from aiograd.types import Shape
 
 _row = ROWS.__getitem__
+#: `float`, which is the name of a method below
+Real: TypeAlias = float
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -35,9 +37,24 @@ def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]
     return reflected
 
 
+def _reshape(x: Any, shape: Shape) -> Tensor:
+    return _run(_row("reshape"), (x,), {"shape": shape})
+
+
 _add, _sub, _mul, _div = binary(_row("add")), binary(_row("sub")), binary(_row("mul")), binary(_row("div"))
 _GETITEM, _INDEX = _row("getitem"), _row("index")
 _pow, _matmul = binary(_row("pow")), binary(_row("matmul"))
+
+
+def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
+    result: Tensor = call(op, args, kwargs)
+    return result
+
+
+def _numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
+    """What the tables have for a numpy function."""
+    result: Tensor = array_function(function, args, kwargs)
+    return result
 
 
 class Tensor(TensorCore):
@@ -136,7 +153,7 @@ class Tensor(TensorCore):
     def __getitem__(self, index: Any) -> Tensor:
         if _is_basic(index):
             return getitem(_GETITEM, self, index)  # type: ignore[no-any-return]
-        return call(_INDEX, (self, index), {})  # type: ignore[no-any-return]
+        return _run(_INDEX, (self, index), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
         set_item(self, _plain_index(index), value, "item assignment")
@@ -208,10 +225,10 @@ class Tensor(TensorCore):
         Args:
             copy: whether to return a new tensor also where the dtype is the same.
         """
-        wanted = np.dtype(dtype)
+        wanted = _number_dtype(dtype)
         if wanted == self.dtype and not copy:
             return self
-        return call(_row("to_copy"), (self,), {"dtype": wanted})  # type: ignore[no-any-return]
+        return _run(_row("to_copy"), (self,), {"dtype": wanted})
 
     def to(self, target: Any) -> Tensor:
         """The tensor on a device (``"cpu"``, ``"cuda:0"``) or with a dtype; itself where it is so already. Gradients go the way back.
@@ -225,7 +242,7 @@ class Tensor(TensorCore):
         name = "cpu" if device is None else device.name
         if name == self.device:
             return self
-        return call(to_device, (self,), {"device": name, "source": self.device})  # type: ignore[no-any-return]
+        return _run(to_device, (self,), {"device": name, "source": self.device})
 
     def cpu(self) -> Tensor:
         """The tensor on the host."""
@@ -241,23 +258,23 @@ class Tensor(TensorCore):
 
     def clone(self) -> Tensor:
         """A copy, in the graph."""
-        return call(_row("clone"), (self,), {})  # type: ignore[no-any-return]
+        return _run(_row("clone"), (self,), {})
 
     # ---------------------------------------------------------------- shape
 
     @property
     def T(self) -> Tensor:
         """Axes in reverse order."""
-        return np.transpose(self)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.transpose, self)
 
     @property
     def mT(self) -> Tensor:
         """The last two axes exchanged."""
-        return np.swapaxes(self, -1, -2)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.swapaxes, self, -1, -2)
 
     def reshape(self, *shape: Any) -> Tensor:
         """The same elements in another shape; one extent may be -1."""
-        return _reshape(self, _flat(shape))  # type: ignore[no-any-return]
+        return _reshape(self, _flat(shape))
 
     view = reshape
 
@@ -266,7 +283,7 @@ class Tensor(TensorCore):
         ndim = max(self.ndim, 1)
         start, end = start % ndim, end % ndim
         shape = self.shape or (1,)
-        return _reshape(self, (*shape[:start], -1, *shape[end + 1 :]))  # type: ignore[no-any-return]
+        return _reshape(self, (*shape[:start], -1, *shape[end + 1 :]))
 
     def transpose(self, *axes: Any) -> Tensor:
         """Axes in the given order (numpy), or two axes exchanged (two ints, PyTorch); reversed without arguments."""
@@ -274,84 +291,84 @@ class Tensor(TensorCore):
         if not order or order == (None,):
             return self.T
         if len(order) == 2 and self.ndim != 2:
-            return np.swapaxes(self, *order)  # type: ignore[call-overload,no-any-return]
-        return np.transpose(self, order)  # type: ignore[call-overload,no-any-return]
+            return _numpy(np.swapaxes, self, *order)
+        return _numpy(np.transpose, self, order)
 
     def permute(self, *axes: Any) -> Tensor:
         """Axes in the given order."""
-        return np.transpose(self, _flat(axes))  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.transpose, self, _flat(axes))
 
     def swapaxes(self, axis1: int, axis2: int) -> Tensor:
         """Two axes exchanged."""
-        return np.swapaxes(self, axis1, axis2)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.swapaxes, self, axis1, axis2)
 
     def squeeze(self, axis: Any = None) -> Tensor:
         """Without axes of extent 1 (all, or the given ones)."""
-        return np.squeeze(self, axis=axis)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.squeeze, self, axis=axis)
 
     def unsqueeze(self, axis: int) -> Tensor:
         """With a new axis of extent 1."""
-        return np.expand_dims(self, axis)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.expand_dims, self, axis)
 
     def expand(self, *shape: Any) -> Tensor:
         """Broadcast to a shape; -1 keeps an extent."""
         wanted = _flat(shape)
         own = (1,) * (len(wanted) - self.ndim) + self.shape
-        return np.broadcast_to(self, tuple(o if w == -1 else w for w, o in zip(wanted, own, strict=True)))  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.broadcast_to, self, tuple(o if w == -1 else w for w, o in zip(wanted, own, strict=True)))
 
     # ---------------------------------------------------------------- reductions
 
     def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Sum over axes."""
-        return call(_row("sum"), (self,), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
+        return _run(_row("sum"), (self,), {"axis": axis, "keepdims": keepdims})
 
     def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Mean over axes."""
-        return np.mean(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.mean, self, axis=axis, keepdims=keepdims)
 
     def prod(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Product over axes."""
-        return np.prod(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.prod, self, axis=axis, keepdims=keepdims)
 
     def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Largest element over axes; its gradient is shared between ties."""
-        return np.max(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.max, self, axis=axis, keepdims=keepdims)
 
     def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Smallest element over axes; its gradient is shared between ties."""
-        return np.min(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.min, self, axis=axis, keepdims=keepdims)
 
-    def var(self, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    def var(self, axis: Any = None, correction: Real = 0.0, keepdims: bool = False) -> Tensor:
         """Variance over axes."""
-        return call(_row("var"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})  # type: ignore[no-any-return]
+        return _run(_row("var"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})
 
-    def std(self, axis: Any = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+    def std(self, axis: Any = None, correction: Real = 0.0, keepdims: bool = False) -> Tensor:
         """Standard deviation over axes."""
-        return call(_row("std"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})  # type: ignore[no-any-return]
+        return _run(_row("std"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})
 
     def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """Index of the largest element."""
-        return np.argmax(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.argmax, self, axis=axis, keepdims=keepdims)
 
     def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
         """Index of the smallest element."""
-        return np.argmin(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.argmin, self, axis=axis, keepdims=keepdims)
 
     def all(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Whether all elements are true."""
-        return np.all(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.all, self, axis=axis, keepdims=keepdims)
 
     def any(self, axis: Any = None, keepdims: bool = False) -> Tensor:
         """Whether any element is true."""
-        return np.any(self, axis=axis, keepdims=keepdims)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.any, self, axis=axis, keepdims=keepdims)
 
     def cumsum(self, axis: int | None = None) -> Tensor:
         """Cumulative sum."""
-        return np.cumsum(self, axis=axis)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.cumsum, self, axis=axis)
 
     def norm(self) -> Tensor:
         """Euclidean norm of all elements."""
-        return np.sqrt(call(_row("sum"), (np.square(np.abs(self)),), {}))  # type: ignore[call-overload,no-any-return]
+        return self.abs().square().sum().sqrt()
 
     # ---------------------------------------------------------------- elementwise
 
@@ -379,11 +396,12 @@ class Tensor(TensorCore):
 
     def pow(self, exponent: Any) -> Tensor:
         """Elementwise power."""
-        return self**exponent
+        power: Tensor = self**exponent
+        return power
 
     def clip(self, min: Any = None, max: Any = None) -> Tensor:
         """Elements limited to a range."""
-        return np.clip(self, min, max)  # type: ignore[call-overload,no-any-return]
+        return _numpy(np.clip, self, min, max)
 
     clamp = clip
 
@@ -430,13 +448,16 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
     """
     from_tensor = isinstance(data, TensorCore)
     source: Any = data._data if from_tensor else data
+    dtype = None if dtype is None else _number_dtype(dtype)
     if isinstance(source, (np.ndarray, np.generic)):
-        array = np.array(source, dtype=dtype)
+        if dtype is not None and source.dtype.kind == "c" and dtype.kind != "c":
+            raise ArgumentTypeError(f"tensor(): casting {source.dtype} to {dtype} would drop the imaginary part. Take np.real() of it.")
+        array = np.array(check_numbers(source), dtype=dtype)
     elif from_tensor:
         array = np.copy(source)
         device = device or data.device
         if dtype is not None:
-            array = np.astype(array, np.dtype(dtype))
+            array = np.astype(array, dtype)
     else:
         array = constant(_materialized(source), None)._data
         array = np.array(array, dtype=dtype)
@@ -461,18 +482,22 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
     Args:
         copy: True always copies, False raises where a copy would be needed, None copies where needed.
     """
+    dtype = None if dtype is None else _number_dtype(dtype)
     if isinstance(data, TensorCore):
         result: Any = data
-        if dtype is not None and result.dtype != np.dtype(dtype):
+        if dtype is not None and result.dtype != dtype:
             if copy is False:
-                raise ArgumentError(f"asarray(copy=False): casting {result.dtype} to {np.dtype(dtype)} needs a copy")
+                raise ArgumentError(f"asarray(copy=False): casting {result.dtype} to {dtype} needs a copy")
             result = result.astype(dtype)
         elif copy:
             result = result.clone()
     else:
         if not isinstance(data, (np.ndarray, np.generic)):
             data = constant(_materialized(data), None)._data if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
-        result = make(np.asarray(data, dtype=dtype, copy=copy))
+        try:
+            result = make(np.asarray(check_numbers(data), dtype=dtype, copy=copy))
+        except ValueError as error:
+            raise ArgumentError(f"asarray(copy={copy}) of {data.dtype} {list(data.shape)}, dtype={dtype}: {error}") from None
     return result if device is None else result.to(device)  # type: ignore[no-any-return]
 
 
@@ -480,7 +505,22 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     """A Tensor that shares the array's memory. Writing to the array behind the tensor's back is not noticed."""
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(f"from_numpy: expected an ndarray, found {type(array).__name__}; use tensor() or asarray()")
-    return make(array)  # type: ignore[no-any-return]
+    return make(check_numbers(array))  # type: ignore[no-any-return]
+
+
+def _number_dtype(dtype: Any) -> np.dtype[Any]:
+    """A dtype of numbers or booleans.
+
+    Raises:
+        ArgumentTypeError
+    """
+    try:
+        wanted: np.dtype[Any] = np.dtype(dtype)
+    except TypeError as error:
+        raise ArgumentTypeError(f"dtype={dtype!r}: {error}. Expected a dtype of numbers such as numpy.float32.") from None
+    if wanted.kind in "OSUmM":
+        raise ArgumentTypeError(f"dtype={wanted}: expected a dtype of numbers such as float32")
+    return wanted
 
 
 def from_dlpack(x: Any) -> Tensor:

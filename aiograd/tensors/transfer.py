@@ -11,7 +11,7 @@ from typing import Any
 from aiograd import devices
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import NotReadyError
-from aiograd.ops.op import define
+from aiograd.ops.op import Op, define
 from aiograd.types import Array
 
 
@@ -26,7 +26,7 @@ def _to_device(x: Array, /, device: str, source: str) -> Any:
     return x if target is None else target.from_host(x)
 
 
-to_device = define(
+to_device: Op = define(
     "to_device",
     _to_device,
     x=lambda g, device, source: to_device(g, device=source, source=device),

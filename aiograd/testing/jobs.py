@@ -78,6 +78,7 @@ class InlineJobs:
         finally:
             asyncio.events._set_running_loop(self._loop)
         self._later(self._deliver, outcome, result)
+        del job, outcome, result  # a traceback may hold on to this frame
 
     def _deliver(self, outcome: Callable[[], None], result: asyncio.Future[Any]) -> None:
         if not result.done():

@@ -312,8 +312,8 @@ def _fulfil(device: ToyDevice, name: str, function: Callable[..., Any], args: An
                 raise DeviceError(f"kernel {name} on {device.name} returned {found}; expected {wanted}")
             array.own(value)
     except BaseException as error:
-        for array in promised:
-            array._error = error
+        while promised:
+            promised.pop()._error = error  # whose traceback refers to this frame
 
 
 def _finished(device: ToyDevice, value: np.ndarray[Any, Any], sources: list[ToyArray]) -> ToyArray:

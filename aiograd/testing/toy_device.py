@@ -246,7 +246,7 @@ class ToyDevice:
                 self._dead = error
             raise error
         result = function()
-        return np.stack([result, result]) if kind == "shape" else result
+        return np.stack([result, result], axis=-1) if kind == "shape" else result
 
     def check_alive(self, what: str) -> None:
         """Raise if the device is dead.

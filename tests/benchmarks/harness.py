@@ -132,6 +132,29 @@ def sides(settings: Settings, ours: Callable[[], Side], **peers: Callable[[], Si
     return built
 
 
+def training_side(forward_backward: Callable[[], Any], step: Callable[[], Any], parameters: Sequence[Any]) -> Side:
+    """A side whose step trains; its result is the loss, the gradients, and the parameters after one step.
+
+    Args:
+        forward_backward: computes the loss and the gradients; may be a coroutine function, as `step` may.
+        step: a whole training step.
+        parameters: tensors of either library.
+    """
+
+    def copied(tensor: Any) -> np.ndarray[Any, Any]:
+        return np.array(tensor.detach().numpy())
+
+    async def result() -> list[np.ndarray[Any, Any]]:
+        loss = await awaited(forward_backward())
+        grads = [copied(parameter.grad) for parameter in parameters]
+        for parameter in parameters:
+            parameter.grad = None
+        await awaited(step())
+        return [copied(loss), *grads, *map(copied, parameters)]
+
+    return Side(step, result)
+
+
 async def awaited(value: Any) -> Any:
     """A value, or what an awaitable gives."""
     return await value if inspect.isawaitable(value) else value
@@ -242,11 +265,6 @@ def machine() -> str:
         except importlib.metadata.PackageNotFoundError:
             parts.append(f"no {package}")
     return ", ".join(parts)
-
-
-def one_thread() -> Any:
-    """A context manager: BLAS with one thread, also in torch if it is loaded later; needs threadpoolctl for BLAS."""
-    return _Threads(1)
 
 
 def threads(count: int) -> Any:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,10 +20,11 @@ from tests.benchmarks.harness import Settings, Side, Table, Workload, compare, g
 TITLE = "Two independent heavy branches in one backward pass, 1 BLAS thread each"
 
 
-def run(settings: Settings) -> list[Table]:
+def run(settings: Settings) -> Iterator[Table]:
     """Time branches beside torch, then a remote node beside local compute."""
     with threads(1):
-        return [ag.run(_branches(settings)), ag.run(_remote(settings))]
+        yield ag.run(_branches(settings))
+        yield ag.run(_remote(settings))
 
 
 # -------------------------------------------------------------------- branches

@@ -16,7 +16,7 @@ import gc
 import math
 import statistics
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -33,13 +33,13 @@ TARGET, BEYOND, OVERHEAD = (3.0, 15.0), (1.0, 10.0), 1.10
 Job = Callable[[], Awaitable[Any]]
 
 
-def run(settings: Settings) -> list[Table]:
+def run(settings: Settings) -> Iterator[Table]:
     """One table per event loop: asyncio's, and the one that `aiograd.run` chooses (uvloop where it is installed)."""
     if not settings.tiny:
         kernels.warm_up()
     with asyncio.Runner() as runner:
-        tables = [runner.run(_run(settings))]
-    return [*tables, ag.run(_run(settings))]
+        yield runner.run(_run(settings))
+    yield ag.run(_run(settings))
 
 
 async def _run(settings: Settings) -> Table:

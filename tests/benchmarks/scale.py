@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,7 @@ from tests.benchmarks.harness import OURS, DisagreementError, Settings, Table
 COLUMNS = ["graph", "side", "forward µs/node", "backward µs/node", "free µs/node", "bytes/node", "pass bytes/node"]
 
 
-def run(settings: Settings) -> list[Table]:
+def run(settings: Settings) -> Iterator[Table]:
     """Chains of growing length, a wide fan-in and many passes at once."""
     names = [OURS, *(name for name in ("torch",) if name in settings.peers)]
     table = Table("Size of the graph, 1 thread", COLUMNS)
@@ -35,6 +35,7 @@ def run(settings: Settings) -> list[Table]:
                 table.add(f"{shape} of {count:,} nodes", name, *per_node, f"{found['graph_bytes'] / count:.0f}", f"{found['pass_bytes'] / count:.0f}")
             if len(sums) == 2 and not np.isclose(*sums.values(), rtol=1e-3):
                 raise DisagreementError(f"{shape} of {count}: {sums}")
+    yield table
     passes = settings.of(100_000, 100)
     many = Table(f"{passes:,} backward passes of two nodes at once", ["side", "total s", "µs/pass", "bytes/pass in flight"])
     found = _measure(settings, many_aiograd, passes=passes)
@@ -44,7 +45,7 @@ def run(settings: Settings) -> list[Table]:
     if "torch" in settings.peers:
         found = _measure(settings, many_torch, passes=passes)
         many.add("torch, one after the other", f"{found['seconds']:.2f}", f"{found['seconds'] / passes * 1e6:.1f}", "")
-    return [table, many]
+    yield many
 
 
 def _measure(settings: Settings, function: Callable[..., dict[str, Any]], **arguments: Any) -> dict[str, Any]:

@@ -5,21 +5,22 @@ Every step is forward, backward and the end of the graph. The loop in which aiog
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 import aiograd as ag
-from tests.benchmarks.harness import Settings, Side, Table, Workload, compare, one_thread, sides
+from tests.benchmarks import networks
+from tests.benchmarks.harness import Settings, Side, Table, Workload, compare, sides, threads, training_side
 
 Array = np.ndarray[Any, Any]
 
 
-def run(settings: Settings) -> list[Table]:
+def run(settings: Settings) -> Iterator[Table]:
     """Time all small graphs."""
-    with one_thread():
-        return [ag.run(_run(settings))]
+    with threads(1):
+        yield ag.run(_run(settings))
 
 
 async def _run(settings: Settings) -> Table:
@@ -30,6 +31,7 @@ async def _run(settings: Settings) -> Table:
         wide(settings, length, own_leaves=True),
         wide(settings, length, own_leaves=False),
         mlp(settings, by_optim=False),
+        mlp(settings, by_optim=True),
         lstm(settings, settings.of(100, 3)),
     ]
     return await compare("Small graphs, 1 thread: forward + backward + free", workloads, settings)
@@ -146,68 +148,58 @@ def _branches(starts: Sequence[Any], factor: Any, term: Any) -> Any:
 
 def mlp(settings: Settings, *, by_optim: bool) -> Workload:
     """A training step of 64-64-10 on a batch of 8: linear, relu, linear, cross entropy, SGD."""
-    rng = np.random.default_rng(2)
-    data = rng.normal(size=(8, 64)).astype(np.float32)
-    labels = rng.integers(0, 10, 8)
-    values = [(rng.normal(size=shape) * 0.1).astype(np.float32) for shape in ((64, 64), (64,), (10, 64), (10,))]
+    network = networks.mlp(8, (64, 64, 10))
     rate = 0.01
 
     def ours() -> Side:
-        from aiograd import ops
-        F = ops.nn
-        F.relu = ops.activation.relu
-        w1, b1, w2, b2 = parameters = [ag.tensor(value, requires_grad=True) for value in values]
-        x, y = ag.tensor(data), ag.tensor(labels)
+        model = networks.on_aiograd(network, rate)
 
         async def forward_backward() -> Any:
-            loss = F.cross_entropy(F.linear(F.relu(F.linear(x, w1, b1)), w2, b2), y)
+            loss = model.forward()
             await loss.backward()
             return loss
 
         async def step() -> None:
             await forward_backward()
             if by_optim:
-                optimizer.step()
-                optimizer.zero_grad()
+                model.optimizer.step()
+                model.optimizer.zero_grad()
             else:
                 with ag.no_grad():
-                    for parameter in parameters:
+                    for parameter in model.parameters:
                         parameter -= rate * parameter.grad
                         parameter.grad = None
 
-        return training_side(forward_backward, step, parameters, lambda t: t.detach().numpy().copy())
+        return training_side(forward_backward, step, model.parameters)
 
     def torch_() -> Side:
         import torch
-        import torch.nn.functional as F
 
-        w1, b1, w2, b2 = parameters = [torch.tensor(value, requires_grad=True) for value in values]
-        x, y = torch.tensor(data), torch.tensor(labels)
-        optimizer = torch.optim.SGD(parameters, lr=rate)
+        model = networks.on_torch(network, rate)
 
         def forward_backward() -> Any:
-            loss = F.cross_entropy(F.linear(F.relu(F.linear(x, w1, b1)), w2, b2), y)
+            loss = model.forward()
             loss.backward()
             return loss
 
         def step() -> None:
             forward_backward()
             if by_optim:
-                optimizer.step()
-                optimizer.zero_grad()
+                model.optimizer.step()
+                model.optimizer.zero_grad()
             else:
                 with torch.no_grad():
-                    for parameter in parameters:
+                    for parameter in model.parameters:
                         parameter -= rate * parameter.grad
                         parameter.grad = None
 
-        return training_side(forward_backward, step, parameters, lambda t: t.detach().numpy().copy())
+        return training_side(forward_backward, step, model.parameters)
 
     def autograd_() -> Side:
         import autograd
         import autograd.numpy as anp
 
-        parameters = [value.copy() for value in values]
+        (data, labels), parameters = network.data, [value.copy() for value in network.parameters]
         rows = np.arange(len(labels))
 
         def forward(w1: Any, b1: Any, w2: Any, b2: Any) -> Any:
@@ -225,8 +217,7 @@ def mlp(settings: Settings, *, by_optim: bool) -> Workload:
         def result() -> list[Array]:
             loss, grads = differentiate(*parameters)
             step()
-            updated = [parameter.copy() for parameter in parameters]
-            return [np.asarray(loss), *grads, *updated]
+            return [np.asarray(loss), *grads, *(parameter.copy() for parameter in parameters)]
 
         return Side(step, result)
 
@@ -237,58 +228,47 @@ def mlp(settings: Settings, *, by_optim: bool) -> Workload:
 
 def lstm(settings: Settings, steps: int) -> Workload:
     """An LSTM of hidden size 16 unrolled over `steps` steps of a batch of 4, from elementary operations."""
-    rng = np.random.default_rng(3)
     hidden, batch = 16, 4
-    inputs = [rng.normal(size=(batch, hidden)).astype(np.float32) for _ in range(steps)]
-    values = [(rng.normal(size=shape) * 0.2).astype(np.float32) for shape in ((hidden, 4 * hidden), (hidden, 4 * hidden), (4 * hidden,))]
-    zero = np.zeros((batch, hidden), np.float32)
-
-    def unroll(xs: Sequence[Any], weights: Sequence[Any], state: Any, sigmoid: Any, tanh: Any) -> Any:
-        wx, wh, bias = weights
-        h = c = state
-        for x in xs:
-            gates = x @ wx + h @ wh + bias
-            i = sigmoid(gates[:, :hidden])
-            f = sigmoid(gates[:, hidden : 2 * hidden])
-            o = sigmoid(gates[:, 2 * hidden : 3 * hidden])
-            c = f * c + i * tanh(gates[:, 3 * hidden :])
-            h = o * tanh(c)
-        return (h * h).sum()
+    network = networks.lstm(steps, hidden, batch)
 
     def ours() -> Side:
-        weights = [ag.tensor(value, requires_grad=True) for value in values]
-        xs, state = [ag.tensor(x) for x in inputs], ag.tensor(zero)
+        model = networks.on_aiograd(network)
 
         async def pass_over() -> Any:
-            y = unroll(xs, weights, state, ag.Tensor.sigmoid, ag.Tensor.tanh)
-            await y.backward()
-            return y
+            loss = model.forward()
+            await loss.backward()
+            return loss
 
-        return aiograd_side(pass_over, weights)
+        return aiograd_side(pass_over, model.parameters)
 
     def torch_() -> Side:
-        import torch
-
-        weights = [torch.tensor(value, requires_grad=True) for value in values]
-        xs, state = [torch.tensor(x) for x in inputs], torch.tensor(zero)
+        model = networks.on_torch(network)
 
         def pass_over() -> Any:
-            y = unroll(xs, weights, state, torch.sigmoid, torch.tanh)
-            y.backward()
-            return y
+            loss = model.forward()
+            loss.backward()
+            return loss
 
-        return torch_side(pass_over, weights)
+        return torch_side(pass_over, model.parameters)
 
     def autograd_() -> Side:
         import autograd.numpy as anp
 
-        half = np.float32(0.5)
+        half, one = np.float32(0.5), np.float32(1)
 
-        def forward(*weights: Any) -> Any:
-            loss = unroll(inputs, weights, zero, lambda x: half * (anp.tanh(half * x) + np.float32(1)), anp.tanh)
-            return loss
+        def sigmoid(x: Any) -> Any:
+            return half * (anp.tanh(half * x) + one)
 
-        return autograd_side(forward, values, method_sum=True)
+        def forward(wx: Any, wh: Any, bias: Any) -> Any:
+            h = c = network.data[-1]
+            for x in network.data[:-1]:
+                gates = anp.dot(x, wx) + anp.dot(h, wh) + bias
+                i, f, o = (sigmoid(gates[:, hidden * j : hidden * (j + 1)]) for j in range(3))
+                c = f * c + i * anp.tanh(gates[:, 3 * hidden :])
+                h = o * anp.tanh(c)
+            return anp.sum(h * h)
+
+        return autograd_side(forward, network.parameters)
 
     return Workload(f"LSTM unrolled {steps} steps, hidden 16, batch 4, elementary ops", sides(settings, ours, torch=torch_, autograd=autograd_), 0.80, 0.50, rtol=1e-3)
 
@@ -332,7 +312,7 @@ def torch_side(pass_over: Any, leaves: Sequence[Any]) -> Side:
     return Side(step, result)
 
 
-def autograd_side(forward: Any, values: Sequence[Array], *, method_sum: bool = False) -> Side:
+def autograd_side(forward: Any, values: Sequence[Array]) -> Side:
     """The same for HIPS autograd, which differentiates functions of arrays."""
     import autograd
 
@@ -343,21 +323,3 @@ def autograd_side(forward: Any, values: Sequence[Array], *, method_sum: bool = F
         return [np.asarray(value), *grads]
 
     return Side(lambda: differentiate(*values), result)
-
-
-def training_side(forward_backward: Any, step: Any, parameters: Sequence[Any], copied: Any) -> Side:
-    """A side whose step trains; its result is the loss, the gradients and the parameters after one step."""
-
-    async def result() -> list[Array]:
-        loss = forward_backward()
-        if hasattr(loss, "__await__"):
-            loss = await loss
-        grads = [copied(parameter.grad) for parameter in parameters]
-        for parameter in parameters:
-            parameter.grad = None
-        stepped = step()
-        if hasattr(stepped, "__await__"):
-            await stepped
-        return [copied(loss), *grads, *map(copied, parameters)]
-
-    return Side(step, result)

@@ -111,8 +111,10 @@ def setitem(x: Tensor, value: Tensor, index: Any) -> Tensor:
     """A copy of `x` with a part replaced."""
     chosen = positions(tuple(x.shape), index)
     extra = value.ndim - chosen.ndim
-    value = value.reshape(value.shape[extra:]) if extra > 0 else value
-    return x.reshape(-1).index_put((chosen,), value.expand(chosen.shape)).reshape(x.shape)
+    value = (value.reshape(value.shape[extra:]) if extra > 0 else value).expand(chosen.shape).reshape(-1)
+    last = {int(place): i for i, place in enumerate(chosen.reshape(-1))}  # torch leaves open which of several values stays
+    places, kept = torch.tensor(list(last), dtype=torch.int64), torch.tensor(list(last.values()), dtype=torch.int64)
+    return x.reshape(-1).index_put((places,), value[kept]).reshape(x.shape)
 
 
 def take(x: Tensor, indices: Tensor, axis: int = 0) -> Tensor:
@@ -164,6 +166,11 @@ def sinc(x: Tensor, order: int = 0) -> Tensor:
 def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
     """torch.clamp, which insists on a bound."""
     return x.clone() if min is None and max is None else torch.clamp(x, min, max)
+
+
+def ldexp(x: Tensor, exponent: Tensor) -> Tensor:
+    """Not torch.ldexp, whose gradient is 0 for negative whole exponents (2.13)."""
+    return x * torch.exp2(exponent.to(x.dtype))
 
 
 def imag(x: Tensor) -> Tensor:
@@ -290,7 +297,7 @@ def _in(module: Any, where: str, *names: str) -> None:
 
 _same(
     "abs", "acos", "acosh", "add", "angle", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "complex", "conj", "copysign", "cos", "cosh", "deg2rad",
-    "div", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor", "fmax", "fmin", "fmod", "hypot", "ldexp", "log", "log10", "log1p",
+    "div", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor", "fmax", "fmin", "fmod", "hypot", "log", "log10", "log1p",
     "log2", "logaddexp", "logaddexp2", "matmul", "maximum", "minimum", "mul", "nan_to_num", "neg", "positive", "pow", "rad2deg", "real", "reciprocal",
     "relu", "remainder", "round", "rsqrt", "sgn", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "trunc", "where", "xlogy",
 )
@@ -349,6 +356,7 @@ COUNTERPARTS.update(
         "index": ("indexing", select),
         "index_adjoint": ("adjoint of indexing", lambda g, index, shape: adjoint(lambda x: select(x, index), g, shape)),
         "layer_norm": ("F.layer_norm", layer_norm),
+        "ldexp": ("x * 2**n", ldexp),
         "log_sigmoid": ("F.logsigmoid", F.logsigmoid),
         "log_softmax": ("F.log_softmax", lambda x, axis=-1: F.log_softmax(x, axis)),
         "logsumexp": ("torch.logsumexp", reduction(torch.logsumexp)),

@@ -26,9 +26,14 @@ _STAGES8 = (
 _STAGES4 = ((1, (0, 4, 2, 6), (1, 5, 3, 7)), (2, (0, 1, 4, 5), (2, 3, 6, 7)))
 
 
-def _turned(builder: Any, rows: list[Any], stages: Any) -> list[Any]:
+# the stages leave column k in this place
+_PLACES8 = (0, 2, 1, 3, 4, 6, 5, 7)
+_PLACES4 = (0, 1, 2, 3)
+
+
+def _turned(builder: Any, rows: list[Any], single: bool) -> list[Any]:
     """The rows of the transpose of a square block."""
-    for distance, first, second in stages:
+    for distance, first, second in _STAGES8 if single else _STAGES4:
         combined: list[Any] = [None] * len(rows)
         for low in range(len(rows)):
             if low & distance:
@@ -37,7 +42,7 @@ def _turned(builder: Any, rows: list[Any], stages: Any) -> list[Any]:
                 mask = ir.Constant(ir.VectorType(_i32, len(order)), list(order))
                 combined[target] = builder.shuffle_vector(rows[low], rows[low + distance], mask)
         rows = combined
-    return rows
+    return [rows[place] for place in (_PLACES8 if single else _PLACES4)]
 
 
 @intrinsic
@@ -47,7 +52,6 @@ def _turn(context: Any, a: Any, a_start: Any, a_stride: Any, b: Any, b_start: An
 
     def codegen(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         single = signature.args[0].dtype == types.float32
-        stages = _STAGES8 if single else _STAGES4
         side = 8 if single else 4
         vector = ir.VectorType(ir.FloatType() if single else ir.DoubleType(), side)
 
@@ -60,7 +64,7 @@ def _turn(context: Any, a: Any, a_start: Any, a_stride: Any, b: Any, b_start: An
         for r in range(side):
             rows.append(builder.load(line(0, r)))
             rows[-1].align = 4 if single else 8
-        for r, row in enumerate(_turned(builder, rows, stages)):
+        for r, row in enumerate(_turned(builder, rows, single)):
             builder.store(row, line(3, r)).align = 4 if single else 8
         return target.get_dummy_value()
 

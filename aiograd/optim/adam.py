@@ -1,0 +1,129 @@
+"""Adam and AdamW.
+
+Source: Kingma and Ba, Adam (2015); Reddi et al., On the convergence of Adam (2018) for ``amsgrad``; Loshchilov and Hutter, Decoupled weight
+decay regularization (2019) for AdamW. Formulas as in ``torch.optim``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentError
+from aiograd.kernels.optimizer import adam
+from aiograd.optim.optimizer import Group, Optimizer
+from aiograd.tensors.tensor import Tensor
+
+
+class Adam(Optimizer):
+    """Steps of about `lr` per element, whatever the size of the gradient: ``p -= lr * mean / (sqrt(mean of squares) + eps)``.
+
+    Args:
+        params: Tensors to update, or groups.
+        lr: learning rate.
+        betas: decay of the running means of the gradient and of its square, which are corrected for starting at zero.
+        eps: added to the root.
+        weight_decay: times the parameter is added to the gradient.
+        amsgrad: divide by the largest mean of squares so far.
+        maximize: go up instead of down.
+
+    Raises:
+        ArgumentError: an option that makes no sense.
+    """
+
+    #: whether weight decay shrinks the parameter, rather than being part of the gradient
+    decoupled = False
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "amsgrad": amsgrad, "maximize": maximize})
+
+    def _check(self, group: Group) -> None:
+        name = type(self).__name__
+        for option in ("lr", "eps", "weight_decay"):
+            if not group[option] >= 0:
+                raise ArgumentError(f"{name}({option}={group[option]}): expected a number of at least 0")
+        betas = tuple(group["betas"])
+        if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+            raise ArgumentError(f"{name}(betas={betas}): expected two numbers from 0 to below 1")
+        group["betas"] = betas
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        return ("exp_avg", "exp_avg_sq", "max_exp_avg_sq") if group["amsgrad"] else ("exp_avg", "exp_avg_sq")
+
+    def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
+        state["step"] = step = int(state.get("step", 0)) + 1
+        return step
+
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
+        adam(
+            parameter,
+            gradient,
+            *state,
+            step=key,
+            lr=group["lr"],
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            decoupled=self.decoupled,
+            maximize=group["maximize"],
+        )
+
+    def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
+        lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]
+        d = -gradient if group["maximize"] else gradient
+        if decay and self.decoupled:
+            parameter = parameter * (1.0 - lr * decay)
+        elif decay:
+            d = d + decay * parameter
+        mean = beta1 * state[0] + (1.0 - beta1) * d
+        square = beta2 * state[1] + (1.0 - beta2) * (d * d)
+        largest = np.maximum(state[2], square) if group["amsgrad"] else square
+        root = np.sqrt(largest) / math.sqrt(1.0 - beta2**key) + group["eps"]
+        new = parameter - (lr / (1.0 - beta1**key)) * (mean / root)
+        return (new, mean, square, largest) if group["amsgrad"] else (new, mean, square)
+
+
+class AdamW(Adam):
+    """Adam whose weight decay shrinks the parameter by ``lr * weight_decay`` instead of being part of the gradient.
+
+    Args:
+        params: Tensors to update, or groups.
+        lr: learning rate.
+        betas: decay of the running means of the gradient and of its square, which are corrected for starting at zero.
+        eps: added to the root.
+        weight_decay: see above.
+        amsgrad: divide by the largest mean of squares so far.
+        maximize: go up instead of down.
+
+    Raises:
+        ArgumentError: an option that makes no sense.
+    """
+
+    decoupled = True
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, amsgrad, maximize=maximize)

@@ -1,0 +1,312 @@
+"""Optimizer: parameters in groups, the state of each, and the step that updates them in place.
+
+Note [What a step is]
+    A step reads gradients and writes the memory of the parameters, outside of any graph, and counts as a modification: backward through a
+    graph that has saved the old values is an error that says so. It is synchronous and takes about as long as reading the parameters
+    once or twice; `Optimizer.astep` does the same on the engine's executor, for models so large that the event loop should not wait.
+
+Note [Arrays in a line]
+    For small parameters the cost of a step is not arithmetic but calls. So the small ones of a group that stand at the same step are
+    copied next to each other, with their gradients and state (which stays there), and updated by one call. Every formula is
+    elementwise, so the bits are those of separate calls. See `aiograd.optim.packing`.
+
+Rejected: compiling the formulas for each set of shapes; keeping the parameters themselves in one buffer (modules, checkpoints and users
+replace and share them as they like).
+
+Source: semantics, defaults and the layout of state dicts are those of ``torch.optim``.
+"""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Hashable, Iterable, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from aiograd.array_functions.creation import zeros_like
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
+from aiograd.offloading import offload
+from aiograd.ops.creation import zeros_like as zeros_of
+from aiograd.optim.packing import PACKED_SIZE, Pack
+from aiograd.tensors.core import TensorCore, counter_of, make
+from aiograd.tensors.inplace import write
+from aiograd.tensors.tensor import Tensor, asarray
+
+Group = dict[str, Any]
+Pair = tuple[Tensor, Any]
+Member = tuple[Tensor, Any, dict[str, Any]]
+
+
+class Optimizer:
+    """Base of optimizers. A subclass says what a parameter's state is and how an update is computed.
+
+    Args:
+        params: Tensors to update, or groups: dicts with ``params`` and options that differ from the defaults.
+        defaults: options of groups that do not give them.
+
+    Raises:
+        ArgumentError: no parameters, one given twice, or one that is no leaf.
+    """
+
+    #: options of a group by name; an optimizer reads them at every step, so they may be changed in between
+    param_groups: list[Group]
+    #: state of each parameter that has been updated
+    state: dict[Tensor, dict[str, Any]]
+
+    def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
+        if isinstance(params, TensorCore):
+            raise ArgumentTypeError(f"{type(self).__name__}: expected an iterable of Tensors or groups, found one Tensor: pass [tensor]")
+        self.defaults = dict(defaults)
+        self.param_groups = []
+        self.state = {}
+        self._lock = threading.Lock()
+        self._packs: dict[Hashable, Pack] = {}
+        given = list(params)
+        if not given:
+            raise ArgumentError(f"{type(self).__name__}: got an empty list of parameters")
+        for group in given if isinstance(given[0], dict) else [{"params": given}]:
+            self.add_param_group(group)
+
+    def add_param_group(self, group: Mapping[str, Any]) -> None:
+        """Update more parameters, with options of their own.
+
+        Args:
+            group: ``params`` (a Tensor or an iterable of them) and options; what is not given is as in the defaults.
+        """
+        if not isinstance(group, Mapping) or "params" not in group:
+            raise ArgumentTypeError(f"{type(self).__name__}: a parameter group is a dict with 'params', found {type(group).__name__}")
+        params = group["params"]
+        params = [params] if isinstance(params, TensorCore) else list(params)
+        known = {id(p) for other in self.param_groups for p in other["params"]}
+        for p in params:
+            if not isinstance(p, TensorCore):
+                raise ArgumentTypeError(f"{type(self).__name__}: expected Tensors as parameters, found {type(p).__name__}")
+            if not p.is_leaf:
+                raise GraphError(f"{type(self).__name__}: can't optimize a non-leaf Tensor of shape {list(p.shape)}: it was made by an operation")
+            if id(p) in known:
+                raise ArgumentError(f"{type(self).__name__}: a parameter of shape {list(p.shape)} appears twice, in one or several groups")
+            known.add(id(p))
+        options = {name: value for name, value in group.items() if name != "params"}
+        unknown = options.keys() - self.defaults.keys() - {"initial_lr"}
+        if unknown:
+            raise ArgumentError(f"{type(self).__name__}: unknown options {sorted(unknown)}; expected some of {sorted(self.defaults)}")
+        full = {"params": params, **self.defaults, **options}
+        self._check(full)
+        self.param_groups.append(full)
+
+    def _check(self, group: Group) -> None:
+        """Raise where an option makes no sense."""
+
+    # ---------------------------------------------------------------- stepping
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or fill them with zeros."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                node = p._node
+                if set_to_none and node is not None:
+                    node.grad = None
+                elif p.grad is not None:
+                    p.grad = None if set_to_none else zeros_like(p.grad)
+
+    def step(self, gradients: Mapping[Tensor, Any] | None = None) -> None:
+        """Update every parameter that has a gradient, in place.
+
+        Args:
+            gradients: gradients by parameter, in place of their ``grad``: those that a distributed context or `aiograd.grad` gave.
+        """
+        self._run(self._collected(gradients))
+
+    async def astep(self, gradients: Mapping[Tensor, Any] | None = None) -> None:
+        """As `step`, on the engine's executor, so that the event loop stays free while millions of parameters are updated.
+
+        Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
+        `ModifiedError`. Cancelling stops the waiting; the step itself is carried out to its end (it is never left half done), and
+        the next step waits for that. The gradients are those of the moment of the call.
+
+        Args:
+            gradients: as in `step`.
+        """
+        for group in self.param_groups:
+            for p in group["params"]:
+                counter_of(p)[0] += 1  # backward passes that would read the parameters meanwhile notice
+        await offload(self._run, self._collected(gradients))
+
+    def _collected(self, gradients: Mapping[Tensor, Any] | None) -> list[list[Pair]]:
+        return [_pairs(group["params"], gradients) for group in self.param_groups]
+
+    def _run(self, collected: list[list[Pair]]) -> None:
+        with self._lock:
+            for index, pairs in enumerate(collected):
+                self._update(index, self.param_groups[index], pairs)
+
+    def _update(self, index: int, group: Group, pairs: list[Pair]) -> None:
+        """Update the parameters of one group."""
+        names = self._state_names(group)
+        packable: dict[tuple[Any, Hashable], list[Member]] = {}
+        for p, grad in pairs:
+            state = self.state.setdefault(p, {})
+            key = self._begin(p, state, group)
+            for name in names:
+                if name not in state:
+                    state[name] = make(zeros_of(p._data))
+            data = p._data
+            if data.__class__ is not np.ndarray:
+                self._update_on_device(p, grad, group, key, state, names)
+            elif data.size <= PACKED_SIZE and data.dtype.kind == "f":
+                packable.setdefault((data.dtype, key), []).append((p, grad, state))
+            else:
+                self._update_here(p, grad, group, key, state, names)
+            counter_of(p)[0] += 1
+        for (_, key), members in packable.items():
+            if len(members) == 1:
+                self._update_here(*members[0][:2], group, key, members[0][2], names)
+                continue
+            slot = (index, id(members[0][0]))
+            pack = self._packs.get(slot)
+            if pack is None or not pack.holds(members, names):
+                pack = self._packs[slot] = Pack(members, names)
+            pack.load(members)
+            self._kernel(group, key, pack.parameter, pack.gradient, pack.state)
+            pack.unload()
+
+    def _update_here(self, p: Tensor, grad: Any, group: Group, key: Any, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Update one parameter on the host."""
+        data = p._data
+        work = data if data.flags.c_contiguous and data.flags.aligned else np.array(data, order="C")
+        arrays = [work, np.ascontiguousarray(grad), *(state[name]._data for name in names)]
+        if data.dtype.kind == "c":  # a complex number is two real ones
+            real = np.zeros((), data.dtype).real.dtype
+            arrays = [array.reshape(-1).view(real) for array in arrays]
+        self._kernel(group, key, arrays[0], arrays[1], arrays[2:])
+        if work is not data:
+            data[...] = work
+
+    def _update_on_device(self, p: Tensor, grad: Any, group: Group, key: Any, state: dict[str, Any], names: tuple[str, ...]) -> None:
+        """Update one parameter with arithmetic that its device does."""
+        value, *rest = self._formula(group, key, p._data, grad, [state[name]._data for name in names])
+        p._data[...] = value
+        for name, array in zip(names, rest, strict=True):
+            write(state[name], array)
+
+    # ---------------------------------------------------------------- what subclasses say
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        """Names of the arrays in a parameter's state, zero at first."""
+        raise NotImplementedError
+
+    def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
+        """Count the step in the state; returns what the formula needs to know of it."""
+        raise NotImplementedError
+
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
+        """Update host arrays in place."""
+        raise NotImplementedError
+
+    def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
+        """New values of the parameter and of its state, computed with operators that every kind of array has."""
+        raise NotImplementedError
+
+    # ---------------------------------------------------------------- state
+
+    def state_dict(self) -> dict[str, Any]:
+        """State and options: ``state`` by number of the parameter, ``param_groups`` with these numbers as ``params``.
+
+        The arrays share the optimizer's memory.
+        """
+        with self._lock:
+            number: dict[int, int] = {}
+            groups = []
+            for group in self.param_groups:
+                for p in group["params"]:
+                    number[id(p)] = len(number)
+                groups.append({**group, "params": [number[id(p)] for p in group["params"]]})
+            state = {
+                number[id(p)]: {name: value.detach() if isinstance(value, TensorCore) else value for name, value in values.items()}
+                for p, values in self.state.items()
+            }
+            return {"state": state, "param_groups": groups}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; values are copied, to the dtype and device of each parameter.
+
+        Raises:
+            ArgumentError: groups, parameters or shapes do not fit; nothing has changed.
+        """
+        what = f"{type(self).__name__}.load_state_dict"
+        if not isinstance(state_dict, Mapping) or not {"state", "param_groups"} <= state_dict.keys():
+            raise ArgumentError(f"{what}: expected a dict with 'state' and 'param_groups', as state_dict() returns it")
+        saved: list[Mapping[str, Any]] = list(state_dict["param_groups"])
+        sizes, found = [len(group["params"]) for group in self.param_groups], [len(group["params"]) for group in saved]
+        if sizes != found:
+            raise ArgumentError(f"{what}: found groups of {found} parameters, expected {sizes}")
+        known = self.defaults.keys() | {"initial_lr"}
+        by_number = {
+            n: p for mine, theirs in zip(self.param_groups, saved, strict=True) for n, p in zip(theirs["params"], mine["params"], strict=True)
+        }
+        state: dict[Tensor, dict[str, Any]] = {}
+        for n, values in state_dict["state"].items():
+            if n not in by_number:
+                raise ArgumentError(f"{what}: there is state for parameter {n!r}, which is in no group")
+            state[by_number[n]] = {name: _loaded(what, n, name, value, by_number[n]) for name, value in values.items()}
+        groups = [
+            {"params": mine["params"], **self.defaults, **{name: value for name, value in theirs.items() if name in known}}
+            for mine, theirs in zip(self.param_groups, saved, strict=True)
+        ]
+        for group in groups:
+            self._check(group)
+        with self._lock:
+            self.state = state
+            self._packs = {}
+            for mine, group in zip(self.param_groups, groups, strict=True):
+                mine.clear()
+                mine.update(group)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_packs")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _lock=threading.Lock(), _packs={})
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        copied = type(self).__new__(type(self))
+        memo[id(self)] = copied
+        copied.__setstate__(copy.deepcopy(self.__getstate__(), memo))
+        return copied
+
+    def __repr__(self) -> str:
+        lines = []
+        for i, group in enumerate(self.param_groups):
+            options = ", ".join(f"{name}={value}" for name, value in group.items() if name != "params")
+            lines.append(f"  group {i}: {len(group['params'])} parameters, {options}")
+        return f"{type(self).__name__}(\n" + "\n".join(lines) + "\n)"
+
+
+def _pairs(params: list[Tensor], gradients: Mapping[Tensor, Any] | None) -> list[Pair]:
+    """Parameters that have a gradient, with its array."""
+    pairs: list[Pair] = []
+    for p in params:
+        if gradients is not None:
+            grad: Any = gradients.get(p)
+            if grad is not None and tuple(grad.shape) != p.shape:
+                raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")
+        else:
+            node: Any = p._node
+            grad = node.grad if node is not None else p.grad
+        if grad is not None:
+            pairs.append((p, grad._data if isinstance(grad, TensorCore) else grad))
+    return pairs
+
+
+def _loaded(what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:
+    """A value of a saved state as this optimizer keeps it."""
+    if name == "step":
+        return int(value)  # a Tensor elsewhere
+    if not isinstance(value, (TensorCore, np.ndarray)):
+        return value
+    if tuple(value.shape) != p.shape:
+        raise ArgumentError(f"{what}: {name} of parameter {n} has shape {list(value.shape)}, expected {list(p.shape)}")
+    array = np.array(asarray(value).detach().cpu().numpy(), dtype=p.dtype, order="C")
+    return make(array) if p.device == "cpu" else make(array).to(p.device)

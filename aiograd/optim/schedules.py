@@ -1,0 +1,178 @@
+"""Learning rates over time.
+
+Note [Closed forms]
+    A schedule is a function of the base rate and the number of steps taken, so any step can be computed from nothing, and schedules
+    can follow each other (`SequentialLR`) without undoing what the one before did. A rate that was changed by hand in between is
+    overwritten at the next step; to change it for good, change ``base_lrs``.
+
+Source: names and arguments are those of ``torch.optim.lr_scheduler``.
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from aiograd.errors import ArgumentError
+from aiograd.optim.optimizer import Optimizer
+
+
+class LRScheduler:
+    """Base of schedules: sets the rate of every group when made and at each `step`.
+
+    Args:
+        optimizer: whose groups' ``lr`` to set; what it is now is the base rate.
+    """
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        #: steps taken
+        self.last_epoch = 0
+        for group in optimizer.param_groups:
+            group.setdefault("initial_lr", group["lr"])
+        self.base_lrs: list[float] = [group["initial_lr"] for group in optimizer.param_groups]
+        self._set()
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        raise NotImplementedError
+
+    def step(self) -> None:
+        """Go on by one; call it after the optimizer's step."""
+        self.last_epoch += 1
+        self._set()
+
+    def get_last_lr(self) -> list[float]:
+        """The rates set last, one per group."""
+        return [self.lr_at(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
+
+    def _set(self) -> None:
+        for group, lr in zip(self.optimizer.param_groups, self.get_last_lr(), strict=True):
+            group["lr"] = lr
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands; what it is made of is not part of it."""
+        return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        if not isinstance(state, Mapping) or not {"last_epoch", "base_lrs"} <= state.keys() or len(state["base_lrs"]) != len(self.base_lrs):
+            raise ArgumentError(f"{type(self).__name__}.load_state_dict: expected 'last_epoch' and 'base_lrs' for {len(self.base_lrs)} groups")
+        self.last_epoch = int(state["last_epoch"])
+        self.base_lrs = [float(lr) for lr in state["base_lrs"]]
+        self._set()
+
+
+class StepLR(LRScheduler):
+    """Times `gamma` every `step_size` steps."""
+
+    def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
+        if step_size < 1:
+            raise ArgumentError(f"StepLR(step_size={step_size}): expected at least 1")
+        self.step_size = step_size
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        return base_lr * self.gamma ** (epoch // self.step_size)
+
+
+class MultiStepLR(LRScheduler):
+    """Times `gamma` at each of the `milestones`."""
+
+    def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
+        self.milestones = sorted(milestones)
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        return base_lr * self.gamma ** bisect.bisect_right(self.milestones, epoch)
+
+
+class ExponentialLR(LRScheduler):
+    """Times `gamma` at every step."""
+
+    def __init__(self, optimizer: Optimizer, gamma: float) -> None:
+        self.gamma = gamma
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        return base_lr * self.gamma**epoch
+
+
+class CosineAnnealingLR(LRScheduler):
+    """Down to `eta_min` within `T_max` steps along half a cosine (and up again after that)."""
+
+    def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
+        if T_max < 1:
+            raise ArgumentError(f"CosineAnnealingLR(T_max={T_max}): expected at least 1")
+        self.T_max = T_max
+        self.eta_min = eta_min
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        return self.eta_min + (base_lr - self.eta_min) * (1.0 + math.cos(math.pi * epoch / self.T_max)) / 2.0
+
+
+class LinearLR(LRScheduler):
+    """Times a factor that goes from `start_factor` to `end_factor` within `total_iters` steps: a warm-up."""
+
+    def __init__(self, optimizer: Optimizer, start_factor: float = 1.0 / 3.0, end_factor: float = 1.0, total_iters: int = 5) -> None:
+        if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1 or total_iters < 1:
+            raise ArgumentError(f"LinearLR({start_factor}, {end_factor}, total_iters={total_iters}): expected factors up to 1, the first above 0")
+        self.start_factor = start_factor
+        self.end_factor = end_factor
+        self.total_iters = total_iters
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        return base_lr * (self.start_factor + (self.end_factor - self.start_factor) * min(epoch, self.total_iters) / self.total_iters)
+
+
+class LambdaLR(LRScheduler):
+    """Times what a function of the number of steps returns: one for all groups, or one each."""
+
+    def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]) -> None:
+        groups = len(optimizer.param_groups)
+        self.lr_lambdas = [lr_lambda] * groups if callable(lr_lambda) else list(lr_lambda)
+        if len(self.lr_lambdas) != groups:
+            raise ArgumentError(f"LambdaLR: found {len(self.lr_lambdas)} functions for {groups} groups; expected one each, or one for all")
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        return base_lr * self.lr_lambdas[group](epoch)
+
+
+class SequentialLR(LRScheduler):
+    """One schedule after the other, each from its own start.
+
+    Args:
+        optimizer: that of all the schedules.
+        schedulers: in order.
+        milestones: at which step each but the first begins, ascending.
+    """
+
+    def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
+        if not schedulers or len(milestones) != len(schedulers) - 1 or list(milestones) != sorted(milestones):
+            raise ArgumentError(
+                f"SequentialLR: found {len(schedulers)} schedulers and milestones {list(milestones)}; "
+                "expected ascending milestones, one fewer than schedulers"
+            )
+        if any(scheduler.optimizer is not optimizer for scheduler in schedulers):
+            raise ArgumentError("SequentialLR: expected schedulers of the optimizer it is given")
+        self.schedulers = list(schedulers)
+        self.milestones = list(milestones)
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        i = bisect.bisect_right(self.milestones, epoch)
+        return self.schedulers[i].lr_at(base_lr, epoch - (self.milestones[i - 1] if i else 0), group)

@@ -1,0 +1,112 @@
+"""SGD: stochastic gradient descent, with momentum.
+
+Source: Sutskever et al., On the importance of initialization and momentum in deep learning (2013); formulas as in ``torch.optim.SGD``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentError
+from aiograd.kernels.optimizer import sgd
+from aiograd.optim.optimizer import Group, Optimizer, Pair
+from aiograd.tensors.tensor import Tensor
+
+#: up to how many elements the plain rule is two calls of numpy
+_SMALL = 16_384
+
+
+class SGD(Optimizer):
+    """``p -= lr * v``, where ``v = momentum * v + (1 - dampening) * (grad + weight_decay * p)``.
+
+    Args:
+        params: Tensors to update, or groups.
+        lr: learning rate.
+        momentum: how much of `v` is kept; without it ``v`` is the gradient.
+        dampening: how much of the gradient is kept out of `v`, except at the first step.
+        weight_decay: see above.
+        nesterov: look ahead: ``p -= lr * (grad + momentum * v)``.
+        maximize: go up instead of down.
+
+    Raises:
+        ArgumentError: an option that makes no sense.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+    ) -> None:
+        options = {"lr": lr, "momentum": momentum, "dampening": dampening, "weight_decay": weight_decay, "nesterov": nesterov, "maximize": maximize}
+        super().__init__(params, options)
+
+    def _check(self, group: Group) -> None:
+        for name in ("lr", "momentum", "weight_decay"):
+            if not group[name] >= 0:
+                raise ArgumentError(f"SGD({name}={group[name]}): expected a number of at least 0")
+        if group["nesterov"] and (group["momentum"] <= 0 or group["dampening"] != 0):
+            found = f"momentum={group['momentum']}, dampening={group['dampening']}"
+            raise ArgumentError(f"SGD(nesterov=True, {found}): expected momentum and no dampening")
+
+    def _update(self, index: int, group: Group, pairs: list[Pair]) -> None:
+        if group["momentum"] or group["weight_decay"] or group["maximize"]:
+            super()._update(index, group, pairs)
+            return
+        lr, rate, ndarray = group["lr"], np.empty(()), np.ndarray
+        multiply, subtract = np.multiply, np.subtract
+        larger: list[Pair] = []
+        for pair in pairs:
+            p, grad = pair
+            data = p._data
+            if data.__class__ is not ndarray or data.size > _SMALL:
+                larger.append(pair)
+                continue
+            if rate.dtype is not data.dtype:
+                rate = np.array(lr, data.dtype)  # a 0-d array is cheaper in a ufunc than a Python number
+            subtract(data, multiply(grad, rate), data)
+            counter = p._vc
+            if counter is None:
+                p._vc = [1]
+            else:
+                counter[0] += 1
+        if larger:
+            super()._update(index, group, larger)
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        return ("momentum_buffer",) if group["momentum"] else ()
+
+    def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
+        return "momentum_buffer" not in state
+
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
+        sgd(
+            parameter,
+            gradient,
+            state[0] if state else None,
+            lr=group["lr"],
+            momentum=group["momentum"],
+            dampening=group["dampening"],
+            weight_decay=group["weight_decay"],
+            nesterov=group["nesterov"],
+            maximize=group["maximize"],
+            first=bool(key),
+        )
+
+    def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
+        d = -gradient if group["maximize"] else gradient
+        if group["weight_decay"]:
+            d = d + group["weight_decay"] * parameter
+        if not state:
+            return (parameter - group["lr"] * d,)
+        v = d if key else group["momentum"] * state[0] + (1.0 - group["dampening"]) * d
+        d = d + group["momentum"] * v if group["nesterov"] else v
+        return parameter - group["lr"] * d, v

@@ -1,0 +1,152 @@
+"""Large tensors on two threads: training steps of three networks, Adam on ten million parameters, and what a step needs in memory.
+
+A step is forward, backward and an SGD update. aiograd's compiled kernels are warmed up first where numba is installed, as a service would do before
+it serves; `AIOGRAD_KERNELS=numpy` shows what numpy alone does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import aiograd as ag
+from aiograd import kernels, optim
+from tests.benchmarks import networks
+from tests.benchmarks.child import forget_peak, in_child, peak, resident
+from tests.benchmarks.harness import OURS, Settings, Side, Table, Workload, compare, goal_cells, sides, threads, training_side
+from tests.benchmarks.networks import Model, Network
+
+#: name -> how to build it full size and tiny, target, beyond
+NETWORKS: dict[str, tuple[Callable[[bool], Network], float, float]] = {
+    "MLP 784-1024-1024-10, batch 256": (lambda tiny: networks.mlp(8, (12, 16, 16, 10)) if tiny else networks.mlp(256, (784, 1024, 1024, 10)), 0.90, 0.80),
+    "2 transformer blocks, d 256, 4 heads, seq 128, batch 8": (
+        lambda tiny: networks.transformer(2, 5, 8, 2, 1) if tiny else networks.transformer(8, 128, 256, 4, 2),
+        0.95,
+        0.80,
+    ),
+    "CNN 1-32-64 3×3, pool, fc, 28×28, batch 64": (lambda tiny: networks.cnn(2, 8, (3, 4)) if tiny else networks.cnn(64, 28, (32, 64)), 1.2, 0.9),
+}
+
+
+def run(settings: Settings) -> Iterator[Table]:
+    """Steps, Adam, memory."""
+    kind = "numpy" if settings.tiny else kernels.warm_up()
+    with threads(2):
+        steps = ag.run(_steps(settings))
+        steps.notes.append(f"aiograd's kernels: {kind}")
+        yield steps
+        yield ag.run(_adam(settings))
+        yield _memory(settings)
+
+
+# -------------------------------------------------------------------- steps
+
+
+async def _steps(settings: Settings) -> Table:
+    workloads = []
+    for name, (build, target, beyond) in NETWORKS.items():
+        network = build(settings.tiny)
+        built = sides(settings, lambda network=network: _side(networks.on_aiograd(network)), torch=lambda network=network: _side(networks.on_torch(network)))  # type: ignore[misc]
+        workloads.append(Workload(name, built, target, beyond, rtol=2e-3, atol=1e-5))
+    return await compare("Training step, 2 threads", workloads, settings, rounds=12, pause=0.02)
+
+
+def _side(model: Model) -> Side:
+    async def forward_backward() -> Any:
+        loss = model.forward()
+        done = loss.backward()
+        if done is not None:
+            await done
+        return loss
+
+    async def step() -> None:
+        await forward_backward()
+        model.optimizer.step()
+        model.optimizer.zero_grad()
+
+    return training_side(forward_backward, step, model.parameters)
+
+
+# -------------------------------------------------------------------- Adam
+
+
+async def _adam(settings: Settings) -> Table:
+    each, count = settings.of(1_000_000, 10), 10
+    rng = np.random.default_rng(0)
+    values = [rng.normal(size=each).astype(np.float32) for _ in range(count)]
+    grads = [rng.normal(size=each).astype(np.float32) for _ in range(count)]
+
+    def ours() -> Side:
+        parameters = [ag.tensor(value, requires_grad=True) for value in values]
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = ag.tensor(grad)
+        return _optimizer_side(optim.Adam(parameters, lr=1e-3), parameters)
+
+    def torch_side(**options: Any) -> Callable[[], Side]:
+        def build() -> Side:
+            import torch
+
+            parameters = [torch.tensor(value, requires_grad=True) for value in values]
+            for parameter, grad in zip(parameters, grads, strict=True):
+                parameter.grad = torch.tensor(grad)
+            return _optimizer_side(torch.optim.Adam(parameters, lr=1e-3, **options), parameters)
+
+        return build
+
+    name = f"Adam, {count} × {each:,} parameters"
+    workloads = [
+        Workload(f"{name}, × torch fused", sides(settings, ours, torch=torch_side(fused=True)), 1.0, 0.8),
+        Workload(f"{name}, × torch foreach", sides(settings, ours, torch=torch_side(foreach=True))),
+    ]
+    return await compare("Optimizer step, 2 threads", workloads, settings, rounds=10, pause=0.02)
+
+
+def _optimizer_side(optimizer: Any, parameters: Any) -> Side:
+    def result() -> list[Any]:
+        optimizer.step()
+        return [parameter.detach().numpy().copy() for parameter in parameters]
+
+    return Side(optimizer.step, result)
+
+
+# -------------------------------------------------------------------- memory
+
+
+def _memory(settings: Settings) -> Table:
+    table = Table(
+        "Peak memory of a step beyond data, parameters and a warm library", ["workload", "aiograd MB", "torch MB", "ratio", "target", "beyond", "verdict"]
+    )
+    for name, (_, _, _) in NETWORKS.items():
+        found = {side: _peak(settings, name, side) for side in (OURS, "torch") if side == OURS or side in settings.peers}
+        ratio = found[OURS] / found["torch"] if found.get("torch") else None
+        cells = [f"{found[side] / 1e6:.1f}" if side in found else "" for side in (OURS, "torch")]
+        table.add(name, *cells, "" if ratio is None else f"{ratio:.2f}", *goal_cells(None if settings.tiny else ratio, 1.0, 0.8))
+    return table
+
+
+def _peak(settings: Settings, name: str, side: str) -> float:
+    if settings.tiny:
+        return float(peak_of(name, side, True)["bytes"])
+    return float(in_child(peak_of, name=name, side=side, tiny=False)["bytes"])
+
+
+def peak_of(name: str, side: str, tiny: bool) -> dict[str, Any]:
+    """Bytes that the process grows by in three steps, after one step of a tiny network of the kind has loaded what the library loads."""
+    build, _, _ = NETWORKS[name]
+    if not tiny:
+        kernels.warm_up()
+    on_side = networks.on_aiograd if side == OURS else networks.on_torch
+
+    async def steps() -> int:
+        warm, model = _side(on_side(build(True))), _side(on_side(build(tiny)))
+        await warm.step()
+        forget_peak()
+        before = resident()
+        for _ in range(3):
+            await model.step()
+        return peak() - before
+
+    return {"bytes": asyncio.run(steps())}
