@@ -22,9 +22,13 @@ import collections
 import contextlib
 import json
 import math
+import os
 import time
 from collections.abc import AsyncIterator
 from typing import Any
+
+# Matrices this small gain nothing from several BLAS threads, and latency suffers where those wait for each other. Before numpy is imported:
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from aiohttp import web

@@ -41,8 +41,8 @@ _KINDS = {
 
 def astype(x: Any, dtype: Any, /, *, copy: builtins.bool = True, device: str | None = None) -> Tensor:
     """`x` with another dtype, and on another device where one is given; gradients go back the same way."""
-    result = asarray(x).astype(dtype, copy=copy)
-    return result if device is None else result.to(device)
+    source = asarray(x)
+    return (source if device is None else source.to(device)).astype(dtype, copy=copy)
 
 
 def can_cast(from_: Any, to: Any, /) -> builtins.bool:

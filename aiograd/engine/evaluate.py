@@ -158,7 +158,7 @@ def _call(task: GraphTask, node: Node | None, function: Hook, *args: Any) -> Gen
 
 def _tensor_hook(task: GraphTask, node: Node, hook: Hook, grad: Any) -> Generator[Await, Any, Any]:
     result = yield from _call(task, node, hook, to_tensor(grad))
-    return grad if result is None else _replacement(task, hook, result, grad)
+    return grad if result is None or getattr(hook, "ignores_result", False) else _replacement(task, hook, result, grad)
 
 
 def _replacement(task: GraphTask, hook: Hook, result: Any, grad: Any) -> Any:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
+import functools
 import itertools
 import os
 import threading
@@ -67,7 +68,7 @@ class ComputeExecutor:
             raise EngineClosedError("submitting work to an engine that has been closed; enter the Engine again or use the default one")
         simulated = getattr(loop, "aiograd_submit", None)
         if simulated is not None:
-            return simulated(lambda: context.run(function))  # type: ignore[no-any-return]
+            return simulated(functools.partial(context.run, function))  # type: ignore[no-any-return]
         future = loop.create_future()
         future.add_done_callback(self._retire)
         self._jobs.put((context, function, loop, future))

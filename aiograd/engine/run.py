@@ -280,7 +280,8 @@ class _Driver:
     """The state of one running pass."""
 
     __slots__ = (
-        "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "ended", "holds_turn", "in_flight", "done", "waker", "current", "rest",
+        "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "ended",
+        "holds_turn", "in_flight", "done", "waker", "current", "rest",
     )  # fmt: skip
 
     def __init__(self, engine: Engine, task: GraphTask, turns: Turns) -> None:

@@ -90,7 +90,7 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
             except BaseException:
                 failed_at.append(node)
                 raise
-        if release and node._saved:  # type: ignore[attr-defined]
+        if release and node.holds_data:
             node._saved = released  # type: ignore[attr-defined]
         done += 1
         if not done & 15 and slice_over():

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any
 
 from aiograd.errors import GraphError
 from aiograd.graph.node import Node
-
-
-class Current(NamedTuple):
-    """The pass and node that the running code belongs to."""
-
-    #: the GraphTask
-    task: Any
-    node: Node | None
-    #: inside a synchronous rule, where a nested pass cannot be awaited
-    in_sync_rule: bool = False
-
-
-#: the innermost pass that the running code is part of; set around hooks, rules and callbacks
-CURRENT: ContextVar[Current | None] = ContextVar("aiograd_current_graph_task", default=None)
+from aiograd.graph.running import CURRENT as CURRENT
+from aiograd.graph.running import Current as Current
 
 
 def current_node() -> Node | None:

@@ -41,14 +41,14 @@ def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Litera
             if grad is None or id(key) in states:
                 return None
             states[id(key)] = True
-            return _ignoring_result(hook(grad))
+            return hook(grad)
         state = states.get(id(key))
         if state is None:
             waiting = sum(current.task.gets_gradient(edge.node) for edge in edges)
             state = states[id(key)] = [waiting, [None] * len(edges)]
         state[0] -= 1
         state[1][index] = grad
-        return _ignoring_result(hook(state[1])) if state[0] == 0 else None
+        return hook(state[1]) if state[0] == 0 else None
 
     return HandleGroup([edge.node.tensor_hooks(edge.output_nr).add(_At(arrived, i)) for i, edge in enumerate(edges)])
 
@@ -60,6 +60,8 @@ class _At:
 
     #: it counts what arrives, so it is also told when that is no gradient
     takes_none = True
+    #: what it returns is waited for, and then dropped
+    ignores_result = True
 
     def __init__(self, arrived: Any, index: int) -> None:
         self._arrived = arrived
@@ -67,15 +69,6 @@ class _At:
 
     def __call__(self, grad: Any) -> Any:
         return self._arrived(self._index, grad)
-
-
-def _ignoring_result(result: Any) -> Any:
-    """None, or a coroutine that ends in None where there is something to wait for."""
-    return _wait_for(result) if hasattr(result, "send") else None
-
-
-async def _wait_for(coroutine: Any) -> None:
-    await coroutine
 
 
 def get_gradient_edge(tensor: Any) -> GradientEdge:

@@ -28,6 +28,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
+from aiograd.graph.running import CURRENT
 from aiograd.types import Array, Shape
 
 _next_sequence = count(1).__next__
@@ -119,6 +120,8 @@ class Node:
     #: a row whose cost per element is low: its shape alone tells whether it is small (see placement)
     is_cheap = False
     is_leaf = False
+    #: what it saves includes array data, which a pass frees unless it keeps the graph
+    holds_data = False
     num_inputs = 1
     #: whether the engine computes through this node only what a pass asks for
     is_traceable = False
@@ -259,6 +262,11 @@ class Node:
     def should_compute_output(self, i: int) -> bool:
         """Whether anything wants output `i`."""
         return self.next_nodes[i] is not None
+
+    def task_should_compute_output(self, i: int) -> bool:
+        """Whether the running pass wants output `i`; outside of a pass as `should_compute_output`."""
+        current = CURRENT.get()
+        return self.should_compute_output(i) if current is None else bool(current.task.should_compute(self, i))
 
     # ---------------------------------------------------------------- inputs
 

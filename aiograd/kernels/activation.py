@@ -48,13 +48,14 @@ def relu_grad(g: NDArray, x: NDArray) -> NDArray:
     if unsigned is None:
         return np.where(x > 0, g, g.dtype.type(0))
     # by bits: np.where branches on every element
-    bits = (x > 0).astype(unsigned)
+    bits: NDArray = (x > 0).astype(unsigned)
     np.negative(bits, out=bits)
-    return np.bitwise_and(bits, g.view(unsigned), out=bits).view(g.dtype)
+    np.bitwise_and(bits, g.view(unsigned), out=bits)
+    return bits.view(g.dtype)
 
 
 def _sigmoid(x: NDArray) -> NDArray:
-    out = np.tanh(x * 0.5)
+    out: NDArray = np.tanh(x * 0.5)
     out += 1.0
     out *= 0.5
     return out

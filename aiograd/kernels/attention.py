@@ -44,12 +44,12 @@ def _added(allowed: NDArray | None, added: NDArray | None, dtype: np.dtype[Any])
     """One array to add to the scores: minus infinity where they do not take part."""
     if allowed is None:
         return added
-    blocked = np.where(allowed, dtype.type(0), dtype.type(-np.inf))
-    return blocked if added is None else added + blocked
+    blocked: NDArray = np.where(allowed, dtype.type(0), dtype.type(-np.inf))
+    return blocked if added is None else np.add(blocked, added)
 
 
 def _scores(q: NDArray, k: NDArray, allowed: NDArray | None, added: NDArray | None, causal: bool, scale: float) -> NDArray:
-    scores = np.matmul(q * q.dtype.type(scale), np.swapaxes(k, -1, -2))
+    scores: NDArray = np.matmul(q * q.dtype.type(scale), np.swapaxes(k, -1, -2))
     mask = _added(allowed, added, scores.dtype)
     if mask is not None:
         scores = scores + mask

@@ -76,7 +76,7 @@ def _convolve(kernels: Any, x: NDArray, matrices: NDArray, bias: NDArray | None,
 def _images(x: NDArray, win: Window) -> int:
     """How many images to unfold at a time."""
     outputs = win.outputs(x.shape[2], x.shape[3])
-    return max(1, _COLUMNS // max(1, x.shape[1] * win.taps * outputs[0] * outputs[1]))
+    return max(1, _COLUMNS // max(1, int(x.shape[1]) * win.taps * outputs[0] * outputs[1]))
 
 
 def conv2d(x: NDArray, weight: NDArray, bias: NDArray | None, win: Window, groups: int) -> NDArray:

@@ -30,9 +30,9 @@ from typing import Any
 from aiograd.errors import ArgumentError
 
 #: elements of work that make a block worth a thread's attention
-GRAIN = 32_768
+GRAIN = 65_536
 #: most blocks a call is cut into, so that partial sums stay few
-MOST_BLOCKS = 32
+MOST_BLOCKS = 16
 
 
 def partition(count: int, work: int) -> tuple[int, int]:
@@ -75,7 +75,7 @@ class _Job:
             try:
                 if self.error is None:
                     self.kernel(*self.args, block, block * self.step, min(self.count, (block + 1) * self.step))
-            except BaseException as error:  # noqa: BLE001 - raised by the caller
+            except BaseException as error:
                 self.error = error
             if next(self.finished) == self.blocks:
                 self.done.release()

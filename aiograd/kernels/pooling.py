@@ -26,7 +26,8 @@ def _index_dtype(window: Window) -> np.dtype[Any]:
 def _first_taps(window: Window, outputs: tuple[int, int]) -> NDArray:
     """The first tap of each window that is not padding."""
     rows, columns = (
-        np.maximum(0, -((np.arange(count) * s - p) // d)) for count, s, p, d in zip(outputs, window.stride, window.padding, window.dilation, strict=True)
+        np.maximum(0, -((np.arange(count) * s - p) // d))
+        for count, s, p, d in zip(outputs, window.stride, window.padding, window.dilation, strict=True)
     )
     return rows[:, None] * window.size[1] + columns
 
@@ -55,7 +56,7 @@ def max_pool(x: NDArray, window: Window) -> tuple[NDArray, NDArray]:
     for k in range(1, window.taps):
         value = tap(padded, window, *divmod(k, window.size[1]), outputs)
         better = ~(value <= best)
-        better &= best == best  # noqa: PLR0124 - false where best is NaN: the first NaN stays
+        better &= best == best
         np.copyto(best, value, where=better)
         np.copyto(index, index.dtype.type(k), where=better)
     return best, index

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aiograd.kernels.arrays import as_rows, contiguous
-from aiograd.kernels.pool import run
+from aiograd.kernels.pool import GRAIN, run
 from aiograd.kernels.selection import compiled
 
 NDArray = npt.NDArray[Any]
@@ -155,7 +155,7 @@ def lstm(gates: NDArray, h0: NDArray, c0: NDArray, weight: NDArray) -> tuple[NDA
 
 def _work(length: int, batch: int, size: int) -> int:
     """At most one block per 16 rows, which go through the sequence together."""
-    return min(length * batch * size * size, 32_768 * (batch // 16))
+    return min(length * batch * size * size, GRAIN * (batch // 16))
 
 
 def lstm_grad(

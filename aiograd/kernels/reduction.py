@@ -14,6 +14,11 @@ from aiograd.kernels.selection import compiled
 NDArray = npt.NDArray[Any]
 
 
+def _sum(x: NDArray, axis: int | tuple[int, ...] | None) -> NDArray:
+    total: NDArray = np.add.reduce(x, axis=axis)
+    return total
+
+
 def column_sum(x: NDArray) -> NDArray:
     """Sum over the first axis.
 
@@ -26,10 +31,10 @@ def column_sum(x: NDArray) -> NDArray:
     rows, n = x.shape
     kernels = compiled(x.size, x)
     if kernels is None:
-        return np.add.reduce(x, axis=0)
+        return _sum(x, 0)
     partial = np.empty((partition(rows, x.size)[0], n), x.dtype)
     run(kernels.reduction.column_sum, rows, x.size, as_rows(x, n), partial)
-    return np.add.reduce(partial, axis=0)
+    return _sum(partial, 0)
 
 
 def row_sum(x: NDArray) -> NDArray:
@@ -43,7 +48,7 @@ def row_sum(x: NDArray) -> NDArray:
     """
     kernels = compiled(x.size, x)
     if kernels is None:
-        return np.add.reduce(x, axis=1)
+        return _sum(x, 1)
     out = np.empty(len(x), x.dtype)
     run(kernels.reduction.row_sum, len(x), x.size, as_rows(x, x.shape[1]), out)
     return out
@@ -60,15 +65,15 @@ def channel_sum(x: NDArray) -> NDArray:
     """
     n, c = x.shape[:2]
     if x.size == 0 or compiled(x.size, x) is None:
-        return np.add.reduce(x, axis=(0, *range(2, x.ndim)))
-    return np.add.reduce(row_sum(as_rows(x, x.size // (n * c))).reshape(n, c), axis=0)
+        return _sum(x, (0, *range(2, x.ndim)))
+    return _sum(row_sum(as_rows(x, x.size // (n * c))).reshape(n, c), 0)
 
 
 def total(x: NDArray) -> NDArray:
     """Sum of all elements, 0-d; compiled: of rows of 4096 first."""
     kernels = compiled(x.size, x)
     if kernels is None or not x.flags.c_contiguous:
-        return np.add.reduce(x, axis=None)
+        return _sum(x, None)
     line = x.reshape(-1)
     whole = line.size // 4096 * 4096
-    return np.add.reduce(np.append(row_sum(line[:whole].reshape(-1, 4096)), np.add.reduce(line[whole:])))
+    return _sum(np.append(row_sum(line[:whole].reshape(-1, 4096)), _sum(line[whole:], None)), None)

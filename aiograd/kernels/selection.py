@@ -54,9 +54,13 @@ def _setting() -> str:
     return value
 
 
+def _found() -> str:
+    return "installed" if importlib.util.find_spec("numba") is not None else "not installed"
+
+
 def available() -> bool:
     """Whether compiled kernels can be had: numba is installed and ``AIOGRAD_KERNELS`` is not ``numpy``."""
-    return _setting() != "numpy" and importlib.util.find_spec("numba") is not None
+    return _setting() != "numpy" and _found() == "installed"
 
 
 def selected() -> KernelSet | None:
@@ -94,16 +98,22 @@ def select(name: KernelSet) -> None:
     with _lock:
         if name == "numba":
             if not available():
-                raise ArgumentError("select('numba'): numba is not installed, or AIOGRAD_KERNELS is 'numpy'; install aiograd[kernels]")
+                raise ArgumentError(
+                    f"selecting the kernels of numba: AIOGRAD_KERNELS is {_setting()!r} and numba is {_found()}; install aiograd[kernels]"
+                )
             _adopt()
         else:
             _chosen = "numpy"
 
 
+def _load() -> ModuleType:
+    return importlib.import_module("aiograd.kernels.compiled")
+
+
 def _adopt() -> None:
     global _chosen, _module
     if _module is None:
-        module = importlib.import_module("aiograd.kernels.compiled")
+        module = _load()
         module.compile_all()
         _module = module
     _chosen = "numba"
@@ -113,8 +123,8 @@ def _choose() -> KernelSet:
     global _chosen
     with _lock:
         if _chosen is None:
-            if _setting() == "numba" and available():
-                _adopt()
+            if _setting() == "numba":
+                select("numba")
             else:
                 _chosen = "numpy"
         return _chosen or "numpy"

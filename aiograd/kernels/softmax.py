@@ -28,7 +28,7 @@ def _by_rows(name: str, x: NDArray, axis: int, *arrays: NDArray) -> NDArray | No
 
 
 def _exponentials(x: NDArray, axis: int) -> NDArray:
-    e = x - np.maximum.reduce(x, axis=axis, keepdims=True)
+    e: NDArray = x - np.maximum.reduce(x, axis=axis, keepdims=True)
     return np.exp(e, out=e) if e.dtype.kind == "f" else np.exp(e)
 
 
@@ -87,7 +87,7 @@ def log_sum_exp(x: NDArray) -> NDArray:
     top = np.maximum.reduce(x, axis=1)
     e = x - top[:, None]
     np.exp(e, out=e)
-    total = np.add.reduce(e, axis=1)
+    total: NDArray = np.add.reduce(e, axis=1)
     np.log(total, out=total)
     total += top
     return total

@@ -63,7 +63,8 @@ class Window:
 def _window(size: tuple[int, int], stride: tuple[int, int], padding: tuple[int, int], dilation: tuple[int, int]) -> Window:
     if min(size) < 1 or min(stride) < 1 or min(dilation) < 1 or min(padding) < 0:
         raise ArgumentError(
-            f"window of {size} with stride {stride}, padding {padding}, dilation {dilation}: sizes, strides and dilations are at least 1, padding at least 0"
+            f"window of {size} with stride {stride}, padding {padding}, dilation {dilation}: "
+            "sizes, strides and dilations are at least 1, padding at least 0"
         )
     return Window(size, stride, padding, dilation)
 

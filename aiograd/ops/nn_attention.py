@@ -19,7 +19,7 @@ from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
 
-def _mT(x: Array) -> Array:  # noqa: N802 - the Array API's name
+def _mT(x: Array) -> Array:
     return np.swapaxes(x, -1, -2)
 
 
@@ -78,7 +78,9 @@ def _attention(q: Array, k: Array, v: Array, mask: Array = None, /, is_causal: b
     return np.matmul(_weights(q, k, mask, is_causal, scale), v)
 
 
-def _attention_vjp(g: Array, needs: tuple[bool, ...], q: Array, k: Array, v: Array, mask: Array, is_causal: bool, scale: float | None) -> tuple[Any, ...]:
+def _attention_vjp(
+    g: Array, needs: tuple[bool, ...], q: Array, k: Array, v: Array, mask: Array, is_causal: bool, scale: float | None
+) -> tuple[Any, ...]:
     weights = _weights(q, k, mask, is_causal, scale)
     dv = np.matmul(_mT(weights), g) if needs[2] else None
     if not (needs[0] or needs[1] or needs[3]):

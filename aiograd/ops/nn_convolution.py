@@ -17,13 +17,13 @@ import math
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ShapeError
+from aiograd.errors import ShapeError
 from aiograd.kernels import convolution as kernels
 from aiograd.kernels.reduction import channel_sum
 from aiograd.kernels.unfold import fold, unfold
 from aiograd.kernels.window import Pair, Window, pair, window
 from aiograd.ops.nn_linear import GEMM_RATE
-from aiograd.ops.op import Fused, define
+from aiograd.ops.op import Fused, Op, define
 from aiograd.types import Array, Shape
 
 
@@ -66,10 +66,9 @@ def _col2im(columns: Array, /, output_size: Pair, kernel_size: Pair, stride: Pai
     """
     win = window(kernel_size, stride, padding, dilation)
     height, width = pair(output_size, "output_size")
-    if columns.ndim != 3 or columns.shape[1] % win.taps or columns.shape[2] != math.prod(win.outputs(height, width)):
-        raise ShapeError(
-            f"col2im: columns have shape {columns.shape}, expected (N, C * {win.taps}, {math.prod(win.outputs(height, width))}) for an output of {(height, width)}"
-        )
+    count = math.prod(win.outputs(height, width))
+    if columns.ndim != 3 or columns.shape[1] % win.taps or columns.shape[2] != count:
+        raise ShapeError(f"col2im: columns have shape {columns.shape}, expected (N, C * {win.taps}, {count}) for an output of {(height, width)}")
     return fold(columns.reshape(columns.shape[0], columns.shape[1] // win.taps, win.taps, columns.shape[2]), win, height, width)
 
 
@@ -81,7 +80,7 @@ im2col = define(
     ),
     cost=1.5,
 )
-col2im = define(
+col2im: Op = define(
     "col2im",
     _col2im,
     columns=lambda g, kernel_size, stride, padding, dilation: im2col(
@@ -215,7 +214,7 @@ conv2d = define(
         {"x": _conv2d_x, "weight": _conv2d_weight, "bias": lambda g: channel_sum(g)},
     ),
 )
-conv2d_input_grad = define(
+conv2d_input_grad: Op = define(
     "conv2d_input_grad",
     _conv2d_input_grad,
     y=lambda g, weight, stride, padding, dilation, groups: conv2d(g, weight, stride=stride, padding=padding, dilation=dilation, groups=groups),
@@ -224,7 +223,7 @@ conv2d_input_grad = define(
     ),
     cost=_adjoint_cost,
 )
-conv2d_weight_grad = define(
+conv2d_weight_grad: Op = define(
     "conv2d_weight_grad",
     _conv2d_weight_grad,
     x=lambda g, y, x_shape, stride, padding, dilation, groups: conv2d_input_grad(

@@ -6,7 +6,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.kernels.layout import scatter_rows
-from aiograd.ops.op import define
+from aiograd.ops.op import Op, define
 from aiograd.types import Array
 
 
@@ -74,4 +74,4 @@ embedding = define(
     ),
     cost=4.0,
 )
-embedding_grad = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, cost=2.0)
+embedding_grad: Op = define("embedding_grad", _embedding_grad, rows=_embedding_grad_rows, cost=2.0)

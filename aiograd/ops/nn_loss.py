@@ -72,7 +72,8 @@ def check_targets(name: str, shape: Shape, target: Any, ignore_index: int) -> Ar
         raise ShapeError(f"{name}: targets have shape {target.shape}, expected {expected} for an input of shape {shape}")
     outside = ((target < 0) | (target >= shape[axis])) & (target != ignore_index)
     if outside.any():
-        raise ArgumentError(f"{name}: target {target[outside].flat[0]} is not a class, expected 0 to {shape[axis] - 1} or ignore_index={ignore_index}")
+        wrong = target[outside].flat[0]
+        raise ArgumentError(f"{name}: target {wrong} is not a class, expected 0 to {shape[axis] - 1} or ignore_index={ignore_index}")
     return target
 
 

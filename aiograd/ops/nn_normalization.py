@@ -17,7 +17,6 @@ import numpy as np
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.kernels import normalization as kernels
 from aiograd.kernels.arrays import as_rows
-from aiograd.kernels.reduction import channel_sum
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 

@@ -14,7 +14,7 @@ from aiograd.errors import ShapeError
 from aiograd.kernels.pooling import max_gather, max_pool, max_unpool
 from aiograd.kernels.unfold import pad, tap
 from aiograd.kernels.window import Pair, Window, pair, window
-from aiograd.ops.op import Fused, define
+from aiograd.ops.op import Fused, Op, define
 from aiograd.types import Array
 
 
@@ -88,7 +88,7 @@ max_pool2d = define(
     ),
     cost=5.0,
 )
-max_pool2d_input_grad = define(
+max_pool2d_input_grad: Op = define(
     "max_pool2d_input_grad",
     _max_pool2d_input_grad,
     y=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_gather(
@@ -96,7 +96,7 @@ max_pool2d_input_grad = define(
     ),
     cost=5.0,
 )
-max_pool2d_gather = define(
+max_pool2d_gather: Op = define(
     "max_pool2d_gather",
     _max_pool2d_gather,
     values=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_input_grad(
@@ -164,7 +164,7 @@ avg_pool2d = define(
     ),
     cost=4.0,
 )
-avg_pool2d_input_grad = define(
+avg_pool2d_input_grad: Op = define(
     "avg_pool2d_input_grad",
     _avg_pool2d_input_grad,
     y=lambda g, kernel_size, stride, padding, count_include_pad: avg_pool2d(

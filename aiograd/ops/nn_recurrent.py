@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ShapeError
-from aiograd.ops.nn_linear import GEMM_RATE, as_rows
 from aiograd.kernels import recurrent as kernels
 from aiograd.kernels.reduction import column_sum
+from aiograd.ops.nn_linear import GEMM_RATE, as_rows
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 
@@ -192,7 +192,11 @@ def _fused_lstm(
     x: Array, h0: Array, c0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
 ) -> tuple[tuple[Array, Array, Array], Array, Array]:
     check_lstm(x, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    hidden, cells, gates = kernels.lstm(_input_gates(x, w_ih, b_ih, b_hh), h0, c0, w_hh)
+    gates = np.matmul(as_rows(x), w_ih.T)
+    bias = b_ih if b_hh is None else b_hh if b_ih is None else b_ih + b_hh
+    if bias is not None:
+        gates += bias
+    hidden, cells, gates = kernels.lstm(gates.reshape(*x.shape[:2], w_ih.shape[0]), h0, c0, w_hh)
     return (hidden[1:], hidden[-1].copy(), cells[-1].copy()), cells, gates
 
 

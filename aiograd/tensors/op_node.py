@@ -180,8 +180,8 @@ class OpNode(Node):
                 )
 
     def release_variables(self, released: Released | None = None) -> None:
-        """Drop the saved values."""
-        if self._saved:
+        """Drop the saved values; shapes and the like stay, so that the node can run again, unless a failed pass spends the graph."""
+        if self._saved and (self.holds_data or (released is not None and released.reason)):
             self._saved = released or Released()
 
     # ---------------------------------------------------------------- metadata and cost
@@ -312,7 +312,7 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
     cls: type[OpNode] | None = classes.get(key)
     if cls is None:
         row = compile_row(op, needs, fused)
-        namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost)}
+        namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost), "holds_data": row.holds_data}
         namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT
         if general:
             namespace.update(compiled=row.vjp, conjugates=conjugates)

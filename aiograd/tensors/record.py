@@ -90,14 +90,18 @@ def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
     return np.result_type(real, np.complex64) if isinstance(value, complex) else real
 
 
-def array_of(value: Any) -> np.ndarray[Any, Any]:
-    """An ndarray of nested lists, in which Python floats have the default dtype."""
+def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
+    """An ndarray of a number or nested lists; where `dtype` is None, Python floats become the default dtype."""
     try:
         array = np.array(value)
     except ValueError as error:
         raise ShapeError(f"making a tensor of a nested list: {error}. Give every row the same length.") from None
     if array.dtype == object or array.dtype.kind not in "biufc":
         raise ArgumentTypeError(f"making a tensor: expected numbers, found {array.dtype} elements")
+    if dtype is not None:
+        if array.dtype.kind == "c" and dtype.kind != "c":
+            raise ArgumentTypeError(f"making a tensor: complex numbers do not fit dtype {dtype}. Take their real parts.")
+        return array.astype(dtype)
     if array.dtype.kind in "fc" and not _holds_arrays(value):
         array = array.astype(number_dtype(0.0 if array.dtype.kind == "f" else 0j, None))
     return array

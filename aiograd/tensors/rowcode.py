@@ -55,6 +55,11 @@ class Row(NamedTuple):
     fast: Plan
 
     @property
+    def holds_data(self) -> bool:
+        """Whether what is saved includes array data, not only shapes and the like. An index holds arrays, except that of a view."""
+        return bool(self.values or self.saves_output or self.residuals) or ("index" in self.facts and not self.op.view)
+
+    @property
     def layout(self) -> tuple[str, ...]:
         """Names of what is saved, in order."""
         return (*self.values, *(("out", "out_versions") if self.saves_output else ()), *self.facts, *self.residuals)

@@ -18,7 +18,7 @@ from aiograd.tensors import passes
 from aiograd.tensors.core import TensorCore, bind_tensor_class, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
-from aiograd.tensors.record import binary, call, check_numbers, constant, getitem, unary
+from aiograd.tensors.record import array_of, binary, call, check_numbers, constant, getitem, unary
 from aiograd.tensors.transfer import to_device
 from aiograd.types import Shape
 
@@ -459,8 +459,7 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
         if dtype is not None:
             array = np.astype(array, dtype)
     else:
-        array = constant(_materialized(source), None)._data
-        array = np.array(array, dtype=dtype)
+        array = array_of(_materialized(source), dtype)
     result = make(array)
     if device is not None:
         result = result.to(device)
@@ -493,7 +492,7 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
             result = result.clone()
     else:
         if not isinstance(data, (np.ndarray, np.generic)):
-            data = constant(_materialized(data), None)._data if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
+            data = array_of(_materialized(data), dtype) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
         try:
             result = make(np.asarray(check_numbers(data), dtype=dtype, copy=copy))
         except ValueError as error:

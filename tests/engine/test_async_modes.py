@@ -144,7 +144,9 @@ async def test_default_dtype_is_per_task() -> None:
 # -------------------------------------------------------------------- decorators
 
 
-@pytest.mark.parametrize("make", [lambda: ag.no_grad(), lambda: ag.no_grad, lambda: ag.set_grad_enabled(False)], ids=["called", "bare", "set_grad_enabled"])
+@pytest.mark.parametrize(
+    "make", [lambda: ag.no_grad(), lambda: ag.no_grad, lambda: ag.set_grad_enabled(False)], ids=["called", "bare", "set_grad_enabled"]
+)
 async def test_decorators_on_every_kind_of_function(make: Callable[[], Any]) -> None:
     def decorate(function: Any) -> Any:
         return make()(function)

@@ -8,7 +8,7 @@ import gc
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -54,6 +54,15 @@ def bits(tensor: Any) -> Any:
 def wave(like: Any, phase: float = 1.0) -> Any:
     """A tensor of the same kind with values that are all different."""
     return ag.tensor(np.sin(phase + np.arange(like.size)).reshape(like.shape).astype(like.dtype), device=like.device)
+
+
+async def turns_until(condition: Callable[[], bool]) -> None:
+    """Give the loop turns until something has happened."""
+    for _ in range(1_000_000):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    pytest.fail("it never happened")
 
 
 # -------------------------------------------------------------------- every row, every rule
@@ -233,7 +242,7 @@ async def test_training_on_the_device_follows_training_on_the_host_to_the_bit(pl
                 for key, leaf in leaves.items():
                     momentum[key] *= 0.9
                     momentum[key] += leaf.grad
-                    leaf -= 0.1 * momentum[key]  # noqa: PLW2901 - in place
+                    leaf -= 0.1 * momentum[key]
                     leaf.grad = None
         assert all(leaf.device == device and leaf.version == 5 for leaf in leaves.values())
         for leaf in leaves.values():
@@ -261,7 +270,7 @@ async def test_second_derivatives_accumulate_on_the_device(plain_rows: None, toy
 class Whereabouts(ag.Function):
     """Multiplies by 2 and notes the thread of its backward."""
 
-    seen: list[str] = []
+    seen: ClassVar[list[str]] = []
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:
@@ -324,8 +333,7 @@ async def test_devices_work_at_the_same_time(toy: ToyDevice) -> None:
         loss = y.to("cpu") + z.to("cpu")
         other.hold()
         backward = asyncio.ensure_future(loss.backward())
-        while not seen:
-            await asyncio.sleep(0)
+        await turns_until(lambda: bool(seen))
         assert seen == ["a"] and not backward.done()
         other.release()
         await backward
@@ -409,7 +417,9 @@ async def test_tensors_of_two_devices_do_not_mix(toy: ToyDevice) -> None:
     here = ag.tensor([1.0, 2.0], device="toy:0", requires_grad=True)
     with ToyDevice("toy:1"):
         there = ag.tensor([1.0, 2.0], device="toy:1")
-        for mix in (lambda: host + here, lambda: here * there, lambda: np.concatenate([host, here]), lambda: here @ host, lambda: rows.linear(here, host)):
+        joined = lambda: np.concatenate([host, here])  # noqa: E731
+        mixes = (lambda: host + here, lambda: here * there, lambda: here @ host, joined, lambda: rows.linear(here, host))
+        for mix in mixes:
             with pytest.raises(DeviceMismatchError, match=r"toy:0.*\.to\(\)"):
                 mix()
     with pytest.raises(DeviceMismatchError, match="cpu"):
@@ -571,7 +581,7 @@ async def test_saved_values_can_be_kept_on_the_host(toy: ToyDevice) -> None:
 async def test_anomaly_mode_looks_at_device_gradients(toy: ToyDevice) -> None:
     x = ag.tensor([0.0, 1.0], device="toy:0", requires_grad=True)
     with ag.detect_anomaly(), np.errstate(all="ignore"):
-        with pytest.raises(NaNGradientError, match="SqrtBackward|MulBackward"):
+        with pytest.raises(NaNGradientError, match=r"(Sqrt|Mul)Backward"):
             await (x.sqrt() * 0).sum().backward()
         await (x * x).sum().backward()
     assert x.grad.numpy().tolist() == [0.0, 2.0]
@@ -686,8 +696,7 @@ async def test_cancelling_a_pass_while_the_device_works(toy: ToyDevice) -> None:
         await asyncio.sleep(0)
     toy.release(2)  # some of it is done
     jobs = toy.statistics().jobs
-    while toy.statistics().jobs == jobs:
-        await asyncio.sleep(0)
+    await turns_until(lambda: toy.statistics().jobs > jobs)
     backward.cancel()
     with pytest.raises(asyncio.CancelledError):
         await backward

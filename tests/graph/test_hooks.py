@@ -89,7 +89,7 @@ async def test_hooks_may_be_coroutines() -> None:
     same(x.grad, [7.0])
 
 
-async def test_a_hook_of_a_view_of_the_old_values_does_not_follow_in_place() -> None:
+async def test_a_hook_stays_with_the_value_it_was_registered_on() -> None:
     x = leaf([1.0])
     y = x * 1
     seen: list[float] = []

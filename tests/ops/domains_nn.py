@@ -210,7 +210,11 @@ _LSTM = ((3, 2, 4), (2, 3), (2, 3), (12, 4), (12, 3))
 
 _REST: dict[str, Domain] = {
     "linear": cases(
-        arrays((4, 3), (2, 3), (2,)), arrays((2, 4, 3), (2, 3)), arrays((3,), (2, 3), (2,)), arrays((0, 3), (2, 3), (2,)), arrays((1, 2, 1, 3), (1, 3), (1,)),
+        arrays((4, 3), (2, 3), (2,)),
+        arrays((2, 4, 3), (2, 3)),
+        arrays((3,), (2, 3), (2,)),
+        arrays((0, 3), (2, 3), (2,)),
+        arrays((1, 2, 1, 3), (1, 3), (1,)),
     ),
     "scaled_dot_product_attention": cases(
         _attention((2, 3, 4), (2, 5, 4), (2, 5, 2)),

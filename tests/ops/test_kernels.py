@@ -9,12 +9,27 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.kernels import activation, attention, convolution, layout, normalization, optimizer, pooling, recurrent, reduction, selection, softmax
-from aiograd.kernels import arrays, pool, unfold
+from aiograd.kernels import (
+    activation,
+    arrays,
+    attention,
+    convolution,
+    layout,
+    normalization,
+    optimizer,
+    pool,
+    pooling,
+    recurrent,
+    reduction,
+    selection,
+    softmax,
+    unfold,
+)
 from aiograd.kernels.erfcx import normal_cdf
 from aiograd.kernels.window import window
 
-pytestmark = pytest.mark.skipif(not selection.available(), reason="numba is not installed")
+# the first test compiles all kernels where the user's cache does not hold them yet
+pytestmark = [pytest.mark.skipif(not selection.available(), reason="numba is not installed"), pytest.mark.timeout(900)]
 
 #: relative tolerance, times the square root of the length of the sums in a case
 TOLERANCE = {"float32": 2e-6, "float64": 2e-14}
@@ -145,7 +160,7 @@ def _windows(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     columns = {win: draw(rng, dtype, 3, 5, win.taps, int(np.prod(win.outputs(13, 15)))) for win in WINDOWS}
 
     def call() -> Any:
-        results = []
+        results: list[Any] = []
         for win in WINDOWS:
             values, index = pooling.max_pool(x, win)
             results.append((values, index, pooling.max_unpool(columns[win][:, :, 0].reshape(values.shape), index, win, 13, 15)))
@@ -203,7 +218,8 @@ def _lstm(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
         hidden, cells, active = recurrent.lstm(gates.copy(), h, c, w)
         grads = recurrent.lstm_grad(g, dh, dc, active, cells, w), recurrent.lstm_grad(g, None, None, active, cells, w)
         out, after, act = recurrent.lstm_cell(gates[0], c)
-        return hidden, cells, active, grads, out, after, act, recurrent.lstm_cell_grad(dh, dc, act, c, after), recurrent.lstm_cell_grad(None, dc, act, c, after)
+        steps = recurrent.lstm_cell_grad(dh, dc, act, c, after), recurrent.lstm_cell_grad(None, dc, act, c, after)
+        return hidden, cells, active, grads, out, after, act, steps
 
     return call
 
@@ -307,7 +323,7 @@ def test_extremes(dtype: str) -> None:
     x = np.array([-np.inf, -1e30, -800.0, -90.0, -0.0, 0.0, 1e-30, 90.0, 800.0, 1e30, np.inf, np.nan], dtype)
     rows = np.array([[0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [1e30, -1e30, 0.0], [-np.inf, -np.inf, -np.inf]], dtype)
     for name in ("numpy", "numba"):
-        selection.select(name)  # type: ignore[arg-type]
+        selection.select(name)
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(activation.relu(x)[-2:], [np.inf, np.nan])
             for function in (activation.gelu, activation.silu, lambda v: activation.gelu(v, "tanh")):

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types  # type: ignore[import-untyped]
+from numba import types
 
 from aiograd.kernels.compiled.jit import inline, kernel, reads, whole, writes
 from aiograd.kernels.compiled.matrix import blocks

@@ -16,10 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numba  # type: ignore[import-untyped]
+import numba
 import numpy as np
 from numba import types
-from numba.core import caching  # type: ignore[import-untyped]
+from numba.core import caching
 
 from aiograd.kernels.cache import private_directory
 
@@ -118,7 +118,7 @@ _DIRECTORY = private_directory()
 _STAMP = _fingerprint()
 
 
-class _PrivateLocator(caching._CacheLocator):  # type: ignore[misc]
+class _PrivateLocator(caching._CacheLocator):
     """Tells numba to keep a function's code in the private directory."""
 
     def __init__(self, function: Any, path: str) -> None:
@@ -143,9 +143,9 @@ class _PrivateLocator(caching._CacheLocator):  # type: ignore[misc]
         return cls(function, path)
 
 
-class _PrivateImpl(caching.CompileResultCacheImpl):  # type: ignore[misc]
+class _PrivateImpl(caching.CompileResultCacheImpl):
     _locator_classes = (_PrivateLocator,)
 
 
-class _PrivateCache(caching.FunctionCache):  # type: ignore[misc]
+class _PrivateCache(caching.FunctionCache):
     _impl_class = _PrivateImpl

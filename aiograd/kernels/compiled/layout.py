@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import types  # type: ignore[import-untyped]
+from numba import types
 
 from aiograd.kernels.compiled.jit import kernel, reads, writes
 from aiograd.kernels.compiled.turn import turn

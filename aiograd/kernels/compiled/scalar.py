@@ -12,10 +12,10 @@ import math
 from typing import Any
 
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types  # type: ignore[import-untyped]
-from numba.core import cgutils  # type: ignore[import-untyped]
-from numba.extending import intrinsic, overload  # type: ignore[import-untyped]
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic, overload
 
 from aiograd.kernels.compiled.jit import inline
 from aiograd.kernels.erfcx import LIMIT32, LIMIT64, POLYNOMIAL32, POLYNOMIAL64, affine

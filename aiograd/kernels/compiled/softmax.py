@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from numba import types  # type: ignore[import-untyped]
+from numba import types
 
 from aiograd.kernels.compiled.jit import inline, kernel, reads, real, writes
 from aiograd.kernels.compiled.scalar import exp, row_max

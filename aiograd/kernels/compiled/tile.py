@@ -22,12 +22,12 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding as llvm  # type: ignore[import-untyped]
+import llvmlite.binding as llvm
 import numpy as np
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types  # type: ignore[import-untyped]
-from numba.core import cgutils, config  # type: ignore[import-untyped]
-from numba.extending import intrinsic  # type: ignore[import-untyped]
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils, config
+from numba.extending import intrinsic
 
 
 def _block_shape() -> tuple[int, int, int]:
@@ -52,7 +52,7 @@ _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
 def width(dtype: Any) -> int:
     """Columns of a block."""
-    return _BYTES // np.dtype(dtype).itemsize * _VECTORS
+    return _BYTES // int(np.dtype(dtype).itemsize) * _VECTORS
 
 
 @intrinsic

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from llvmlite import ir  # type: ignore[import-untyped]
-from numba import types  # type: ignore[import-untyped]
-from numba.extending import intrinsic  # type: ignore[import-untyped]
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
 
 from aiograd.kernels.compiled.jit import inline
 

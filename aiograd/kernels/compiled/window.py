@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from numba import types  # type: ignore[import-untyped]
+from numba import types
 
 from aiograd.kernels.compiled.jit import inline, kernel, reads, wholes, writes
 
@@ -22,7 +22,7 @@ def inside(offset: int, stride: int, length: int, count: int) -> tuple[int, int]
 @inline
 def _better(value: Any, top: Any) -> bool:
     """Whether a value replaces the best so far: it is larger, or NaN; a NaN that came first stays."""
-    return not (value <= top) and top == top  # noqa: PLR0124
+    return not (value <= top) and top == top
 
 
 @inline
@@ -54,7 +54,7 @@ def _taps_inside(position: int, step: int, count: int, length: int) -> tuple[int
 @inline
 def _max_pool_row(plane: Any, y: int, columns: Any, best: Any, taps: Any, geometry: Any) -> None:
     """Windows that begin in row `y` of the plane, which may lie outside of it; `columns` holds the range of each window's columns."""
-    kh, kw, sh, sw, ph, pw, dh, dw = geometry
+    kh, kw, _, sw, _, pw, dh, dw = geometry
     top_tap, bottom_tap = _taps_inside(y, dh, kh, plane.shape[0])
     for o in range(best.size):
         x = o * sw - pw

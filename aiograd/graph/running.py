@@ -1,0 +1,21 @@
+"""Which pass and node the running code belongs to. Below `Node`, so that nodes can ask too."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+
+class Current(NamedTuple):
+    """The pass and node that the running code belongs to."""
+
+    #: the GraphTask
+    task: Any
+    #: the Node, or None in a final callback
+    node: Any
+    #: inside a synchronous rule, where a nested pass cannot be awaited
+    in_sync_rule: bool = False
+
+
+#: the innermost pass that the running code is part of; set around hooks, rules and callbacks
+CURRENT: ContextVar[Current | None] = ContextVar("aiograd_current_graph_task", default=None)

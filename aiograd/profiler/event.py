@@ -1,0 +1,53 @@
+"""Event: one thing that took time.
+
+Note [Tracks]
+    On an event loop many tasks take turns on one thread, so what happened on a thread does not nest. What happened in one task on one
+    thread does: that pair is a track. A rule that is a coroutine is waited for while its task does other things, so each such wait is a
+    track of its own.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from aiograd.types import Shape
+
+Category: TypeAlias = Literal["forward", "backward", "pass", "scope", "lag"]
+#: thread id, and serial number of the asyncio task (0 outside of one)
+Track: TypeAlias = tuple[int, int]
+
+
+class Event(NamedTuple):
+    """One thing that took time. Times are nanoseconds of ``time.perf_counter_ns``."""
+
+    #: what is shown: ``mul``, ``MulBackward``, the name of a scope
+    name: str
+    #: ``forward``: an operation ran; ``backward``: a node's rule ran; ``pass``: a whole backward pass; ``scope``; ``lag``: the event loop was late
+    category: Category
+    #: the same for an operation and for its backward
+    operation: str
+    start: int
+    duration: int
+    thread_id: int
+    thread_name: str
+    #: serial number of the asyncio task, 0 outside of one
+    task: int
+    task_name: str | None
+    #: of the node that was recorded, or whose rule ran
+    sequence_nr: int | None = None
+    #: number of the backward pass
+    graph_task: int | None = None
+    #: of the outputs of an operation, where asked for
+    shapes: tuple[Shape, ...] | None = None
+    #: bytes of the outputs of an operation, where asked for
+    nbytes: int | None = None
+
+    @property
+    def track(self) -> Track:
+        """Events of one track nest, see Note [Tracks]."""
+        return self.thread_id, self.task
+
+    @property
+    def end(self) -> int:
+        """When it was over."""
+        return self.start + self.duration

@@ -1,0 +1,209 @@
+"""Saving and loading state: safetensors files, written atomically, with nothing in them that could be executed.
+
+Note [Nested states in a flat format]
+    A safetensors file is a table of named arrays with text beside it. What is saved may be nested: a module's state beside an optimizer's,
+    step counters and options. Arrays are stored under their path, keys joined by dots (``model.0.weight``), so other tools can read them;
+    the shape of the nesting and everything that is no array is JSON in the file's metadata, under the key ``aiograd``. A
+    flat dict of arrays needs no such thing: its file is an ordinary one. Files from elsewhere load as flat dicts.
+
+Note [Atomic]
+    The new file is written beside the old one, flushed to the disk and put in its place by one rename: whoever reads sees the old state
+    or the new one, also after a crash in the middle.
+
+Rejected: pickle and everything built on it, which executes code from the file; ``.npz``, which cannot be mapped into memory.
+
+Source: the format of https://github.com/huggingface/safetensors.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save_file
+
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.tensors.core import TensorCore, host_array, make
+
+#: key of the metadata entry that holds the nesting
+STRUCTURE = "aiograd"
+
+_DTYPES = frozenset("float64 float32 float16 bfloat16 int64 int32 int16 int8 uint64 uint32 uint16 uint8 bool complex64".split())
+
+
+def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mapping[str, str] | None = None) -> None:
+    """Write a state to a safetensors file, replacing an older one atomically.
+
+    Blocks while it writes: in a service, ``await ag.offload(ag.save, state, path)``.
+
+    Args:
+        state: a dict of Tensors or arrays, such as a module's ``state_dict()``; or nested dicts, lists and tuples of them, of numbers,
+            strings, booleans and None, such as ``{"model": ..., "optimizer": ..., "epoch": 3}``.
+        path: of the file.
+        metadata: text to store beside it, read by `load_metadata`.
+
+    Raises:
+        ArgumentTypeError: something that cannot be saved, with its path. OSError: the file cannot be written; an older one is as it was.
+    """
+    if not isinstance(state, Mapping):
+        raise ArgumentTypeError(f"save: expected a dict such as state_dict(), found {type(state).__name__}")
+    notes = dict(metadata or {})
+    if STRUCTURE in notes or not all(isinstance(text, str) for pair in notes.items() for text in pair):
+        raise ArgumentTypeError(f"save: metadata is a dict of strings without the key {STRUCTURE!r}")
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+    structure = _taken_apart(state, (), arrays)
+    if not all(isinstance(key, str) and _is_array(value) for key, value in state.items()):
+        notes[STRUCTURE] = json.dumps({"version": 1, "state": structure}, allow_nan=True)
+    target = Path(path)
+    beside = target.with_name(f".{target.name}.{secrets.token_hex(8)}.tmp")
+    try:
+        with open(beside, "xb") as file:
+            mode = os.fstat(file.fileno()).st_mode & 0o777  # as new files of this process are; the library's are private
+        save_file(arrays, beside, notes or None)
+        with open(beside, "rb+") as file:
+            os.chmod(beside, mode)
+            os.fsync(file.fileno())
+        os.replace(beside, target)
+    except SafetensorError as error:
+        raise OSError(f"save: cannot write {target.name}: {error}") from error
+    finally:
+        with suppress(FileNotFoundError):
+            beside.unlink()
+    _flush_folder(target.parent)
+
+
+def _flush_folder(folder: Path) -> None:
+    """Have the rename survive a crash, where the system can open folders."""
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def load(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """Read a safetensors file: what `save` was given, with Tensors for all arrays; of other files a flat dict of Tensors.
+
+    Blocks while it reads: in a service, ``await ag.offload(ag.load, path)``.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ArgumentError: not a safetensors file, damaged or cut short, or of a dtype that cannot be had. FileNotFoundError: no such file.
+    """
+    arrays, metadata = _read(Path(path), with_arrays=True)
+    tensors = {name: make(array) for name, array in arrays.items()}
+    text = metadata.get(STRUCTURE)
+    if text is None:
+        return tensors
+    try:
+        document = json.loads(text)
+        if document["version"] != 1:
+            raise ArgumentError(f"load: {Path(path).name} was written by a later version of aiograd (format {document['version']}); update it")
+        return _put_together(document["state"], tensors)  # type: ignore[no-any-return]
+    except (KeyError, TypeError, ValueError, IndexError, RecursionError) as error:
+        if isinstance(error, ArgumentError):
+            raise
+        raise ArgumentError(f"load: {Path(path).name}: the description of the state does not fit the arrays in the file ({error})") from None
+
+
+def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
+    """Read the text that was stored beside a state; arrays are not read.
+
+    Args:
+        path: of the file.
+
+    Raises:
+        ArgumentError: not a safetensors file, or damaged. FileNotFoundError: no such file.
+    """
+    return {key: text for key, text in _read(Path(path), with_arrays=False)[1].items() if key != STRUCTURE}
+
+
+def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, str]]:
+    if path.is_dir():
+        raise IsADirectoryError(f"load: {path} is a folder, expected a safetensors file")
+    if not path.exists():
+        raise FileNotFoundError(f"load: there is no file {path}")
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata: dict[str, str] = file.metadata() or {}
+            names = list(file.keys()) if with_arrays else []
+            if any(file.get_slice(name).get_dtype() == "BF16" for name in names):
+                import ml_dtypes  # noqa: F401 - registers bfloat16 with numpy
+            return {name: np.array(file.get_tensor(name)) for name in names}, metadata
+    except SafetensorError as error:
+        raise ArgumentError(
+            f"load: {path.name} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}). "
+            "Was it cut short, or written by something else?"
+        ) from None
+    except (TypeError, AttributeError, ImportError) as error:
+        raise ArgumentError(f"load: {path.name} holds a dtype that numpy lacks ({error}); bfloat16 needs the package ml_dtypes") from None
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (TensorCore, np.ndarray))
+
+
+def _taken_apart(value: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """The nesting of `value` as JSON; arrays go to `arrays` and leave their name."""
+    where = ".".join(path) or "the state"
+    if _is_array(value):
+        name = ".".join(path)
+        if name in arrays:
+            raise ArgumentError(f"save: two arrays have the path {name!r}; rename a key")
+        arrays[name] = _plain(value, where)
+        return {"tensor": name}
+    if value is None or isinstance(value, (bool, str)):
+        return value
+    if isinstance(value, np.bool_):
+        return bool(value)
+    if isinstance(value, (int, np.integer)):
+        return int(value)
+    if isinstance(value, (float, np.floating)):
+        return float(value)
+    if isinstance(value, Mapping):
+        entries = []
+        for key, item in value.items():
+            if isinstance(key, bool) or not isinstance(key, (str, int)):
+                raise ArgumentTypeError(f"save: {where} has a key of type {type(key).__name__}; expected strings or ints")
+            entries.append([key, _taken_apart(item, (*path, str(key)), arrays)])
+        return {"dict": entries}
+    if isinstance(value, (list, tuple)):
+        kind = "tuple" if isinstance(value, tuple) else "list"
+        return {kind: [_taken_apart(item, (*path, str(i)), arrays) for i, item in enumerate(value)]}
+    raise ArgumentTypeError(
+        f"save: {where} is a {type(value).__name__}; expected Tensors, arrays, numbers, strings, None, and dicts and lists of them"
+    )
+
+
+def _put_together(value: Any, tensors: dict[str, Any]) -> Any:
+    if not isinstance(value, dict):
+        if isinstance(value, list):
+            raise ValueError("a list outside of any kind")
+        return value
+    ((kind, content),) = value.items()
+    if kind == "tensor":
+        return tensors[content]
+    if kind == "dict":
+        return {key: _put_together(item, tensors) for key, item in content}
+    if kind in ("list", "tuple"):
+        items = [_put_together(item, tensors) for item in content]
+        return tuple(items) if kind == "tuple" else items
+    raise ValueError(f"unknown kind {kind!r}")
+
+
+def _plain(value: Any, where: str) -> np.ndarray[Any, Any]:
+    """The values as a contiguous host array of a dtype that the format has."""
+    array = host_array(value) if isinstance(value, TensorCore) else value
+    if array.dtype.name not in _DTYPES:
+        raise ArgumentTypeError(f"save: {where} has dtype {array.dtype}, which safetensors files cannot hold; cast it first")
+    return np.asarray(array, order="C")
