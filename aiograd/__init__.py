@@ -238,8 +238,8 @@ from aiograd.functional import jacobian as jacobian
 from aiograd.functional import jvp as jvp
 from aiograd.functional import value_and_grad as value_and_grad
 from aiograd.functional import vjp as vjp
-from aiograd.gradcheck import gradcheck as gradcheck
-from aiograd.gradcheck import gradgradcheck as gradgradcheck
+from aiograd.gradient_check import gradcheck as gradcheck
+from aiograd.gradient_check import gradgradcheck as gradgradcheck
 from aiograd.modes import detect_anomaly as detect_anomaly
 from aiograd.modes import enable_grad as enable_grad
 from aiograd.modes import get_default_dtype as get_default_dtype

@@ -300,26 +300,24 @@ class _Recomputation:
             await self.region.compute_again(caught)
             self.region.check(caught.values)
         except BaseException as error:
+            # this fails the pass, and with it whoever waits is cancelled
             self._forget()
-            waiting = [future for future in self.waiting if not future.done()]
-            if not isinstance(error, Exception):
-                for future in waiting:
-                    future.cancel()
-                raise
-            error.add_note(f"while {self.region} was computed again for backward")
-            for future in waiting:
-                future.set_exception(error)
+            if isinstance(error, Exception):
+                error.add_note(f"while {self.region} was computed again for backward")
             raise
         self.values = dict(enumerate(caught.values))
         for future in self.waiting:
             if not future.done():
                 future.set_result(None)
+        self.waiting.clear()
         return self.take(number)
 
     async def wait_and_take(self, number: int, loop: Any) -> Any:
-        future = loop.create_future()
-        self.waiting.append(future)
-        await future
+        # a coroutine begins some time after it was made: the values may have come meanwhile
+        if self.values is None:
+            future = loop.create_future()
+            self.waiting.append(future)
+            await future
         return self.take(number)
 
     def take(self, number: int) -> Any:

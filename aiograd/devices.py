@@ -40,6 +40,7 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 from aiograd.errors import ArgumentError, DeviceError
+from aiograd.ops.op import Fused
 from aiograd.types import Array
 
 
@@ -56,6 +57,12 @@ class Device(Protocol):
 
     def from_host(self, array: np.ndarray[Any, Any]) -> Array:
         """A device array with the same values; must not keep a reference to `array`'s memory."""
+
+    def fused(self, row: str) -> Fused | None:
+        """The device's own kernels for a row: a forward that keeps what its rules name beside the output; see `aiograd.ops.op.Fused`.
+
+        None: the row runs by ``__aiograd_op__`` and its plain rules. The same object each time.
+        """
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """The values as a numpy array; waits for them. Called on the device's thread or outside a running loop."""

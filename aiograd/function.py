@@ -377,8 +377,8 @@ class _Refuse(Node):
 
     __slots__ = ("of",)
 
-    def __init__(self, of: str, tensors: Sequence[Any]) -> None:
-        super().__init__([(t._node, t._nr) for t in tensors])
+    def __init__(self, of: str, edges: Sequence[Any]) -> None:
+        super().__init__(edges)
         self.of = of
 
     @property
@@ -392,21 +392,26 @@ class _Refuse(Node):
 
 
 def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
-    """Decorator for ``backward``: it runs without recording, and differentiating its result is an error."""
+    """Decorator for ``backward``: it runs without recording, and differentiating its result is an error.
 
-    def refuse(grads: Sequence[Any], outputs: Any) -> Any:
-        wanted = [g for g in grads if isinstance(g, TensorCore) and g._node is not None]
-        if not current_mode().grad or not wanted:
+    The result depends on the gradients it was given and on the arguments of forward, so differentiating it with respect to either raises.
+    """
+
+    def refuse(ctx: FunctionCtx, grads: Sequence[Any], outputs: Any) -> Any:
+        if not current_mode().grad:
             return outputs
-        node = _Refuse(getattr(rule, "__qualname__", "backward"), wanted)
+        edges: list[Any] = [(g._node, g._nr) for g in grads if isinstance(g, TensorCore) and g._node is not None]
+        if ctx._node is not None:
+            edges += filter(None, ctx._node.next_edges)
+        node = _Refuse(getattr(rule, "__qualname__", "backward"), edges)
         results = []
-        for output in outputs if isinstance(outputs, tuple) else (outputs,):
+        for output in outputs if isinstance(outputs, (tuple, list)) else (outputs,):
             if isinstance(output, TensorCore) and output._data.dtype.kind in "fc":
                 output = make(output._data, shared_with=output)
                 output._nr = node.add_input_metadata(output._data.shape, output._data.dtype, device_of(output))
                 output._node = node
             results.append(output)
-        return tuple(results) if isinstance(outputs, tuple) else results[0]
+        return tuple(results) if isinstance(outputs, (tuple, list)) else results[0]
 
     if inspect.iscoroutinefunction(rule):
 
@@ -414,7 +419,7 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
         async def asynchronous(ctx: Any, *grads: Any) -> Any:
             with no_grad():
                 outputs = await rule(ctx, *grads)
-            return refuse(grads, outputs)
+            return refuse(ctx, grads, outputs)
 
         return asynchronous
 
@@ -422,6 +427,6 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
     def synchronous(ctx: Any, *grads: Any) -> Any:
         with no_grad():
             outputs = rule(ctx, *grads)
-        return refuse(grads, outputs)
+        return refuse(ctx, grads, outputs)
 
     return synchronous

@@ -308,11 +308,10 @@ async def _pull_back(
 
 async def _rows(what: str, index: int, output: Any, inputs: Sequence[Any], create_graph: bool, strict: bool) -> tuple[Any, ...]:
     """The Jacobian of one output, a block per input."""
-    data = output._data
     rows: list[Sequence[Any]] = []
     if output.requires_grad:
         for position in range(output.size):
-            rows.append(await grad(output, inputs, _one_hot(data, position), retain_graph=True, create_graph=create_graph, allow_unused=True))
+            rows.append(await grad(output, inputs, _one_hot(output, position), retain_graph=True, create_graph=create_graph, allow_unused=True))
     blocks: list[Any] = []
     for j, tensor in enumerate(inputs):
         column = [row[j] for row in rows]
@@ -330,8 +329,8 @@ async def _rows(what: str, index: int, output: Any, inputs: Sequence[Any], creat
     return tuple(blocks)
 
 
-def _one_hot(like: Any, position: int) -> Any:
-    """A Tensor of zeros with a one at a flat position, on the device of `like`."""
-    host = np.zeros(like.shape, like.dtype)
+def _one_hot(output: Any, position: int) -> Any:
+    """Zeros in the image of an output, with a one at a flat position."""
+    host = np.zeros(output.shape, output.dtype)
     host.reshape(-1)[position] = 1
-    return make(host) if isinstance(like, np.ndarray) else make(np.zeros_like(like) + host)
+    return make(host).to(output.device)

@@ -124,11 +124,11 @@ class Generator:
         return _tensor(array * drawn.type(std) + drawn.type(mean), wanted)
 
     def uniform(self, shape: int | Sequence[int] = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = None) -> Tensor:
-        """Numbers uniformly distributed in [low, high).
+        """Numbers uniformly distributed between `low` and `high`.
 
         Args:
             shape: of the result.
-            low, high: ends of the interval, ``low <= high``.
+            low, high: ends of the interval, ``low <= high``; `high` is met only by rounding.
             dtype: a real floating dtype; the default dtype if None.
         """
         if not low <= high or not math.isfinite(high - low):
@@ -163,7 +163,7 @@ class Generator:
         """
         _check_probability("bernoulli", p)
         size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
-        return _tensor(self._draw(lambda rng: rng.random(size, dtype=np.float32)) < np.float32(p) if 0 < p < 1 else np.full(size, p == 1), wanted)
+        return _tensor(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
 
     def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None) -> Tensor:
         """What to multiply with to drop elements: 0 with probability `p`, else ``1 / (1 - p)``, so that the mean is 1.

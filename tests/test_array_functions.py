@@ -230,22 +230,22 @@ def _cases() -> None:
     ).split()
     for name in same:
         x = U if name == "log1p" else X
-        CASES[name] = (lambda name=name, x=x: getattr(F, name)(x)), (lambda name=name, x=x: getattr(np, name)(x))  # type: ignore[misc]
+        CASES[name] = (lambda name=name, x=x: getattr(F, name)(x)), (lambda name=name, x=x: getattr(np, name)(x))
     for name in "log log2 log10 sqrt reciprocal".split():
-        CASES[name] = (lambda name=name: getattr(F, name)(P)), (lambda name=name: getattr(np, name)(P))  # type: ignore[misc]
+        CASES[name] = (lambda name=name: getattr(F, name)(P)), (lambda name=name: getattr(np, name)(P))
     renamed = {"asin": "arcsin", "acos": "arccos", "atan": "arctan", "asinh": "arcsinh", "atanh": "arctanh", "abs": "absolute"}
     for name, theirs in renamed.items():
-        CASES[name] = (lambda name=name: getattr(F, name)(U)), (lambda theirs=theirs: getattr(np, theirs)(U))  # type: ignore[misc]
+        CASES[name] = (lambda name=name: getattr(F, name)(U)), (lambda theirs=theirs: getattr(np, theirs)(U))
     binary = (
         "add subtract multiply divide floor_divide remainder fmod copysign hypot logaddexp maximum minimum nextafter equal not_equal less "
         "less_equal greater greater_equal"
     ).split()
     for name in binary:
-        CASES[name] = (lambda name=name: getattr(F, name)(X, Y)), (lambda name=name: getattr(np, name)(X, Y))  # type: ignore[misc]
+        CASES[name] = (lambda name=name: getattr(F, name)(X, Y)), (lambda name=name: getattr(np, name)(X, Y))
     for name in "logical_and logical_or logical_xor".split():
-        CASES[name] = (lambda name=name: getattr(F, name)(B, B2)), (lambda name=name: getattr(np, name)(B, B2))  # type: ignore[misc]
+        CASES[name] = (lambda name=name: getattr(F, name)(B, B2)), (lambda name=name: getattr(np, name)(B, B2))
     for name in "bitwise_and bitwise_or bitwise_xor".split():
-        CASES[name] = (lambda name=name: getattr(F, name)(I1, I2)), (lambda name=name: getattr(np, name)(I1, I2))  # type: ignore[misc]
+        CASES[name] = (lambda name=name: getattr(F, name)(I1, I2)), (lambda name=name: getattr(np, name)(I1, I2))
 
 
 _cases()

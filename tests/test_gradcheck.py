@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.gradcheck import gradcheck, gradgradcheck
+from aiograd.gradient_check import gradcheck, gradgradcheck
 
 rng = np.random.default_rng(0)
 
@@ -74,6 +74,14 @@ async def test_functions_that_run_passes_themselves() -> None:
 
     assert await gradcheck(penalty, leaf())
     assert await gradgradcheck(penalty, leaf())
+
+
+async def test_the_same_tensor_as_several_outputs() -> None:
+    def f(x: Any) -> Any:
+        y = x * 2.0
+        return y, y, x
+
+    assert await gradcheck(f, leaf())
 
 
 async def test_empty_inputs_and_outputs() -> None:

@@ -10,7 +10,7 @@ __all__ = [
     "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "log_sigmoid", "softmax", "log_softmax",
 ]  # fmt: skip
 
-_relu, _silu, _softsign = unary(row("relu")), unary(row("silu")), unary(row("softsign"))
+_relu, _softsign = unary(row("relu")), unary(row("softsign"))
 _sigmoid, _log_sigmoid = unary(row("sigmoid")), unary(row("log_sigmoid"))
 
 
@@ -26,7 +26,7 @@ def gelu(x: ArrayLike, /, *, approximate: str = "none") -> Tensor:
 
 def silu(x: ArrayLike, /) -> Tensor:
     """``x * sigmoid(x)``."""
-    return _silu(as_tensor(x))  # type: ignore[no-any-return]
+    return call(row("silu"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 
 def elu(x: ArrayLike, /, *, alpha: float = 1.0) -> Tensor:

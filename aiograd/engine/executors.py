@@ -134,14 +134,16 @@ class _Lane(threading.Thread):
         del job
         self.future = future
         if not future.cancelled():
-            outcome: list[Any] = []
+            outcome: list[Any] = [future]
             try:
-                outcome[:] = (context.run(function), None)
+                outcome += (context.run(function), None)
             except BaseException as error:
-                outcome[:] = (None, error)
-            del context, function  # before anybody hears of the result: whoever gets it is then its only owner
+                outcome += (None, error)
+            # whoever gets the result is its only owner: nothing here refers to it once `_settle` has emptied the list
+            self.future = None
+            del context, function, future
             with contextlib.suppress(RuntimeError):  # the loop has been closed: nobody waits for the result
-                loop.call_soon_threadsafe(_settle, future, outcome)
+                loop.call_soon_threadsafe(_settle, outcome)
         self.future = None
         return True
 
@@ -151,8 +153,8 @@ def _stop(jobs: SimpleQueue[Job | None], lanes: list[_Lane]) -> None:
         jobs.put(None)
 
 
-def _settle(future: asyncio.Future[Any], outcome: list[Any]) -> None:
-    error, result = outcome.pop(), outcome.pop()
+def _settle(outcome: list[Any]) -> None:
+    error, result, future = outcome.pop(), outcome.pop(), outcome.pop()
     if future.cancelled():
         return
     if error is None:

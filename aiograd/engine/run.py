@@ -280,7 +280,7 @@ class _Driver:
     """The state of one running pass."""
 
     __slots__ = (
-        "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "ended",
+        "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "is_fresh", "ended",
         "holds_turn", "in_flight", "done", "waker", "current", "rest",
     )  # fmt: skip
 
@@ -293,6 +293,8 @@ class _Driver:
         self.cancellations = self.runner.cancelling()
         #: whether closing the engine has cancelled the runner
         self.is_interrupted = False
+        #: a coroutine of the pass has been given a task and has not begun yet
+        self.is_fresh = False
         #: resolves when the pass is over; made by whoever waits for that
         self.ended: asyncio.Future[None] | None = None
         self.holds_turn = False
@@ -363,6 +365,9 @@ class _Driver:
                 await self.await_here()
             elif task.has_ready() and len(self.in_flight) < limit:
                 self.start(*task.pop())
+                if self.is_fresh:
+                    self.is_fresh = False
+                    await asyncio.sleep(0)  # what was started last begins before anything less urgent: a request goes out before local work
             elif self.in_flight:
                 await self.wait()
             else:
@@ -448,6 +453,7 @@ class _Driver:
                     return
                 else:
                     self.watch(self.spawn(node, command), functools.partial(self.resume, node, evaluation))
+                    self.is_fresh = True
                     return
         except StopIteration as stop:
             task.complete(node, stop.value)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.array_functions.conversion import as_tensor
+from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.nn import functional, init
 from aiograd.nn.functional.attentions import attention_weights
@@ -189,4 +190,4 @@ class MultiHeadAttention(Module):
 def _as_added(mask: Tensor, dtype: Any) -> Tensor:
     if mask.dtype != np.bool_:
         return mask
-    return as_tensor(np.where(mask.numpy(), np.array(-np.inf, dtype), np.array(0, dtype)))
+    return where(mask, np.array(-np.inf, dtype), np.array(0, dtype))  # type: ignore[no-any-return]

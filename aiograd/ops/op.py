@@ -48,10 +48,11 @@ FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 @dataclass(frozen=True, slots=True)
 class Fused:
-    """A compiled or hand-fused pair of kernels for a row, used on host arrays when the pass is not itself differentiated.
+    """A compiled or hand-fused pair of kernels for a row, used when the pass is not itself differentiated.
 
     `forward` takes the row's arguments and returns ``(out, *residuals)``; `rules` are as the row's own and may also name
-    residuals. The row's plain rules stay the reference, and serve higher orders and other devices.
+    residuals. The row's own (`define`) is for host arrays; a device may have one too (`aiograd.devices.Device.fused`). The row's plain rules
+    stay the reference, and serve higher orders and devices that have none.
     """
 
     forward: Callable[..., tuple[Any, ...]]
@@ -104,7 +105,9 @@ class Op:
         self.lean: dict[tuple[bool, ...], Any] = {}
         #: likewise: splits a call's arguments into arrays and static arguments
         self.binder: Callable[..., tuple[list[Any], dict[str, Any]]] | None = None
-        self._check_rules()
+        self._check_rules(self.rules, self.joint)
+        if fused is not None:
+            self.check_fused(fused)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         best: Any = None
@@ -136,23 +139,27 @@ class Op:
         plan = [((argument,), rule, rule_names(rule)) for argument, rule in rules.items()]
         return plan + [(arguments, rule, rule_names(rule)) for arguments, rule in joint.items()]
 
-    def _check_rules(self) -> None:
-        known = {"out", *self.arrays, *self.statics}
+    def check_fused(self, fused: Fused) -> None:
+        """Raise where a pair of kernels does not fit the row.
+
+        Raises:
+            TypeError: a rule names something that neither the row nor the kernels have.
+        """
+        self._check_rules(fused.rules, fused.joint, fused.residuals)
+
+    def _check_rules(self, rules: Mapping[str, Rule], joint: Mapping[tuple[str, ...], Rule], residuals: Sequence[str] = ()) -> None:
+        known = {"out", *self.arrays, *self.statics, *residuals}
         known.update(f"{a}_shape" for a in self.arrays)
         known.update(f"{a}_dtype" for a in self.arrays)
         if self.variadic:
             known.update((self.variadic, f"{self.variadic}_shape", f"{self.variadic}_dtype"))
         targets = {*self.arrays, *([self.variadic] if self.variadic else [])}
-        tables: list[tuple[Mapping[str, Rule], Mapping[tuple[str, ...], Rule], set[str]]] = [(self.rules, self.joint, known)]
-        if self.fused is not None:
-            tables.append((self.fused.rules, self.fused.joint, known | set(self.fused.residuals)))
-        for rules, joint, names in tables:
-            for arguments, rule, wanted in self.rule_plan(rules, joint):
-                allowed = names | {"needs"} if arguments in joint else names
-                if not set(arguments) <= targets:
-                    raise TypeError(f"row {self.name!r}: a rule is keyed by {arguments}, its array arguments are {sorted(targets)}")
-                if not set(wanted) <= allowed:
-                    raise TypeError(f"row {self.name!r}: the rule for {arguments} names {sorted(set(wanted) - allowed)}, known are {sorted(allowed)}")
+        for arguments, rule, wanted in self.rule_plan(rules, joint):
+            allowed = known | {"needs"} if arguments in joint else known
+            if not set(arguments) <= targets:
+                raise TypeError(f"row {self.name!r}: a rule is keyed by {arguments}, its array arguments are {sorted(targets)}")
+            if not set(wanted) <= allowed:
+                raise TypeError(f"row {self.name!r}: the rule for {arguments} names {sorted(set(wanted) - allowed)}, known are {sorted(allowed)}")
 
 
 def define(

@@ -124,7 +124,7 @@ class Optimizer:
 
         Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
         `ModifiedError`. Cancelling stops the waiting; the step itself is carried out to its end (it is never left half done), and
-        the next step waits for that. The gradients are those of the moment of the call.
+        the next `step` or `state_dict` waits for that. The gradients are those of the moment of the call.
 
         Args:
             gradients: as in `step`.

@@ -61,7 +61,7 @@ class SGD(Optimizer):
         if group["momentum"] or group["weight_decay"] or group["maximize"]:
             super()._update(index, group, pairs)
             return
-        lr, rate, ndarray = group["lr"], np.empty(()), np.ndarray
+        lr, rate, ndarray = group["lr"], np.array(group["lr"], np.float64), np.ndarray
         multiply, subtract = np.multiply, np.subtract
         larger: list[Pair] = []
         for pair in pairs:

@@ -24,7 +24,7 @@ from aiograd.errors import ArgumentTypeError, GraphError, ModifiedError
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.saved import Packed
-from aiograd.ops.op import Op
+from aiograd.ops.op import Fused, Op
 from aiograd.tensors.rowcode import Row, compile_row
 from aiograd.types import Array, Shape
 
@@ -301,18 +301,27 @@ class GeneralOpNode(OpNode):
         return (type(self), self.metadata_list, *[None if node is None else node.metadata_of(nr) for node, nr in zip(self.next_nodes, self.next_nrs, strict=True)])
 
 
-def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjugates: bool = False, fused: bool = True) -> type[OpNode]:
-    """The class of `op`'s node for arguments of which those with `needs` want a gradient; made once."""
+def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjugates: bool = False, fused: Fused | None = None) -> type[OpNode]:
+    """The class of `op`'s node for arguments of which those with `needs` want a gradient; made once.
+
+    Args:
+        general: for several outputs, devices or complex numbers.
+        conjugates: the conjugate convention has to be applied around the rules.
+        fused: the kernels that the forward ran with; None: the row's plain rules.
+    """
     classes = op.recorder
     if classes is None:
         classes = op.recorder = {}
     if op.variadic:
         needs = (True,)
-    key = (needs, general, conjugates, fused)
+    key = (needs, general, conjugates, id(fused))
     cls: type[OpNode] | None = classes.get(key)
     if cls is None:
+        if fused is not None and fused is not op.fused:
+            op.check_fused(fused)
         row = compile_row(op, needs, fused)
         namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost), "holds_data": row.holds_data}
+        namespace["fused"] = fused  # kept alive: its id is in the key
         namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT
         if general:
             namespace.update(compiled=row.vjp, conjugates=conjugates)

@@ -23,7 +23,7 @@ from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, _next_sequence
 from aiograd.graph.saved import Packed, PackedValue, SavedTensorHooks
 from aiograd.modes import Mode, ModeScope, current_mode
-from aiograd.ops.op import ROWS, Op
+from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, make, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
 from aiograd.tensors.refusal import REFUSALS, raise_refusal
@@ -159,7 +159,7 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if (dtype is _FLOAT32 or dtype is _FLOAT64) and not crosses:
             _attach_lean(op, tensors, tuple(needs), statics, output, residuals)
         else:
-            _attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused is not None)
+            _attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused)
     if op.view and _shares(result, arrays[0]):
         _make_view(op, tensors[0], (output,), args[1:], kwargs)
     return output
@@ -171,7 +171,7 @@ def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[s
     records = mode.grad and op.differentiable and any(tensor is not None and tensor._node is not None for tensor in tensors)
     if device != "cpu":
         _move_along(op, tensors, arrays, args, device)
-    fused = op.fused if device == "cpu" else None
+    fused = op.fused if device == "cpu" else devices.device(device).fused(op.name)  # type: ignore[union-attr]
     profiler = mode.profiler
     started = profiler.begin_forward() if profiler is not None else None
     residuals: tuple[Any, ...] = ()
@@ -186,7 +186,7 @@ def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[s
     except REFUSALS as error:
         raise_refusal(op.name, arrays, statics, error)
     outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
-    node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused is not None) if records else None
+    node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused) if records else None
     if op.view and outputs and _shares(outputs[0]._data, arrays[0]):
         _make_view(op, tensors[0], outputs, args[1:], kwargs)
     if profiler is not None:
@@ -291,7 +291,7 @@ def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: d
     except KeyError:
         names = (op.variadic,) if op.variadic else op.arrays
         if any(need and _has_rule(op, name) for need, name in zip(needs, names, strict=True) if name):
-            cls = node_class(op, needs)
+            cls = node_class(op, needs, fused=op.fused)
             entry = (cls, cls.row.save, cls.row.saves_output, len(cls.row.values))
         else:
             entry = None
@@ -319,7 +319,7 @@ def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: d
 
 
 def _attach(
-    op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[Any], residuals: tuple[Any, ...], mode: Mode, device: str, fused: bool
+    op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[Any], residuals: tuple[Any, ...], mode: Mode, device: str, fused: Fused | None
 ) -> OpNode | None:
     """Make the node and hang the outputs on it."""
     carriers = range(len(outputs)) if op.differentiable_outputs is None else op.differentiable_outputs
@@ -355,7 +355,7 @@ def _attach(
     if op.variadic:
         saved = row.save(tuple(tensors), **options)
     else:
-        saved = row.save(*tensors, **options, **dict(zip(op.fused.residuals, residuals, strict=True)) if fused and op.fused else {})
+        saved = row.save(*tensors, **options, **dict(zip(fused.residuals, residuals, strict=True)) if fused is not None else {})
     node._version = versions_of(saved[: len(row.values)])
     if mode.saved_hooks is None:
         node._saved = saved
@@ -459,7 +459,7 @@ def _special_view(op: Op, parent: TensorCore, output: TensorCore, nr: int | None
 def attach(op: Op, tensors: list[Any], statics: dict[str, Any], data: Any) -> tuple[Node | None, int]:
     """The place in the graph of ``op(*tensors, **statics)`` whose result is in `data` already: the row is recorded and not run."""
     output = make(data)
-    _attach(op, tensors, statics, [output], (), current_mode(), output.device, False)
+    _attach(op, tensors, statics, [output], (), current_mode(), output.device, None)
     return output._node, output._nr
 
 

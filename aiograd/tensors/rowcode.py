@@ -29,7 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiograd.ops.elementwise import identity
-from aiograd.ops.op import Op, Rule
+from aiograd.ops.op import Fused, Op, Rule
 
 Plan = list[tuple[tuple[str, ...], Rule, tuple[str, ...]]]
 
@@ -65,14 +65,13 @@ class Row(NamedTuple):
         return (*self.values, *(("out", "out_versions") if self.saves_output else ()), *self.facts, *self.residuals)
 
 
-def compile_row(op: Op, needs: tuple[bool, ...], use_fused: bool) -> Row:
-    """Compile `op` for arguments of which those with `needs` want a gradient, with its fused kernels or its plain rules."""
-    fused = op.fused if use_fused else None
+def compile_row(op: Op, needs: tuple[bool, ...], fused: Fused | None) -> Row:
+    """Compile `op` for arguments of which those with `needs` want a gradient, with these fused kernels or its plain rules."""
     arrays = (op.variadic,) if op.variadic else op.arrays
     wanted = {name for name, need in zip(arrays, needs, strict=True) if need}
     plain = _plan(op, op.rules, op.joint, wanted)
     fast = plain if fused is None else _plan(op, fused.rules, fused.joint, wanted)
-    residuals = () if fused is None else fused.residuals
+    offered = residuals = () if fused is None else fused.residuals
     names = {name for plan in (plain, fast) for _, _, rule_names in plan for name in rule_names}
     values = tuple(name for name in arrays if name in names)
     saves_output = "out" in names
@@ -82,7 +81,7 @@ def compile_row(op: Op, needs: tuple[bool, ...], use_fused: bool) -> Row:
         if not name.isidentifier():
             raise TypeError(f"row {op.name!r}: {name!r} is not an identifier")
     namespace: dict[str, Any] = {}
-    source = _save_source(op, arrays, values, saves_output, facts, residuals)
+    source = _save_source(op, arrays, values, saves_output, facts, residuals, offered)
     source += _vjp_source(op, arrays, needs, values, saves_output, facts, residuals, fast, namespace)
     exec(compile(source, f"<row {op.name} {needs}>", "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
     return Row(op, needs, values, saves_output, facts, residuals, namespace["save"], namespace["vjp"], plain, fast)
@@ -128,9 +127,17 @@ def _fact_source(op: Op, name: str, arrays: tuple[str, ...]) -> str:
     return name
 
 
-def _save_source(op: Op, arrays: tuple[str, ...], values: tuple[str, ...], saves_output: bool, facts: tuple[str, ...], residuals: tuple[str, ...]) -> str:
+def _save_source(
+    op: Op,
+    arrays: tuple[str, ...],
+    values: tuple[str, ...],
+    saves_output: bool,
+    facts: tuple[str, ...],
+    residuals: tuple[str, ...],
+    offered: tuple[str, ...],
+) -> str:
     entries = [*values, *(["out", "out_versions"] if saves_output else []), *(_fact_source(op, name, arrays) for name in facts), *residuals]
-    parameters = [*arrays, *op.statics, "out=None", "out_versions=None", *(f"{name}=None" for name in (op.fused.residuals if op.fused else ()))]
+    parameters = [*arrays, *op.statics, "out=None", "out_versions=None", *(f"{name}=None" for name in offered)]
     body = f"({', '.join(entries)},)" if entries else "()"
     return f"def save({', '.join(parameters)}):\n    return {body}\n"
 

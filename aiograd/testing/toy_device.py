@@ -28,6 +28,7 @@ import numpy as np
 
 from aiograd.devices import register_device, unregister_device
 from aiograd.errors import ArgumentError, DeviceError
+from aiograd.ops.op import Fused
 from aiograd.testing.clock import SimulatedLoop
 from aiograd.testing.toy_array import ToyArray
 from aiograd.testing.toy_queue import Queue, SimulatedQueue, ThreadQueue
@@ -72,6 +73,7 @@ class ToyDevice:
         fail: kernels that fail, by number (counted from 1) or name; see `fail` and `FaultKind`.
         memory: how many bytes fit on it; None for no limit.
         kernels: row name -> function of numpy arrays to run in place of the row's forward.
+        fused: row name -> kernels of its own for forward and backward, on device arrays.
         composed: names of rows it has no kernel for; see Note [Kernels].
         loop: simulate the device on this loop instead of on a thread of its own.
     """
@@ -85,6 +87,7 @@ class ToyDevice:
         fail: Mapping[int | str, FaultKind] | None = None,
         memory: int | None = None,
         kernels: Mapping[str, Callable[..., Any]] | None = None,
+        fused: Mapping[str, Fused] | None = None,
         composed: Collection[str] = (),
         loop: SimulatedLoop | None = None,
     ) -> None:
@@ -93,6 +96,7 @@ class ToyDevice:
         self._random = Random(seed)  # noqa: S311 - reproducible delays, no secrets
         self._memory = memory
         self._own_kernels = dict(kernels or {})
+        self._fused = dict(fused or {})
         self._composed = frozenset(composed)
         self._faults: dict[int | str, FaultKind] = {}
         self._lock = threading.RLock()  # arrays are freed wherever the garbage collector runs
@@ -134,6 +138,10 @@ class ToyDevice:
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Run on the device's thread, in order of submission."""
         return self.queue.submit(function)
+
+    def fused(self, row: str) -> Fused | None:
+        """Kernels of its own for forward and backward of a row."""
+        return self._fused.get(row)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> ToyArray:
         """A device array with the same values, pending until the device has come to it."""

@@ -116,7 +116,8 @@ class Table:
         widths = [max(len(row[i]) for row in [list(self.columns), *self.rows]) for i in range(len(self.columns))]
         lines = [self.title, "-" * len(self.title)]
         for row in [list(self.columns), *self.rows]:
-            lines.append("  ".join(cell.ljust(width) if i == 0 else cell.rjust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))).rstrip())
+            cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
+            lines.append("  ".join(cells).rstrip())
         return "\n".join([*lines, *(f"  {note}" for note in self.notes)])
 
 
@@ -180,11 +181,13 @@ async def check_agreement(workload: Workload) -> dict[str, list[np.ndarray[Any, 
             error = np.abs(mine - other).max(initial=0.0)
             scale = np.abs(other).max(initial=0.0)
             if not error <= workload.atol + workload.rtol * scale:
-                raise DisagreementError(f"{workload.name}: result {i} of {OURS} and {name} differ by {error:.3g} where the largest value is {scale:.3g}")
+                raise DisagreementError(f"{workload.name}: result {i} of {OURS} and {name} differ by {error:.3g}, the largest value is {scale:.3g}")
     return results
 
 
-async def interleave(steps: Mapping[str, Callable[[], Any]], *, rounds: int, repeats: int = 3, warm: int = 1, pause: float = 0.004) -> dict[str, Timing]:
+async def interleave(
+    steps: Mapping[str, Callable[[], Any]], *, rounds: int, repeats: int = 3, warm: int = 1, pause: float = 0.004
+) -> dict[str, Timing]:
     """Time several sides in turn; see Note [Interleaved].
 
     Args:
@@ -210,7 +213,9 @@ async def interleave(steps: Mapping[str, Callable[[], Any]], *, rounds: int, rep
     return timings
 
 
-async def compare(title: str, workloads: Sequence[Workload], settings: Settings, *, rounds: int = 15, repeats: int = 3, pause: float = 0.004) -> Table:
+async def compare(
+    title: str, workloads: Sequence[Workload], settings: Settings, *, rounds: int = 15, repeats: int = 3, pause: float = 0.004
+) -> Table:
     """Check, time and tabulate workloads."""
     peers = [name for name in PEERS if any(name in workload.sides for workload in workloads)]
     columns = ["workload", "aiograd ms min/median", *(f"{name} ms" for name in peers)]
@@ -218,9 +223,11 @@ async def compare(title: str, workloads: Sequence[Workload], settings: Settings,
     table = Table(title, [*columns, "target × torch", "beyond", "verdict"])
     for workload in workloads:
         await check_agreement(workload)
-        timings = await interleave(
-            {name: side.step for name, side in workload.sides.items()}, rounds=settings.of(rounds, 1), repeats=settings.of(repeats, 1), warm=settings.of(1, 0), pause=settings.of(1, 0) * pause
-        )
+        steps = {name: side.step for name, side in workload.sides.items()}
+        if settings.tiny:
+            timings = await interleave(steps, rounds=1, repeats=1, warm=0, pause=0.0)
+        else:
+            timings = await interleave(steps, rounds=rounds, repeats=repeats, pause=pause)
         ours = timings[OURS]
         ratios = [(ours.minimum / timings[name].minimum, ours.median / timings[name].median) if name in timings else None for name in peers]
         cells = [workload.name, milliseconds(ours), *(milliseconds(timings[name]) if name in timings else "" for name in peers)]
@@ -258,7 +265,8 @@ def machine() -> str:
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})  # type: ignore[call-overload,union-attr]
-    parts = [f"{model}, {cores} cores", f"Python {platform.python_version()}", f"numpy {np.__version__}", f"BLAS {blas.get('name')} {blas.get('version')}"]
+    parts = [f"{model}, {cores} cores", f"Python {platform.python_version()}", f"numpy {np.__version__}"]
+    parts.append(f"BLAS {blas.get('name')} {blas.get('version')}")
     for package in ("torch", "autograd", "numba", "uvloop", "aiohttp"):
         try:
             parts.append(f"{package} {importlib.metadata.version(package)}")

@@ -21,7 +21,11 @@ from tests.benchmarks.networks import Model, Network
 
 #: name -> how to build it full size and tiny, target, beyond
 NETWORKS: dict[str, tuple[Callable[[bool], Network], float, float]] = {
-    "MLP 784-1024-1024-10, batch 256": (lambda tiny: networks.mlp(8, (12, 16, 16, 10)) if tiny else networks.mlp(256, (784, 1024, 1024, 10)), 0.90, 0.80),
+    "MLP 784-1024-1024-10, batch 256": (
+        lambda tiny: networks.mlp(8, (12, 16, 16, 10)) if tiny else networks.mlp(256, (784, 1024, 1024, 10)),
+        0.90,
+        0.80,
+    ),
     "2 transformer blocks, d 256, 4 heads, seq 128, batch 8": (
         lambda tiny: networks.transformer(2, 5, 8, 2, 1) if tiny else networks.transformer(8, 128, 256, 4, 2),
         0.95,
@@ -48,10 +52,12 @@ def run(settings: Settings) -> Iterator[Table]:
 async def _steps(settings: Settings) -> Table:
     workloads = []
     for name, (build, target, beyond) in NETWORKS.items():
-        network = build(settings.tiny)
-        built = sides(settings, lambda network=network: _side(networks.on_aiograd(network)), torch=lambda network=network: _side(networks.on_torch(network)))  # type: ignore[misc]
-        workloads.append(Workload(name, built, target, beyond, rtol=2e-3, atol=1e-5))
+        workloads.append(Workload(name, _both(settings, build(settings.tiny)), target, beyond, rtol=2e-3, atol=1e-5))
     return await compare("Training step, 2 threads", workloads, settings, rounds=12, pause=0.02)
+
+
+def _both(settings: Settings, network: Network) -> dict[str, Side]:
+    return sides(settings, lambda: _side(networks.on_aiograd(network)), torch=lambda: _side(networks.on_torch(network)))
 
 
 def _side(model: Model) -> Side:
@@ -117,7 +123,8 @@ def _optimizer_side(optimizer: Any, parameters: Any) -> Side:
 
 def _memory(settings: Settings) -> Table:
     table = Table(
-        "Peak memory of a step beyond data, parameters and a warm library", ["workload", "aiograd MB", "torch MB", "ratio", "target", "beyond", "verdict"]
+        "Peak memory of a step beyond data, parameters and a warm library",
+        ["workload", "aiograd MB", "torch MB", "ratio", "target", "beyond", "verdict"],
     )
     for name, (_, _, _) in NETWORKS.items():
         found = {side: _peak(settings, name, side) for side in (OURS, "torch") if side == OURS or side in settings.peers}

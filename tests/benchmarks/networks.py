@@ -5,6 +5,7 @@ A network is arrays (data and parameters) and an expression; `build` puts it on 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -74,7 +75,7 @@ def mlp(batch: int, widths: Sequence[int]) -> Network:
     draw = _drawn(2)
     labels = np.random.default_rng(3).integers(0, widths[-1], batch)
     parameters: list[Array] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(widths):
         parameters += [draw(outputs, inputs, weight=True), draw(outputs) * np.float32(0.1)]
 
     def loss(F: Any, data: Sequence[Any], parameters: Sequence[Any]) -> Any:
@@ -92,9 +93,11 @@ def transformer(batch: int, length: int, width: int, heads: int, blocks: int) ->
     parameters: list[Array] = []
     for _ in range(blocks):
         parameters += [np.ones(width, np.float32), np.zeros(width, np.float32)]
-        parameters += [draw(3 * width, width, weight=True), np.zeros(3 * width, np.float32), draw(width, width, weight=True), np.zeros(width, np.float32)]
+        parameters += [draw(3 * width, width, weight=True), np.zeros(3 * width, np.float32)]
+        parameters += [draw(width, width, weight=True), np.zeros(width, np.float32)]
         parameters += [np.ones(width, np.float32), np.zeros(width, np.float32)]
-        parameters += [draw(4 * width, width, weight=True), np.zeros(4 * width, np.float32), draw(width, 4 * width, weight=True), np.zeros(width, np.float32)]
+        parameters += [draw(4 * width, width, weight=True), np.zeros(4 * width, np.float32)]
+        parameters += [draw(width, 4 * width, weight=True), np.zeros(width, np.float32)]
 
     def loss(F: Any, data: Sequence[Any], parameters: Sequence[Any]) -> Any:
         (x,) = data

@@ -1,9 +1,9 @@
 """A service that predicts while it trains: requests per second and latency, beside the same service on torch in a thread pool.
 
-The server is a process that answers ``POST /predict`` (a row of features as JSON) and trains a network on batches; this process is the client, with a few
-connections that each send the next request when they have the answer. aiograd predicts on the loop and awaits its backward passes; torch, which would
-block the loop, predicts and trains in threads. Everything else, the loop included, is the same; BLAS has one thread on both sides, since its threads spin
-for each other when requests keep the cores busy.
+The server is a process that answers ``POST /predict`` (a row of features as JSON) and trains a network on batches; this process is the client, with
+a few connections that each send the next request when they have the answer. aiograd predicts on the loop and awaits its backward passes; torch,
+which would block the loop, predicts and trains in threads. Everything else, the loop included, is the same; BLAS has one thread on both sides, since
+its threads spin for each other when requests keep the cores busy.
 
 Training takes from the same cores as the requests, so it is done in two ways: at a pace that both keep, which is what the ratios are of, and as
 fast as each can, where the requests pay for the steps.
@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import numpy as np
 from aiohttp import ClientSession, TCPConnector, web

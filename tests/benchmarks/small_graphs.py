@@ -270,7 +270,8 @@ def lstm(settings: Settings, steps: int) -> Workload:
 
         return autograd_side(forward, network.parameters)
 
-    return Workload(f"LSTM unrolled {steps} steps, hidden 16, batch 4, elementary ops", sides(settings, ours, torch=torch_, autograd=autograd_), 0.80, 0.50, rtol=1e-3)
+    name = f"LSTM unrolled {steps} steps, hidden 16, batch 4, elementary ops"
+    return Workload(name, sides(settings, ours, torch=torch_, autograd=autograd_), 0.80, 0.50, rtol=1e-3)
 
 
 # -------------------------------------------------------------------- making sides

@@ -81,7 +81,7 @@ def test_module_list() -> None:
     with pytest.raises(IndexError):
         layers[3]
     with pytest.raises(ArgumentTypeError):
-        layers.append(3)  # type: ignore[arg-type]
+        layers.append(3)
     assert len(layers) == 3
 
 

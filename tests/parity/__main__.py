@@ -26,12 +26,27 @@ async def _rows(names: list[str]) -> bool:
     for name in compared:
         found = await compare_row(name)
         second = "" if found.second is None else f"{found.second:.1e}"
-        print(f"{name:30} {found.counterpart:32} {found.cases:5} {found.value:10.1e} {found.gradient:10.1e} {second:>10}{'' if found.agrees else '  DIFFERS'}", flush=True)
+        verdict = "" if found.agrees else "  DIFFERS"
+        print(f"{name:30} {found.counterpart:32} {found.cases:5} {found.value:10.1e} {found.gradient:10.1e} {second:>10}{verdict}", flush=True)
         for error in found.errors:
             print(f"    {error}")
         fine = fine and found.agrees
     without = [name for name in differentiable if name not in compared]
     print(f"\n{len(compared)} rows compared; without a counterpart in torch: {', '.join(without) or 'none'}\n")
+    return fine
+
+
+async def _training() -> bool:
+    from tests.parity.training import compare_layers, compare_optimizers
+
+    fine = True
+    for title, found in (("layer", await compare_layers()), ("optimizer", await compare_optimizers())):
+        print(f"{title:80} difference")
+        for difference in found:
+            verdict = "" if difference.agrees else f"  DIFFERS {difference.error}"
+            print(f"{difference.name:80} {difference.value:10.1e}{verdict}", flush=True)
+            fine = fine and difference.agrees
+        print()
     return fine
 
 
@@ -50,6 +65,8 @@ def main() -> int:
     torch.set_num_threads(1)
     print(f"aiograd {ag.__version__} beside torch {torch.__version__}\n")
     fine = ag.run(_rows(options.names))
+    if not options.names:
+        fine = ag.run(_training()) and fine
     print("everything agrees" if fine else "something DIFFERS, see above")
     return 0 if fine else 1
 

@@ -60,7 +60,7 @@ def scan(function: Callable[[Tensor, int], Tensor]) -> Counterpart:
     return scanned
 
 
-def vector_norm(x: Tensor, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:  # noqa: A002
+def vector_norm(x: Tensor, axis: Any = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """torch.linalg.vector_norm."""
     return torch.linalg.vector_norm(x, ord, None if axis is None else all_axes(x, axis), keepdims)
 
@@ -163,7 +163,7 @@ def sinc(x: Tensor, order: int = 0) -> Tensor:
     return value
 
 
-def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:  # noqa: A002
+def clamp(x: Tensor, min: Any = None, max: Any = None) -> Tensor:
     """torch.clamp, which insists on a bound."""
     return x.clone() if min is None and max is None else torch.clamp(x, min, max)
 
@@ -296,8 +296,8 @@ def _in(module: Any, where: str, *names: str) -> None:
 
 
 _same(
-    "abs", "acos", "acosh", "add", "angle", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "complex", "conj", "copysign", "cos", "cosh", "deg2rad",
-    "div", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor", "fmax", "fmin", "fmod", "hypot", "log", "log10", "log1p",
+    "abs", "acos", "acosh", "add", "angle", "asin", "asinh", "atan", "atan2", "atanh", "ceil", "complex", "conj", "copysign", "cos", "cosh",
+    "deg2rad", "div", "erf", "erfc", "exp", "exp2", "expm1", "float_power", "floor", "fmax", "fmin", "fmod", "hypot", "log", "log10", "log1p",
     "log2", "logaddexp", "logaddexp2", "matmul", "maximum", "minimum", "mul", "nan_to_num", "neg", "positive", "pow", "rad2deg", "real", "reciprocal",
     "relu", "remainder", "round", "rsqrt", "sgn", "sigmoid", "sign", "sin", "sinh", "sqrt", "square", "sub", "tan", "tanh", "trunc", "where", "xlogy",
 )
@@ -337,7 +337,9 @@ COUNTERPARTS.update(
         "embedding": ("F.embedding", embedding),
         "embedding_grad": (
             "adjoint of F.embedding",
-            lambda y, indices, num_embeddings, padding_idx=None: adjoint(lambda w: embedding(w, indices, padding_idx), y, (num_embeddings, y.shape[-1])),
+            lambda y, indices, num_embeddings, padding_idx=None: adjoint(
+                lambda w: embedding(w, indices, padding_idx), y, (num_embeddings, y.shape[-1])
+            ),
         ),
         "expand": ("torch.broadcast_to", lambda x, shape: torch.broadcast_to(x, shape)),
         "fabs": ("torch.abs", torch.abs),
@@ -387,7 +389,7 @@ COUNTERPARTS.update(
         ),
         "softmax": ("F.softmax", lambda x, axis=-1: F.softmax(x, axis)),
         "solve": ("torch.linalg.solve", lambda x1, x2: torch.linalg.solve(x1, x2)),
-        "sort": ("torch.sort", lambda x, axis=-1, descending=False, stable=True: torch.sort(x, dim=axis, descending=descending, stable=stable).values),
+        "sort": ("torch.sort", lambda x, axis=-1, descending=False, stable=True: torch.sort(x, dim=axis, descending=descending, stable=stable)[0]),
         "split": ("torch.tensor_split", lambda x, cuts, axis=0: torch.tensor_split(x, list(map(int, cuts)), axis)),
         "squeeze": ("torch.squeeze", squeeze),
         "stack": ("torch.stack", lambda *arrays, axis=0: torch.stack(arrays, axis)),

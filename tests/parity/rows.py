@@ -1,7 +1,7 @@
 """Compares rows of the op tables with their torch counterparts: values, gradients, gradients of gradients.
 
-For drawn arguments x, cotangents c and weights w: the values ``y = f(x)``, the gradients g of ``<c, y>`` by x, and the gradients of ``<w, g>`` by x and
-by c. All in float64, and in complex128 where the domain allows it.
+For drawn arguments x, cotangents c and weights w: the values ``y = f(x)``, the gradients g of ``<c, y>`` by x, and the gradients of ``<w, g>`` by x
+and by c. All in float64, and in complex128 where the domain allows it.
 """
 
 from __future__ import annotations
@@ -62,12 +62,15 @@ async def compare_row(name: str) -> Comparison:
             comparison.cases += 1
             try:
                 await _compare_case(comparison, domain, function, args, kwargs, rng)
-            except Exception as error:  # noqa: BLE001 - a table of all rows is wanted
-                comparison.errors.append(f"case {variety}{' complex' if imaginary else ''}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
+            except Exception as error:
+                case = f"case {variety}{' complex' if imaginary else ''}"
+                comparison.errors.append(f"{case}: {type(error).__name__}: {str(error).splitlines()[0][:160]}")
     return comparison
 
 
-async def _compare_case(comparison: Comparison, domain: Domain, function: Any, args: Sequence[Any], kwargs: dict[str, Any], rng: np.random.Generator) -> None:
+async def _compare_case(
+    comparison: Comparison, domain: Domain, function: Any, args: Sequence[Any], kwargs: dict[str, Any], rng: np.random.Generator
+) -> None:
     keys = [i for i, a in enumerate(args) if _floating(a)]
     ours: Arrays = [ag.tensor(a, requires_grad=True) if i in keys else a for i, a in enumerate(args)]
     theirs: Arrays = [torch.tensor(a, requires_grad=True) if i in keys else _torch(a) for i, a in enumerate(args)]

@@ -76,7 +76,7 @@ def attention_weights(
     """The weights (..., L, S) that `scaled_dot_product_attention` multiplies the values with; arguments as there."""
     q, k = as_tensor(query), as_tensor(key)
     scores = (q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ matrix_transpose(k)
-    allowed: Any = np.tri(scores.shape[-2], scores.shape[-1], dtype=np.bool_) if is_causal else None
+    allowed: Any = as_tensor(np.tri(scores.shape[-2], scores.shape[-1], dtype=np.bool_)).to(scores.device) if is_causal else None
     if attn_mask is not None:
         mask = as_tensor(attn_mask)
         if mask.dtype == np.bool_:

@@ -1,5 +1,7 @@
 """`gradcheck`: compare what backward computes with finite differences.
 
+The module has another name than the function because the package exports the function.
+
 Note [One real Jacobian]
     A complex number is taken as the pair of its parts, for inputs and outputs alike, so there is one Jacobian of reals and one comparison for
     all dtypes. The analytic one has a row per real part of an output: a backward pass seeded with 1, and for complex outputs another seeded
@@ -231,7 +233,7 @@ async def _analytic(outputs: Sequence[Any], k: int, leaves: Sequence[Any]) -> li
     blocks = [np.zeros((size * len(directions), _real(host_array(leaf)).size)) for leaf in leaves]
     for position in range(size):
         for part, direction in enumerate(directions):
-            seeds = [_seed(output, position if output is outputs[k] else None, direction) for output in outputs]
+            seeds = [_seed(output, position if number == k else None, direction) for number, output in enumerate(outputs)]
             gradients = await grad(outputs, leaves, seeds, retain_graph=True, allow_unused=True)
             for block, gradient in zip(blocks, gradients, strict=True):
                 if gradient is not None:

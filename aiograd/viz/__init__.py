@@ -1,0 +1,13 @@
+"""Drawing the backward graph of a tensor, as DOT text or as an SVG that needs no other program.
+
+::
+
+    Path("graph.svg").write_text(ag.viz.graph_svg(loss, params=dict(model.named_parameters())))
+"""
+
+from __future__ import annotations
+
+from aiograd.viz.dot import graph_dot
+from aiograd.viz.svg import graph_svg
+
+__all__ = ["graph_dot", "graph_svg"]

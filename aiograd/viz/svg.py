@@ -1,0 +1,141 @@
+"""SVG text: the layout drawn, with type that can be read and nothing to load."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from html import escape
+from typing import Any, NamedTuple
+
+from aiograd.viz.layout import Point, lay_out
+from aiograd.viz.picture import Box, Kind, Roots, picture_of, shortened
+
+TITLE_SIZE = 13.0
+LINE_SIZE = 11.0
+PADDING = (12.0, 8.0)
+MARGIN = 20.0
+#: leaves stand aside, so that operations that follow each other stand in a line
+LEAF_PULL = 0.01
+
+
+class _Look(NamedTuple):
+    fill: str
+    stroke: str
+    text: str
+    faint: str
+    radius: float
+    dashed: bool = False
+
+
+_LOOKS: dict[Kind, _Look] = {
+    "root": _Look("#24292f", "#24292f", "#ffffff", "#c9d1d9", 14.0),
+    "operation": _Look("#f6f8fa", "#8c959f", "#1f2328", "#57606a", 7.0),
+    "function": _Look("#fff1e5", "#bc6a2a", "#1f2328", "#7a5233", 7.0),
+    "parameter": _Look("#ddf4e4", "#3d8b57", "#12331f", "#3b6b4c", 2.0),
+    "leaf": _Look("#f3f8f4", "#7fa88c", "#3b4a40", "#5d7566", 2.0, dashed=True),
+}
+
+_STYLE = (
+    "text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;text-anchor:middle}"
+    f".t{{font-size:{TITLE_SIZE:g}px;font-weight:600}}.l{{font-size:{LINE_SIZE:g}px}}"
+    ".a{fill:none;stroke:#6e7781;stroke-width:1.25}"
+    ".e{font-size:10px;fill:#57606a;paint-order:stroke;stroke:#ffffff;stroke-width:3px}"
+)
+
+
+def graph_svg(
+    roots: Roots,
+    *,
+    params: Mapping[str, Any] | None = None,
+    shapes: bool = True,
+    edge_shapes: bool = False,
+    saved: bool = False,
+    max_nodes: int = 1000,
+) -> str:
+    """The backward graph as an SVG picture; arrows point the way gradients flow, from outputs to leaves.
+
+    The same graph gives the same text, whatever ran before.
+
+    Args:
+        roots: a Tensor, GradientEdge, Edge or Node, or several: where the graph begins.
+        params: names of leaves (or of other tensors), as ``dict(module.named_parameters())``.
+        shapes: show shape, dtype and device of what each node is the gradient function of.
+        edge_shapes: write on each arrow the shape of the gradient that goes there.
+        saved: show how many bytes each node keeps for backward.
+        max_nodes: refuse larger graphs.
+
+    Raises:
+        NoGraphError, ArgumentTypeError: a root is no tensor with a graph, or `params` is no mapping to tensors. ArgumentError: the graph has
+            more nodes. GraphError: its edges go round in a circle.
+    """
+    boxes, arrows = picture_of("graph_svg()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
+    sizes = [_size(box) for box in boxes]
+    pulls = [LEAF_PULL if boxes[arrow.target].kind in ("parameter", "leaf") else 1.0 for arrow in arrows]
+    layout = lay_out(sizes, [(arrow.source, arrow.target) for arrow in arrows], pulls)
+    width, height = layout.width + 2 * MARGIN, layout.height + 2 * MARGIN
+    out = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}" role="img">',
+        f"<title>Backward graph: {len(boxes)} nodes</title><style>{_STYLE}</style>",
+        '<defs><marker id="head" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
+        '<path d="M0 .8 8 4 0 7.2z" fill="#6e7781"/></marker></defs>',
+        f'<rect width="100%" height="100%" fill="#ffffff"/><g transform="translate({MARGIN:g} {MARGIN:g})">',
+    ]
+    out += [f'<path class="a" d="{_curve(way)}" marker-end="url(#head)"/>' for way in layout.ways]
+    for box, size, centre in zip(boxes, sizes, layout.centres, strict=True):
+        out.append(_draw(box, size, centre))
+    for arrow, way in zip(arrows, layout.ways, strict=True):
+        if arrow.label:
+            (x1, y1), (x2, y2) = way[-3], way[-2]
+            out.append(f'<text class="e" x="{(x1 + x2) / 2:.1f}" y="{(y1 + y2) / 2 + 3:.1f}">{_text(arrow.label)}</text>')
+    return "\n".join([*out, "</g></svg>"]) + "\n"
+
+
+def _size(box: Box) -> tuple[float, float]:
+    """Width and height that hold the text."""
+    widths = [_width(shortened(box.title), TITLE_SIZE) * 1.05, *(_width(line, LINE_SIZE) for line in box.lines)]
+    return max(56.0, max(widths) + 2 * PADDING[0]), TITLE_SIZE + 3 + len(box.lines) * (LINE_SIZE + 4) + 2 * PADDING[1]
+
+
+def _width(text: str, size: float) -> float:
+    """An estimate on the large side, of the usual sans-serif types."""
+    return size * sum(map(_advance, text))
+
+
+def _advance(character: str) -> float:
+    if character in "iljtfI.,:;|'!()[] ":
+        return 0.3
+    if character in "mwMW@%":
+        return 0.9
+    return 0.7 if character.isupper() else 1.0 if ord(character) > 0x2000 else 0.58
+
+
+def _draw(box: Box, size: tuple[float, float], centre: Point) -> str:
+    look = _LOOKS[box.kind]
+    (width, height), (x, y) = size, centre
+    dashes = ' stroke-dasharray="4 3"' if look.dashed else ""
+    rect = (
+        f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{look.radius:g}" '
+        f'fill="{look.fill}" stroke="{look.stroke}"{dashes}/>'
+    )
+    baseline = y - height / 2 + PADDING[1] + TITLE_SIZE - 1
+    texts = [f'<text class="t" x="{x:.1f}" y="{baseline:.1f}" fill="{look.text}">{_text(shortened(box.title))}</text>']
+    for line in box.lines:
+        baseline += LINE_SIZE + 4
+        texts.append(f'<text class="l" x="{x:.1f}" y="{baseline:.1f}" fill="{look.faint}">{_text(line)}</text>')
+    return f"<g><title>{_text(' '.join([box.title, *box.lines]))}</title>{rect}{''.join(texts)}</g>"
+
+
+def _curve(way: Sequence[Point]) -> str:
+    """Straight within a layer, and from one layer to the next a curve that leaves and arrives vertically."""
+    parts = [f"M{way[0][0]:.1f} {way[0][1]:.1f}"]
+    for (x1, y1), (x2, y2), (x3, y3) in zip(way[::2], way[1::2], [*way[2::2], way[-1]], strict=True):
+        if (x1, y1) != (x2, y2):
+            parts.append(f"L{x2:.1f} {y2:.1f}")
+        if (x3, y3) != (x2, y2):
+            middle = (y2 + y3) / 2
+            parts.append(f"C{x2:.1f} {middle:.1f} {x3:.1f} {middle:.1f} {x3:.1f} {y3:.1f}")
+    return "".join(parts)
+
+
+def _text(text: str) -> str:
+    """Text that XML can hold."""
+    return escape("".join(character if character.isprintable() else " " for character in text))

@@ -1,0 +1,469 @@
+"""A pass shares the loop: it computes for one budget at most between two pauses, however many passes there are and whatever they consist of.
+
+Time is not measured here. The engine's clock ticks once per reading, so a budget is a number of readings, and the loop's own steps tell what
+else got its turn.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd.engine import graph_task, turns
+from aiograd.engine.graph_task import DISCOVER_STRIDE, GraphTask
+from aiograd.testing import simulated_run
+from tests.engine.cases import Switch, chain, function, leaf, number, rounds
+
+#: readings of the clock between two pauses
+BUDGET = 5
+#: readings that are not answered by a pause at once: the one that opens the budget, the one that finds it spent, hand-overs
+SLACK = 4
+
+
+class Clock:
+    """Ticks once per reading."""
+
+    def __init__(self) -> None:
+        self.now = 0
+
+    def __call__(self) -> int:
+        self.now += 1
+        return self.now
+
+
+class Heart:
+    """A task that wants a turn in every round of the loop, and notes how far the clock got between two of them."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.beats = 0
+        self.longest = 0
+        self.is_over = False
+
+    async def beat(self) -> None:
+        last = self.clock.now
+        while not self.is_over:
+            await asyncio.sleep(0)
+            self.beats += 1
+            self.longest = max(self.longest, self.clock.now - last)
+            last = self.clock.now
+
+
+def beside_a_heart(work: Callable[[], Coroutine[Any, Any, Any]], budget: int = BUDGET, **options: Any) -> Heart:
+    """Run `work` beside a heart, on an engine with a ticking clock."""
+    clock = Clock()
+    heart = Heart(clock)
+
+    async def main() -> None:
+        beating = asyncio.create_task(heart.beat())
+        async with ag.Engine(clock=clock, budget=budget, **options):
+            await work()
+        heart.is_over = True
+        await beating
+
+    simulated_run(main)
+    return heart
+
+
+# -------------------------------------------------------------------- one pass
+
+
+async def long_chain() -> None:
+    await chain(leaf(1.0), 5000).backward()
+
+
+async def long_chain_with_hooks() -> None:
+    x = leaf(1.0)
+    y = chain(x * 2.0, 2000)
+    y.register_hook(lambda g: None)
+    await y.backward()
+
+
+async def long_chain_recorded() -> None:
+    x = leaf(1.0)
+    await ag.grad(chain(x, 1500), x, create_graph=True)
+
+
+async def wide() -> None:
+    x = leaf(1.0)
+    total = x
+    for _ in range(3000):
+        total = total + x * 2.0
+    await total.backward()
+
+
+async def many_roots() -> None:
+    x = leaf(1.0)
+    await ag.backward([x * float(i) for i in range(2000)])
+
+
+async def inputs_deep_down() -> None:
+    x = leaf(1.0)
+    middle = x * 2.0
+    y = chain(middle, 4000) + chain(leaf(1.0), 4000)
+    await ag.grad(y, middle)
+
+
+async def inline_rules() -> None:
+    x = leaf(1.0)
+    rule = function(lambda ctx, g: g, inline=True)
+    for _ in range(600):
+        x = rule(x)
+    await x.backward()
+
+
+async def short_coroutines() -> None:
+    async def rule(ctx: Any, g: Any) -> Any:
+        return g
+
+    x = leaf(1.0)
+    for _ in range(600):
+        x = function(rule)(x)
+    await x.backward()
+
+
+async def many_coroutines_that_end_at_once() -> None:
+    leave = Switch()
+
+    async def rule(ctx: Any, g: Any) -> Any:
+        await leave
+        return g
+
+    x = leaf(1.0)
+    total = function(rule)(x)
+    for _ in range(300):
+        total = total + function(rule)(x)
+    task = asyncio.create_task(total.backward())
+    await rounds(2000)
+    leave.on()
+    await task
+    assert number(x.grad) == 301.0
+
+
+async def many_jobs() -> None:
+    x = leaf(1.0)
+    total = x * 0.0
+    rule = function(lambda ctx, g: g)
+    for _ in range(300):
+        total = total + rule(x)
+    await total.backward()
+
+
+async def many_callbacks() -> None:
+    x = leaf(1.0)
+    y = x * 2.0
+
+    def queue(g: Any) -> None:
+        for _ in range(500):
+            ag.graph.queue_callback(lambda: None)
+
+    y.register_hook(queue)
+    await (y * 1.0).backward()
+
+
+async def many_post_accumulate_hooks() -> None:
+    leaves = [leaf(1.0) for _ in range(500)]
+    total = leaves[0] * 1.0
+    for child in leaves:
+        child.register_post_accumulate_grad_hook(lambda t: None)
+        total = total + child
+    await total.backward()
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        long_chain, long_chain_with_hooks, long_chain_recorded, wide, many_roots, inputs_deep_down, inline_rules, short_coroutines,
+        many_coroutines_that_end_at_once, many_jobs, many_callbacks, many_post_accumulate_hooks,
+    ],
+    ids=lambda work: work.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("budget", [1, 5, 40])
+def test_one_pass_never_computes_longer_than_its_budget(work: Callable[[], Coroutine[Any, Any, Any]], budget: int) -> None:
+    heart = beside_a_heart(work, budget)
+    assert heart.longest <= budget + SLACK
+    readings = heart.clock.now
+    assert readings > 2 * budget, "too little work to say anything"
+    assert heart.beats >= readings // (budget + SLACK)
+
+
+@pytest.mark.parametrize("path", ["sweep", "general"])
+def test_the_clock_is_read_often_enough(path: str) -> None:
+    """A budget is only as good as the distance between two readings: so many nodes at most."""
+    clock = Clock()
+    done: list[int] = []
+
+    class Watching(GraphTask):
+        pass
+
+    async def main() -> None:
+        x = leaf(1.0)
+        y = x * 1.0
+        if path == "general":
+            y.register_hook(lambda g: None)
+        y = chain(y, 3000)
+        async with ag.Engine(clock=clock, budget=1e9):
+            before = clock.now
+            await y.backward()
+            done.append(clock.now - before)
+
+    simulated_run(main)
+    nodes = 3000
+    walked = nodes // DISCOVER_STRIDE
+    assert done[0] >= walked + (nodes // 16 if path == "sweep" else nodes)
+
+
+def test_a_failed_pass_releases_its_graph_in_slices() -> None:
+    async def work() -> None:
+        def fails(ctx: Any, g: Any) -> Any:
+            raise ValueError
+
+        y = function(fails, inline=True)(chain(leaf(1.0), 8000))
+        with pytest.raises(ValueError):
+            await y.backward()
+
+    heart = beside_a_heart(work, budget=1)
+    assert heart.longest <= 1 + SLACK
+    assert heart.beats >= 2 * 8000 // DISCOVER_STRIDE // (1 + SLACK)
+
+
+# -------------------------------------------------------------------- many passes
+
+
+def test_a_thousand_passes_in_flight_hold_the_loop_up_no_longer_than_one() -> None:
+    async def work() -> None:
+        x = leaf(1.0)
+
+        async def one() -> None:
+            await chain(x, 20).backward()
+
+        await asyncio.gather(*(one() for _ in range(1000)))
+        assert number(x.grad) == 1000.0
+
+    heart = beside_a_heart(work)
+    assert heart.longest <= BUDGET + SLACK
+    assert heart.beats >= heart.clock.now // (BUDGET + SLACK)
+
+
+def test_a_thousand_passes_cost_few_rounds_of_the_loop() -> None:
+    """While the budget lasts a turn goes from hand to hand, so passes wait for each other, not for the loop."""
+
+    async def main(count: int) -> None:
+        x = leaf(1.0)
+        graphs = [chain(x, 20) for _ in range(count)]
+        async with ag.Engine(clock=Clock(), budget=100):
+            await asyncio.gather(*(graph.backward() for graph in graphs))
+
+    few, many = simulated_run(main, 100).steps, simulated_run(main, 1000).steps
+    assert (many - few) / 900 < 6
+
+
+def test_a_training_loop_of_tiny_passes_leaves_turns_to_others() -> None:
+    """None of its passes lasts long enough to be sliced, and none suspends by itself."""
+
+    async def work() -> None:
+        w = leaf([1.0, 2.0])
+        for _ in range(2000):
+            w.grad = None
+            await (w * w).sum().backward()
+
+    heart = beside_a_heart(work)
+    assert heart.longest <= BUDGET + SLACK
+    assert heart.beats > 2000 // (BUDGET + SLACK)
+
+
+def test_waiting_passes_have_their_turns_in_order() -> None:
+    async def main() -> list[int]:
+        order: list[int] = []
+
+        async def one(n: int) -> None:
+            await chain(leaf(1.0), 200).backward()
+            order.append(n)
+
+        async with ag.Engine(clock=Clock(), budget=2):
+            await asyncio.gather(*(one(n) for n in range(20)))
+        return order
+
+    assert simulated_run(main).value == list(range(20))
+
+
+def test_a_short_pass_is_not_kept_waiting_by_long_ones() -> None:
+    """It gets its turn after one slice of each, not after all of them."""
+
+    async def main() -> tuple[int, int]:
+        clock = Clock()
+        ends: dict[str, int] = {}
+
+        async def one(name: str, length: int) -> None:
+            await chain(leaf(1.0), length).backward()
+            ends[name] = clock.now
+
+        async with ag.Engine(clock=clock, budget=3):
+            tasks = [asyncio.create_task(one(f"long {i}", 5000)) for i in range(5)]
+            await rounds(10)
+            start = clock.now
+            await one("short", 5)
+            took = ends["short"] - start
+            await asyncio.gather(*tasks)
+            return took, min(value for name, value in ends.items() if name != "short") - start
+
+    took, others = simulated_run(main).value
+    assert took < others / 10
+
+
+def test_a_turn_is_not_held_while_user_code_is_awaited() -> None:
+    """Passes that wait in a hook, a rule, a callback or a nested pass let all others through."""
+
+    async def main() -> None:
+        leave = Switch()
+
+        async def waits(*_: Any) -> None:
+            await leave
+
+        async def rule(ctx: Any, g: Any) -> Any:
+            await leave
+            return g
+
+        def graphs() -> list[ag.Tensor]:
+            hooked = leaf(1.0) * 1.0
+            hooked.register_hook(waits)
+            after = leaf(1.0)
+            after.register_post_accumulate_grad_hook(waits)
+            calls_back = leaf(1.0) * 1.0
+            calls_back.register_hook(lambda g: ag.graph.queue_callback(waits))
+            return [hooked * 1.0, after * 1.0, calls_back * 1.0, function(rule)(leaf(1.0)), function(rule)(leaf(1.0)) + function(rule)(leaf(1.0))]
+
+        tasks = [asyncio.create_task(graph.backward()) for graph in graphs()]
+        await rounds(20)
+        assert not any(task.done() for task in tasks)
+        async with asyncio.timeout(1):
+            for _ in range(50):
+                await chain(leaf(1.0), 100).backward()
+        leave.on()
+        await asyncio.gather(*tasks)
+
+    simulated_run(main)
+
+
+def test_cancelled_waiters_lose_their_place_and_nobody_else_does() -> None:
+    async def main() -> list[int]:
+        order: list[int] = []
+
+        async def one(n: int) -> None:
+            await chain(leaf(1.0), 300).backward()
+            order.append(n)
+
+        async with ag.Engine(clock=Clock(), budget=2):
+            tasks = [asyncio.create_task(one(n)) for n in range(12)]
+            for n in range(1, 12, 2):
+                await rounds(n)
+                tasks[n].cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await chain(leaf(1.0), 100).backward()
+        return order
+
+    assert simulated_run(main).value == [0, 2, 4, 6, 8, 10]
+    for seed in range(5):
+        assert sorted(simulated_run(main, seed=seed, order="permuted").value) == [0, 2, 4, 6, 8, 10]
+
+
+def test_between_two_budgets_the_loop_gets_enough_rounds_for_a_timer() -> None:
+    """A timer or a socket needs two rounds until the coroutine behind it runs."""
+    assert turns.ROUNDS >= 3
+
+    async def main() -> int:
+        clock = Clock()
+        async with ag.Engine(clock=clock, budget=4):
+            task = asyncio.create_task(chain(leaf(1.0), 4000).backward())
+            loop = asyncio.get_running_loop()
+            fired = 0
+            while not task.done():
+                future = loop.create_future()
+                loop.call_soon(loop.call_soon, future.set_result, None)
+                before = clock.now
+                await future
+                fired += 1
+                assert clock.now - before <= 2 * (4 + SLACK)
+            await task
+            return fired
+
+    assert simulated_run(main).value > 30
+
+
+async def test_a_pass_that_suspends_by_itself_never_waits_for_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the default budget a small pass takes no round of the loop at all."""
+    x = leaf(2.0)
+    y = x * x
+    done: list[bool] = []
+    asyncio.get_running_loop().call_soon(done.append, True)
+    await y.backward()
+    assert done == []
+    assert number(x.grad) == 4.0
+
+
+# -------------------------------------------------------------------- sizes
+
+
+async def test_a_hundred_thousand_way_fan_in() -> None:
+    """One leaf, one node and one root with so many contributions."""
+    n = 100_000
+    x = leaf(1.0)
+    y = x * 1.0
+    with ag.no_grad():
+        seed = ag.tensor(np.array(1.0))
+    await ag.backward([y] * n, [seed] * n)
+    assert number(x.grad) == float(n)
+
+
+@pytest.mark.slow
+async def test_a_hundred_thousand_contributions_to_one_leaf() -> None:
+    n = 100_000
+    x = leaf([1.0, 2.0])
+    total = x * 1.0
+    for _ in range(n - 1):
+        total = total + x
+    total.register_hook(lambda g: None)  # the general path
+    await total.sum().backward()
+    assert x.grad.numpy().tolist() == [float(n)] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", ["sweep", "general", "inputs"])
+async def test_a_chain_of_a_million_nodes(path: str) -> None:
+    x = leaf(1.0)
+    y = x * 1.0
+    if path == "general":
+        y.register_hook(lambda g: None)
+    c = ag.tensor(np.array(1.0))
+    for _ in range(1_000_000):
+        y = y * c
+    if path == "inputs":
+        (grad,) = await ag.grad(y, x)
+        assert number(grad) == 1.0
+    else:
+        await y.backward()
+        assert number(x.grad) == 1.0
+    assert y.grad_fn is not None
+    del y  # freed without recursion
+
+
+@pytest.mark.slow
+async def test_a_million_nodes_that_fail_or_are_cancelled() -> None:
+    async def waits(ctx: Any, g: Any) -> Any:
+        await asyncio.Event().wait()
+
+    x = leaf(1.0, grad=1.0)
+    y = function(waits)(x)
+    c = ag.tensor(np.array(1.0))
+    for _ in range(300_000):
+        y = y * c
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await y.backward()
+    assert number(x.grad) == 1.0
+    assert graph_task.DISCOVER_STRIDE < 10_000

@@ -1,0 +1,78 @@
+"""Modules on a device give the values and gradients they give on the host."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn, optim
+from aiograd.offloading import ready
+from aiograd.testing.toy_device import ToyDevice
+
+
+def draw(*shape: int, at: int = 0) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(at).standard_normal(shape)
+
+
+class Attend(nn.Module):
+    """Self-attention with both masks and weights returned."""
+
+    def __init__(self) -> None:
+        self.inner = nn.MultiHeadAttention(4, 2, dtype=np.float64)
+
+    def forward(self, x: Any) -> Any:
+        left_out = ag.tensor(np.eye(5, dtype=bool)).to(x.device)
+        added = ag.tensor(draw(3, 5, at=9)).to(x.device)
+        out, weights = self.inner(x, x, x, added, attn_mask=left_out, need_weights=True, is_causal=True)
+        return out.square().sum() + weights.square().sum()
+
+
+class States(nn.Module):
+    def __init__(self) -> None:
+        self.inner = nn.LSTM(4, 3, 2, bidirectional=True, dtype=np.float64)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x)[0]
+
+
+CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
+    "mlp": (lambda: nn.Sequential(nn.Linear(4, 6, dtype=np.float64), nn.GELU(), nn.Linear(6, 2, dtype=np.float64), nn.LogSoftmax()), (5, 4)),
+    "cnn": (
+        lambda: nn.Sequential(
+            nn.Conv2d(2, 4, 3, padding=1, dtype=np.float64), nn.BatchNorm2d(4, dtype=np.float64), nn.ReLU(),
+            nn.MaxPool2d(2), nn.AvgPool2d(2), nn.Flatten(),
+        ),
+        (3, 2, 8, 8),
+    ),
+    "norms": (lambda: nn.Sequential(nn.LayerNorm(4, dtype=np.float64), nn.RMSNorm(4, dtype=np.float64)), (5, 4)),
+    "attention": (Attend, (5, 3, 4)),
+    "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, dtype=np.float64), (5, 3, 4)),
+    "lstm": (States, (5, 3, 4)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+async def test_training_on_a_device(name: str) -> None:
+    make, shape = CASES[name]
+    here = make()
+    with ToyDevice("toy:0"):
+        there = copy.deepcopy(here).to("toy:0")
+        for model, device in ((here, "cpu"), (there, "toy:0")):
+            optimizer = optim.Adam(model.parameters(), lr=0.01)
+            for step in range(2):
+                optimizer.zero_grad()
+                await model(ag.tensor(draw(*shape, at=step), device=device)).square().sum().backward()
+                optim.clip_grad_norm_(model.parameters(), 1.0)
+                optimizer.step()
+        await ready([there.state_dict(), [p.grad for p in there.parameters()]])
+        assert all(value.device == "toy:0" for value in there.state_dict().values())
+        there.cpu()
+        for (path, ours), theirs in zip(there.named_parameters(), here.parameters(), strict=True):
+            np.testing.assert_allclose(ours.grad.numpy(), theirs.grad.numpy(), rtol=1e-9, atol=1e-12, err_msg=path)
+        for path, value in here.state_dict().items():
+            np.testing.assert_allclose(there.state_dict()[path].numpy(), value.numpy(), rtol=1e-8, atol=1e-10, err_msg=path)

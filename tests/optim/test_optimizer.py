@@ -1,0 +1,245 @@
+"""Groups, state, gradients, and the step that leaves the loop free."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn, optim
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ModifiedError
+from aiograd.random import Generator
+
+
+def net() -> nn.Sequential:
+    return nn.Sequential(nn.Linear(3, 4, generator=Generator(0)), nn.Tanh(), nn.Linear(4, 2, generator=Generator(1)))
+
+
+async def train(model: nn.Module, optimizer: optim.Optimizer, steps: int) -> None:
+    x = ag.tensor(np.linspace(-1, 1, 12, dtype=np.float32).reshape(4, 3))
+    for _ in range(steps):
+        optimizer.zero_grad()
+        await model(x).square().mean().backward()
+        optimizer.step()
+
+
+def values(model: nn.Module) -> list[Any]:
+    return [value.tolist() for value in model.state_dict().values()]
+
+
+# ---- groups
+
+
+def test_groups_have_options_of_their_own() -> None:
+    model = net()
+    optimizer = optim.SGD([{"params": model[0].parameters(), "lr": 0.5}, {"params": [model[2].weight]}], lr=0.1, momentum=0.9)
+    optimizer.add_param_group({"params": model[2].bias, "momentum": 0.0})
+    assert [(len(g["params"]), g["lr"], g["momentum"]) for g in optimizer.param_groups] == [(2, 0.5, 0.9), (1, 0.1, 0.9), (1, 0.1, 0.0)]
+    for p in model.parameters():
+        p.grad = ag.tensor(np.ones(p.shape, np.float32))
+    before = [p.detach().numpy().copy() for p in model.parameters()]
+    optimizer.step()
+    moved = [np.unique(np.round(b - p.detach().numpy(), 5)).tolist() for b, p in zip(before, model.parameters(), strict=True)]
+    np.testing.assert_allclose(moved, [[0.5], [0.5], [0.1], [0.1]], rtol=1e-4)
+    assert "group 2: 1 parameters, lr=0.1, momentum=0.0" in repr(optimizer)
+
+
+def test_wrong_parameters_are_refused() -> None:
+    p = nn.Parameter([1.0])
+    for wrong, error in (
+        ([], ArgumentError),
+        (p, ArgumentTypeError),
+        ([3], ArgumentTypeError),
+        ([p, p], ArgumentError),
+        ([{"params": [p]}, {"params": [p]}], ArgumentError),
+        ([{"parameters": [p]}], ArgumentTypeError),
+        ([{"params": [p], "learning_rate": 1.0}], ArgumentError),
+        ([p * 2], GraphError),
+    ):
+        with pytest.raises(error):
+            optim.SGD(wrong)
+
+
+# ---- gradients
+
+
+async def test_zero_grad() -> None:
+    model = net()
+    optimizer = optim.SGD(model.parameters())
+    await train(model, optimizer, 1)
+    optimizer.zero_grad(set_to_none=False)
+    assert all(p.grad is not None and not p.grad.numpy().any() for p in model.parameters())
+    optimizer.zero_grad()
+    assert all(p.grad is None for p in model.parameters())
+    before = values(model)
+    optimizer.step()
+    assert values(model) == before
+
+
+def test_gradients_may_be_handed_in() -> None:
+    p, q = nn.Parameter([1.0, 2.0]), nn.Parameter([3.0])
+    p.grad = ag.tensor([100.0, 100.0])
+    optimizer = optim.SGD([p, q], lr=1.0)
+    optimizer.step({p: ag.tensor([1.0, 1.0])})
+    assert (p.tolist(), q.tolist()) == ([0.0, 1.0], [3.0])
+    with pytest.raises(ArgumentError, match=r"\[1\]"):
+        optimizer.step({p: ag.tensor([1.0])})
+
+
+async def test_a_graph_that_saved_old_values_notices_the_step() -> None:
+    model = net()
+    optimizer = optim.SGD(model.parameters())
+    x = ag.tensor(np.ones((1, 3), np.float32), requires_grad=True)
+    loss = model(x).sum()
+    for p in model.parameters():
+        p.grad = ag.tensor(np.ones(p.shape, np.float32))
+    optimizer.step()
+    with pytest.raises(ModifiedError):
+        await loss.backward()
+
+
+async def test_an_optimizer_may_step_in_the_backward_pass() -> None:
+    model, together = net(), net()
+    apart = {p: optim.SGD([p], lr=0.1) for p in model.parameters()}
+
+    def step(leaf: Any) -> None:
+        apart[leaf].step()
+        leaf.grad = None
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(step)
+    x = ag.tensor(np.ones((2, 3), np.float32))
+    await model(x).square().sum().backward()
+    assert all(p.grad is None for p in model.parameters())
+    optimizer = optim.SGD(together.parameters(), lr=0.1)
+    await together(x).square().sum().backward()
+    optimizer.step()
+    assert values(model) == values(together)
+
+
+# ---- stepping off the loop
+
+
+@pytest.mark.parametrize("make", [lambda p: optim.SGD(p, 0.1), lambda p: optim.Adam(p, 0.1), lambda p: optim.SGD(p, 0.1, momentum=0.9)])
+async def test_astep_does_what_step_does_on_another_thread(make: Any) -> None:
+    here, there = net(), net()
+    optimizers = make(here.parameters()), make(there.parameters())
+    for _ in range(3):
+        for model in (here, there):
+            model.zero_grad()
+            await model(ag.tensor(np.ones((2, 3), np.float32))).square().sum().backward()
+        optimizers[0].step()
+        await optimizers[1].astep()
+    assert values(here) == values(there)
+    assert not any(p.requires_grad and p.grad_fn for p in there.parameters())
+
+
+async def test_astep_runs_on_the_executor_with_the_gradients_of_the_call() -> None:
+    threads: list[int] = []
+
+    class Watched(optim.SGD):
+        def _update(self, *args: Any) -> None:
+            threads.append(threading.get_ident())
+            super()._update(*args)
+
+    p = nn.Parameter([1.0])
+    p.grad = ag.tensor([1.0])
+    optimizer = Watched([p], lr=1.0)
+    pending = optimizer.astep()
+    p_version = p.version
+    pending.send(None)  # up to where it waits for the executor
+    assert p.version > p_version, "graphs recorded so far notice at once"
+    pending.close()
+    optimizer.zero_grad()
+    optimizer.step()  # waits for the step that nobody waits for any more; there are no gradients left for this one
+    assert p.tolist() == [0.0]
+    assert threads[0] != threading.get_ident()
+
+
+# ---- state
+
+
+@pytest.mark.parametrize(
+    "make", [lambda p: optim.SGD(p, 0.1, momentum=0.9), lambda p: optim.Adam(p, 0.1, amsgrad=True), lambda p: optim.AdamW(p, 0.1)]
+)
+async def test_training_continues_from_a_state_dict_to_the_bit(make: Any) -> None:
+    model = net()
+    optimizer = make(model.parameters())
+    await train(model, optimizer, 3)
+    twin = net()
+    twin.load_state_dict(model.state_dict())
+    other = make(twin.parameters())
+    other.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    await train(model, optimizer, 3)
+    await train(twin, other, 3)
+    assert values(model) == values(twin)
+
+
+async def test_a_loaded_state_is_a_copy() -> None:
+    model = net()
+    optimizer = optim.Adam(model.parameters())
+    await train(model, optimizer, 1)
+    state = optimizer.state_dict()
+    twin = optim.Adam(net().parameters())
+    twin.load_state_dict(state)
+    state["state"][0]["exp_avg"].fill_(7.0)
+    state["param_groups"][0]["lr"] = 9.0
+    loaded = twin.state_dict()
+    assert loaded["param_groups"][0]["lr"] == 1e-3
+    assert not (loaded["state"][0]["exp_avg"].numpy() == 7.0).any()
+    assert loaded["state"][0]["step"] == 1
+    assert [group["params"] for group in loaded["param_groups"]] == [[0, 1, 2, 3]]
+
+
+def test_states_as_pytorch_writes_them_are_understood() -> None:
+    p = nn.Parameter(np.zeros(2, np.float32))
+    optimizer = optim.Adam([p])
+    group = {"lr": 0.5, "betas": (0.8, 0.9), "eps": 1e-6, "weight_decay": 0, "amsgrad": False, "maximize": False, "foreach": None, "params": [0]}
+    entry = {"step": np.array(4.0, np.float32), "exp_avg": np.ones(2), "exp_avg_sq": np.ones(2)}
+    optimizer.load_state_dict({"state": {0: entry}, "param_groups": [group]})
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    assert "foreach" not in optimizer.param_groups[0]
+    p.grad = ag.tensor([1.0, 1.0])
+    optimizer.step()
+    assert optimizer.state[p]["step"] == 5
+    assert optimizer.state[p]["exp_avg"].dtype == np.float32
+    assert optimizer.state[p]["exp_avg"].tolist() == [1.0, 1.0]
+
+
+async def test_a_state_that_does_not_fit_changes_nothing() -> None:
+    model = net()
+    optimizer = optim.Adam(model.parameters())
+    await train(model, optimizer, 1)
+    good = optimizer.state_dict()
+    group, state = good["param_groups"][0], good["state"]
+    for wrong in (
+        3,
+        {"state": {}},
+        {"state": {}, "param_groups": []},
+        {"state": {}, "param_groups": [{**group, "params": [0, 1]}]},
+        {"state": {9: state[0]}, "param_groups": [group]},
+        {"state": {**state, 0: {**state[0], "exp_avg": np.zeros(3)}}, "param_groups": [group]},
+        {"state": state, "param_groups": [{**group, "lr": -1.0}]},
+    ):
+        with pytest.raises(ArgumentError):
+            optimizer.load_state_dict(wrong)
+    after = optimizer.state_dict()
+    assert after["param_groups"] == good["param_groups"]
+    assert after["state"][0]["exp_avg"].tolist() == state[0]["exp_avg"].tolist()
+
+
+async def test_deepcopy_of_model_and_optimizer_together() -> None:
+    model = net()
+    optimizer = optim.Adam(model.parameters(), 0.1)
+    await train(model, optimizer, 2)
+    twin, other = copy.deepcopy((model, optimizer))
+    assert other.param_groups[0]["params"][0] is twin[0].weight
+    before = values(model)
+    await train(twin, other, 2)
+    assert values(model) == before
+    await train(model, optimizer, 2)
+    assert values(model) == values(twin)
