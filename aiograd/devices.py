@@ -22,7 +22,8 @@ Note [What a device array must have]
 
 Note [Where a device's work is started]
     Operations on device arrays may be called on any thread, the loop's included, so they only start work. The rules of nodes whose
-    gradients live on a device run through the device's ``submit``, in a copy of the caller's context. An array that a rule
+    gradients live on a device run through the device's ``submit``, in a copy of the caller's context; those of rows stay on the loop where
+    the device ``launches_ahead``. `aiograd.graph.current_node` tells for which node something is done. An array that a rule
     makes from static arguments is a host array, and so is one that a user mixes in without making a Tensor of it: a device's operations
     accept host arrays beside their own and copy them.
 
@@ -51,6 +52,13 @@ class Device(Protocol):
     @property
     def name(self) -> str:
         """``kind:ordinal``."""
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether operations on its arrays only queue work, in microseconds, on whichever thread they are called.
+
+        The rules of rows then run on the loop, which so keeps ahead of the device, instead of through `submit` and back for each node.
+        """
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Run on the device's own thread, in order of submission."""

@@ -424,6 +424,8 @@ def test_numbers_lists_and_arrays_become_tensors_of_the_dtype_one_expects() -> N
     assert F.add([1.0, 2.0], x).dtype == np.float32
     assert F.maximum(0.0, x).tolist() == [1.0, 0.0]
     assert F.where(x > 0, x, 0.0).dtype == np.float32
+    assert F.where(x > 0, 2.5, x.astype(np.float16)).dtype == np.float16
+    assert F.where(x > 0, x.astype(np.float64), 1).dtype == np.float64
     assert F.where([True, False], 1.0, 0.0).dtype == np.float32
     assert F.where([True, False], 1, 0).dtype == np.int64
     assert F.subtract(10, x).tolist() == [9.0, 12.0]

@@ -16,8 +16,8 @@ import numpy.typing as npt
 
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS
-from aiograd.tensors.core import TensorCore, make
-from aiograd.tensors.record import binary, call, constant, number_dtype
+from aiograd.tensors.core import TensorCore
+from aiograd.tensors.record import binary, call, constant
 from aiograd.tensors.tensor import Tensor, asarray
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
@@ -34,9 +34,6 @@ def as_tensor(x: Any) -> Tensor:
     """
     if isinstance(x, TensorCore):
         return x  # type: ignore[return-value]
-    if isinstance(x, (bool, int, float, complex)):
-        # not `constant`, whose arrays are shared: the result of a view row would write to them
-        return make(np.array(x, dtype=number_dtype(x, None)))  # type: ignore[no-any-return]
     if isinstance(x, (list, tuple)):
         return asarray(x)
     return constant(x, None)  # type: ignore[return-value]

@@ -76,12 +76,19 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
         if grads[0] is not None:
             task.stage(node, grads)  # type: ignore[arg-type]
         return ()
-    if not node.is_builtin:
-        token = CURRENT.set(Current(task, node, in_sync_rule=not getattr(node, "is_async", True)))
-        try:
-            return node.apply(grads) if values is None else node.apply(grads, values)  # type: ignore[call-arg]
-        finally:
-            CURRENT.reset(token)
+    if node.is_builtin and not node.spans_devices:
+        return _run_builtin(task, node, grads, values)
+    # for user code, and so that a device can tell for which node it was asked to do something that fails
+    token = CURRENT.set(Current(task, node, in_sync_rule=not getattr(node, "is_async", True)))
+    try:
+        if node.is_builtin:
+            return _run_builtin(task, node, grads, values)
+        return node.apply(grads) if values is None else node.apply(grads, values)  # type: ignore[call-arg]
+    finally:
+        CURRENT.reset(token)
+
+
+def _run_builtin(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, ...] | None) -> Any:
     if grads and grads[0] is None and all(grad is None for grad in grads):
         outputs: Any = (None,) * node.num_outputs
     elif values is None and not task.create_graph and task.exec_info is None:

@@ -283,7 +283,7 @@ class GraphTask:
             visited += 1
             if not visited % DISCOVER_STRIDE:
                 yield
-            for parent in parents.get(stack.pop(), ()):
+            for parent in parents.pop(stack.pop(), ()):
                 if parent not in runs:
                     runs[parent] = True
                     stack.append(parent)

@@ -2,8 +2,8 @@
 
 Note [Three places]
     Cheap rules run inline on the loop; expensive ones go to the executor (numpy and BLAS release the GIL), where independent ones run at
-    the same time; a rule with a gradient on a device goes to the device's thread. "Expensive" is an estimate from shapes alone, so the same
-    graph is placed the same way every time.
+    the same time; a rule with a gradient on a device goes to the device's thread, or stays on the loop where the device says that its
+    operations only start work. "Expensive" is an estimate from shapes alone, so the same graph is placed the same way every time.
 
 Source of the limits: an executor round trip costs about 60 µs, and one slice of the loop should stay under 2 ms; see
 ``tests/benchmarks/loop_lag.py``.
@@ -91,9 +91,20 @@ class Placement:
     def device_of(node: Node) -> str:
         """Name of the device whose thread runs the node: that of a gradient it takes, else of one it makes."""
         name = getattr(node, "device", "cpu")
-        if name == "cpu" and getattr(node, "spans_devices", False):
+        if name == "cpu" and node.spans_devices:
             for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):
                 metadata = None if child is None else child.metadata_of(nr)
                 if metadata is not None and metadata.device != "cpu":
                     return metadata.device
         return str(name)
+
+    @staticmethod
+    def stays_on(node: Node, name: str) -> bool:
+        """Whether everything that a row or leaf takes and makes lives on this device, so that running it only starts work there."""
+        if not (node.is_leaf or node.is_builtin) or getattr(node, "device", "cpu") != name:
+            return False
+        for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):
+            metadata = None if child is None else child.metadata_of(nr)
+            if metadata is not None and metadata.device != name:
+                return False
+        return True

@@ -402,7 +402,11 @@ class _Driver:
     def start(self, node: Node, grads: list[Any]) -> None:
         task = self.task
         if is_simple(task, node) and task.profiler is None:
-            where = None if node.is_cheap and node.shape in self.engine.placement.small_shapes else self.where(node, grads)  # type: ignore[attr-defined]
+            placement = self.engine.placement
+            if node.is_cheap and (node.shape in placement.small_shapes or placement.shape_is_small(node.shape)):  # type: ignore[attr-defined]
+                where = None
+            else:
+                where = self.where(node, grads)
             if where is None:
                 try:
                     outputs = run_node(task, node, grads, None)
@@ -421,6 +425,8 @@ class _Driver:
         name = placement.device_of(node)
         if name != "cpu":
             device = _not_none(devices.device(name))
+            if device.launches_ahead and placement.stays_on(node, name):
+                return None
             return lambda function: asyncio.wrap_future(device.submit(functools.partial(contextvars.copy_context().run, function)))
         if placement.leaves_loop(node, grads):
             return self.offload
@@ -595,7 +601,7 @@ class _Driver:
             cancelled = await self.abort()
         finally:
             task.finish()
-        if not self.was_interrupted() and cancelled is not None and not isinstance(error, asyncio.CancelledError):
+        if not self.was_interrupted() and cancelled is not None and not isinstance(instead or error, asyncio.CancelledError):
             instead = cancelled
         if task.committed:
             _mark_committed(instead or error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -30,6 +31,7 @@ def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Litera
     if not callable(hook):
         raise ArgumentTypeError(f"register_multi_grad_hook: expected a callable, found {type(hook).__name__}")
     edges = [get_gradient_edge(tensor) for tensor in tensors]
+    nodes = [weakref.ref(edge.node) for edge in edges]  # weak: the nodes hold the hooks
     key = object()
 
     def arrived(index: int, grad: Any) -> Any:
@@ -44,8 +46,8 @@ def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Litera
             return hook(grad)
         state = states.get(id(key))
         if state is None:
-            waiting = sum(current.task.gets_gradient(edge.node) for edge in edges)
-            state = states[id(key)] = [waiting, [None] * len(edges)]
+            waiting = sum(current.task.gets_gradient(node()) for node in nodes)
+            state = states[id(key)] = [waiting, [None] * len(nodes)]
         state[0] -= 1
         state[1][index] = grad
         return hook(state[1]) if state[0] == 0 else None

@@ -120,6 +120,8 @@ class Node:
     #: a row whose cost per element is low: its shape alone tells whether it is small (see placement)
     is_cheap = False
     is_leaf = False
+    #: gradients may live on devices
+    spans_devices = False
     #: what it saves includes array data, which a pass frees unless it keeps the graph
     holds_data = False
     num_inputs = 1

@@ -10,6 +10,6 @@ Nothing here knows about gradients beyond computing them: the rows in `aiograd.o
 
 from __future__ import annotations
 
-from aiograd.kernels.selection import KernelSet, available, select, selected, warm_up
+from aiograd.kernels.selection import KernelSet, available, describe, select, selected, warm_up
 
-__all__ = ["KernelSet", "available", "select", "selected", "warm_up"]
+__all__ = ["KernelSet", "available", "describe", "select", "selected", "warm_up"]

@@ -42,7 +42,12 @@ def partition(count: int, work: int) -> tuple[int, int]:
     return -(-count // step), step
 
 
-def _thread_count() -> int:
+def thread_count() -> int:
+    """How many threads share a call: ``AIOGRAD_KERNEL_THREADS``, or the CPUs this process may use, at most 16.
+
+    Raises:
+        ArgumentError: the variable is no positive whole number.
+    """
     setting = os.environ.get("AIOGRAD_KERNEL_THREADS")
     if setting:
         if not setting.isdecimal() or int(setting) < 1:
@@ -128,7 +133,7 @@ class Pool:
             del job  # or its arrays would live until the next one comes
 
 
-_pool = Pool(_thread_count())
+_pool = Pool(thread_count())
 
 
 def _after_fork() -> None:

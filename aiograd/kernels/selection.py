@@ -35,6 +35,8 @@ from typing import Any, Literal
 import numpy as np
 
 from aiograd.errors import ArgumentError
+from aiograd.kernels.cache import private_directory
+from aiograd.kernels.pool import thread_count
 
 KernelSet = Literal["numpy", "numba"]
 
@@ -81,6 +83,16 @@ def warm_up() -> KernelSet:
         if _chosen is None and available():
             _adopt()
         return _chosen or _choose()
+
+
+def describe() -> str:
+    """One line that says which set is used or would be, on how many threads, and where compiled code is kept."""
+    if not available():
+        return f"numpy (AIOGRAD_KERNELS is {_setting()!r}, numba is {_found()})"
+    if _chosen == "numpy":
+        return "numpy (chosen for this process before any warm_up)"
+    state = "in use" if _chosen == "numba" else "compiled at first use" if _setting() == "numba" else "installed; numpy until warm_up() is called"
+    return f"numba ({state}), {thread_count()} threads, cache in {private_directory() or 'memory only: no private directory'}"
 
 
 def select(name: KernelSet) -> None:

@@ -39,8 +39,9 @@ def _linear(x: Array, weight: Array, bias: Array = None, /) -> Array:
         raise ShapeError(f"linear: found {found}; expected x (..., in), weight (out, in), bias (out,)")
     out = np.matmul(as_rows(x), weight.T)
     if bias is not None:
-        out = np.add(out, bias, out=out if np.result_type(out, bias) == out.dtype else None)
-    return np.reshape(out, (*x.shape[:-1], weight.shape[0]))
+        same = bias.dtype is out.dtype or np.result_type(out, bias) == out.dtype
+        out = np.add(out, bias, out=out) if same else out + bias
+    return out if x.ndim == 2 else np.reshape(out, (*x.shape[:-1], weight.shape[0]))
 
 
 def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
@@ -48,6 +49,8 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
 
 
 def _x(g: Array, weight: Array, x_shape: Shape) -> Array:
+    if len(x_shape) == 2:
+        return np.matmul(g, weight)
     return np.reshape(np.matmul(as_rows(g), weight), x_shape)
 
 

@@ -9,6 +9,7 @@ Note [Class weights as an array]
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal
 
 import numpy as np
@@ -188,26 +189,60 @@ def _class_rows(x: Array) -> Array:
     return as_rows(x if x.ndim < 3 else np.moveaxis(x, 1, -1), x.shape[class_axis(x.ndim)])
 
 
+#: up to so many logits the derivative is made together with the loss: at this size calls cost more than arithmetic
+SMALL = 4096
+
+
+@functools.lru_cache(maxsize=256)
+def _row_starts(rows: int, n: int) -> Array:
+    return np.arange(0, rows * n, n)
+
+
+def _small_cross_entropy(logits: Array, target: Any) -> tuple[Array, Array] | None:
+    """The mean loss and its derivative; None where a target is out of range (ignored, or wrong) or of another shape."""
+    rows, n = logits.shape
+    target = np.asarray(target)
+    if target.dtype != np.int64 or target.shape != (rows,) or np.maximum.reduce(target.view(np.uint64)) >= n:
+        return None
+    chosen = _row_starts(rows, n) + target
+    with np.errstate(invalid="ignore", divide="ignore"):
+        shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
+        slope = np.exp(shifted)
+        total = np.add.reduce(slope, axis=1, keepdims=True)
+        loss = (np.add.reduce(np.log(total), axis=None) - np.add.reduce(shifted.reshape(-1)[chosen])) / logits.dtype.type(rows)
+        slope /= total
+        slope.reshape(-1)[chosen] -= 1
+        slope /= rows
+    return loss, slope
+
+
 def _fused_cross_entropy(
     logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction
 ) -> tuple[Array, ...]:
     if logits.size == 0 or logits.dtype.kind != "f":
-        return _cross_entropy(logits, target, weight, ignore_index, label_smoothing, reduction), None, None
+        return _cross_entropy(logits, target, weight, ignore_index, label_smoothing, reduction), None, None, None
+    if logits.size <= SMALL and logits.ndim == 2 and logits.dtype.itemsize >= 4 and weight is None and label_smoothing == 0.0 and reduction == "mean":
+        small = _small_cross_entropy(logits, target)
+        if small is not None:
+            return small[0], None, None, small[1]
     target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing, reduction)
     weight = None if weight is None else np.asarray(weight, logits.dtype)
     with np.errstate(invalid="ignore"):
         loss, counts, shift = kernels.cross_entropy(_class_rows(logits), target.reshape(-1), weight, ignore_index, label_smoothing)
         if reduction == "none":
-            return loss.reshape(target.shape), shift, None
+            return loss.reshape(target.shape), shift, None, None
         if reduction == "sum":
-            return np.add.reduce(loss), shift, None
+            return np.add.reduce(loss), shift, None, None
         total = np.add.reduce(counts)
-        return np.add.reduce(loss) / total, shift, total
+        return np.add.reduce(loss) / total, shift, total, None
 
 
 def _fused_cross_entropy_logits(
-    g: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction, shift: Array, total: Any
+    g: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction, shift: Array, total: Any,
+    slope: Array,
 ) -> Array:
+    if slope is not None:
+        return g * slope
     if shift is None:
         return _cross_entropy_logits(g, logits, target, weight, ignore_index, label_smoothing, reduction)
     rows = _class_rows(logits)
@@ -228,7 +263,7 @@ cross_entropy = define(
     _cross_entropy,
     logits=_cross_entropy_logits,
     cost=8.0,
-    fused=Fused(_fused_cross_entropy, ("shift", "total"), {"logits": _fused_cross_entropy_logits}),
+    fused=Fused(_fused_cross_entropy, ("shift", "total", "slope"), {"logits": _fused_cross_entropy_logits}),
 )
 
 

@@ -154,7 +154,7 @@ class Op:
         if self.variadic:
             known.update((self.variadic, f"{self.variadic}_shape", f"{self.variadic}_dtype"))
         targets = {*self.arrays, *([self.variadic] if self.variadic else [])}
-        for arguments, rule, wanted in self.rule_plan(rules, joint):
+        for arguments, _, wanted in self.rule_plan(rules, joint):
             allowed = known | {"needs"} if arguments in joint else known
             if not set(arguments) <= targets:
                 raise TypeError(f"row {self.name!r}: a rule is keyed by {arguments}, its array arguments are {sorted(targets)}")

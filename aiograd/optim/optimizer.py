@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -123,8 +123,8 @@ class Optimizer:
         """As `step`, on the engine's executor, so that the event loop stays free while millions of parameters are updated.
 
         Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
-        `ModifiedError`. Cancelling stops the waiting; the step itself is carried out to its end (it is never left half done), and
-        the next `step` or `state_dict` waits for that. The gradients are those of the moment of the call.
+        `ModifiedError`. A step that is cancelled before it has begun is not taken; once begun it is carried out to its end, never left half
+        done, and the next `step` or `state_dict` waits for that. The gradients are those of the moment of the call.
 
         Args:
             gradients: as in `step`.
@@ -132,13 +132,20 @@ class Optimizer:
         for group in self.param_groups:
             for p in group["params"]:
                 counter_of(p)[0] += 1  # backward passes that would read the parameters meanwhile notice
-        await offload(self._run, self._collected(gradients))
+        withdrawn: list[bool] = []
+        try:
+            await offload(self._run, self._collected(gradients), withdrawn)
+        except BaseException:
+            withdrawn.append(True)
+            raise
 
     def _collected(self, gradients: Mapping[Tensor, Any] | None) -> list[list[Pair]]:
         return [_pairs(group["params"], gradients) for group in self.param_groups]
 
-    def _run(self, collected: list[list[Pair]]) -> None:
+    def _run(self, collected: list[list[Pair]], withdrawn: Sequence[bool] = ()) -> None:
         with self._lock:
+            if withdrawn:
+                return
             for index, pairs in enumerate(collected):
                 self._update(index, self.param_groups[index], pairs)
 

@@ -310,7 +310,9 @@ class TensorCore:
         return complex(self.item())
 
     def __index__(self) -> int:
-        return self.item().__index__()  # type: ignore[no-any-return]
+        if self.size != 1 or self.dtype.kind not in "iub":
+            raise ArgumentTypeError(f"only integer tensors of one element can be used as an index, found {self.dtype} {list(self.shape)}")
+        return int(self.item())
 
     def __len__(self) -> int:
         if not self._data.shape:

@@ -241,8 +241,7 @@ class GeneralOpNode(OpNode):
     is_single = False
     #: the conjugate convention has to be applied around the rules
     conjugates: ClassVar[bool] = False
-    #: gradients may cross between devices
-    spans_devices: ClassVar[bool] = True
+    spans_devices = True
     compiled: ClassVar[Any]
     metadata_list: tuple[InputMetadata, ...]
 

@@ -24,7 +24,7 @@ from aiograd.graph.node import InputMetadata, Node, _next_sequence
 from aiograd.graph.saved import Packed, PackedValue, SavedTensorHooks
 from aiograd.modes import Mode, ModeScope, current_mode
 from aiograd.ops.op import ROWS, Fused, Op
-from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, make, refresh
+from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, host_array, make, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
 from aiograd.tensors.refusal import REFUSALS, raise_refusal
 from aiograd.tensors.rowcode import compile_binder
@@ -156,13 +156,20 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     output = make(result)
     if mode.grad and True in needs and op.differentiable:
         dtype = result.dtype
-        if (dtype is _FLOAT32 or dtype is _FLOAT64) and not crosses:
+        if (dtype is _FLOAT32 or dtype is _FLOAT64) and not crosses and (op.complex == "explicit" or not _has_complex(arrays)):
             _attach_lean(op, tensors, tuple(needs), statics, output, residuals)
         else:
             _attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused)
     if op.view and _shares(result, arrays[0]):
         _make_view(op, tensors[0], (output,), args[1:], kwargs)
     return output
+
+
+def _has_complex(arrays: list[Any]) -> bool:
+    for array in arrays:
+        if array is not None and array.dtype.kind == "c":
+            return True
+    return False
 
 
 def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[str, Any], mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -235,7 +242,7 @@ _PLAIN: frozenset[type] = frozenset((int, bool, float, str, type(None)))
 def _static(value: Any) -> Any:
     """A static argument with Tensors (such as indices) replaced by their arrays."""
     if isinstance(value, TensorCore):
-        return value.detach().numpy()
+        return host_array(value)
     if value.__class__ is tuple:
         return tuple(map(_static, value))
     if value.__class__ is list:

@@ -493,8 +493,9 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
     else:
         if not isinstance(data, (np.ndarray, np.generic)):
             data = array_of(_materialized(data), dtype) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
+        check_numbers(data)
         try:
-            result = make(np.asarray(check_numbers(data), dtype=dtype, copy=copy))
+            result = make(np.asarray(data, dtype=dtype, copy=copy))
         except ValueError as error:
             raise ArgumentError(f"asarray(copy={copy}) of {data.dtype} {list(data.shape)}, dtype={dtype}: {error}") from None
     return result if device is None else result.to(device)  # type: ignore[no-any-return]

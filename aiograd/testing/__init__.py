@@ -1,4 +1,4 @@
-"""What users need to test async code that differentiates: a virtual clock and leak checks.
+"""What users need to test async code that differentiates: a virtual clock, leak checks and a device that is slow or broken on demand.
 
 The pytest fixtures are in `aiograd.testing.pytest_plugin`, which is not imported here: testing without pytest works too.
 """
@@ -9,6 +9,8 @@ from aiograd.testing.clock import DeadlockError, SimulatedLoop
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.leaks import LeakCheck, LeakError, Leaks
 from aiograd.testing.simulation import Simulation, simulated_run
+from aiograd.testing.toy_array import ToyArray
+from aiograd.testing.toy_device import ToyDevice, ToyError, ToyMemoryError, ToyStatistics
 
 __all__ = [
     "DeadlockError",
@@ -19,5 +21,10 @@ __all__ = [
     "Leaks",
     "SimulatedLoop",
     "Simulation",
+    "ToyArray",
+    "ToyDevice",
+    "ToyError",
+    "ToyMemoryError",
+    "ToyStatistics",
     "simulated_run",
 ]

@@ -28,6 +28,7 @@ import numpy as np
 
 from aiograd.devices import register_device, unregister_device
 from aiograd.errors import ArgumentError, DeviceError
+from aiograd.graph.current import current_node
 from aiograd.ops.op import Fused
 from aiograd.testing.clock import SimulatedLoop
 from aiograd.testing.toy_array import ToyArray
@@ -75,6 +76,7 @@ class ToyDevice:
         kernels: row name -> function of numpy arrays to run in place of the row's forward.
         fused: row name -> kernels of its own for forward and backward, on device arrays.
         composed: names of rows it has no kernel for; see Note [Kernels].
+        launches_ahead: let the engine run the rules of rows on the loop, where they only queue kernels.
         loop: simulate the device on this loop instead of on a thread of its own.
     """
 
@@ -89,6 +91,7 @@ class ToyDevice:
         kernels: Mapping[str, Callable[..., Any]] | None = None,
         fused: Mapping[str, Fused] | None = None,
         composed: Collection[str] = (),
+        launches_ahead: bool = False,
         loop: SimulatedLoop | None = None,
     ) -> None:
         self._name = name
@@ -98,6 +101,7 @@ class ToyDevice:
         self._own_kernels = dict(kernels or {})
         self._fused = dict(fused or {})
         self._composed = frozenset(composed)
+        self._launches_ahead = launches_ahead
         self._faults: dict[int | str, FaultKind] = {}
         self._lock = threading.RLock()  # arrays are freed wherever the garbage collector runs
         self._kernels = self._uploads = self._downloads = self._allocations = self._bytes = 0
@@ -134,6 +138,11 @@ class ToyDevice:
     def name(self) -> str:
         """``kind:ordinal``."""
         return self._name
+
+    @property
+    def launches_ahead(self) -> bool:
+        """Whether rules of rows run on the loop."""
+        return self._launches_ahead
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Run on the device's thread, in order of submission."""
@@ -245,11 +254,13 @@ class ToyDevice:
             self.history.append(name)
             self._threads[threading.current_thread().name] = None
             kind = self._faults.pop(number, None) or self._faults.pop(name, None)
-        self.check_alive(f"kernel {name}")
+        node = current_node()
+        kernel = f"kernel {name} on {self._name} (number {number}{'' if node is None else f', for {node.name}'})"
+        self.check_alive(kernel)
         if kind == "memory":
-            raise ToyMemoryError(f"kernel {name} on {self._name} (number {number}): out of memory, as asked for")
+            raise ToyMemoryError(f"{kernel}: out of memory, as asked for")
         if kind in ("error", "dead"):
-            error = ToyError(f"kernel {name} on {self._name} (number {number}) failed, as asked for")
+            error = ToyError(f"{kernel} failed, as asked for")
             if kind == "dead":
                 self._dead = error
             raise error

@@ -264,7 +264,7 @@ def machine() -> str:
     except OSError:
         pass
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})  # type: ignore[call-overload,union-attr]
+    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})
     parts = [f"{model}, {cores} cores", f"Python {platform.python_version()}", f"numpy {np.__version__}"]
     parts.append(f"BLAS {blas.get('name')} {blas.get('version')}")
     for package in ("torch", "autograd", "numba", "uvloop", "aiohttp"):

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import gc
 import itertools
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any, ClassVar
@@ -17,9 +18,8 @@ import aiograd as ag
 from aiograd.errors import DeviceError, DeviceMismatchError, GradientError, NaNGradientError, NotReadyError
 from aiograd.ops import ROWS
 from aiograd.ops import nn as rows
-from aiograd.testing import simulated_run
-from aiograd.testing.toy_array import ToyArray
-from aiograd.testing.toy_device import ToyDevice, ToyError
+from aiograd.ops.op import Fused
+from aiograd.testing import ToyArray, ToyDevice, ToyError, simulated_run
 from tests.ops.domains_core import DOMAINS as CORE
 from tests.ops.domains_nn import DOMAINS as NN
 from tests.ops.traced import floating
@@ -264,6 +264,57 @@ async def test_second_derivatives_accumulate_on_the_device(plain_rows: None, toy
         np.testing.assert_allclose(np.frombuffer(mixed[2], np.float32), np.frombuffer(host[2], np.float32), rtol=1e-6)
 
 
+async def test_modules_and_optimizers_train_on_the_device(toy: ToyDevice) -> None:
+    trained = []
+    for device in ("cpu", "toy:0"):
+        rng = np.random.default_rng(0)
+        model = ag.nn.Sequential(ag.nn.Linear(4, 8), ag.nn.LayerNorm(8), ag.nn.GELU(), ag.nn.Linear(8, 3))
+        with ag.no_grad():
+            for parameter in model.parameters():
+                parameter.copy_(ag.tensor(rng.normal(size=parameter.shape).astype(np.float32)))
+        model.to(device)
+        optimizers = (ag.optim.SGD(list(model.parameters()), lr=0.1, momentum=0.9), ag.optim.AdamW(list(model.parameters()), lr=0.01))
+        x = ag.tensor(rng.normal(size=(4, 4)).astype(np.float32), device=device)
+        for optimizer in optimizers * 2:
+            await ag.nn.functional.cross_entropy(model(x), TARGET).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        trained.append(list(model.parameters()))
+    for host, device in zip(*trained, strict=True):
+        assert device.device == "toy:0"
+        np.testing.assert_allclose((await device).detach().numpy(), host.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+async def test_a_device_brings_fused_kernels_of_its_own() -> None:
+    kept: list[Any] = []
+
+    def forward(x: Any, axis: int) -> tuple[Any, Any]:
+        e = np.exp(x)
+        return e / np.sum(e, axis=axis, keepdims=True), e
+
+    def rule(g: Any, out: Any, powers: Any, axis: int) -> Any:
+        kept.append(powers)
+        return out * (g - np.sum(g * out, axis=axis, keepdims=True))
+
+    async def gradients(device: str) -> list[Any]:
+        x = ag.tensor(np.array([[0.1, 0.7, -0.4], [1.0, 0.0, 0.3]]), device=device, requires_grad=True)
+        y = rows.softmax(x)
+        first = await ag.grad((y * y).sum(), x, retain_graph=True)
+        again = await ag.grad((y * y).sum(), x, create_graph=True)
+        second = await ag.grad((again[0] ** 2).sum(), x)
+        return [tensor.detach().numpy() for tensor in (*first, *again, *second)]
+
+    with ToyDevice(fused={"softmax": Fused(forward, ("powers",), {"x": rule})}):
+        found = await gradients("toy:0")
+        assert len(kept) == 2, "it ran in the two of the three passes that recorded no graph"
+        assert all(isinstance(powers, ToyArray) and powers.shape == (2, 3) for powers in kept)
+        for mine, host in zip(found, await gradients("cpu"), strict=True):
+            np.testing.assert_allclose(mine, host, rtol=1e-12)
+    with ToyDevice(fused={"softmax": Fused(forward, ("powers",), {"x": lambda g, power: g})}):
+        with pytest.raises(TypeError, match=r"softmax.*names \['power'\]"):
+            await gradients("toy:0")
+
+
 # -------------------------------------------------------------------- where things run
 
 
@@ -338,6 +389,35 @@ async def test_devices_work_at_the_same_time(toy: ToyDevice) -> None:
         other.release()
         await backward
         assert seen == ["a", "b"]
+
+
+@pytest.mark.parametrize("place", ["device", "mixed", "two devices"])
+@pytest.mark.parametrize("name", GRAPHS)
+async def test_a_device_that_launches_ahead_gives_the_same_bits(name: str, place: str, plain_rows: None) -> None:
+    with ToyDevice(launches_ahead=True) as toy, ToyDevice("toy:1", launches_ahead=True):
+        assert await outcome(name, PLACES[place]) == await outcome(name, PLACES["host"])
+        assert toy.statistics().threads == ("aiograd-toy:0",)
+        assert await outcome(name, PLACES["device"], "toy:0") == await outcome(name, PLACES["host"])
+
+
+async def test_the_loop_runs_ahead_of_a_device_that_allows_it() -> None:
+    with ToyDevice(launches_ahead=True) as toy:
+        leaves = leaves_of("mlp", "toy:0")
+        Whereabouts.seen.clear()
+        loss = await Whereabouts.apply(await forward("mlp", leaves, PLACES["device"]))
+        ran: list[str] = []
+        for leaf in leaves.values():
+            leaf.register_hook(lambda g: ran.append(repr(g)))
+        toy.hold()
+        backward = asyncio.ensure_future(loss.backward())
+        toy.release(1 + 2)  # the seed, the rule of the custom function (whose cost nobody knows, so it went by submit) and a multiplication
+        await turns_until(lambda: len(ran) == len(leaves))
+        assert all("pending" in gradient for gradient in ran), "the last node has been run"
+        assert not backward.done() and toy.statistics().kernels < 30
+        toy.release()
+        await backward
+        assert Whereabouts.seen == ["aiograd-toy:0"]
+        assert all(leaf.grad.numpy() is not None for leaf in leaves.values())
 
 
 async def test_contextvars_reach_rules_on_a_device(toy: ToyDevice) -> None:
@@ -606,11 +686,13 @@ async def test_a_failure_in_forward_surfaces_where_the_data_is_wanted(toy: ToyDe
     assert x.grad.numpy().tolist() == [2.0, 4.0]
 
 
+@pytest.mark.parametrize("ahead", [False, True], ids=["by submit", "launched ahead"])
 @pytest.mark.parametrize("place", ["device", "mixed"])
 @pytest.mark.parametrize("kind", ["error", "memory", "dead"])
-async def test_whichever_kernel_of_a_pass_fails_no_gradient_changes(kind: Any, place: str) -> None:
+async def test_whichever_kernel_of_a_pass_fails_no_gradient_changes(kind: Any, place: str, ahead: bool) -> None:
+    named: set[str] = set()
     for number in itertools.count(1):
-        with ToyDevice() as toy:
+        with ToyDevice(launches_ahead=ahead) as toy:
             leaves = leaves_of("mlp", "toy:0" if place == "device" else "cpu")
             for leaf in leaves.values():
                 leaf.grad = wave(leaf)
@@ -622,6 +704,7 @@ async def test_whichever_kernel_of_a_pass_fails_no_gradient_changes(kind: Any, p
                 await loss.backward()
             except DeviceError as error:
                 assert "toy:0" in str(error) and "kernel" in str(error)
+                named.update(re.findall(r"for (\w+Backward)", str(error)))
                 assert any("in the backward of" in note for note in error.__notes__), "the node is named"
                 assert error.committed is False
                 for key, (grad, values) in before.items():
@@ -632,6 +715,7 @@ async def test_whichever_kernel_of_a_pass_fails_no_gradient_changes(kind: Any, p
                 del error
             else:
                 assert number > 10, "the pass had kernels to fail"
+                assert {"CrossEntropyBackward", "TanhBackward"} <= named
                 assert all(leaf.grad is not before[key][0] for key, leaf in leaves.items())
                 return
 
@@ -741,10 +825,10 @@ async def test_nothing_is_left_on_the_device(toy: ToyDevice) -> None:
 # -------------------------------------------------------------------- simulated devices
 
 
-async def simulated(seed: int, fault: int | None = None) -> list[Any]:
+async def simulated(seed: int, fault: int | None = None, ahead: bool = False) -> list[Any]:
     """A graph over two simulated devices whose jobs take drawn times; returns the bits of every gradient."""
     loop: Any = asyncio.get_running_loop()
-    delays = {"delay": lambda random: random.expovariate(1000.0), "loop": loop, "seed": seed}
+    delays = {"delay": lambda random: random.expovariate(1000.0), "loop": loop, "seed": seed, "launches_ahead": ahead}
     with ToyDevice(**delays) as toy, ToyDevice("toy:1", **delays):
         leaves = leaves_of("mlp")
         loss = await forward("mlp", leaves, PLACES["two devices"])
@@ -762,27 +846,28 @@ def test_simulated_devices_repeat_to_the_step_and_never_change_a_bit(plain_rows:
     first, again = (simulated_run(simulated, 3, seed=3, order="permuted") for _ in range(2))
     assert first.trace_hash == again.trace_hash and first.time == again.time > 0
     for seed in range(20):
-        run = simulated_run(simulated, seed, seed=seed, order="permuted")
+        run = simulated_run(simulated, seed, None, bool(seed % 2), seed=seed, order="permuted")
         assert run.value == first.value
         assert not run.leftover_tasks
 
 
 def test_a_pass_over_devices_can_be_cancelled_at_every_step(plain_rows: None) -> None:
-    steps = simulated_run(simulated, 1, seed=1).steps
-    cancelled = 0
-    for step in range(1, steps + 1, 2):
-        try:
-            simulated_run(simulated, 1, seed=1, cancel_at=step)
-        except asyncio.CancelledError:
-            cancelled += 1
-    assert cancelled > 10
+    for ahead in (False, True):
+        steps = simulated_run(simulated, 1, None, ahead, seed=1).steps
+        cancelled = 0
+        for step in range(1, steps + 1, 2):
+            try:
+                simulated_run(simulated, 1, None, ahead, seed=1, cancel_at=step)
+            except asyncio.CancelledError:
+                cancelled += 1
+        assert cancelled > 10
 
 
 def test_a_simulated_device_fails_like_any_other() -> None:
     failed = 0
     for kernel in range(1, 12):
         try:
-            simulated_run(simulated, 2, kernel, seed=2)
+            simulated_run(simulated, 2, kernel, bool(kernel % 2), seed=2)
         except DeviceError:
             failed += 1
     assert failed > 5

@@ -105,6 +105,19 @@ def test_a_choice_can_be_made_by_name() -> None:
         selection.select("cython")  # type: ignore[arg-type]
 
 
+def test_the_choice_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("AIOGRAD_CACHE_DIR", str(tmp_path))
+    assert "numpy until warm_up" in selection.describe()
+    monkeypatch.setenv("AIOGRAD_KERNELS", "numba")
+    assert "compiled at first use" in selection.describe()
+    selection.warm_up()
+    assert f"in use), {pool.thread_count()} threads, cache in {tmp_path}" in selection.describe()
+    monkeypatch.setattr(selection, "_chosen", "numpy")
+    assert selection.describe().startswith("numpy")
+    monkeypatch.setenv("AIOGRAD_KERNELS", "numpy")
+    assert "'numpy'" in selection.describe()
+
+
 # The directory.
 
 
@@ -232,10 +245,10 @@ def test_arguments_are_let_go() -> None:
 @pytest.mark.parametrize("value", ["0", "two", "-1"])
 def test_the_number_of_threads_is_checked(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIOGRAD_KERNEL_THREADS", "3")
-    assert pool._thread_count() == 3
+    assert pool.thread_count() == 3
     monkeypatch.setenv("AIOGRAD_KERNEL_THREADS", value)
     with pytest.raises(ArgumentError, match="whole number"):
-        pool._thread_count()
+        pool.thread_count()
 
 
 _FORK = """

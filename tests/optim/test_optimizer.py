@@ -138,26 +138,52 @@ async def test_astep_does_what_step_does_on_another_thread(make: Any) -> None:
     assert not any(p.requires_grad and p.grad_fn for p in there.parameters())
 
 
-async def test_astep_runs_on_the_executor_with_the_gradients_of_the_call() -> None:
-    threads: list[int] = []
+class Watched(optim.SGD):
+    """Says when a step has begun, and goes on when it may."""
 
-    class Watched(optim.SGD):
-        def _update(self, *args: Any) -> None:
-            threads.append(threading.get_ident())
-            super()._update(*args)
+    def __init__(self, params: Any) -> None:
+        super().__init__(params, lr=1.0)
+        self.threads: list[int] = []
+        self.begun, self.may_go_on = threading.Event(), threading.Event()
 
+    def _update(self, *args: Any) -> None:
+        self.threads.append(threading.get_ident())
+        self.begun.set()
+        if not self.may_go_on.wait(30):
+            raise TimeoutError
+        super()._update(*args)
+
+
+async def test_a_step_that_has_begun_is_carried_out_though_nobody_waits_for_it() -> None:
     p = nn.Parameter([1.0])
     p.grad = ag.tensor([1.0])
-    optimizer = Watched([p], lr=1.0)
+    optimizer = Watched([p])
     pending = optimizer.astep()
-    p_version = p.version
-    pending.send(None)  # up to where it waits for the executor
-    assert p.version > p_version, "graphs recorded so far notice at once"
+    pending.send(None)
+    assert optimizer.begun.wait(30)
+    assert p.version == 1, "graphs recorded so far notice at once"
     pending.close()
     optimizer.zero_grad()
-    optimizer.step()  # waits for the step that nobody waits for any more; there are no gradients left for this one
+    assert p.tolist() == [1.0]
+    optimizer.may_go_on.set()
+    optimizer.step()  # waits for the other; for itself there are no gradients left
     assert p.tolist() == [0.0]
-    assert threads[0] != threading.get_ident()
+    assert optimizer.threads[0] != threading.get_ident()
+
+
+async def test_a_step_cancelled_before_it_has_begun_is_not_taken() -> None:
+    p = nn.Parameter([1.0])
+    p.grad = ag.tensor([1.0])
+    optimizer = Watched([p])
+    optimizer.may_go_on.set()
+    pending = optimizer.astep()
+    with optimizer._lock:
+        pending.send(None)
+        pending.close()
+    optimizer.step()
+    await optimizer.astep()
+    assert p.tolist() == [-1.0]
+    assert len(optimizer.threads) == 2
 
 
 # ---- state

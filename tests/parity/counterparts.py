@@ -80,7 +80,7 @@ def unsqueeze(x: Tensor, axis: Any = 0) -> Tensor:
 
 def constant_pad(x: Tensor, pad_width: Any, value: float = 0.0) -> Tensor:
     """torch.nn.functional.pad, which counts axes from the last."""
-    pairs = np.broadcast_to(np.asarray(pad_width), (x.ndim, 2)) if x.ndim else []
+    pairs = np.broadcast_to(np.asarray(pad_width).reshape(-1, 2) if x.ndim else np.empty((0, 2)), (x.ndim, 2))
     return F.pad(x, [int(width) for pair in pairs[::-1] for width in pair], value=value)
 
 
