@@ -22,6 +22,7 @@ from aiograd import graph as graph
 from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import profiler as profiler
+from aiograd import viz as viz
 from aiograd.array_functions import linalg as linalg
 from aiograd.array_functions import abs as abs
 from aiograd.array_functions import acos as acos

@@ -14,13 +14,14 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from aiograd import __version__
 from aiograd.engine.run import run
 from aiograd.errors import AiogradError
-from aiograd.kernels import describe as describe_kernels
+from aiograd import kernels
 from aiograd.profiler import merge_traces, summarize_trace
 from aiograd.tensors.tensor import tensor
 
@@ -68,7 +69,7 @@ def _doctor() -> int:
         except importlib.metadata.PackageNotFoundError:
             rows.append((name, "not installed"))
     rows.append(("BLAS", _blas()))
-    rows.append(("kernels", describe_kernels()))
+    rows.append(("kernels", _kernels()))
     loop, gradient, microseconds = run(_self_test())
     right = np.array_equal(gradient, [2.0, 4.0, 6.0])
     rows.append(("event loop", loop))
@@ -79,13 +80,20 @@ def _doctor() -> int:
     return 0 if right else 1
 
 
+def _kernels() -> str:
+    chosen = kernels.selected()
+    if chosen is not None:
+        return chosen
+    return "compiled ones available: kernels.warm_up() makes them serve" if kernels.available() else "numpy (install the extra 'kernels' for compiled ones)"
+
+
 def _blas() -> str:
-    blas = np.show_config(mode="dicts").get("Build Dependencies", {}).get("blas", {})  # type: ignore[union-attr]
+    blas = (np.show_config(mode="dicts") or {}).get("Build Dependencies", {}).get("blas", {})
     threads = next((f"{name}={os.environ[name]}" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ), "")
     return " ".join(filter(None, (blas.get("name", "unknown"), blas.get("version", ""), threads)))
 
 
-async def _self_test() -> tuple[str, np.ndarray, float]:
+async def _self_test() -> tuple[str, Any, float]:
     times = []
     for _ in range(20):
         x = tensor([1.0, 2.0, 3.0], requires_grad=True)

@@ -198,11 +198,11 @@ def _row_starts(rows: int, n: int) -> Array:
     return np.arange(0, rows * n, n)
 
 
-def _small_cross_entropy(logits: Array, target: Any) -> tuple[Array, Array] | None:
+def _small_cross_entropy(logits: Array, target: Any, ignore_index: int) -> tuple[Array, Array] | None:
     """The mean loss and its derivative; None where a target is out of range (ignored, or wrong) or of another shape."""
     rows, n = logits.shape
     target = np.asarray(target)
-    if target.dtype != np.int64 or target.shape != (rows,) or np.maximum.reduce(target.view(np.uint64)) >= n:
+    if 0 <= ignore_index < n or target.dtype != np.int64 or target.shape != (rows,) or np.maximum.reduce(target.view(np.uint64)) >= n:
         return None
     chosen = _row_starts(rows, n) + target
     with np.errstate(invalid="ignore", divide="ignore"):
@@ -222,7 +222,7 @@ def _fused_cross_entropy(
     if logits.size == 0 or logits.dtype.kind != "f":
         return _cross_entropy(logits, target, weight, ignore_index, label_smoothing, reduction), None, None, None
     if logits.size <= SMALL and logits.ndim == 2 and logits.dtype.itemsize >= 4 and weight is None and label_smoothing == 0.0 and reduction == "mean":
-        small = _small_cross_entropy(logits, target)
+        small = _small_cross_entropy(logits, target, ignore_index)
         if small is not None:
             return small[0], None, None, small[1]
     target = _check_cross_entropy(logits.shape, target, weight, ignore_index, label_smoothing, reduction)

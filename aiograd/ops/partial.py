@@ -29,7 +29,8 @@ class Partial:
     @property
     def dtype(self) -> np.dtype[Any]:
         """Of the elements."""
-        return self.value.dtype
+        dtype: np.dtype[Any] = self.value.dtype
+        return dtype
 
     @property
     def nbytes(self) -> int:
