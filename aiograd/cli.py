@@ -26,7 +26,7 @@ from aiograd.profiler import merge_traces, summarize_trace
 from aiograd.tensors.tensor import tensor
 
 #: distributions whose versions explain most questions
-PACKAGES = ("numpy", "uvloop", "aiohttp", "cryptography", "safetensors", "numba", "tbb", "threadpoolctl", "ml_dtypes", "numba-cuda", "torch")
+PACKAGES = ("numpy", "uvloop", "aiohttp", "cryptography", "safetensors", "numba", "threadpoolctl", "ml_dtypes", "numba-cuda", "torch")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -69,7 +69,7 @@ def _doctor() -> int:
         except importlib.metadata.PackageNotFoundError:
             rows.append((name, "not installed"))
     rows.append(("BLAS", _blas()))
-    rows.append(("kernels", _kernels()))
+    rows.append(("kernels", kernels.describe()))
     loop, gradient, microseconds = run(_self_test())
     right = np.array_equal(gradient, [2.0, 4.0, 6.0])
     rows.append(("event loop", loop))
@@ -78,13 +78,6 @@ def _doctor() -> int:
     for name, value in rows:
         print(f"{name:{width}}  {value}")
     return 0 if right else 1
-
-
-def _kernels() -> str:
-    chosen = kernels.selected()
-    if chosen is not None:
-        return chosen
-    return "compiled ones available: kernels.warm_up() makes them serve" if kernels.available() else "numpy (install the extra 'kernels' for compiled ones)"
 
 
 def _blas() -> str:

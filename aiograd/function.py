@@ -57,7 +57,9 @@ class FunctionCtx:
         """
         for i, tensor in enumerate(tensors):
             if tensor is not None and not isinstance(tensor, TensorCore):
-                raise ArgumentTypeError(f"save_for_backward: argument {i} is a {type(tensor).__name__}; expected a Tensor or None. Keep it as an attribute of ctx.")
+                raise ArgumentTypeError(
+                    f"save_for_backward: argument {i} is a {type(tensor).__name__}; expected a Tensor or None. Keep it as an attribute of ctx."
+                )
         self._to_save = tensors
 
     @property
@@ -222,8 +224,9 @@ class FunctionNode(Node):
             if found != expected:
                 shape = list(entry[0].shape if isinstance(entry, tuple) else entry.shape)
                 raise ModifiedError(
-                    f"one of the variables needed for gradient computation has been modified by an inplace operation: a tensor with shape {shape} saved by "
-                    f"{self.function.__name__} is at version {found}; expected version {expected} instead. Clone it before modifying."
+                    "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor with "
+                    f"shape {shape} saved by {self.function.__name__} is at version {found}; expected version {expected} instead. "
+                    "Clone it before modifying."
                 )
             if isinstance(entry, tuple):
                 tensor = make(entry[0])

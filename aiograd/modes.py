@@ -110,7 +110,8 @@ class ModeScope:
         if outer is None:
             raise ModeError(f"leaving {type(self).__name__}, which was never entered")
         if current.is_switched:
-            switched = {name: getattr(current, name) for name in _FIELDS if name not in self._changes and getattr(current, name) is not getattr(outer, name)}
+            others = [name for name in _FIELDS if name not in self._changes and getattr(current, name) is not getattr(outer, name)]
+            switched = {name: getattr(current, name) for name in others}
             outer = outer.having(outer=outer.outer, owner=outer.owner, **switched)
             outer.is_switched = True
         _mode.set(outer)
@@ -246,7 +247,7 @@ class _GradScope(ModeScope):
         super().__init__(grad=self._grad)
 
 
-class no_grad(_GradScope):  # noqa: N801 - the field's name
+class no_grad(_GradScope):
     """Operations inside record no graph. Belongs to the asyncio task that entered it.
 
     ``with no_grad():``, ``@no_grad()`` or ``@no_grad`` on ``def``, ``async def``, generators and async generators. Around the body of a
@@ -256,13 +257,13 @@ class no_grad(_GradScope):  # noqa: N801 - the field's name
     _grad = False
 
 
-class enable_grad(_GradScope):  # noqa: N801
+class enable_grad(_GradScope):
     """Operations inside record again, within `no_grad`."""
 
     _grad = True
 
 
-class set_grad_enabled(ModeScope):  # noqa: N801
+class set_grad_enabled(ModeScope):
     """Switch recording on or off: at once when called as a function, until the end of the block when used with ``with``."""
 
     def __init__(self, mode: bool) -> None:
@@ -290,7 +291,7 @@ def is_grad_enabled() -> bool:
     return current_mode().grad
 
 
-class detect_anomaly(ModeScope):  # noqa: N801
+class detect_anomaly(ModeScope):
     """Record the forward stack of every operation, name it when its backward fails, and refuse NaN gradients.
 
     Args:

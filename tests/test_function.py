@@ -547,7 +547,7 @@ async def test_a_modified_input_invalidates_what_was_saved_of_it() -> None:
 
 def test_a_leaf_or_a_view_of_one_cannot_be_modified() -> None:
     x = leaf([1.0])
-    with pytest.raises(InPlaceError, match="DoubleInPlace.forward: a leaf Variable that requires grad is being used in an in-place operation"):
+    with pytest.raises(InPlaceError, match=r"DoubleInPlace.forward: a leaf Variable that requires grad is being used in an in-place operation"):
         DoubleInPlace.apply(x)
     with pytest.raises(InPlaceError, match="a view of a leaf Variable"):
         DoubleInPlace.apply(x[0:1])
@@ -568,9 +568,9 @@ def test_what_is_marked_dirty_is_an_argument_and_returned() -> None:
             return out
 
     y = leaf([1.0]) * 1
-    with pytest.raises(InPlaceError, match="Forgets.forward: a tensor marked dirty was not returned"):
+    with pytest.raises(InPlaceError, match=r"Forgets.forward: a tensor marked dirty was not returned"):
         Forgets.apply(y)
-    with pytest.raises(InPlaceError, match="Stranger.forward: a tensor marked dirty is not an argument"):
+    with pytest.raises(InPlaceError, match=r"Stranger.forward: a tensor marked dirty is not an argument"):
         Stranger.apply(y)
 
 
@@ -589,7 +589,7 @@ async def test_an_output_that_is_a_view_of_an_input_cannot_be_modified_in_place(
     x = leaf([1.0, 2.0])
     y = x * 1
     z = Head.apply(y)
-    with pytest.raises(InPlaceError, match="a view that the custom Function Head returned.*Use clone"):
+    with pytest.raises(InPlaceError, match=r"a view that the custom Function Head returned.*Use clone"):
         z *= 2
     same(y.detach(), [1.0, 2.0])
     copy = z.clone()
@@ -688,7 +688,7 @@ async def test_a_nested_pass_in_a_synchronous_rule_is_refused() -> None:
 
     for inline in (True, False):
         Nests.inline = inline
-        with pytest.raises(NestedPassError, match="inside the synchronous rule of NestsBackward.*Make it `async def`"):
+        with pytest.raises(NestedPassError, match=r"inside the synchronous rule of NestsBackward.*Make it `async def`"):
             await Nests.apply(leaf([1.0])).sum().backward()
 
 

@@ -87,8 +87,8 @@ class GraphRoot(Node):
 def unused_input(index: int) -> UnusedInputError:
     """The error for an input that gets no gradient."""
     return UnusedInputError(
-        f"One of the differentiated Tensors, the input at index {index}, appears to not have been used in the graph. Set allow_unused=True if this is the "
-        "desired behavior."
+        f"One of the differentiated Tensors, the input at index {index}, appears to not have been used in the graph. Set allow_unused=True if this "
+        "is the desired behavior."
     )
 
 

@@ -75,7 +75,7 @@ class SavedValues:
         self._kept.clear()
 
 
-class allow_mutation_on_saved_tensors(ModeScope):  # noqa: N801 - the field's name
+class allow_mutation_on_saved_tensors(ModeScope):
     """Within the block, tensors saved for backward may be modified in place: their old values are copied just before.
 
     ``with allow_mutation_on_saved_tensors() as saved:`` gives the `SavedValues`. Passes through the graph have to run within the block.

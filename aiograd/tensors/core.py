@@ -66,7 +66,16 @@ class SpecialView(View):
     __slots__ = ("output", "is_frozen", "obstacle")
 
     def __init__(
-        self, parent: TensorCore, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], version: int, *, output: int | None, is_frozen: bool, obstacle: str | None
+        self,
+        parent: TensorCore,
+        op: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        version: int,
+        *,
+        output: int | None,
+        is_frozen: bool,
+        obstacle: str | None,
     ) -> None:
         super().__init__(parent, op, args, kwargs, version)
         self.output = output
@@ -179,7 +188,9 @@ class TensorCore:
         if value:
             if self._node is None:
                 if self._data.dtype.kind not in "fc":
-                    raise ArgumentTypeError(f"requires_grad_(): only tensors of floating point and complex dtype can require gradients, found {self.dtype}")
+                    raise ArgumentTypeError(
+                        f"requires_grad_(): only tensors of floating point and complex dtype can require gradients, found {self.dtype}"
+                    )
                 grad = None if self._x is None else self._x.grad
                 self._node = AccumulateGrad(self._data.shape, self._data.dtype, self.device, self)
                 self._nr = 0

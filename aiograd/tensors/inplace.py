@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ShapeError
+from aiograd.errors import ArgumentTypeError, IndexRangeError, InPlaceError, ShapeError
 from aiograd.graph.node import Node
 from aiograd.modes import current_mode
 from aiograd.ops import ROWS
@@ -117,14 +117,20 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
     """
     data = tensor._data
     if isinstance(data, np.ndarray) and not data.flags.writeable:
-        raise InPlaceError(f"{what}: the tensor's memory is read-only, because several of its elements share one place or its owner said so. Use clone() first.")
+        raise InPlaceError(
+            f"{what}: the tensor's memory is read-only, because several of its elements share one place or its owner said so. Use clone() first."
+        )
     if not current_mode().grad:
         return
     if tensor._node is not None and tensor._node.is_leaf:
-        raise InPlaceError(f"{what}: a leaf Variable that requires grad is being used in an in-place operation. Use no_grad(), or an out-of-place operation.")
+        raise InPlaceError(
+            f"{what}: a leaf Variable that requires grad is being used in an in-place operation. Use no_grad(), or an out-of-place operation."
+        )
     base = base_of(tensor)
     if base is not tensor and base._node is not None and base._node.is_leaf:
-        raise InPlaceError(f"{what}: a view of a leaf Variable that requires grad is being used in an in-place operation. Use no_grad(), or clone it first.")
+        raise InPlaceError(
+            f"{what}: a view of a leaf Variable that requires grad is being used in an in-place operation. Use no_grad(), or clone it first."
+        )
 
 
 def check_view(tensor: TensorCore, what: str) -> None:
@@ -136,7 +142,9 @@ def check_view(tensor: TensorCore, what: str) -> None:
     current = tensor
     while (view := _view_of(current)) is not None:
         if view.obstacle is not None:
-            raise InPlaceError(f"{what}: the tensor is a view that {view.obstacle}, so the graph cannot follow a modification of it. Use clone() first.")
+            raise InPlaceError(
+                f"{what}: the tensor is a view that {view.obstacle}, so the graph cannot follow a modification of it. Use clone() first."
+            )
         current = view.parent
 
 
@@ -189,7 +197,9 @@ def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
     """Write the result of a row into the tensor and take over its place in the graph."""
     shape, dtype = tensor.shape, tensor.dtype
     if value.shape != shape and np.broadcast_shapes(value.shape, shape) != shape:
-        raise ShapeError(f"{what}: a result of shape {list(value.shape)} does not fit in place into shape {list(shape)}. Use the out-of-place operation.")
+        raise ShapeError(
+            f"{what}: a result of shape {list(value.shape)} does not fit in place into shape {list(shape)}. Use the out-of-place operation."
+        )
     if value.dtype != dtype and not np.can_cast(value.dtype, dtype, "same_kind"):
         raise ArgumentTypeError(f"{what}: a result of dtype {value.dtype} does not fit in place into dtype {dtype}. Use the out-of-place operation.")
     records = _records(tensor, value)

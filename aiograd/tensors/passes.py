@@ -66,7 +66,9 @@ def backward(
                 keepers.append(_kept_already if item.retains_grad or id(item) in kept else _Retainer(item))
                 kept.add(id(item))
             else:
-                raise ArgumentError("backward(inputs=...): a GradientEdge of a non-leaf has no tensor to accumulate into. Pass the tensor, or use grad().")
+                raise ArgumentError(
+                    "backward(inputs=...): a GradientEdge of a non-leaf has no tensor to accumulate into. Pass the tensor, or use grad()."
+                )
     check_can_run("backward()")
     if create_graph:
         warnings.warn(
@@ -170,7 +172,9 @@ def edge_of(what: str, i: int, item: Any) -> tuple[Node, int]:
         if item._vc is not None:
             refresh(item)
         if item._node is None:
-            raise NoGraphError(f"{what}: element {i} of tensors does not require grad and does not have a grad_fn. Record it from tensors that require grad.")
+            raise NoGraphError(
+                f"{what}: element {i} of tensors does not require grad and does not have a grad_fn. Record it from tensors that require grad."
+            )
         return item._node, item._nr
     if isinstance(item, GradientEdge):
         node, nr = item
@@ -209,7 +213,9 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
     if gradient is None and isinstance(item, TensorCore):
         data = item._data
         if data.size != 1:
-            raise ShapeError(f"{what}: grad can be implicitly created only for scalar outputs; output {i} has shape {list(data.shape)}. Pass its gradient.")
+            raise ShapeError(
+                f"{what}: grad can be implicitly created only for scalar outputs; output {i} has shape {list(data.shape)}. Pass its gradient."
+            )
         if data.dtype.kind != "f":
             raise ArgumentTypeError(f"{what}: grad can be implicitly created only for real scalar outputs; output {i} has dtype {data.dtype}")
         seed = np.ones_like(data)
@@ -237,12 +243,19 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
 def _check_seed(what: str, i: int, gradient: TensorCore, metadata: InputMetadata) -> None:
     if gradient.shape != metadata.shape:
         raise ShapeError(
-            f"{what}: Mismatch in shape: grad_output[{i}] has a shape of {list(gradient.shape)} and output[{i}] has a shape of {list(metadata.shape)}."
+            f"{what}: Mismatch in shape: grad_output[{i}] has a shape of {list(gradient.shape)} and output[{i}] has a shape of "
+            f"{list(metadata.shape)}."
         )
     if (gradient.dtype.kind == "c") != (metadata.dtype.kind == "c") or gradient.dtype.kind not in "fc":
-        raise ArgumentTypeError(f"{what}: For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in dtype: grad_output[{i}] "
-                                f"has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}.")
+        raise ArgumentTypeError(
+            f"{what}: For complex Tensors, both grad_output and output are required to have the same dtype. Mismatch in dtype: "
+            f"grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}."
+        )
     if gradient.dtype != metadata.dtype:
-        raise ArgumentTypeError(f"{what}: grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}. Cast it with .astype().")
+        raise ArgumentTypeError(
+            f"{what}: grad_output[{i}] has dtype {gradient.dtype} and output[{i}] has dtype {metadata.dtype}. Cast it with .astype()."
+        )
     if device_of(gradient) != metadata.device:
-        raise DeviceMismatchError(f"{what}: grad_output[{i}] lives on {device_of(gradient)} and output[{i}] on {metadata.device}. Move it with .to().")
+        raise DeviceMismatchError(
+            f"{what}: grad_output[{i}] lives on {device_of(gradient)} and output[{i}] on {metadata.device}. Move it with .to()."
+        )

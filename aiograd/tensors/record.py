@@ -74,7 +74,9 @@ def check_numbers(array: Any) -> Any:
         ArgumentTypeError
     """
     if array.dtype.kind in "OSUmM" or array.dtype.names is not None:
-        raise ArgumentTypeError(f"making a tensor: expected numbers, found elements of dtype {array.dtype}. Convert them first, with .astype() for example.")
+        raise ArgumentTypeError(
+            f"making a tensor: expected numbers, found elements of dtype {array.dtype}. Convert them first, with .astype() for example."
+        )
     return array
 
 

@@ -12,7 +12,6 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import current_mode
 from aiograd.ops import ROWS, Op
 from aiograd.tensors import passes
 from aiograd.tensors.core import TensorCore, bind_tensor_class, make

@@ -164,7 +164,7 @@ async def test_a_nan_in_a_gradient_is_an_error(inline: bool) -> None:
 
     Threaded.inline = inline
     x, w = leaf([1.0]), leaf([1.0])
-    with caught_warnings(), ag.detect_anomaly(), pytest.raises(NaNGradientError, match="Function 'ThreadedBackward' returned nan values in its 1th output"):
+    with caught_warnings(), ag.detect_anomaly(), pytest.raises(NaNGradientError, match="'ThreadedBackward' returned nan values in its 1th output"):
         await Threaded.apply(x, w).sum().backward()
     assert x.grad is None and w.grad is None
 

@@ -91,7 +91,10 @@ def test_an_operation_that_cannot_be(call: Any, error: Any, words: str, grad: bo
     assert x.version == 0 and x.grad is None and x.tolist() == [1.0, 2.0]
 
 
-@pytest.mark.parametrize("operate", [lambda t: t + "a", lambda t: "a" * t, lambda t: t - None, lambda t: {} @ t, lambda t: t < "a", lambda t: t ** [None]])
+@pytest.mark.parametrize(
+    "operate",
+    [lambda t: t + "a", lambda t: "a" * t, lambda t: t - None, lambda t: {} @ t, lambda t: t < "a", lambda t: t ** [None]],
+)
 def test_an_operator_with_something_that_is_no_number_is_pythons_type_error(operate: Any) -> None:
     with pytest.raises(TypeError):
         operate(leaf([1.0, 2.0]))
@@ -118,7 +121,7 @@ async def test_a_second_backward() -> None:
     x = leaf([1.0, 2.0])
     y = (x * x).sum()
     await y.backward()
-    with pytest.raises(GraphFreedError, match="second time.*retain_graph=True"):
+    with pytest.raises(GraphFreedError, match=r"second time.*retain_graph=True"):
         await y.backward()
     assert x.grad.tolist() == [2.0, 4.0]
 
@@ -128,7 +131,7 @@ async def test_a_modified_saved_value() -> None:
     y = x * 1
     z = (y * y).sum()
     y += 1
-    with pytest.raises(ModifiedError, match="at version 1; expected version 0 instead. Clone it before modifying"):
+    with pytest.raises(ModifiedError, match=r"at version 1; expected version 0 instead. Clone it before modifying"):
         await z.backward()
     assert x.grad is None
 

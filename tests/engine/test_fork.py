@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import traceback
 import warnings
 from collections.abc import Callable
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.graph import accumulate_grad
 
 pytestmark = [pytest.mark.proc, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this platform")]
 
@@ -50,8 +52,6 @@ def in_child(work: Callable[[], None], *, seconds: int = 30) -> None:
     if pid == 0:
         status = 1
         try:
-            import signal
-
             signal.alarm(seconds)
             work()
             status = 0
@@ -93,8 +93,6 @@ def test_a_child_of_a_child() -> None:
 
 
 def test_a_child_forked_while_a_gradient_is_being_committed_elsewhere_is_not_stuck() -> None:
-    from aiograd.graph import accumulate_grad
-
     with accumulate_grad._commit_lock:  # as another thread might hold it
         in_child(lambda: expect(ag.run(train())))
     assert ag.run(train()) == EXPECTED

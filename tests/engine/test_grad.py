@@ -133,7 +133,7 @@ async def test_an_input_that_is_modified_afterwards_is_asked_for_in_its_new_plac
 async def test_an_unreachable_input_is_an_error_by_default() -> None:
     x, w = leaf([2.0]), leaf([3.0])
     y = (x * x).sum()
-    with pytest.raises(UnusedInputError, match="the input at index 1, appears to not have been used in the graph. Set allow_unused=True"):
+    with pytest.raises(UnusedInputError, match=r"the input at index 1, appears to not have been used in the graph. Set allow_unused=True"):
         await ag.grad(y, (x, w))
     # it was noticed before anything ran
     (g,) = await ag.grad(y, x)

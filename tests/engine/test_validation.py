@@ -121,7 +121,7 @@ async def test_a_gradient_of_another_shape_is_an_error(shape: Any) -> None:
         await run(lambda g: (bad, None), x, w)
         same(x.grad, [2.0, 2.0])
         return
-    with pytest.raises(GradientError, match=r"Function ReturningBackward returned an invalid gradient at index 0 - got \[.*\] but expected shape compatible with \[2\]"):
+    with pytest.raises(GradientError, match=r"an invalid gradient at index 0 - got \[.*\] but expected shape compatible with \[2\]"):
         await run(lambda g: (bad, None), x, w)
     assert x.grad is None
 

@@ -140,7 +140,7 @@ async def test_the_graph_task_can_be_looked_at() -> None:
 
 @pytest.mark.parametrize("ask", [execution_order, lambda: will_run(None), lambda: queue_callback(print)])  # type: ignore[arg-type]
 def test_outside_of_a_pass_there_is_nothing_to_ask(ask: Any) -> None:
-    with pytest.raises(GraphError, match="during (a )?backward pass"):
+    with pytest.raises(GraphError, match=r"during (a )?backward pass"):
         ask()
 
 

@@ -250,7 +250,7 @@ async def test_a_prehook_replaces_the_gradients_a_node_is_given() -> None:
 
 async def test_a_prehook_of_a_node_with_several_inputs_gets_all_of_them() -> None:
     x = leaf([1.0, 2.0])
-    a, b = np.split(x, 2)
+    a, _ = np.split(x, 2)
     seen: list[Any] = []
 
     def swap(grads: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from typing import Any
 
 import numpy as np
@@ -263,8 +264,6 @@ async def test_packed_values_go_when_the_pass_has_run() -> None:
             self.tensor = tensor.detach()
             alive.add(self)
 
-    import weakref
-
     alive: weakref.WeakSet[Token] = weakref.WeakSet()
     x = leaf([2.0])
     with saved_tensors_hooks(Token, lambda token: token.tensor):
@@ -356,7 +355,7 @@ async def test_a_modified_output_is_noticed() -> None:
     x = leaf([2.0])
     y = np.exp(x)
     y *= 2
-    with pytest.raises(ModifiedError, match="out of exp.*version 1; expected version 0"):
+    with pytest.raises(ModifiedError, match=r"out of exp.*version 1; expected version 0"):
         await y.sum().backward()
 
 

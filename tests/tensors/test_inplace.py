@@ -237,7 +237,7 @@ async def test_a_saved_part_that_an_assignment_overwrites_is_noticed() -> None:
     x, w = leaf([1.0, 2.0, 3.0]), leaf([0.5, 1.5])
     y = x * 1
     y[1:] = y[:-1] * w
-    with pytest.raises(ag.errors.ModifiedError, match="of mul.*version 1; expected version 0"):
+    with pytest.raises(ag.errors.ModifiedError, match=r"of mul.*version 1; expected version 0"):
         await y.sum().backward()
 
 
@@ -487,7 +487,7 @@ async def test_a_view_taken_without_recording_stays_outside_of_the_graph() -> No
 def test_elements_that_share_a_place_cannot_be_modified() -> None:
     for t in (leaf([1.0, 2.0]) * 1, constant([1.0, 2.0])):
         wide = t.expand(3, 2)
-        with pytest.raises(InPlaceError, match="the tensor's memory is read-only.*Use clone"):
+        with pytest.raises(InPlaceError, match=r"the tensor's memory is read-only.*Use clone"):
             wide += 1
         with pytest.raises(InPlaceError, match="read-only"):
             wide[0] = 1.0

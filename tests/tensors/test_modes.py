@@ -118,7 +118,11 @@ def test_a_block_left_in_another_context_is_an_error() -> None:
 # -------------------------------------------------------------------- decorators
 
 
-@pytest.mark.parametrize("decorate", [ag.no_grad(), ag.no_grad, lambda f: ag.set_grad_enabled(False)(f)], ids=["no_grad()", "no_grad", "set_grad_enabled"])
+@pytest.mark.parametrize(
+    "decorate",
+    [ag.no_grad(), ag.no_grad, lambda f: ag.set_grad_enabled(False)(f)],
+    ids=["no_grad()", "no_grad", "set_grad_enabled"],
+)
 async def test_decorators_on_every_kind_of_function(decorate: Any) -> None:
     @decorate
     def plain(a: int, *, b: int) -> Any:

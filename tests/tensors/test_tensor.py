@@ -158,7 +158,7 @@ def test_comparison_is_elementwise_and_identity_is_the_hash() -> None:
     assert (a == None) is False and (a != None) is True  # noqa: E711 - what Python makes of it is the point
     assert (a == "a") is False
     assert hash(a) == hash(a) and {a: 1}[a] == 1 and len({a, b, a}) == 2
-    assert a in [b, a] or True
+    assert a in [a, b]  # the same object
     x = leaf([1.0])
     assert not (x > 0).requires_grad
 
@@ -200,7 +200,6 @@ def test_repr_shows_values_dtype_and_graph() -> None:
         (lambda t: np.array([1.0, 2.0]) * t, [1.0, 6.0]),
         (lambda t: np.float64(2.0) * t, [2.0, 6.0]),
         (lambda t: t - [1.0, 1.0], [0.0, 2.0]),
-        (lambda t: divmod(7, t)[0] if hasattr(type(t), "__rdivmod__") else 7 // t, [7.0, 2.0]),
     ],
 )
 def test_operators(operate: Any, expected: Any) -> None:
@@ -280,7 +279,7 @@ async def test_numpy_functions_record(call: Any, expected: Any) -> None:
 def test_asarray_of_numpy_refuses_to_drop_a_graph() -> None:
     x = leaf([1.0, 2.0])
     for convert in (np.asarray, np.array, lambda t: np.array([t, t]), lambda t: np.ones(2).dot(np.asarray(t))):
-        with pytest.raises(GraphError, match="use detach\\(\\).numpy\\(\\)"):
+        with pytest.raises(GraphError, match=r"use detach\(\).numpy\(\)"):
             convert(x)
     plain = x.detach()
     assert np.shares_memory(np.asarray(plain), plain.numpy())
@@ -384,7 +383,7 @@ async def test_copy_shares_memory() -> None:
 @pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
 def test_pickling_is_refused(protocol: int) -> None:
     for t in (ag.tensor([1.0]), leaf([1.0]) * 2):
-        with pytest.raises(ArgumentTypeError, match="tensors cannot be pickled.*aiograd.save"):
+        with pytest.raises(ArgumentTypeError, match=r"tensors cannot be pickled.*aiograd.save"):
             pickle.dumps(t, protocol)
         with pytest.raises(TypeError):
             pickle.dumps({"nested": [t]}, protocol)
@@ -440,7 +439,7 @@ def test_methods_take_shapes_in_both_ways() -> None:
     assert t.permute(2, 0, 1).shape == t.permute((2, 0, 1)).shape == (4, 2, 3)
     assert t.flatten().shape == (24,) and t.flatten(1).shape == (2, 12)
     assert t.unsqueeze(0).squeeze().shape == (2, 3, 4) and t.unsqueeze(-1).shape == (2, 3, 4, 1)
-    assert ag.tensor([[1.0]]).expand(3, -1, 4).shape == (3, 1, 4) if False else True
+    assert ag.tensor([[1.0]]).expand(3, -1, 4).shape == (3, 1, 4)
     assert ag.tensor([1.0]).expand(3, 4).shape == (3, 4)
     assert t.swapaxes(0, 1).shape == (3, 2, 4)
 
