@@ -29,7 +29,7 @@ from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.modes import current_mode, no_grad
 from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
-from aiograd.tensors.inplace import adopt, check_in_place, check_view
+from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 from aiograd.tensors.record import note, pack_value
 
 
@@ -338,7 +338,7 @@ class Function:
         context._to_save = context._dirty = context._non_differentiable = ()
         for output, nr in carriers:
             if id(output) in dirty:
-                adopt(output, node, nr)
+                move_with_parents(output, node, nr)
                 continue
             output._node, output._nr = node, nr
             shared = next((arg for arg in args if isinstance(arg, TensorCore) and arg._vc is not None and arg._vc is output._vc), None)

@@ -234,7 +234,6 @@ class GraphTask:
                 node._extra is not None
                 or not (
                     (node.is_cheap and (node.shape in small_shapes or shape_is_small(node.shape)))  # type: ignore[attr-defined]
-                    or (node.is_leaf and node.device == "cpu")  # type: ignore[attr-defined]
                     or (node.is_builtin and is_small(node))
                 )
             ):

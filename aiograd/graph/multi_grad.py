@@ -11,7 +11,7 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.current import CURRENT
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.hooks import HandleGroup, Hook
-from aiograd.graph.node import Node
+from aiograd.graph.node import Node, as_edge
 
 
 def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Literal["all", "any"] = "all") -> HandleGroup:
@@ -88,8 +88,14 @@ def get_gradient_edge(tensor: Any) -> GradientEdge:
 
 
 def create_gradient_edge(tensor: Any, edge: GradientEdge) -> None:
-    """Make `tensor` the output of a node: gradients of the tensor arrive at this edge from now on."""
-    tensor._node, tensor._nr = edge
+    """Make `tensor` the output of a node: gradients of the tensor arrive at this edge from now on.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: not a Tensor, or not an input of a node.
+    """
+    if not BOUNDARY.is_tensor(tensor):
+        raise ArgumentTypeError(f"create_gradient_edge: expected a Tensor, found {type(tensor).__name__}")
+    tensor._node, tensor._nr = as_edge(edge)
 
 
 def any_requires_grad(*values: Any) -> bool:

@@ -131,7 +131,7 @@ class Node:
     any_reordered = False
 
     def __init__(self, next_edges: Iterable[Edge | tuple[Node | None, int] | None] = (), *, num_inputs: int = 0) -> None:
-        edges = [_as_edge(edge) for edge in next_edges]
+        edges = [as_edge(edge) for edge in next_edges]
         self.next_nodes = tuple(edge.node for edge in edges)
         self.next_nrs = tuple(edge.input_nr for edge in edges)
         self._seq = _next_sequence()
@@ -239,7 +239,7 @@ class Node:
 
     def set_next_edges(self, edges: Iterable[Edge | tuple[Node | None, int] | None]) -> None:
         """Replace all edges."""
-        new = [_as_edge(edge) for edge in edges]
+        new = [as_edge(edge) for edge in edges]
         self.next_nodes = tuple(edge.node for edge in new)
         self.next_nrs = tuple(edge.input_nr for edge in new)
         self._edges_changed()
@@ -313,7 +313,12 @@ class Node:
         """Drop the values saved for backward; `released` says why to whoever asks for them later."""
 
 
-def _as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:
+def as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:
+    """An edge in any of its forms, checked.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: it does not lead to an input of a node.
+    """
     if edge is None:
         return Edge(None, 0)
     node, number = edge

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
-from aiograd.errors import GraphError
+from aiograd.errors import ArgumentTypeError, GraphError
 from aiograd.modes import ModeScope, current_mode
 
 
@@ -68,6 +68,9 @@ class saved_tensors_hooks(ModeScope):
     """
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
+        for name, hook in (("pack", pack), ("unpack", unpack)):
+            if not callable(hook):
+                raise ArgumentTypeError(f"saved_tensors_hooks({name}=...): expected a callable, found {type(hook).__name__}")
         super().__init__(saved_hooks=SavedTensorHooks(pack, unpack))
 
     def _check_entry(self) -> None:

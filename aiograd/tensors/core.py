@@ -10,6 +10,7 @@ Note [Five slots]
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable, Generator
 from typing import Any, NoReturn, Self
@@ -19,7 +20,7 @@ import numpy as np
 from aiograd import devices
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, GraphError, InPlaceError, NotReadyError, ShapeError
-from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
@@ -282,7 +283,7 @@ class TensorCore:
             NotReadyError: the data is still being computed and an event loop is running: ``await`` the tensor first.
         """
         array = host_array(self)
-        if self._node is not None:
+        if self.requires_grad:
             array = array.view()
             array.flags.writeable = False
         return array
@@ -334,12 +335,12 @@ class TensorCore:
         return id(self)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
-        if self._node is not None:
+        if self.requires_grad:
             raise GraphError("converting a tensor that requires grad to a numpy array would drop its graph: use detach().numpy()")
         return np.array(host_array(self), dtype=dtype, copy=copy)
 
     def __dlpack__(self, **options: Any) -> Any:
-        if self._node is not None:
+        if self.requires_grad:
             raise GraphError("exporting a tensor that requires grad would drop its graph: use detach() first")
         return self._data.__dlpack__(**options)
 
@@ -382,8 +383,17 @@ class _Retainer:
         if tensor is None:
             return None
         extra = extra_of(tensor)
-        total = grad.clone() if extra.grad is None else extra.grad + grad  # others hold the array that arrived
+        if extra.grad is not None:
+            total = extra.grad + grad
+        else:
+            total = grad if _is_alone(grad) else grad.clone()
         return functools.partial(setattr, extra, "grad", total)
+
+
+def _is_alone(tensor: TensorCore) -> bool:
+    """Whether nobody but this Tensor, outside of any graph, holds its array."""
+    data = tensor._data
+    return tensor._node is None and data.__class__ is np.ndarray and data.base is None and sys.getrefcount(data) <= SOLE_OWNER + 1
 
 
 #: the final class of Tensors, bound when it is defined

@@ -50,6 +50,9 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
     def modify(self: Any, other: Any) -> Any:
         check_in_place(self, what)
         is_tensor = isinstance(other, TensorCore)
+        refresh(self)
+        if is_tensor:
+            refresh(other)
         if not _records(self, other if is_tensor else None) and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
             if not is_tensor and not isinstance(other, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
                 return NotImplemented
@@ -62,7 +65,6 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
                 raise ShapeError(f"{what}, a tensor of shape {list(self.shape)}: {error}. The result must fit the tensor's shape.") from None
             counter_of(self)[0] += 1
             return self
-        refresh(self)
         old = stand_in(self)
         if current_mode().saved_hooks is not None:
             old._data = np.copy(old._data)  # hooks may keep any part of what they are given
@@ -91,10 +93,10 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
         value = value.to(tensor.device)
     if value.dtype.kind == "c" and tensor.dtype.kind != "c":
         raise ArgumentTypeError(f"{what}: complex values do not fit a tensor of dtype {tensor.dtype}. Take np.real() of them.")
+    refresh(tensor)
+    refresh(value)
     records = _records(tensor, value)
     if records:
-        refresh(tensor)
-        refresh(value)
         check_view(tensor, what)
     old = stand_in(tensor)
     before_write(tensor)
@@ -106,7 +108,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
         raise ShapeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     counter_of(tensor)[0] += 1
     if records:
-        _move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": index}, tensor._data))
+        move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": index}, tensor._data))
 
 
 def check_in_place(tensor: TensorCore, what: str) -> None:
@@ -169,9 +171,24 @@ def before_write(tensor: TensorCore) -> None:
         mutation.before_write(tensor)
 
 
-def adopt(tensor: TensorCore, node: Node, nr: int) -> None:
-    """Make a tensor that was modified in place output `nr` of `node`, and its parents those of what contains that."""
-    _move_with_parents(tensor, node, nr)
+def move_with_parents(tensor: TensorCore, node: Node | None, nr: int) -> None:
+    """Make a tensor that was modified in place output `nr` of `node`, and what it is a view of what contains that.
+
+    See Note [Modifying a view].
+    """
+    chain: list[tuple[TensorCore, View]] = []
+    current = tensor
+    while (view := _view_of(current)) is not None:
+        part = make(current._data)
+        part._node, part._nr = node, nr
+        chain.append((current, view))
+        node, nr = _in_parent(part, view)
+        current = view.parent
+    move_to(current, node, nr)
+    counter = counter_of(tensor)[0]
+    for current, view in reversed(chain):
+        view.version = counter
+        retake(current, view, stand_in(view.parent))
 
 
 def stand_in(tensor: TensorCore) -> Any:
@@ -210,26 +227,9 @@ def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
     if not records:
         return
     if value._node is None or value.shape != shape or value.dtype != dtype:
-        _move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": ...}, tensor._data))
+        move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": ...}, tensor._data))
     else:
-        _move_with_parents(tensor, value._node, value._nr)
-
-
-def _move_with_parents(tensor: TensorCore, node: Node | None, nr: int) -> None:
-    """Give a modified tensor its new place in the graph; see Note [Modifying a view]."""
-    chain: list[tuple[TensorCore, View]] = []
-    current = tensor
-    while (view := _view_of(current)) is not None:
-        part = make(current._data)
-        part._node, part._nr = node, nr
-        chain.append((current, view))
-        node, nr = _in_parent(part, view)
-        current = view.parent
-    move_to(current, node, nr)
-    counter = counter_of(tensor)[0]
-    for current, view in reversed(chain):
-        view.version = counter
-        retake(current, view, stand_in(view.parent))
+        move_with_parents(tensor, value._node, value._nr)
 
 
 def _in_parent(part: TensorCore, view: View) -> tuple[Node | None, int]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
+
+Rule: TypeAlias = "Callable[[Node], Node]"
 
 _numbers = count(1)
 #: magnitude of the largest number computed so far: below 2**53 integers are exact
@@ -20,7 +22,7 @@ largest = 0.0
 class Node:
     """A value; `parents` and, for each, the rule that turns the gradient of this value into a contribution to the parent's."""
 
-    def __init__(self, value: Any, parents: Sequence[Node] = (), rules: Sequence[Callable[[Node], Node]] = (), *, requires_grad: bool = False) -> None:
+    def __init__(self, value: Any, parents: Sequence[Node] = (), rules: Sequence[Rule] = (), *, requires_grad: bool = False) -> None:
         global largest
         self.value = np.asarray(value, dtype=np.float64)
         largest = max(largest, float(np.max(np.abs(self.value), initial=0.0)))
@@ -29,12 +31,16 @@ class Node:
         self.is_leaf = requires_grad
         self.requires_grad = requires_grad or bool(edges)
         self.number = 0 if requires_grad else next(_numbers)
-        self.hooks: list[Callable[[Node], Node]] = []
+        self.hooks: list[Rule] = []
         #: (counter, its value then) of every variable whose value the rules need
         self.saved: list[tuple[list[int], int]] = []
-        #: what executing the node does besides
-        self.effect: Callable[[], None] | None = None
-        #: "no", "yes", or "perhaps", after a pass that failed on the way
+        #: its rule raises, or runs a pass of its own
+        self.fails = self.nests = False
+        #: it keeps shapes and the like, which only a failed pass takes
+        self.keeps_facts = False
+        #: the engine may need several nodes for it, of which some save something
+        self.is_vague = False
+        #: whether a pass has spent it: "no", "yes" or "perhaps"
         self.freed = "no"
 
 
@@ -67,14 +73,18 @@ def spread(a: Node, shape: tuple[int, ...]) -> Node:
 
 def take(a: Node, indices: np.ndarray[Any, Any]) -> Node:
     """Elements of `a` by position."""
-    return Node(a.value.reshape(-1)[indices], (a,), (lambda g: put(Node(np.zeros(a.value.shape)), g, indices),))
+    made = Node(a.value.reshape(-1)[indices], (a,), (lambda g: put(Node(np.zeros(a.value.shape)), g, indices),))
+    made.is_vague = True
+    return made
 
 
 def put(a: Node, b: Node, indices: np.ndarray[Any, Any]) -> Node:
     """`a` with the elements at these positions replaced by `b`."""
     value = a.value.copy().reshape(-1)
     value[indices] = b.value
-    return Node(value.reshape(a.value.shape), (a, b), (lambda g: put(g, Node(np.zeros(indices.shape)), indices), lambda g: take(g, indices)))
+    made = Node(value.reshape(a.value.shape), (a, b), (lambda g: put(g, Node(np.zeros(indices.shape)), indices), lambda g: take(g, indices)))
+    made.is_vague = True
+    return made
 
 
 class Variable:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 import aiograd as ag
@@ -26,6 +27,18 @@ from tests.engine.cases import leaf
 
 SHAPE = (2, 3)
 EXACT = 2.0**52
+#: saved for a factor, which nobody modifies
+CONSTANT = [([0], 0)]
+
+
+KINDS = ["def", "inline", "async", "sleeping", "nested", "fails", "fails later"]
+HOOKS = ["def", "async", "pre", "post"]
+VIEWS: dict[str, Callable[[Any], Any]] = {
+    "row": lambda t: t[1],
+    "column": lambda t: t[:, 1:],
+    "reshape": lambda t: t.reshape(-1),
+    "transpose": lambda t: t.T,
+}
 
 
 class Injected(Exception):
@@ -47,6 +60,9 @@ class Pair:
     @property
     def requires_grad(self) -> bool:
         return self.node.requires_grad
+
+    def is_matrix(self) -> bool:
+        return self.node.value.ndim == 2 and min(self.node.value.shape) > 1
 
     def family(self) -> ref.Variable:
         variable = self.variable
@@ -75,10 +91,10 @@ class Spec:
         inputs = None if self.kind == "backward" else [pair.node for pair in self.inputs]
         self.reference = ref.Pass(node, np.ones(node.value.shape), inputs, self.kind != "grad")
         for node in self.reference.executed:
-            if getattr(node, "fails", False):
+            if node.fails:
                 self.errors.add(Injected)
                 self.must_fail = True
-            if node.saved and node.freed != "no":
+            if node.freed != "no":
                 self.errors.add(GraphFreedError)
                 self.must_fail |= node.freed == "yes"
             if any(counter[0] != then for counter, then in node.saved):
@@ -117,10 +133,11 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- building
 
-    @initialize()
-    def first_leaves(self) -> None:
+    @initialize(seed=st.integers(0, 2**32), count=st.integers(4, 14))
+    def first_graph(self, seed: int, count: int) -> None:
         for i in range(2):
             self.new_leaf([i + 1, -1, 2, 0, 1, -2], True)
+        self.grow(seed, count)
 
     @rule(values=st.lists(st.integers(-2, 2), min_size=6, max_size=6), requires_grad=st.booleans())
     def new_leaf(self, values: list[int], requires_grad: bool) -> None:
@@ -130,16 +147,17 @@ class EngineMachine(RuleBasedStateMachine):
         self.pairs.append(pair)
         if requires_grad:
             self.leaves.append(pair)
-            tensor.register_post_accumulate_grad_hook(lambda t, i=len(self.leaves) - 1: self._called(i))
-
-    def _called(self, i: int) -> None:
-        self.post_hooks[i] = self.post_hooks.get(i, 0) + 1
+            key = len(self.leaves) - 1
+            tensor.register_post_accumulate_grad_hook(lambda t: self.post_hooks.update({key: self.post_hooks.get(key, 0) + 1}))
 
     def _add(self, tensor: ag.Tensor, node: ref.Node, base: Pair | None = None, indices: Any = None) -> Pair:
         variable = ref.Variable(node) if base is None else ref.Variable(node, base.variable, indices)
         pair = Pair(tensor, variable)
         assert np.array_equal(tensor.detach().numpy(), node.value)
         assert tensor.requires_grad == node.requires_grad
+        if tensor.grad_fn is not None and not node.saved and not node.is_vague:
+            node.keeps_facts = bool(tensor.grad_fn._saved)
+            node.saved = CONSTANT if node.keeps_facts and tensor.grad_fn.holds_data else []
         self.pairs.append(pair)
         return pair
 
@@ -158,13 +176,37 @@ class EngineMachine(RuleBasedStateMachine):
                 tensor = a.tensor * b.tensor
             self._add(tensor, ref.Node(a.node.value * b.node.value))
         elif operation == "mul":
-            node = ref.mul(a.node, b.node)
-            node.saved = [(p.variable.counter, p.variable.counter[0]) for p, other in ((b, a), (a, b)) if other.requires_grad]
-            self._add(a.tensor * b.tensor, node)
+            self._multiply(a, b)
         elif operation == "add":
             self._add(a.tensor + b.tensor, ref.add(a.node, b.node))
         else:
             self._add(a.tensor - b.tensor, ref.add(a.node, ref.scale(b.node, -1.0)))
+
+    @rule(seed=st.integers(0, 2**32), count=st.integers(2, 8))
+    def grow(self, seed: int, count: int) -> None:
+        """Several operations on recent tensors at once."""
+        draws = Random(seed)
+        for _ in range(count):
+            a = draws.choice(self.pairs[-4:])
+            b = draws.choice([pair for pair in self.pairs if pair.node.value.shape in (a.node.value.shape, ())])
+            kind = draws.choice(["add", "add", "mul", "custom", "view", "hook"])
+            if not self._small(a, b):
+                continue
+            if kind == "mul":
+                self._multiply(a, b)
+            elif kind == "custom" and a.requires_grad:
+                self._apply(a, draws.choice(KINDS[:5] * 3 + KINDS[5:]), draws.choice([2.0, -1.0]))
+            elif kind == "view" and a.is_matrix():
+                self._view(a, draws.choice(list(VIEWS)))
+            elif kind == "hook" and a.requires_grad and len(a.node.hooks) < 2:
+                self._hook(a, draws.choice(HOOKS), draws.choice([2.0, -1.0]))
+            else:
+                self._add(a.tensor + b.tensor, ref.add(a.node, b.node))
+
+    def _multiply(self, a: Pair, b: Pair) -> None:
+        node = ref.mul(a.node, b.node)
+        node.saved = [(p.variable.counter, p.variable.counter[0]) for p, other in ((b, a), (a, b)) if other.requires_grad]
+        self._add(a.tensor * b.tensor, node)
 
     @rule(data=st.data(), factor=st.sampled_from([2.0, -1.0, 3.0]))
     def scale(self, data: st.DataObject, factor: float) -> None:
@@ -183,14 +225,15 @@ class EngineMachine(RuleBasedStateMachine):
         a = data.draw(st.sampled_from(self.pairs))
         self._add(a.tensor.detach().clone(), ref.Node(a.node.value))
 
-    @rule(data=st.data(), how=st.sampled_from(["row", "column", "reshape", "transpose"]))
+    @rule(data=st.data(), how=st.sampled_from(list(VIEWS)))
     def view(self, data: st.DataObject, how: str) -> None:
-        matrices = [pair for pair in self.pairs if pair.node.value.ndim == 2]
-        base = data.draw(st.sampled_from(matrices))
-        positions = np.arange(base.node.value.size).reshape(base.node.value.shape)
-        views = {"row": lambda t: t[1], "column": lambda t: t[:, 1:], "reshape": lambda t: t.reshape(-1), "transpose": lambda t: t.T}
-        indices = views[how](positions)
-        self._add(views[how](base.tensor), ref.take(base.node, indices), base, indices)
+        self._view(data.draw(st.sampled_from([pair for pair in self.pairs if pair.is_matrix()])), how)
+
+    def _view(self, base: Pair, how: str) -> None:
+        indices = VIEWS[how](np.arange(base.node.value.size).reshape(base.node.value.shape))
+        tensor = VIEWS[how](base.tensor)
+        shares = np.shares_memory(tensor.detach().numpy(), base.tensor.detach().numpy())  # reshape may have to copy
+        self._add(tensor, ref.take(base.node, indices), base if shares else None, indices)
 
     @rule(data=st.data(), how=st.sampled_from(["mul_", "add_", "fill"]))
     def in_place(self, data: st.DataObject, how: str) -> None:
@@ -198,10 +241,13 @@ class EngineMachine(RuleBasedStateMachine):
         if not allowed:
             return
         a = data.draw(st.sampled_from(allowed), label="a")
-        b = data.draw(st.sampled_from([p for p in self.pairs if p.node.value.shape == a.node.value.shape and p.family() is not a.family()] or [a]), label="b")
+        others = [p for p in self.pairs if p.node.value.shape == a.node.value.shape and p.family() is not a.family()]
+        b = data.draw(st.sampled_from(others or [a]), label="b")
         if how == "mul_":
             a.tensor.mul_(2.0)
-            a.variable.replace(ref.scale(a.node, 2.0))
+            node = ref.scale(a.node, 2.0)
+            node.saved = CONSTANT
+            a.variable.replace(node)
         elif how == "add_" and b is not a:
             if not a.requires_grad and not a.family().node.requires_grad and b.requires_grad and a.variable.base is not None:
                 return  # a view of a constant
@@ -209,16 +255,19 @@ class EngineMachine(RuleBasedStateMachine):
             a.variable.replace(ref.add(a.node, b.node))
         else:
             a.tensor[...] = 3.0
-            a.variable.replace(ref.Node(np.full(a.node.value.shape, 3.0)))
+            shape = a.node.value.shape
+            a.variable.replace(ref.put(a.node, ref.Node(np.full(shape, 3.0)), np.arange(int(np.prod(shape))).reshape(shape)))
 
     def _retained(self, pair: Pair) -> bool:
         return any(other.retains and other.family() is pair.family() for other in self.pairs)
 
-    @rule(data=st.data(), kind=st.sampled_from(["def", "inline", "async", "sleeping", "nested", "fails", "fails later"]), factor=st.sampled_from([2.0, -1.0]))
+    @rule(data=st.data(), kind=st.sampled_from(KINDS), factor=st.sampled_from([2.0, -1.0]))
     def custom(self, data: st.DataObject, kind: str, factor: float) -> None:
         a = data.draw(st.sampled_from(self.pairs))
-        if not a.requires_grad or not self._small(a):
-            return
+        if a.requires_grad and self._small(a):
+            self._apply(a, kind, factor)
+
+    def _apply(self, a: Pair, kind: str, factor: float) -> None:
         machine = self
 
         class F(ag.Function):
@@ -256,13 +305,13 @@ class EngineMachine(RuleBasedStateMachine):
         node.nests = kind == "nested"
         self._add((F if kind in ("def", "inline", "fails") else Later).apply(a.tensor), node)
 
-    @rule(data=st.data(), kind=st.sampled_from(["def", "async", "pre", "post"]), factor=st.sampled_from([2.0, -1.0]))
+    @rule(data=st.data(), kind=st.sampled_from(HOOKS), factor=st.sampled_from([2.0, -1.0]))
     def hook(self, data: st.DataObject, kind: str, factor: float) -> None:
         candidates = [pair for pair in self.pairs if pair.requires_grad and len(pair.node.hooks) < 3]
-        if not candidates:
-            return
-        a = data.draw(st.sampled_from(candidates))
+        if candidates:
+            self._hook(data.draw(st.sampled_from(candidates)), kind, factor)
 
+    def _hook(self, a: Pair, kind: str, factor: float) -> None:
         async def later(g: Any) -> Any:
             await asyncio.sleep(0.01)
             return g * factor
@@ -289,9 +338,14 @@ class EngineMachine(RuleBasedStateMachine):
 
     # ---------------------------------------------------------------- running
 
+    def _root(self, data: st.DataObject) -> Pair:
+        """The latest tensor that has a graph, or any."""
+        candidates = [pair for pair in self.pairs if pair.requires_grad]
+        return data.draw(st.one_of(st.just(candidates[-1]), st.sampled_from(candidates)), label="root")
+
     def _draw(self, data: st.DataObject, *, retain: bool | None = None) -> Spec:
         kind = data.draw(st.sampled_from(["backward", "backward", "inputs", "grad"]), label="kind")
-        root = data.draw(st.sampled_from([pair for pair in self.pairs if pair.requires_grad]), label="root")
+        root = self._root(data)
         candidates = [pair for pair in self.pairs if pair.requires_grad and (kind == "grad" or pair.node.is_leaf)]
         inputs = data.draw(st.lists(st.sampled_from(candidates), min_size=1, max_size=3, unique_by=lambda p: id(p.node)), label="inputs")
         spec = Spec(kind, root, inputs, data.draw(st.booleans(), label="retain") if retain is None else retain)
@@ -332,8 +386,9 @@ class EngineMachine(RuleBasedStateMachine):
         """Check one pass, and do to the reference what it did."""
         result, reference = spec.result, spec.reference
         assert reference is not None
-        nests = sum(getattr(node, "nests", False) for node in reference.executed)
-        if isinstance(result, BaseException) or not spec.started:
+        nests = sum(node.nests for node in reference.executed)
+        committed = getattr(result, "committed", False)  # cancelled between the commit and the end
+        if (isinstance(result, BaseException) and not committed) or not spec.started:
             if spec.started and not isinstance(result, asyncio.CancelledError):
                 assert type(result) in spec.errors, result
             assert unchanged or not isinstance(result, BaseException)
@@ -341,22 +396,23 @@ class EngineMachine(RuleBasedStateMachine):
             assert 0 <= happened <= nests
             self.nested += happened
             if spec.started and not spec.retain:
-                spent = not isinstance(result, GraphFreedError)
-                for node in reference.seen:
-                    if node.saved and node.freed != "yes":
-                        node.freed = "yes" if spent else "perhaps"
+                self._spend(reference.seen, "perhaps" if isinstance(result, GraphFreedError) else "yes", failed=True)
             return
         assert not spec.must_fail, f"expected one of {spec.errors}"
         self.nested += nests
-        for node in reference.executed:
-            if node.saved and not spec.retain:
-                node.freed = "yes"
-        if spec.kind == "grad":
+        if not spec.retain:
+            self._spend(reference.executed, "yes", failed=False)
+        if committed:
+            assert isinstance(result, asyncio.CancelledError)
+        if spec.kind == "grad" and not committed:
             for pair, gradient in zip(spec.inputs, result, strict=True):
                 self._compare(gradient, reference.grads.get(pair.node))
-        else:
+        elif spec.kind != "grad":
             for i, pair in enumerate(self.leaves):
                 if pair.node in reference.executed:
+                    if committed:
+                        assert self.post_hooks.get(i, 0) in (0, 1)  # its turn may not have come
+                        self.post_hooks[i] = 1
                     gradient = reference.grads[pair.node].value
                     pair.variable.grad = gradient if pair.variable.grad is None else pair.variable.grad + gradient
                     self.post_hooks[i] = self.post_hooks.get(i, 0) - 1
@@ -364,6 +420,12 @@ class EngineMachine(RuleBasedStateMachine):
             if pair.retains and pair.node in reference.seen:
                 gradient = reference.grads[pair.node].value
                 pair.variable.grad = gradient if pair.variable.grad is None else pair.variable.grad + gradient
+
+    @staticmethod
+    def _spend(nodes: Iterable[ref.Node], how: str, failed: bool) -> None:
+        for node in nodes:
+            if node.freed != "yes" and (node.saved or node.is_vague or (failed and node.keeps_facts)):
+                node.freed = "perhaps" if node.is_vague else how
 
     def _compare(self, gradient: ag.Tensor | None, node: ref.Node | None) -> None:
         if node is None:
@@ -394,7 +456,7 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data(), count=st.integers(2, 4))
     def run_several_at_once(self, data: st.DataObject, count: int) -> None:
         specs = [self._draw(data, retain=True) for _ in range(count)]
-        if any(getattr(node, "nests", False) for spec in specs if spec.must_fail for node in spec.reference.executed):
+        if any(node.nests for spec in specs if spec.must_fail for node in spec.reference.executed):
             return
         self._simulate(data, specs)
         for spec in sorted(specs, key=lambda spec: isinstance(spec.result, BaseException)):
@@ -418,12 +480,12 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(data=st.data())
     def run_second_order(self, data: st.DataObject) -> None:
         """Gradients of the sum of the squared gradients."""
-        root = data.draw(st.sampled_from([pair for pair in self.pairs if pair.requires_grad]), label="root")
+        root = self._root(data)
         inputs = data.draw(st.lists(st.sampled_from(self.leaves), min_size=1, max_size=2, unique_by=id), label="inputs")
         spec = Spec("backward", root, [], True)
         spec.predict()
         executed = spec.reference.executed
-        if spec.errors or not self._small(root) or any(getattr(node, "nests", False) for node in executed):
+        if spec.errors or not self._small(root) or any(node.nests for node in executed):
             return
         first = ref.Pass(root.node, np.ones(root.node.value.shape), [pair.node for pair in inputs], False, create_graph=True)
         found = [first.grads.get(pair.node) for pair in inputs]
@@ -466,8 +528,13 @@ class EngineMachine(RuleBasedStateMachine):
         pair.variable.grad = None
 
 
-# `make test` repeats the same programs; HYPOTHESIS_PROFILE=dev explores others
-COUNT = int(os.environ.get("AIOGRAD_STATE_MACHINES", "120"))
+# `make test` repeats the same programs; HYPOTHESIS_PROFILE=dev explores others, and AIOGRAD_STATE_MACHINES says how many.
 TestEngine = EngineMachine.TestCase
-TestEngine.settings = settings(max_examples=COUNT, stateful_step_count=30, suppress_health_check=list(HealthCheck), deadline=None)
-_ = Random
+TestEngine.settings = settings(
+    max_examples=int(os.environ.get("AIOGRAD_STATE_MACHINES", "120")),
+    stateful_step_count=30,
+    suppress_health_check=list(HealthCheck),
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    report_multiple_bugs=False,
+)

@@ -316,6 +316,16 @@ def test_collect_next_edges_passes_over_what_needs_no_gradient() -> None:
     assert not ag.graph.any_requires_grad(3, ag.tensor([1.0]))
 
 
+def test_a_tensor_is_put_at_an_input_of_a_node_only() -> None:
+    x = leaf([1.0])
+    with pytest.raises(ArgumentTypeError, match="expected a Tensor"):
+        ag.graph.create_gradient_edge(np.ones(1), GradientEdge(x._node, 0))
+    tensor = ag.tensor([1.0])
+    with pytest.raises(ArgumentError, match="an edge leads to input 2"):
+        ag.graph.create_gradient_edge(tensor, GradientEdge(Sink(), 2))
+    assert not tensor.requires_grad
+
+
 async def test_release_variables_frees_what_a_node_saved() -> None:
     x = leaf([1.0, 2.0])
     y = x * x

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, GraphError, HookTypeError, ModifiedError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, HookTypeError, ModifiedError
 from aiograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
 
 
@@ -274,6 +274,11 @@ async def test_packed_values_go_when_the_pass_has_run() -> None:
     assert len(alive) == 0
     with pytest.raises(ag.errors.GraphFreedError):
         await z.sum().backward()
+
+
+def test_hooks_are_callables() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"saved_tensors_hooks\(unpack=...\): expected a callable, found NoneType"):
+        saved_tensors_hooks(lambda t: t, None)  # type: ignore[arg-type]
 
 
 def test_hooks_can_be_disabled() -> None:

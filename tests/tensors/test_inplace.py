@@ -363,6 +363,49 @@ async def test_a_view_of_a_tensor_without_gradient_follows_when_it_gets_one() ->
     same(w.grad, [10.0, 0.0])
 
 
+async def test_a_stale_view_is_used_as_what_it_has_become() -> None:
+    def stale() -> Any:
+        buffer = constant([0.0, 0.0])
+        view = buffer[0:1]
+        buffer[...] = w * 3
+        return view
+
+    def added(view: Any) -> Any:
+        total = constant([1.0])
+        total += view
+        return total
+
+    def assigned(view: Any) -> Any:
+        total = constant([1.0, 2.0])
+        total[1:] = view
+        return total
+
+    def copied(view: Any) -> Any:
+        return constant([1.0]).copy_(view)
+
+    class Twice(ag.Function):
+        inline = True
+
+        @staticmethod
+        def forward(ctx: Any, a: Any) -> Any:
+            return a * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return g * 2
+
+    w = leaf([1.0, 2.0])
+    joined, custom = (lambda v: np.concatenate([v, v]) / 2), (lambda v: Twice.apply(v) / 2)
+    for use in (added, assigned, copied, joined, custom, lambda v: v, lambda v: v * 1, lambda v: v[0]):
+        w.grad = None
+        await use(stale()).sum().backward()
+        same(w.grad, [3.0, 0.0])
+    for convert in (np.asarray, np.from_dlpack):
+        with pytest.raises(ag.errors.GraphError):
+            convert(stale())
+    assert not stale().numpy().flags.writeable
+
+
 async def test_hooks_and_grad_fn_of_a_stale_view_are_those_of_the_new_values() -> None:
     x = leaf([1.0, 2.0])
     y = x * 1
