@@ -23,7 +23,6 @@ from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import profiler as profiler
 from aiograd import viz as viz
-from aiograd.array_functions import linalg as linalg
 from aiograd.array_functions import abs as abs
 from aiograd.array_functions import acos as acos
 from aiograd.array_functions import acosh as acosh
@@ -58,8 +57,8 @@ from aiograd.array_functions import cbrt as cbrt
 from aiograd.array_functions import ceil as ceil
 from aiograd.array_functions import clip as clip
 from aiograd.array_functions import clone as clone
-from aiograd.array_functions import complex128 as complex128
 from aiograd.array_functions import complex64 as complex64
+from aiograd.array_functions import complex128 as complex128
 from aiograd.array_functions import concat as concat
 from aiograd.array_functions import conj as conj
 from aiograd.array_functions import copysign as copysign
@@ -110,10 +109,10 @@ from aiograd.array_functions import imag as imag
 from aiograd.array_functions import index_add as index_add
 from aiograd.array_functions import inf as inf
 from aiograd.array_functions import inner as inner
+from aiograd.array_functions import int8 as int8
 from aiograd.array_functions import int16 as int16
 from aiograd.array_functions import int32 as int32
 from aiograd.array_functions import int64 as int64
-from aiograd.array_functions import int8 as int8
 from aiograd.array_functions import isclose as isclose
 from aiograd.array_functions import isdtype as isdtype
 from aiograd.array_functions import isfinite as isfinite
@@ -124,11 +123,12 @@ from aiograd.array_functions import kron as kron
 from aiograd.array_functions import leaky_relu as leaky_relu
 from aiograd.array_functions import less as less
 from aiograd.array_functions import less_equal as less_equal
+from aiograd.array_functions import linalg as linalg
 from aiograd.array_functions import linspace as linspace
 from aiograd.array_functions import log as log
-from aiograd.array_functions import log10 as log10
 from aiograd.array_functions import log1p as log1p
 from aiograd.array_functions import log2 as log2
+from aiograd.array_functions import log10 as log10
 from aiograd.array_functions import log_sigmoid as log_sigmoid
 from aiograd.array_functions import log_softmax as log_softmax
 from aiograd.array_functions import logaddexp as logaddexp
@@ -210,10 +210,10 @@ from aiograd.array_functions import transpose as transpose
 from aiograd.array_functions import tril as tril
 from aiograd.array_functions import triu as triu
 from aiograd.array_functions import trunc as trunc
+from aiograd.array_functions import uint8 as uint8
 from aiograd.array_functions import uint16 as uint16
 from aiograd.array_functions import uint32 as uint32
 from aiograd.array_functions import uint64 as uint64
-from aiograd.array_functions import uint8 as uint8
 from aiograd.array_functions import unique_all as unique_all
 from aiograd.array_functions import unique_counts as unique_counts
 from aiograd.array_functions import unique_inverse as unique_inverse

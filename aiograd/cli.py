@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import __version__
+from aiograd import __version__, kernels
 from aiograd.engine.run import run
 from aiograd.errors import AiogradError
-from aiograd import kernels
 from aiograd.profiler import merge_traces, summarize_trace
 from aiograd.tensors.tensor import tensor
 
@@ -82,7 +81,8 @@ def _doctor() -> int:
 
 def _blas() -> str:
     blas = (np.show_config(mode="dicts") or {}).get("Build Dependencies", {}).get("blas", {})
-    threads = next((f"{name}={os.environ[name]}" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS") if name in os.environ), "")
+    variables = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+    threads = next((f"{name}={os.environ[name]}" for name in variables if name in os.environ), "")
     return " ".join(filter(None, (blas.get("name", "unknown"), blas.get("version", ""), threads)))
 
 

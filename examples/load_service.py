@@ -18,7 +18,9 @@ from sklearn.datasets import load_digits
 
 import aiograd as ag
 
-MALFORMED = (b"", b"{", b"[]", b'{"image": 3}', b'{"image": [1, 2, 3]}', b'{"image": ["a"]}', b"\xff\xfe", b"[" * 5000, b'{"image": null, "digit": NaN}')
+MALFORMED = (
+    b"", b"{", b"[]", b'{"image": 3}', b'{"image": [1, 2, 3]}', b'{"image": ["a"]}', b"\xff\xfe", b"[" * 5000, b'{"image": null, "digit": NaN}',
+)  # fmt: skip
 
 
 async def put_load_on(url: str, *, seconds: float, connections: int) -> dict[str, float]:

@@ -248,7 +248,8 @@ class GraphTask:
                     dependencies[child] = 1
                     if child.is_leaf:
                         shape = child.shape  # type: ignore[attr-defined]
-                        if child._extra is not None or child.post_accumulate_hooks or (shape not in small_leaves and not placement.leaf_is_small(shape)):  # type: ignore[attr-defined]
+                        is_small_leaf = shape in small_leaves or placement.leaf_is_small(shape)
+                        if not is_small_leaf or child._extra is not None or child.post_accumulate_hooks:  # type: ignore[attr-defined]
                             plain = False
                     else:
                         stack.append(child)

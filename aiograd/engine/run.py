@@ -141,7 +141,7 @@ class Engine:
         if executor is not None:
             alive = executor.close()
             deadline = asyncio.get_running_loop().time() + self.cancel_grace
-            while any(thread.is_alive() for thread in alive) and asyncio.get_running_loop().time() < deadline:
+            while any(thread.is_alive() for thread in alive) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - threads set no event
                 await asyncio.sleep(0.0005)
 
     def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
@@ -717,7 +717,9 @@ def check_can_run(what: str) -> None:
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        raise LoopError(f"{what} without a running event loop: await it inside a coroutine, started with aiograd.run(main()) or asyncio.run(main())") from None
+        raise LoopError(
+            f"{what} without a running event loop: await it inside a coroutine, started with aiograd.run(main()) or asyncio.run(main())"
+        ) from None
 
 
 _engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)

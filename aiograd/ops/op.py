@@ -83,7 +83,7 @@ class Op:
         outputs: int | None,
         differentiable_outputs: Sequence[int] | None,
         view: bool,
-        complex: ComplexMode,  # noqa: A002 - the field's word
+        complex: ComplexMode,
         cost: float | Callable[..., float],
         fused: Fused | None,
     ) -> None:
@@ -170,7 +170,7 @@ def define(
     outputs: int | None = 1,
     differentiable_outputs: Sequence[int] | None = None,
     view: bool = False,
-    complex: ComplexMode = "real",  # noqa: A002
+    complex: ComplexMode = "real",
     cost: float | Callable[..., float] = 1.0,
     fused: Fused | None = None,
     numpy: Sequence[Callable[..., Any]] = (),

@@ -24,12 +24,13 @@ _REDUCTIONS: dict[np.ufunc, str] = {
     np.logical_and: "all",
     np.logical_or: "any",
 }
+_UNSUPPORTED = frozenset(("out", "where", "casting", "order", "subok", "signature", "initial"))
 _ACCUMULATIONS: dict[np.ufunc, str] = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
 def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Answer ``ufunc.method(*inputs, **kwargs)`` with a row."""
-    unsupported = [name for name, value in kwargs.items() if name in ("out", "where", "casting", "order", "subok", "signature", "initial") and value is not None]
+    unsupported = [name for name, value in kwargs.items() if name in _UNSUPPORTED and value is not None]
     if unsupported:
         raise ArgumentTypeError(f"np.{ufunc.__name__} on Tensors does not support {', '.join(unsupported)}=")
     if method == "__call__":
@@ -59,7 +60,8 @@ def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     implementation = FUNCTIONS.get(function)
     if implementation is None:
         raise ArgumentTypeError(
-            f"{getattr(function, '__module__', 'numpy')}.{function.__name__} has no row in aiograd's tables. Use detach().numpy(), or write an aiograd.Function."
+            f"{getattr(function, '__module__', 'numpy')}.{function.__name__} has no row in aiograd's tables. Use detach().numpy(), or write an "
+            "aiograd.Function."
         )
     try:
         return implementation(*args, **kwargs)

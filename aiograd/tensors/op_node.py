@@ -174,7 +174,8 @@ class OpNode(Node):
                 value = saved[row.layout.index(name)]
                 shape = list(getattr(value, "shape", ()))
                 raise ModifiedError(
-                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {name} of {row.op.name} with shape "
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {name} of {row.op.name} with "
+                    "shape "
                     f"{shape}, saved for {self.name}, is at version {have}; expected version {want} instead. Clone it before modifying, or use an "
                     "out-of-place operation."
                 )
@@ -204,7 +205,8 @@ class OpNode(Node):
             else:
                 key.append(node.shape if node.is_single else node.metadata_of(nr))  # type: ignore[attr-defined]
         if self.costly and None in self.next_nodes and self._saved.__class__ is tuple:
-            key.extend([None if value is None else value._data.shape for value in self._saved[: len(self.row.values)] if value.__class__ is not tuple])
+            values = self._saved[: len(self.row.values)]
+            key.extend([None if value is None else value._data.shape for value in values if value.__class__ is not tuple])
         return tuple(key)
 
     def estimate(self) -> float:
@@ -297,7 +299,8 @@ class GeneralOpNode(OpNode):
         """What the estimate depends on; None: not known to be small."""
         if any(metadata.device != "cpu" for metadata in self.metadata_list):
             return None
-        return (type(self), self.metadata_list, *[None if node is None else node.metadata_of(nr) for node, nr in zip(self.next_nodes, self.next_nrs, strict=True)])
+        edges = zip(self.next_nodes, self.next_nrs, strict=True)
+        return (type(self), self.metadata_list, *[None if node is None else node.metadata_of(nr) for node, nr in edges])
 
 
 def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjugates: bool = False, fused: Fused | None = None) -> type[OpNode]:

@@ -174,7 +174,9 @@ def _has_complex(arrays: list[Any]) -> bool:
     return False
 
 
-def _call_general(op: Op, tensors: list[Any], arrays: list[Any], statics: dict[str, Any], mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_general(
+    op: Op, tensors: list[Any], arrays: list[Any], statics: dict[str, Any], mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Any:
     """The rest of `call` where a device, several outputs, or a mode other than plain is involved."""
     device = _device_of(op, arrays)
     records = mode.grad and op.differentiable and any(tensor is not None and tensor._node is not None for tensor in tensors)
@@ -337,7 +339,8 @@ def _attach(
     needs = (True,) if op.variadic else tuple(tensor is not None and tensor._node is not None for tensor in tensors)
     if not op.variadic and not any(need and _has_rule(op, name) for need, name in zip(needs, op.arrays, strict=True)):
         return None
-    is_complex = any(output._data.dtype.kind == "c" for output in outputs) or any(t is not None and t._node is not None and t._data.dtype.kind == "c" for t in tensors)
+    wanted = [tensor for tensor in tensors if tensor is not None and tensor._node is not None]
+    is_complex = any(tensor._data.dtype.kind == "c" for tensor in (*outputs, *wanted))
     if is_complex:
         check_complex(op)
     crosses = any(devices.device_name_of(output._data) != "cpu" for output in outputs) or device != "cpu"
