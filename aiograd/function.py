@@ -348,7 +348,7 @@ class Function:
             elif output._x is not None:
                 output._x.view = None
         mode = current_mode()
-        if mode.anomaly is not None or mode.profiler is not None:
+        if not mode.plain:
             note(node, mode)
         return tuple(attached) if is_tuple else attached[0]
 

@@ -28,7 +28,7 @@ from aiograd.errors import ArgumentError, ModeError
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "dtype")
+_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "collect", "dtype")
 
 
 class Mode:
@@ -46,6 +46,8 @@ class Mode:
     #: who is told before a tensor is modified in place, or None
     mutation: Any
     profiler: Any
+    #: is told of every node that is recorded, or None (a pass that records a graph itself, see Note [Numbers of a recorded pass])
+    collect: Callable[[Any], None] | None
     dtype: np.dtype[Any]
     plain: bool
     outer: Mode | None
@@ -58,7 +60,7 @@ class Mode:
         mode = object.__new__(Mode)
         for name in _FIELDS:
             setattr(mode, name, changes[name] if name in changes else getattr(self, name))
-        mode.plain = mode.grad and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None
+        mode.plain = mode.grad and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None and mode.collect is None
         mode.outer = outer
         mode.owner = owner
         mode.is_switched = False
@@ -69,7 +71,7 @@ def _first_mode() -> Mode:
     mode = object.__new__(Mode)
     mode.grad = mode.plain = True
     mode.is_switched = False
-    mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.outer = mode.owner = None
+    mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.collect = mode.outer = mode.owner = None
     mode.dtype = np.dtype(np.float32)
     return mode
 

@@ -74,11 +74,12 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
     """
     if node.is_leaf:
         if grads[0] is not None:
+            task.recording_for = node
             task.stage(node, grads)  # type: ignore[arg-type]
         return ()
-    if node.is_builtin and not node.spans_devices:
+    if node.is_builtin and not node.spans_devices and not task.create_graph:
         return _run_builtin(task, node, grads, values)
-    # for user code, and so that a device can tell for which node it was asked to do something that fails
+    # for user code; so that a device can tell for which node it was asked to do something that fails; and for the numbers of new nodes
     token = CURRENT.set(Current(task, node, in_sync_rule=not getattr(node, "is_async", True)))
     try:
         if node.is_builtin:
@@ -138,6 +139,7 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     if node.is_builtin or node.is_leaf:
         outputs = list(map(dense, raw))
     else:
+        task.recording_for = node
         outputs = check_outputs(node, raw, task.create_graph)
         if not task.keep_graph:
             node.release_variables(task.released)

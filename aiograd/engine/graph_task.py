@@ -13,6 +13,13 @@ Note [Who runs]
     Without `inputs` every node of the graph runs and ``exec_info`` is None. With `inputs` only the nodes on a path to one of them run;
     ``exec_info`` holds those. A captured gradient is taken after the hooks on its tensor.
 
+Note [Numbers of a recorded pass]
+    With ``create_graph`` the pass records nodes while it runs, and where rules suspend or run on threads, when each of them is recorded
+    depends on timing. Sequence numbers decide the order of sums, so second derivatives would differ in their last bits from run to run.
+    Therefore the nodes recorded on behalf of one node form a group, and when all nodes have run the numbers that were taken are dealt out
+    again: groups in the order of an undisturbed pass, the nodes of a group in the order in which they were recorded. Gradients flow from
+    earlier groups to later ones only, so descending numbers remain a topological order.
+
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
 """
 
@@ -22,6 +29,7 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES, InputBuffer, Key
@@ -31,12 +39,14 @@ from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInp
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
 from aiograd.graph.boundary import to_array, to_tensor
 from aiograd.graph.node import InputMetadata, Node, Released
+from aiograd.graph.running import CURRENT
 from aiograd.types import Array
 
 #: gets a non-leaf's gradient at the commit; returns what writes it (None: nothing is to be written)
 Keeper: TypeAlias = Callable[[Any], Callable[[], None] | None]
 
 _next_id = count(0).__next__
+_place = itemgetter(0)
 
 #: how many nodes `discover` visits between two chances for the loop
 DISCOVER_STRIDE = 512
@@ -182,6 +192,11 @@ class GraphTask:
         self._ready = ReadyQueue()
         self._buffers: dict[Node, InputBuffer | list[Any]] = {}
         self._expected: dict[Node, list[Key]] = {}
+        #: the node for which the driver itself records something: whose inputs are summed or outputs fitted
+        self.recording_for: Node | None = None
+        #: what a pass with `create_graph` has recorded so far, with its place in the order
+        self._leaf_places: dict[Node, int] | None = None
+        self._recorded: list[tuple[tuple[int, int], Node]] = []
         self._cancelled = False
         #: what is left of `discover`
         self._walk: Iterator[None] = iter(())
@@ -394,6 +409,7 @@ class GraphTask:
 
     def _deliver(self, child: Node, nr: int, grad: Array | None, key: Key, left: int) -> None:
         buffer = self._buffers.get(child)
+        self.recording_for = child
         if buffer is None:
             expected = self._expected.get(child)
             if expected is None:
@@ -415,6 +431,38 @@ class GraphTask:
         if left == 0:
             del self._buffers[child]
             self._push(child, buffer.take())
+
+    # ---------------------------------------------------------------- numbers of a recorded pass
+
+    def collect(self, recorded: Node) -> None:
+        """Note that this pass has recorded a node."""
+        if self.completed:
+            return
+        current = CURRENT.get()
+        node = current.node if current is not None and current.task is self and current.node is not None else self.recording_for
+        if node is None:
+            place = (0, -(1 << 64))
+        elif node.is_leaf:
+            if self._leaf_places is None:
+                self._leaf_places = {leaf: i for i, leaf in enumerate(self.dependencies)}
+            place = (1, self._leaf_places.get(node, 0))
+        else:
+            place = (0, -node._seq)
+        self._recorded.append((place, recorded))
+
+    def renumber(self, outer: Callable[[Node], None] | None) -> None:
+        """Give the nodes this pass has recorded their numbers in an order that does not depend on timing.
+
+        Args:
+            outer: what collects the nodes of a pass around this one.
+        """
+        recorded, self._recorded = self._recorded, []
+        numbers = sorted([node._seq for _, node in recorded])
+        recorded.sort(key=_place)
+        for (_, node), number in zip(recorded, numbers, strict=True):
+            node._seq = number
+            if outer is not None:
+                outer(node)
 
     def fold_done(self, child: Node, buffer: InputBuffer) -> None:
         """A large sum that the driver took from `folds` has been made."""

@@ -341,9 +341,11 @@ class _Driver:
                 raise
             task.commit()
             return
-        with ModeScope(grad=task.create_graph):
+        outer = current_mode().collect
+        with ModeScope(grad=task.create_graph, collect=task.collect if task.create_graph else None):
             await self.general()
             task.check_complete()
+            task.renumber(outer)
             await self.arrive()
             await self.restage()
             leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]

@@ -20,6 +20,7 @@ from typing import Any
 
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.validate import fit
+from aiograd.errors import GraphError
 from aiograd.graph.node import Node
 from aiograd.ops.partial import Partial, dense
 
@@ -101,6 +102,8 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     for node in task.dependencies:
         if node.is_leaf and node in sums:
             task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
+    if sums:
+        raise GraphError(f"gradients for {next(iter(sums)).name} came after it had run: the nodes are not numbered in the order of recording")
 
 
 def _add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: Node, index: int) -> None:

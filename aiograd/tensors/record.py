@@ -425,7 +425,9 @@ def pack_value(tensor: TensorCore, hooks: SavedTensorHooks) -> PackedValue:
 
 
 def note(node: Node, mode: Mode) -> None:
-    """Record for anomaly mode and profilers where the node was made."""
+    """Tell whoever wants to know that a node was made, and where."""
+    if mode.collect is not None:
+        mode.collect(node)
     if mode.anomaly is not None:
         current = CURRENT.get()
         stack = "".join(traceback.format_list(traceback.extract_stack()[:-3]))

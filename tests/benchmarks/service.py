@@ -126,7 +126,8 @@ def _on_aiograd(network: networks.Network) -> Learner:
         with ag.no_grad():
             w1, b1, w2, b2, w3, b3 = model.parameters
             F = nn.functional
-            scores: list[float] = F.linear(F.relu(F.linear(F.relu(F.linear(ag.tensor([row]), w1, b1)), w2, b2)), w3, b3)[0].tolist()
+            x = ag.asarray(np.array([row], np.float32))
+            scores: list[float] = F.linear(F.relu(F.linear(F.relu(F.linear(x, w1, b1)), w2, b2)), w3, b3)[0].tolist()
             return scores
 
     async def train() -> None:

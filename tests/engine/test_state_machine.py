@@ -531,7 +531,7 @@ class EngineMachine(RuleBasedStateMachine):
 # `make test` repeats the same programs; HYPOTHESIS_PROFILE=dev explores others, and AIOGRAD_STATE_MACHINES says how many.
 TestEngine = EngineMachine.TestCase
 TestEngine.settings = settings(
-    max_examples=int(os.environ.get("AIOGRAD_STATE_MACHINES", "120")),
+    max_examples=int(os.environ.get("AIOGRAD_STATE_MACHINES", "300")),
     stateful_step_count=30,
     suppress_health_check=list(HealthCheck),
     deadline=None,
