@@ -58,8 +58,16 @@ class Mode:
     def having(self, *, outer: Mode | None, owner: object, **changes: Any) -> Mode:
         """A copy with some fields changed."""
         mode = object.__new__(Mode)
-        for name in _FIELDS:
-            setattr(mode, name, changes[name] if name in changes else getattr(self, name))
+        mode.grad = self.grad
+        mode.anomaly = self.anomaly
+        mode.saved_hooks = self.saved_hooks
+        mode.saved_hooks_disabled = self.saved_hooks_disabled
+        mode.mutation = self.mutation
+        mode.profiler = self.profiler
+        mode.collect = self.collect
+        mode.dtype = self.dtype
+        for name, value in changes.items():
+            setattr(mode, name, value)
         mode.plain = mode.grad and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None and mode.collect is None
         mode.outer = outer
         mode.owner = owner

@@ -479,6 +479,9 @@ def attach(op: Op, tensors: list[Any], statics: dict[str, Any], data: Any) -> tu
 
 # -------------------------------------------------------------------- the fast ways in
 
+#: input numbers of edges to nodes with one input: nearly always, so shared
+_FIRST, _FIRST_TWO = (0,), (0, 0)
+
 #: what a binary row that saves nothing but tensors saves, as a bit mask
 _SAVES = {(): 0, ("x1",): 1, ("x2",): 2, ("x1", "x2"): 3}
 
@@ -521,7 +524,7 @@ def unary(op: Op) -> Callable[[Any], Any]:
         made._seq = _next_sequence()
         made._extra = None
         made.next_nodes = (node,)
-        made.next_nrs = (x._nr,)
+        made.next_nrs = (x._nr,) if x._nr else _FIRST
         made.shape = out.shape
         made.dtype = dtype
         if saves_output:
@@ -590,7 +593,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
         made._seq = _next_sequence()
         made._extra = None
         made.next_nodes = (a_node, b_node)
-        made.next_nrs = (a._nr, b._nr)
+        made.next_nrs = (a._nr, b._nr) if a._nr or b._nr else _FIRST_TWO
         made.shape = out.shape
         made.dtype = dtype
         made._version = 0
@@ -645,7 +648,7 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
         made._seq = _next_sequence()
         made._extra = None
         made.next_nodes = (node,)
-        made.next_nrs = (x._nr,)
+        made.next_nrs = (x._nr,) if x._nr else _FIRST
         made.shape = out.shape
         made.dtype = dtype
         made._saved = entry[1](x, index)
