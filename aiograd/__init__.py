@@ -19,6 +19,7 @@ __version__ = "0.1.0"
 
 from aiograd import errors as errors
 from aiograd import graph as graph
+from aiograd import kernels as kernels
 from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import profiler as profiler

@@ -463,6 +463,8 @@ class GraphTask:
             node._seq = number
             if outer is not None:
                 outer(node)
+        for _, node in recorded:
+            node._edges_changed()  # it may use what another task recorded meanwhile
 
     def fold_done(self, child: Node, buffer: InputBuffer) -> None:
         """A large sum that the driver took from `folds` has been made."""

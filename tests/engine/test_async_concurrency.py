@@ -95,6 +95,47 @@ async def test_ten_thousand_tiny_passes_in_flight() -> None:
     assert number(shared.grad) == float(sum(i * i for i in range(10_000)))
 
 
+async def test_nothing_piles_up_over_many_passes_that_succeed_fail_and_are_cancelled() -> None:
+    async def sleeps(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(0)
+        return g
+
+    async def waits(ctx: Any, g: Any) -> Any:
+        await asyncio.Event().wait()
+
+    async def hook(*_: Any) -> None:
+        await asyncio.sleep(0)
+
+    ok, in_thread, stuck = function(sleeps), function(lambda ctx, g: g), function(waits)
+    failing = function(lambda ctx, g: 1 / 0)
+    x = leaf([1.0, 2.0])
+
+    async def several() -> None:
+        x.grad = None
+        await chain(x, 40).sum().backward()
+        y = ok(x * 2.0) + in_thread(x)
+        y.register_hook(hook)
+        await (y * y).sum().backward(retain_graph=True)
+        await ag.grad((y * x).sum(), x)
+        with pytest.raises(ZeroDivisionError):
+            await (failing(x * 1.0) + ok(x)).sum().backward()
+        task = asyncio.create_task((stuck(x * 1.0) * stuck(x)).sum().backward())
+        await rounds(4)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    counts: list[int] = []
+    async with ag.Engine(threads=2):
+        for _ in range(5):
+            for _ in range(40):
+                await several()
+            await rounds(5)
+            gc.collect()
+            counts.append(len(gc.get_objects()))
+    assert max(counts[1:]) - min(counts[1:]) < 40, counts
+
+
 # -------------------------------------------------------------------- loops in threads
 
 

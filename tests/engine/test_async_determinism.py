@@ -416,3 +416,36 @@ async def test_bits_do_not_depend_on_which_thread_recorded_what() -> None:
         expected = await gradients(seed)
         same = [result[1:] for result in results if result[0] == bytes([seed])]
         assert len(same) == 4 and all(result == expected for result in same)
+
+
+def test_a_recorded_pass_may_use_what_another_task_records_meanwhile() -> None:
+    """Its nodes get their numbers anew at the end, and then no longer come after what they were made from."""
+
+    async def main() -> tuple[float, float]:
+        early, made = asyncio.Event(), asyncio.Event()
+        x, z = leaf(2.0), leaf(3.0)
+        shared: list[ag.Tensor] = []
+
+        async def late(ctx: Any, g: Any) -> Any:
+            await made.wait()
+            return g * shared[0] * 1.0
+
+        async def first(ctx: Any, g: Any) -> Any:
+            (value,) = ctx.saved_tensors
+            g = chain(g * value, 10)
+            early.set()
+            return g
+
+        async def other() -> None:
+            await early.wait()
+            shared.append(z * z)
+            made.set()
+
+        task = asyncio.create_task(other())
+        y = function(first)(x) + function(late)(x)  # undisturbed, `late` runs first
+        (grad,) = await ag.grad(y, x, create_graph=True)
+        await task
+        await (grad * 1.0).backward()
+        return number(grad), number(z.grad)
+
+    assert simulated_run(main).value == (11.0, 6.0)
