@@ -1,0 +1,106 @@
+"""The examples do what they say, and the service withstands its callers."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import pytest_asyncio
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+IMAGE = [0.0] * 64
+
+
+@pytest.fixture(scope="module")
+def service() -> Iterator[ModuleType]:
+    """The module ``examples/online_service.py``."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        spec = importlib.util.spec_from_file_location("online_service", EXAMPLES / "online_service.py")
+        assert spec is not None and spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(EXAMPLES))
+
+
+@pytest_asyncio.fixture
+async def client(service: ModuleType) -> AsyncIterator[aiohttp.ClientSession]:
+    """A client of the running service; leaving stops both (and the leak check looks at what is left)."""
+    async with service.serving("127.0.0.1", 0) as url, aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=20)) as session:
+        yield session
+
+
+async def read(session: aiohttp.ClientSession, path: str) -> Any:
+    async with session.get(path) as response:
+        return await response.json()
+
+
+@pytest.mark.net
+async def test_the_service_predicts_while_it_learns(client: aiohttp.ClientSession, service: ModuleType) -> None:
+    digits = service.load_digits()
+    while (await read(client, "/stats"))["steps"] < 100:
+        pass
+    answers = []
+    for image in digits.data[:50]:
+        async with client.post("/predict", json={"image": image.tolist()}) as response:
+            assert response.status == 200
+            answer = await response.json()
+        assert abs(sum(answer["probabilities"]) - 1) < 1e-4
+        assert answer["digit"] == int(np.argmax(answer["probabilities"]))
+        answers.append(answer["digit"])
+    assert np.mean(np.array(answers) == digits.target[:50]) > 0.8
+    steps = (await read(client, "/stats"))["steps"]
+    assert steps > 100, "it went on learning meanwhile"
+    assert await read(client, "/health") == {"training": True}
+
+
+@pytest.mark.net
+async def test_the_service_takes_examples(client: aiohttp.ClientSession) -> None:
+    async with client.post("/learn", json={"image": IMAGE, "digit": 3}) as response:
+        assert response.status == 202
+        assert (await response.json())["examples"] == 1401
+
+
+@pytest.mark.net
+async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.ClientSession, service: ModuleType) -> None:
+    json_type = {"Content-Type": "application/json"}
+    for body in (
+        b"", b"{", b"[]", b"null", b"\xff\xfe", b"[" * 10_000, b'{"image": 3}', b'{"image": [1]}', b'{"image": null}',
+        b'{"image": [' + b",".join([b'"a"'] * 64) + b"]}", b'{"image": [' + b",".join([b"NaN"] * 64) + b"]}",
+        b'{"image": [' + b",".join([b"1e999"] * 64) + b"]}", b'{"image": [' + b",".join([b"true"] * 64) + b"]}",
+    ):  # fmt: skip
+        async with client.post("/predict", data=body, headers=json_type) as response:
+            assert response.status == 400, body[:40]
+            assert "error" in await response.json()
+    for digit in (10, -1, 1.5, "3", None, True):
+        async with client.post("/learn", json={"image": IMAGE, "digit": digit}) as response:
+            assert response.status == 400, digit
+    async with client.post("/predict", data=b"{}", headers={"Content-Type": "text/plain"}) as response:
+        assert response.status == 415
+    async with client.post("/predict", data=b" " * (service.MAX_BODY + 1), headers=json_type) as response:
+        assert response.status == 413
+    async with client.get("/predict") as response:
+        assert response.status == 405
+    async with client.post("/predict", json={"image": IMAGE}) as response:
+        assert response.status == 200
+    assert await read(client, "/health") == {"training": True}
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("words", [["quickstart.py"], ["train.py", "mlp", "--epochs", "1"], ["load_service.py"]])
+def test_an_example_runs(words: list[str]) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error::RuntimeWarning"}
+    done = subprocess.run([sys.executable, *words], cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
