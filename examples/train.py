@@ -128,7 +128,7 @@ async def train(name: str, epochs: int | None, save: str | None) -> float:
     parameters = sum(parameter.size for parameter in model.parameters())
     print(
         f"{name:12} {parameters:6} parameters, {epochs} epochs in {seconds:.1f} s, last loss {loss.item():.4f}, test accuracy {accuracy:.1%}; "
-        f"a 10 ms ticker beside it was late by {np.percentile(lateness, 99):.1f} ms at most in 99 of 100 ticks"
+        f"a 10 ms ticker beside it was late by {np.percentile(lateness or [0.0], 99):.1f} ms at most in 99 of 100 ticks"
     )
     if save:
         ag.save(model.state_dict(), save)

@@ -344,7 +344,7 @@ def test_a_job_that_has_not_started_is_never_run() -> None:
         async with ag.Engine(threads=1):
             busy = asyncio.create_task(function(waits)(x).backward())
             await rounds(3)
-            queued = asyncio.create_task(function(never)(x).backward())
+            queued = asyncio.create_task(function(never)(x).backward(retain_graph=True))
             await rounds(3)
             queued.cancel()
             with pytest.raises(asyncio.CancelledError):
