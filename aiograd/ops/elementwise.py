@@ -192,13 +192,6 @@ def np_round(a: Array, decimals: int = 0, out: Any = None) -> Array:
     return round_(a, decimals=decimals)
 
 
-@implements(np.fix)
-def np_fix(x: Array, out: Any = None) -> Array:
-    """numpy's ``fix``."""
-    refuse("fix", out=out)
-    return trunc(x)
-
-
 # Sign, magnitude and extrema. See Note [Ties].
 
 
