@@ -95,6 +95,13 @@ async def plain(world: World) -> None:
     await world.attempt(loss.backward, loss.backward)
 
 
+async def long(world: World) -> None:
+    """A graph whose walk pauses as well; what it saves at its far end is released even if the walk has not come there."""
+    x, y = world.leaf(1.0, -2.0), world.leaf(3.0, 0.25)
+    loss = chain(world.keep(x * y) * y, 1400, 1.0).sum()
+    await world.attempt(loss.backward, loss.backward)
+
+
 async def hooked(world: World) -> None:
     """Synchronous hooks everywhere, and a gradient kept at a tensor that is no leaf."""
     x, y = world.leaf(1.0, -2.0), world.leaf(3.0, 0.25)
@@ -293,6 +300,7 @@ async def executed(world: World) -> None:
 
 SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "plain": (plain, {"budget": 4}),
+    "long": (long, {"budget": 1}),
     "hooked": (hooked, {"budget": 2}),
     "async rules": (async_rules, {"budget": 3}),
     "async rules, one at a time": (async_rules, {"budget": 3, "concurrency": 1}),

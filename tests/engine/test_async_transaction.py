@@ -15,6 +15,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GraphError, HookError, NestedPassError
 from aiograd.graph import accumulate_grad
+from aiograd.graph.boundary import BOUNDARY
 from aiograd.testing import simulated_run
 from tests.engine.cases import Switch, bits, chain, function, leaf, message, number, rounds
 
@@ -170,6 +171,21 @@ async def test_of_several_errors_the_first_counts_and_no_other_is_reported() -> 
     assert x.grad is None
 
 
+@pytest.mark.parametrize("kind", ["def", "async"])
+def test_errors_that_arrive_at_the_same_moment_are_reported_once(kind: str) -> None:
+    async def main() -> None:
+        x = leaf(1.0)
+        total = x * 0.0
+        for _ in range(4):
+            total = total + function(raiser(kind, ValueError("no")))(x)
+        with pytest.raises(ValueError):
+            await total.backward()
+        await rounds(3)
+        gc.collect()  # a future whose exception nobody fetched would report itself now, and the test would fail
+
+    simulated_run(main)
+
+
 async def test_wrong_results_of_rules_are_errors_that_change_nothing() -> None:
     x, y = leaf([1.0, 2.0], grad=[0.0, 0.0]), leaf([1.0, 2.0])
     before = x.grad
@@ -303,6 +319,32 @@ def test_what_happens_to_a_gradient_while_a_pass_is_running_is_not_lost(change: 
 
     expected = {"pass": 111.0, "replaced": 1001.0, "none": 1.0, "in place": 201.0, "read": 101.0}
     assert simulated_run(main).value == expected[change]
+
+
+def test_reading_a_gradient_while_another_thread_commits_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Reading makes a Tensor of the array that the leaf holds, and must not put it in the place of a newer one."""
+    x = leaf(1.0)
+    node = ag.graph.get_gradient_edge(x).node
+    node.grad = np.array(1.0)
+    committed = threading.Event()
+    original = BOUNDARY.wrap
+
+    def commits() -> None:
+        accumulate_grad.commit([accumulate_grad.Staged(node, np.array(10.0))])
+        committed.set()
+
+    other = threading.Thread(target=commits)
+
+    def wrap(array: Any) -> Any:
+        monkeypatch.undo()
+        other.start()
+        committed.wait(timeout=0.1)
+        return original(array)
+
+    monkeypatch.setattr(BOUNDARY, "wrap", wrap)
+    assert number(x.grad) == 1.0
+    other.join()
+    assert number(x.grad) == 11.0
 
 
 def test_a_large_sum_that_was_overtaken_is_made_again_off_the_loop() -> None:

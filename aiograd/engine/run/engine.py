@@ -1,0 +1,297 @@
+"""Engine: owns the executor and the limits of the passes on one event loop; each loop has a default one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import functools
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from aiograd.engine.executors import ComputeExecutor
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.placement import INLINE_NS, Placement
+from aiograd.engine.run.driver import Driver
+from aiograd.engine.run.failures import clear_frames, mark_committed
+from aiograd.engine.run.loop import not_none
+from aiograd.engine.turns import Turns
+from aiograd.errors import ArgumentError, EngineClosedError, LoopError
+from aiograd.graph.current import CURRENT
+from aiograd.graph.node import Node
+from aiograd.modes import current_mode
+from aiograd.types import Array
+
+#: default seconds of computation on the loop between two pauses
+BUDGET = 0.0015
+
+
+class Engine:
+    """Owns the executor and the limits of backward passes on one event loop.
+
+    ``async with Engine(concurrency=1) as engine:`` makes it the engine of the passes started in the block (by the running task and those it
+    starts). Without one, a default engine is made per loop on first use.
+
+    Args:
+        threads: of the executor; one per core by default.
+        concurrency: how many nodes of one pass may be in flight at once; None for no limit. 1 makes the order of execution exactly the order
+            of priority, whatever suspends.
+        budget: seconds of computation on the loop between two pauses.
+        cancel_grace: seconds that cancelled coroutines of a pass get to finish.
+        inline_ns: rules estimated above this many nanoseconds run on the executor; ``inf`` keeps rows on the loop.
+        clock: measures `budget`; ``time.perf_counter`` by default, and the loop's own time on a simulated loop, so that a run can be repeated.
+        blas_threads: number of BLAS threads inside the block; None leaves BLAS as the process has it. It changes bits, so it is fixed for
+            the life of the engine. Needs the package threadpoolctl.
+    """
+
+    def __init__(
+        self,
+        *,
+        threads: int | None = None,
+        concurrency: int | None = None,
+        budget: float = BUDGET,
+        cancel_grace: float = 1.0,
+        inline_ns: float = INLINE_NS,
+        clock: Callable[[], float] | None = None,
+        blas_threads: int | None = None,
+    ) -> None:
+        for name, value in (("threads", threads), ("concurrency", concurrency), ("blas_threads", blas_threads)):
+            if value is not None and value < 1:
+                raise ArgumentError(f"Engine({name}={value}): expected at least 1, or None")
+        for name, number in (("budget", budget), ("cancel_grace", cancel_grace), ("inline_ns", inline_ns)):
+            if not number > 0:
+                raise ArgumentError(f"Engine({name}={number}): expected a number above 0")
+        self.concurrency = concurrency
+        self.cancel_grace = cancel_grace
+        self.placement = Placement(inline_ns)
+        self._threads = threads
+        self._budget = budget
+        self._clock = clock
+        self._blas_threads = blas_threads
+        self._blas: Any = None
+        #: weak, so that a loop's default engine does not keep the loop alive
+        self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
+        self._executor: ComputeExecutor | None = None
+        self._turns: Turns | None = None
+        #: the tasks of passes started with `execute`, and every pass there is
+        self._running: set[asyncio.Task[Any]] = set()
+        self._drivers: set[Driver] = set()
+        self._closed = False
+        self._token: contextvars.Token[Engine | None] | None = None
+
+    # ---------------------------------------------------------------- lifetime
+
+    async def __aenter__(self) -> Self:
+        self._bind(asyncio.get_running_loop())
+        if self._blas_threads is not None:
+            from threadpoolctl import threadpool_limits
+
+            self._blas = threadpool_limits(self._blas_threads, user_api="blas")
+        self._token = _engine.set(self)
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            with contextlib.suppress(ValueError):  # left in another task: what is set there is none of ours, and a closed engine is never used
+                _engine.reset(token)
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """End everything: passes started with `execute` are cancelled, passes that somebody awaits raise `EngineClosedError`, threads end.
+
+        The pass that this is called from, if any, goes on until it needs the engine again. Idempotent.
+        """
+        self._closed = True
+        current = asyncio.current_task()
+        for runner in self._running:
+            if runner is not current:
+                runner.cancel()
+        waiting: list[asyncio.Future[Any]] = [runner for runner in self._running if runner is not current]
+        waiting.extend([driver.interrupt() for driver in self._drivers if driver.runner is not current and driver.runner not in self._running])
+        if waiting:
+            await asyncio.wait(waiting)
+        if self._blas is not None:
+            self._blas.restore_original_limits()
+            self._blas = None
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            alive = executor.close()
+            deadline = asyncio.get_running_loop().time() + self.cancel_grace
+            while any(thread.is_alive() for thread in alive) and asyncio.get_running_loop().time() < deadline:  # noqa: ASYNC110 - threads set no event
+                await asyncio.sleep(0.0005)
+
+    def _bind(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._closed:
+            raise EngineClosedError("this Engine has been closed; make a new one")
+        if self._loop is None:
+            self._loop = weakref.ref(loop)
+            by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else time.perf_counter
+            self._turns = Turns(self._loop, self._budget, self._clock or by_default)
+        elif self._loop() is not loop:
+            raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
+
+    @property
+    def executor(self) -> ComputeExecutor:
+        """The executor, made on first use."""
+        if self._executor is None:
+            if self._closed:
+                raise EngineClosedError("this Engine has been closed; make a new one")
+            self._executor = ComputeExecutor(self._threads)
+        return self._executor
+
+    # ---------------------------------------------------------------- passes
+
+    def execute(
+        self,
+        roots: Sequence[tuple[Node, int]],
+        grads: Sequence[Array],
+        *,
+        inputs: Sequence[tuple[Node, int]] | None = None,
+        accumulate: bool = False,
+        keep_graph: bool = False,
+        create_graph: bool = False,
+    ) -> GraphTask:
+        """Start a pass in a task of its own and return at once.
+
+        Args:
+            roots: gradient edges to start from, with `grads`, one array each (Tensors with `create_graph`).
+            inputs: gradient edges whose gradients are wanted; None accumulates into every leaf.
+            accumulate: accumulate into `inputs` instead of returning their gradients.
+
+        Returns:
+            The GraphTask; ``await task.future`` gives the captured gradients. Several may await it. Cancelling the one who called this while
+            he awaits it cancels the pass, and so does `aclose`; others only stop waiting.
+        """
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
+        task.loop = loop
+        task.delivered_by_future = True
+        runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
+        task.on_future = functools.partial(_stop_with_starter, asyncio.current_task(), runner)
+        self._running.add(runner)
+        runner.add_done_callback(functools.partial(self._executed, task))
+        return task
+
+    async def _execute(self, task: GraphTask) -> None:
+        try:
+            await self._drive(task)
+        except Exception as error:  # delivered through task.future
+            clear_frames(error)
+            del task
+
+    def _executed(self, task: GraphTask, runner: asyncio.Task[None]) -> None:
+        self._running.discard(runner)
+        task.on_future = None
+        if not task.completed:  # cancelled before it could begin
+            task.cancelled()
+            task.fail(asyncio.CancelledError())
+            task.finish()
+        elif not runner.cancelled():
+            runner.exception()
+        with contextlib.suppress(Warning):
+            task.issue_warnings(stacklevel=2)
+
+    async def run(self, task: GraphTask) -> list[Any]:
+        """Run a pass and return the captured gradients.
+
+        Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
+        and no gradient changes unless the pass had been committed.
+        """
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        task.loop = loop
+        try:
+            if task.reentrant_depth:
+                await loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
+            else:
+                await self._drive(task)
+        except BaseException as error:
+            with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
+                task.issue_warnings(stacklevel=4)
+            clear_frames(error)
+            del task
+            raise
+        if task.warnings:
+            try:
+                task.issue_warnings(stacklevel=4)
+            except Warning as error:
+                mark_committed(error)
+                raise
+        return task.result
+
+    async def offload(self, function: Callable[[], Any]) -> Any:
+        """Run a synchronous function on the executor, in a copy of the caller's context, and return what it returns.
+
+        Cancelling stops the waiting; the function runs to its end and its result is dropped.
+        """
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
+        return await self.executor.submit(loop, contextvars.copy_context(), function)
+
+    async def _drive(self, task: GraphTask) -> None:
+        driver = Driver(self, task, not_none(self._turns))
+        self._drivers.add(driver)
+        profiler = task.profiler
+        began = None if profiler is None else profiler.begin_pass()
+        try:
+            await driver.run()
+        except BaseException as error:
+            instead = await driver.fail(error)
+            if instead is not None:
+                raise instead from error
+            raise
+        else:
+            task.finish()
+        finally:
+            driver.close()
+            self._drivers.discard(driver)
+            if driver.ended is not None:
+                driver.ended.set_result(None)
+            if profiler is not None:
+                profiler.end_pass(began, task)
+
+
+def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> GraphTask:
+    """A GraphTask for the running code: its nesting depth, anomaly mode and profiler are the caller's."""
+    current = CURRENT.get()
+    mode = current_mode()
+    depth = 0 if current is None else current.task.reentrant_depth + 1
+    return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
+
+
+_engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
+_default_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+
+
+def current_engine() -> Engine:
+    """The engine of the innermost ``async with Engine()`` on this loop, else the loop's default one."""
+    loop = asyncio.get_running_loop()
+    engine = _engine.get()
+    if engine is not None and engine._loop is not None and engine._loop() is loop and not engine._closed:
+        return engine
+    engine = _default_engines.get(loop)
+    if engine is None or engine._closed:
+        engine = _default_engines[loop] = Engine()
+    return engine
+
+
+async def aclose_default_engine() -> None:
+    """Close the running loop's default engine, if it has one; the next pass makes another."""
+    engine = _default_engines.pop(asyncio.get_running_loop(), None)
+    if engine is not None:
+        await engine.aclose()
+
+
+def _stop_with_starter(starter: asyncio.Task[Any] | None, runner: asyncio.Task[Any], future: asyncio.Future[Any]) -> None:
+    """Cancel a pass when the task that started it is cancelled while it awaits `future`."""
+    if starter is not None and asyncio.current_task() is starter:
+        future.add_done_callback(lambda future: runner.cancel() if future.cancelled() else None)
+
+
+def _time_of(loop: weakref.ref[asyncio.AbstractEventLoop]) -> Callable[[], float]:
+    return lambda: float(not_none(loop()).time())

@@ -1,0 +1,29 @@
+"""What is done to an exception before it leaves the engine."""
+
+from __future__ import annotations
+
+import contextlib
+
+
+def clear_frames(error: BaseException) -> None:
+    """Let an exception hold on to the user's frames only.
+
+    The engine's frames refer to the pass, which refers to the error: a cycle that would keep the graph until the garbage collector runs.
+    """
+    chain: list[BaseException] = [error]
+    for link in chain:
+        trace = link.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_globals.get("__name__", "").startswith("aiograd.engine."):
+                with contextlib.suppress(RuntimeError):  # still running
+                    trace.tb_frame.clear()
+            trace = trace.tb_next
+        chain.extend(other for other in (link.__cause__, link.__context__) if other is not None and other not in chain)
+
+
+def mark_committed(error: BaseException) -> None:
+    """Say that the gradients had been committed when this was raised."""
+    try:
+        error.committed = True  # type: ignore[attr-defined]
+    except AttributeError:
+        error.add_note("raised after the gradients had been committed")
