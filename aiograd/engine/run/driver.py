@@ -399,9 +399,7 @@ class Driver:
             if asyncio.iscoroutine(awaitable):
                 awaitable.close()
         for future in futures:
-            future.cancel()
-            if future.done() and not future.cancelled():
-                future.exception()  # the first error is the one that counts
+            future.cancel()  # one that has failed already counts as asked for its error by this: the first is the one that matters
         coroutines = [future for future in futures if isinstance(future, asyncio.Task)]
         if self.rest is not None:
             coroutines.append(self.rest)
