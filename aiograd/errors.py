@@ -26,8 +26,26 @@
     ├── EngineClosedError (RuntimeError)
     ├── CancelGraceError (RuntimeError) a cancelled coroutine did not stop within the grace period
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
-    └── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
-        └── DeviceMismatchError
+    ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
+    │   └── DeviceMismatchError
+    └── DistributedError (RuntimeError) something between workers
+        ├── WorkerLostError (ConnectionError) a worker crashed, fell silent or was restarted
+        ├── UnknownPeerError (LookupError)    no worker of that name is known here
+        ├── DeadlineError (TimeoutError)      a call or pass did not end in time
+        ├── RemoteError                       a remote function, rule or hook raised
+        ├── PassAbortedError                  a distributed pass was given up because another worker failed
+        ├── CommitUnknown                     contact was lost between prepare and commit: the outcome is not known everywhere
+        ├── ContextError                      a distributed context is missing, released, or of somebody else
+        │   ├── NoContextError                a differentiable remote call outside of any context
+        │   ├── ContextNotFoundError (LookupError)
+        │   └── ContextReleasedError
+        ├── ReferenceLostError (LookupError)  a remote reference to an object that is gone
+        ├── NotExposedError (LookupError)     a function or class that the service does not expose
+        ├── Overloaded                        a worker has no room for more; says when to try again
+        ├── LimitError (ValueError)           a message is larger than what the limits allow
+        ├── AuthenticationError (PermissionError) the other side could not prove who it is
+        └── ProtocolError (ValueError)        bytes from a peer that make no sense
+            └── VersionMismatch               no common version of the protocol
 
 An exception raised by a user's own rule, hook or callback keeps its type; the engine adds a note that says where it came from, and the
 attribute ``committed`` (True when the gradients of the pass had been committed before it was raised).
@@ -141,3 +159,137 @@ class DeviceError(AiogradError, RuntimeError):
 
 class DeviceMismatchError(DeviceError):
     """Arrays that live on different devices met in one operation."""
+
+
+class DistributedError(AiogradError, RuntimeError):
+    """Something went wrong between workers."""
+
+
+class WorkerLostError(DistributedError, ConnectionError):
+    """A worker crashed, fell silent, was restarted or cannot be reached.
+
+    Attributes:
+        worker: its name.
+        stage: what was being done with it.
+    """
+
+    def __init__(self, message: str, *, worker: str = "", stage: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.stage = stage
+
+
+class UnknownPeerError(DistributedError, LookupError):
+    """No worker of that name is known here."""
+
+
+class DeadlineError(DistributedError, TimeoutError):
+    """A call or a pass did not end before its deadline."""
+
+
+class RemoteError(DistributedError):
+    """Something raised on another worker.
+
+    Attributes:
+        worker: where it was raised.
+        function: the exposed function, or the node of the graph.
+        code: what kind of failure, as a short word.
+        type_name: name of the exception's type over there.
+        correlation_id: finds the traceback in that worker's log.
+        path: names of the workers the error passed through, nearest first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        worker: str = "",
+        function: str = "",
+        code: str = "raised",
+        type_name: str = "",
+        correlation_id: str = "",
+        path: tuple[str, ...] = (),
+    ) -> None:
+        super().__init__(message)
+        self.worker = worker
+        self.function = function
+        self.code = code
+        self.type_name = type_name
+        self.correlation_id = correlation_id
+        self.path = path
+
+
+class PassAbortedError(DistributedError):
+    """A distributed pass was given up, because another worker failed or its initiator gave up."""
+
+
+class CommitUnknown(DistributedError):  # noqa: N818 - a name that users know from databases
+    """Contact was lost between prepare and commit, so some worker's outcome is not known.
+
+    Attributes:
+        workers: those whose outcome is not known.
+    """
+
+    def __init__(self, message: str, *, workers: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.workers = workers
+
+
+class ContextError(DistributedError):
+    """A distributed context cannot be used like this."""
+
+
+class NoContextError(ContextError):
+    """A remote call with differentiable arguments outside of any context."""
+
+
+class ContextNotFoundError(ContextError, LookupError):
+    """There is no such context here (or it is somebody else's)."""
+
+
+class ContextReleasedError(ContextError):
+    """The context has been released."""
+
+
+class ReferenceLostError(DistributedError, LookupError):
+    """A remote reference names an object that is gone: deleted, or its worker was restarted."""
+
+
+class NotExposedError(DistributedError, LookupError):
+    """The service exposes no function or class of that name."""
+
+
+class Overloaded(DistributedError):  # noqa: N818 - a name that users know from HTTP and gRPC
+    """A worker has no room for more.
+
+    Attributes:
+        retry_after: seconds after which to try again.
+    """
+
+    def __init__(self, message: str, *, retry_after: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after
+
+
+class LimitError(DistributedError, ValueError):
+    """A message is larger than the limits allow."""
+
+
+class AuthenticationError(DistributedError, PermissionError):
+    """The other side could not prove who it is."""
+
+
+class ProtocolError(DistributedError, ValueError):
+    """Bytes from a peer that make no sense.
+
+    Attributes:
+        code: which check failed, as a short word.
+    """
+
+    def __init__(self, message: str, *, code: str = "protocol") -> None:
+        super().__init__(message)
+        self.code = code
+
+
+class VersionMismatch(ProtocolError):  # noqa: N818
+    """The two sides have no version of the protocol in common."""

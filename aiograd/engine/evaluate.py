@@ -61,7 +61,7 @@ def is_simple(task: GraphTask, node: Node) -> bool:
         and task.anomaly is None
         and (node.is_builtin or node.is_leaf)
         and node not in task.captures
-        and not (node.is_leaf and node.is_eager)  # type: ignore[attr-defined]
+        and not (node.is_leaf and task.is_eager(node))  # type: ignore[arg-type]
         and getattr(node, "_saved", None).__class__ is not Packed
     )
 
@@ -143,7 +143,7 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
         outputs = check_outputs(node, raw, task.create_graph)
         if not task.keep_graph:
             node.release_variables(task.released)
-    if node.is_leaf and node.is_eager:  # type: ignore[attr-defined]
+    if node.is_leaf and task.is_eager(node):  # type: ignore[arg-type]
         yield from _accumulate_now(task, node)  # type: ignore[arg-type]
     if extra is not None and extra.posthooks:
         for hook in extra.posthooks.calls():

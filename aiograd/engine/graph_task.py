@@ -20,6 +20,12 @@ Note [Numbers of a recorded pass]
     again: groups in the order of an undisturbed pass, the nodes of a group in the order in which they were recorded. Gradients flow from
     earlier groups to later ones only, so descending numbers remain a topological order.
 
+Note [Parts of a larger pass]
+    A pass over several machines is one GraphTask on each of them. `sources` are nodes whose gradients come from elsewhere while the pass
+    runs (`deliver`); they count as outstanding from the start. `slots` says where the gradients of leaves accumulate instead of in the
+    leaves. `gate` is awaited when everything is staged and before the commit, which follows it without another suspension. `order` gives
+    nodes their place in sums, where the numbers of this process do not say in which order the whole graph was recorded.
+
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
 """
 
@@ -27,7 +33,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import count
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -36,7 +42,7 @@ from aiograd.engine.input_buffer import FOLD_INLINE_BYTES, InputBuffer, Key
 from aiograd.engine.placement import Placement
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
-from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
+from aiograd.graph.accumulate_grad import AccumulateGrad, Slot, Staged, commit, own
 from aiograd.graph.boundary import to_array, to_tensor
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.running import CURRENT
@@ -117,6 +123,7 @@ class GraphTask:
         reentrant_depth: how many passes this one is nested in.
         anomaly: None, or whether to look for NaN.
         profiler: what records scopes, or None.
+        sources, slots, gate, order: see Note [Parts of a larger pass].
     """
 
     def __init__(
@@ -133,6 +140,10 @@ class GraphTask:
         reentrant_depth: int = 0,
         anomaly: bool | None = None,
         profiler: Any = None,
+        sources: Sequence[Node] = (),
+        slots: Callable[[AccumulateGrad], Slot] | None = None,
+        gate: Callable[[], Awaitable[None]] | None = None,
+        order: Callable[[Node], tuple[float, ...]] | None = None,
     ) -> None:
         self.id = _next_id()
         self.roots = tuple(roots)
@@ -161,8 +172,16 @@ class GraphTask:
         self.exec_info: dict[Node, bool] | None = None
         #: every node of the graph with how many gradients are still to come
         self.dependencies: dict[Node, int] = {}
+        #: nodes whose gradients are still to come from elsewhere
+        self._sources = tuple(sources)
+        self.waiting: dict[Node, None] = dict.fromkeys(sources)
+        self.slots = slots
+        self.gate = gate
+        self._order = order
+        #: made by the driver: called when `deliver` has made something ready
+        self.on_delivery: Callable[[], None] | None = None
         #: whether the sweep can run this graph
-        self.is_plain = inputs is None and anomaly is None and profiler is None and not create_graph
+        self.is_plain = inputs is None and anomaly is None and profiler is None and not create_graph and slots is None and not sources
         self.outstanding = 0
         #: how many nodes have run
         self.completed_nodes = 0
@@ -202,9 +221,9 @@ class GraphTask:
         self._walk: Iterator[None] = iter(())
         if len(roots) == 1:
             self.root: Node = roots[0][0]
-            slots: list[Any] = [None] * max(1, self.root.num_inputs)
-            slots[roots[0][1]] = seeds[0]
-            self._root_grads = slots
+            root_grads: list[Any] = [None] * max(1, self.root.num_inputs)
+            root_grads[roots[0][1]] = seeds[0]
+            self._root_grads = root_grads
         else:
             self.root = GraphRoot(roots, seeds)
             self._root_grads = []
@@ -236,6 +255,9 @@ class GraphTask:
         dependencies = self.dependencies
         dependencies[root] = 0
         stack = [root]
+        for source in self.waiting:
+            dependencies[source] = 1
+            stack.append(source)
         visited = 0
         plain = self.is_plain
         parents: dict[Node, list[Node]] | None = None if self.inputs is None else {}
@@ -326,12 +348,15 @@ class GraphTask:
                 yield
             if not self._runs(node):
                 continue
-            key = -node._seq
+            key = self._place_of(node)
             for index, child in enumerate(node.next_nodes):
                 if child is not None and dependencies.get(child, 0) > 1:
                     expected.setdefault(child, []).append((key, index))
         for keys in expected.values():
             keys.sort()
+
+    def _place_of(self, node: Node) -> Any:
+        return -node._seq if self._order is None else self._order(node)
 
     def _runs(self, node: Node) -> bool:
         return self.exec_info is None or node in self.exec_info
@@ -354,6 +379,8 @@ class GraphTask:
                         waiting[child] = waiting.get(child, 0) + 1
         heap = ReadyQueue()
         heap.push(self.root, [])
+        for source in self._sources:
+            heap.push(source, [])
         order: list[Node] = []
         while heap:
             node, _ = heap.pop()
@@ -382,6 +409,26 @@ class GraphTask:
         self.outstanding += 1
         self._ready.push(node, grads)
 
+    def deliver(self, source: Node, grads: list[Any]) -> None:
+        """The gradients of one of the `sources` have come from elsewhere.
+
+        Raises:
+            GraphError: they have come before, or nothing waits for them.
+        """
+        if source not in self.waiting:
+            raise GraphError(f"{source.name} waits for no gradients in graph task {self.id}")
+        if self.error is not None:
+            return
+        del self.waiting[source]
+        self.dependencies[source] -= 1
+        self._push(source, grads)
+        if self.on_delivery is not None:
+            self.on_delivery()
+
+    def is_eager(self, leaf: AccumulateGrad) -> bool:
+        """Whether the leaf's gradient is accumulated at once instead of at the commit."""
+        return self.slots is None and leaf.is_eager
+
     def has_ready(self) -> bool:
         """Whether `pop` has something."""
         return bool(self._ready) and self.error is None
@@ -395,7 +442,7 @@ class GraphTask:
         self.completed_nodes += 1
         if self._runs(node):
             dependencies = self.dependencies
-            key = -node._seq
+            key = self._place_of(node)
             for index, child in enumerate(node.next_nodes):
                 if child is None:
                     continue
@@ -494,7 +541,7 @@ class GraphTask:
     def stage(self, leaf: AccumulateGrad, grads: list[Any]) -> None:
         """Stage the complete gradient of a leaf, the only entry of `grads`; long for large arrays where there is a gradient already."""
         grad = grads.pop()
-        self.staged[leaf] = Staged(leaf, own(grad))
+        self.staged[leaf] = Staged(leaf if self.slots is None else self.slots(leaf), own(grad))
 
     def retain(self, keep: Keeper, grad: Any) -> None:
         """Hand a non-leaf's gradient (a Tensor) to `keep` at the commit."""
@@ -565,6 +612,8 @@ class GraphTask:
         self.outstanding = 0
         self._buffers.clear()
         self._expected.clear()
+        self.waiting.clear()
+        self.on_delivery = self.gate = self.slots = self._order = None
         self.shared_hook_state.clear()
         self.callbacks.clear()
         self._walk = iter(())

@@ -18,7 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -117,38 +117,50 @@ class AccumulateGrad(Node):
         return bool(self.eager_hooks and self.post_accumulate_hooks and self.eager_hooks & self.post_accumulate_hooks.keys())
 
 
+class Slot(Protocol):
+    """Where a gradient accumulates."""
+
+    #: None, an array or a Tensor
+    grad: Any
+
+
 class Staged:
-    """A gradient on its way into a leaf: the sum made so far, and what it was made from."""
+    """A gradient on its way to where it accumulates: the sum made so far, and what it was made from.
 
-    __slots__ = ("leaf", "grad", "base", "version", "total")
+    Args:
+        slot: whose attribute ``grad`` it goes to: the leaf, or what a distributed context keeps for the leaf.
+        grad: what arrived.
+    """
 
-    def __init__(self, leaf: AccumulateGrad, grad: Array) -> None:
-        self.leaf = leaf
+    __slots__ = ("slot", "grad", "base", "version", "total")
+
+    def __init__(self, slot: Slot, grad: Array) -> None:
+        self.slot = slot
         #: what arrived
         self.grad = grad
         self.add_up()
 
     def add_up(self) -> None:
-        """Make `total` of what the leaf has now (`base`, at `version`) and what arrived. Touches nothing that others see."""
-        self.base = base = self.leaf.grad
+        """Make `total` of what there is now (`base`, at `version`) and what arrived. Touches nothing that others see."""
+        self.base = base = self.slot.grad
         self.version = _version_of(base)
         self.total = self.grad if base is None else _add(base, self.grad)
 
     @property
     def is_stale(self) -> bool:
-        """Whether the leaf has another gradient by now."""
-        base = self.leaf.grad
+        """Whether there is another gradient by now."""
+        base = self.slot.grad
         return base is not self.base or (base is not None and _version_of(base) != self.version)
 
 
 def commit(staged: Iterable[Staged]) -> None:
-    """Swap every leaf's gradient for the staged sum, in one step: all of them or, where a sum fails, none."""
+    """Swap every gradient for the staged sum, in one step: all of them or, where a sum fails, none."""
     with _commit_lock:
         for entry in staged:
             if entry.is_stale:
                 entry.add_up()
         for entry in staged:
-            entry.leaf.grad = entry.total
+            entry.slot.grad = entry.total
 
 
 def _version_of(grad: Any) -> int:

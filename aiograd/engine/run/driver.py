@@ -123,6 +123,9 @@ class Driver:
             await self.arrive()
             await self.restage()
             leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]
+            if task.gate is not None:
+                self.close()
+                await task.gate()
             task.commit()
             await self.after_commit(leaves)
 
@@ -131,6 +134,8 @@ class Driver:
     async def general(self) -> None:
         task, turns = self.task, self.turns
         limit = self.engine.concurrency or (1 << 60)
+        if task.waiting:
+            task.on_delivery = self.wake
         task.begin()
         while True:
             if self.done:
@@ -144,7 +149,7 @@ class Driver:
                 if self.is_fresh:
                     self.is_fresh = False
                     await asyncio.sleep(0)  # what was started last begins before anything less urgent: a request goes out before local work
-            elif self.in_flight:
+            elif self.in_flight or task.waiting:
                 await self.wait()
             else:
                 return
@@ -245,7 +250,7 @@ class Driver:
 
     def alone(self) -> bool:
         """Whether nothing else of this pass runs or could run while a node waits."""
-        return not self.in_flight and not self.task.folds and (self.engine.concurrency == 1 or not self.task.has_ready())
+        return not self.in_flight and not self.task.folds and not self.task.waiting and (self.engine.concurrency == 1 or not self.task.has_ready())
 
     def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
         awaitable = command.awaitable
@@ -308,6 +313,10 @@ class Driver:
 
     def on_done(self, future: asyncio.Future[Any]) -> None:
         self.done.append(future)
+        self.wake()
+
+    def wake(self) -> None:
+        """There is something to do for a driver that waits."""
         if self.waker is not None and not self.waker.done():
             self.waker.set_result(None)
 
