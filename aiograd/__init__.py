@@ -17,6 +17,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from aiograd import distributed as distributed
 from aiograd import errors as errors
 from aiograd import graph as graph
 from aiograd import kernels as kernels
@@ -264,3 +265,6 @@ from aiograd.tensors.tensor import asarray as asarray
 from aiograd.tensors.tensor import from_dlpack as from_dlpack
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
+
+# the one place that sees both: workers make these optimizers on request
+distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW)

@@ -39,6 +39,7 @@
         │   ├── NoContextError                a differentiable remote call outside of any context
         │   ├── ContextNotFoundError (LookupError)
         │   └── ContextReleasedError
+        ├── StepError                         a distributed optimizer step was taken on some workers only
         ├── ReferenceLostError (LookupError)  a remote reference to an object that is gone
         ├── NotExposedError (LookupError)     a function or class that the service does not expose
         ├── Overloaded                        a worker has no room for more; says when to try again
@@ -164,6 +165,11 @@ class DeviceMismatchError(DeviceError):
 class DistributedError(AiogradError, RuntimeError):
     """Something went wrong between workers."""
 
+    #: names of the workers that the error passed through on its way here, nearest first
+    path: tuple[str, ...] = ()
+    #: finds the traceback in the log of the worker where it was raised; empty for an error of this worker
+    correlation_id: str = ""
+
 
 class WorkerLostError(DistributedError, ConnectionError):
     """A worker crashed, fell silent, was restarted or cannot be reached.
@@ -223,7 +229,7 @@ class PassAbortedError(DistributedError):
     """A distributed pass was given up, because another worker failed or its initiator gave up."""
 
 
-class CommitUnknown(DistributedError):  # noqa: N818 - a name that users know from databases
+class CommitUnknown(DistributedError):
     """Contact was lost between prepare and commit, so some worker's outcome is not known.
 
     Attributes:
@@ -251,6 +257,22 @@ class ContextReleasedError(ContextError):
     """The context has been released."""
 
 
+class StepError(DistributedError):
+    """A step of a distributed optimizer was not taken, or not confirmed, on some of the workers that have parameters.
+
+    Attributes:
+        step: number of the step.
+        applied: workers that have taken it.
+        failed: workers that have not, or whose answer was lost.
+    """
+
+    def __init__(self, message: str, *, step: int = 0, applied: tuple[str, ...] = (), failed: tuple[str, ...] = ()) -> None:
+        super().__init__(message)
+        self.step = step
+        self.applied = applied
+        self.failed = failed
+
+
 class ReferenceLostError(DistributedError, LookupError):
     """A remote reference names an object that is gone: deleted, or its worker was restarted."""
 
@@ -259,7 +281,7 @@ class NotExposedError(DistributedError, LookupError):
     """The service exposes no function or class of that name."""
 
 
-class Overloaded(DistributedError):  # noqa: N818 - a name that users know from HTTP and gRPC
+class Overloaded(DistributedError):
     """A worker has no room for more.
 
     Attributes:
@@ -291,5 +313,5 @@ class ProtocolError(DistributedError, ValueError):
         self.code = code
 
 
-class VersionMismatch(ProtocolError):  # noqa: N818
+class VersionMismatch(ProtocolError):
     """The two sides have no version of the protocol in common."""

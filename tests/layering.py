@@ -35,7 +35,7 @@ LEVELS: Mapping[str, int] = {
             "tensors function functional checkpointing gradient_check random offloading array_functions",
             "nn optim parallel pipeline distributed cuda serialization",
             "profiler viz testing",
-            "__init__ __main__ cli",
+            "__init__ __main__ cli demo",
         )
     )
     for name in names.split()
@@ -46,7 +46,7 @@ SIBLINGS = 5
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "pipeline.run", "distributed.driver", "distributed.http", "distributed.worker",
-        "distributed.cluster", "distributed.moe.runtime", "cuda.executor", "testing", "cli", "__main__",
+        "distributed.cluster", "distributed.moe.runtime", "cuda.executor", "testing", "cli", "demo", "__main__",
     ),
     "uvloop": ("engine.run", "cli", "__main__"),
     "aiohttp": ("distributed.http",),
@@ -55,12 +55,13 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pytest": ("testing.pytest_plugin",),
     "pytest_asyncio": ("testing.pytest_plugin",),
     "torch": (),
-    "sklearn": (),
+    "sklearn": ("demo",),
+    "tqdm": ("demo",),
     "scipy": (),
 }  # fmt: skip
 
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "tqdm", "opentelemetry", "prometheus_client"})
+OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm", "opentelemetry", "prometheus_client"})
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = ("engine.graph_task", "engine.input_buffer", "engine.ready_queue", "engine.sweep", "engine.validate", "engine.evaluate", "engine.placement")

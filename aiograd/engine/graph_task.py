@@ -180,6 +180,12 @@ class GraphTask:
         self._order = order
         #: made by the driver: called when `deliver` has made something ready
         self.on_delivery: Callable[[], None] | None = None
+        #: what was delivered before the pass had begun
+        self._early: list[tuple[Node, list[Any]]] | None = []
+        #: what makes the pass fail from outside
+        self.intruder: BaseException | None = None
+        #: the larger pass that this one is part of
+        self.part: Any = None
         #: whether the sweep can run this graph
         self.is_plain = inputs is None and anomaly is None and profiler is None and not create_graph and slots is None and not sources
         self.outstanding = 0
@@ -404,6 +410,9 @@ class GraphTask:
         """Make the root ready."""
         if self._runs(self.root) or self.root in self.captures:
             self._push(self.root, self._root_grads)
+        early, self._early = self._early, None
+        for source, grads in early or ():
+            self.deliver(source, grads)
 
     def _push(self, node: Node, grads: list[Any]) -> None:
         self.outstanding += 1
@@ -419,11 +428,21 @@ class GraphTask:
             raise GraphError(f"{source.name} waits for no gradients in graph task {self.id}")
         if self.error is not None:
             return
+        if self._early is not None:
+            self._early.append((source, grads))
+            return
         del self.waiting[source]
         self.dependencies[source] -= 1
         self._push(source, grads)
         if self.on_delivery is not None:
             self.on_delivery()
+
+    def intrude(self, error: BaseException) -> None:
+        """Make the pass fail, for a reason outside of it; the driver sees it when it takes the next step."""
+        if self.intruder is None:
+            self.intruder = error
+            if self.on_delivery is not None:
+                self.on_delivery()
 
     def is_eager(self, leaf: AccumulateGrad) -> bool:
         """Whether the leaf's gradient is accumulated at once instead of at the commit."""
@@ -613,6 +632,7 @@ class GraphTask:
         self._buffers.clear()
         self._expected.clear()
         self.waiting.clear()
+        self.part = None
         self.on_delivery = self.gate = self.slots = self._order = None
         self.shared_hook_state.clear()
         self.callbacks.clear()

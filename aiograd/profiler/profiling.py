@@ -106,6 +106,11 @@ class profile(ModeScope):
         return _BoundScope(self._recorder, name)
 
     @property
+    def recorder(self) -> Recorder:
+        """What notes the events; give it to a worker (``worker.profiler = p.recorder``) to record what it does for others."""
+        return self._recorder
+
+    @property
     def events(self) -> tuple[Event, ...]:
         """What has been recorded so far, in order of start."""
         return tuple(sorted(self._recorder.events.copy(), key=lambda event: (event.start, -event.duration)))

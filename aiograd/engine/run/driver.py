@@ -134,10 +134,12 @@ class Driver:
     async def general(self) -> None:
         task, turns = self.task, self.turns
         limit = self.engine.concurrency or (1 << 60)
-        if task.waiting:
+        if task.slots is not None:
             task.on_delivery = self.wake
         task.begin()
         while True:
+            if task.intruder is not None:
+                raise task.intruder
             if self.done:
                 self.settle(self.done.popleft())
             elif task.folds:
@@ -250,7 +252,9 @@ class Driver:
 
     def alone(self) -> bool:
         """Whether nothing else of this pass runs or could run while a node waits."""
-        return not self.in_flight and not self.task.folds and not self.task.waiting and (self.engine.concurrency == 1 or not self.task.has_ready())
+        if self.task.slots is not None:
+            return False  # something may come from elsewhere
+        return not self.in_flight and not self.task.folds and (self.engine.concurrency == 1 or not self.task.has_ready())
 
     def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
         awaitable = command.awaitable

@@ -1,0 +1,36 @@
+"""Distributed autograd: workers that call each other over HTTP, and backward passes that cross them.
+
+==============================  ================================================================================================
+`worker`, `service`             the public face: who takes part, and what may be called
+`context`, `contexts`           a distributed graph on one worker; which contexts there are and who may use them
+`nodes`, `payload`              where a graph leaves a worker and arrives at another
+`driver.part`, `driver.passes`  a backward pass across workers: who takes part, the gradients' way, commit and abort
+`driver.endpoint`               requests and answers between workers by name
+`session`                       each request once, over frames that may be lost, repeated or reordered
+`codec`, `frame`, `encodings`   what bytes mean
+`handshake`, `cipher`           who is there, and that nobody listens
+`http`                          frames over aiohttp; `aiograd.testing.SimulatedNetwork` is the other transport
+==============================  ================================================================================================
+"""
+
+from __future__ import annotations
+
+from aiograd.distributed.context import Context as Context
+from aiograd.distributed.context import ContextGradients as ContextGradients
+from aiograd.distributed.driver.objects import register_optimizers as register_optimizers
+from aiograd.distributed.driver.optimizer import DistributedOptimizer as DistributedOptimizer
+from aiograd.distributed.encodings import Encoding as Encoding
+from aiograd.distributed.http import HttpTransport as HttpTransport
+from aiograd.distributed.keyring import Keyring as Keyring
+from aiograd.distributed.limits import Limits as Limits
+from aiograd.distributed.module import RemoteModule as RemoteModule
+from aiograd.distributed.nodes import RecvNode as RecvNode
+from aiograd.distributed.nodes import SendNode as SendNode
+from aiograd.distributed.references import RemoteRef as RemoteRef
+from aiograd.distributed.scope import current_context as current_context
+from aiograd.distributed.scope import current_worker as current_worker
+from aiograd.distributed.service import Service as Service
+from aiograd.distributed.statistics import WorkerStatistics as WorkerStatistics
+from aiograd.distributed.transport import Channel as Channel
+from aiograd.distributed.transport import Transport as Transport
+from aiograd.distributed.worker import Worker as Worker

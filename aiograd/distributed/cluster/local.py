@@ -1,0 +1,278 @@
+"""LocalCluster: a driver in this process and workers in processes of their own, all on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+from typing import Self
+
+from aiograd.distributed.cluster.process import WorkerProcess, describe_status, through_cancellation
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
+
+log = logging.getLogger("aiograd.distributed")
+
+#: seconds that workers have to end by themselves before they are killed
+STOP_GRACE = 5.0
+#: a process per core does the work; threads of BLAS and OpenMP inside of them would fight over the cores
+ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")}
+
+LostCallback = Callable[[str, int], None]
+
+
+class LocalCluster:
+    """Workers in processes of their own, and a driver that calls them. An async context manager::
+
+        async with LocalCluster(2, service="my_service:service") as cluster:
+            await cluster.driver.call("worker0", "predict", x)
+
+    The workers share a random secret with the driver and know each other. They end with the block, and when this process is killed. What they
+    print comes out on standard error here, each line with the worker's name before it.
+
+    Args:
+        n: how many workers.
+        service: what they serve, ``"module:name"`` of a `Service`; imported in each worker, with this process's ``sys.path``.
+        names: of the workers; ``worker0`` and so on by default.
+        host: the address they listen on, each at a free port.
+        max_restarts: how often a worker that ended without being asked to is started again, each; it has lost its state.
+        on_lost: called on the loop with name and exit status (negative: number of a signal) when a worker has ended without being asked to.
+        environment: environment variables of the workers, beside those of this process. One thread per process is used for BLAS and OpenMP
+            where neither says otherwise.
+        limits: of the workers and of the driver.
+        start_timeout: seconds that a worker may take to listen.
+
+    Raises:
+        ArgumentError: names or numbers that make no sense.
+    """
+
+    def __init__(
+        self,
+        n: int = 2,
+        *,
+        service: str,
+        names: Sequence[str] | None = None,
+        host: str = "127.0.0.1",
+        max_restarts: int = 0,
+        on_lost: LostCallback | None = None,
+        environment: Mapping[str, str] | None = None,
+        limits: Limits | None = None,
+        start_timeout: float = 30.0,
+    ) -> None:
+        self._names = tuple(f"worker{i}" for i in range(n)) if names is None else tuple(names)
+        if n < 1 or len(self._names) != n:
+            raise ArgumentError(f"LocalCluster({n}, names={names}): expected at least one worker, and a name for each")
+        if len({*self._names, "driver"}) != len(self._names) + 1:
+            raise ArgumentError(f"LocalCluster(names={list(self._names)}): expected different names, none of them 'driver'")
+        if ":" not in service:
+            raise ArgumentError(f"LocalCluster(service={service!r}): expected 'module:name' of a Service, for example 'my_package.serving:service'")
+        if max_restarts < 0 or not start_timeout > 0:
+            raise ArgumentError(f"LocalCluster(max_restarts={max_restarts}, start_timeout={start_timeout}): expected at least 0 and above 0")
+        self._service = service
+        self._host = host
+        self._on_lost = on_lost
+        self._limits = Limits() if limits is None else limits
+        self._start_timeout = start_timeout
+        self._secret = secrets.token_bytes(32)
+        self._environment = {**ONE_THREAD, **os.environ, **(environment or {})}
+        self._environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
+        self._environment["AIOGRAD_SECRET"] = self._secret.hex()
+        self._environment.pop("AIOGRAD_SECRET_FILE", None)
+        self._restarts_left = dict.fromkeys(self._names, max_restarts)
+        self._locks = {name: asyncio.Lock() for name in self._names}
+        self._processes: dict[str, WorkerProcess] = {}
+        #: processes whose end is nobody's surprise
+        self._dismissed: set[WorkerProcess] = set()
+        self._restarting: dict[str, asyncio.Task[None]] = {}
+        self._is_closing = False
+        self._driver: Worker | None = None
+        self._exits = contextlib.AsyncExitStack()
+
+    # ---------------------------------------------------------------- what there is
+
+    @property
+    def driver(self) -> Worker:
+        """The worker in this process, named ``driver``, which knows all others.
+
+        Raises:
+            EngineClosedError: outside of the ``async with`` block.
+        """
+        if self._driver is None:
+            raise EngineClosedError("LocalCluster.driver exists inside of the cluster's `async with` block only")
+        return self._driver
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of the workers."""
+        return self._names
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process number of each worker."""
+        return {name: self._processes[name].pid for name in self._names if name in self._processes}
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each worker listens."""
+        return {name: self._processes[name].url for name in self._names if name in self._processes}
+
+    # ---------------------------------------------------------------- losing and restarting
+
+    async def restart(self, name: str) -> None:
+        """Start a worker anew, after killing it if it runs, and tell everybody where it is now. It has lost its state.
+
+        Cancelled, it may leave the worker killed and not started.
+
+        Raises:
+            UnknownPeerError: no such worker. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
+        """
+        self._process(name)
+        async with self._locks[name]:
+            await self._restart(name)
+
+    async def wait_lost(self, name: str) -> int:
+        """Wait until the process that now is this worker has ended; returns its exit status, negative for a signal. Cancelling changes nothing.
+
+        Raises:
+            UnknownPeerError: no such worker.
+        """
+        return await self._process(name).wait()
+
+    async def wait_running(self, name: str) -> None:
+        """Wait until a restart of this worker that is under way is done. Cancelling changes nothing.
+
+        Raises:
+            UnknownPeerError: no such worker. WorkerLostError: it has ended and is not being restarted.
+        """
+        self._process(name)
+        if name in self._restarting:
+            await asyncio.wait((self._restarting[name],))
+        async with self._locks[name]:
+            status = self._process(name).status
+        if status is not None:
+            raise WorkerLostError(
+                f"worker {name} has ended ({describe_status(status)}) and nobody restarts it: call restart({name!r}), or give max_restarts",
+                worker=name, stage="restart",
+            )  # fmt: skip
+
+    def _process(self, name: str) -> WorkerProcess:
+        process = self._processes.get(name)
+        if process is None:
+            raise UnknownPeerError(f"LocalCluster has no worker {name!r}; it has {', '.join(self._processes) or 'none now'}")
+        return process
+
+    async def _restart(self, name: str) -> None:
+        old = self._processes[name]
+        self._dismissed.add(old)
+        await old.stop(0.0)
+        self._dismissed.discard(old)
+        await self._start(name)
+        await self._introduce(self._processes[name])
+
+    def _ended(self, process: WorkerProcess) -> None:
+        name = process.name
+        if self._is_closing or process in self._dismissed or self._processes.get(name, process) is not process:
+            return
+        status = process.status or 0
+        if self._on_lost is not None:
+            self._on_lost(name, status)
+        if self._restarts_left[name] > 0:
+            self._restarts_left[name] -= 1
+            task = asyncio.get_running_loop().create_task(self._restart_lost(process), name=f"restart of {name}")
+            self._restarting[name] = task
+            task.add_done_callback(lambda task: self._restarting.pop(name, None))
+
+    async def _restart_lost(self, process: WorkerProcess) -> None:
+        name = process.name
+        async with self._locks[name]:
+            while self._processes[name] is process:
+                try:
+                    await self._restart(name)
+                except (DistributedError, OSError) as error:
+                    log.error("restarting %s: %s", name, error)
+                    if self._restarts_left[name] <= 0:
+                        return
+                    self._restarts_left[name] -= 1
+
+    # ---------------------------------------------------------------- starting and stopping
+
+    async def _start(self, name: str) -> None:
+        limits = {key: value for key, value in dataclasses.asdict(self._limits).items() if value is not None}
+        command = [
+            sys.executable, "-m", "aiograd", "worker", "--managed", "--name", name, "--listen", f"{_bracketed(self._host)}:0",
+            "--service", self._service, "--limits", json.dumps(limits),
+        ]  # fmt: skip
+        process = await WorkerProcess.start(name, command, self._environment, self._start_timeout, self._ended)
+        if self._is_closing:
+            await process.stop(0.0)
+            raise EngineClosedError(f"LocalCluster: it was closed while {name} was being started")
+        self._processes[name] = process
+
+    async def _introduce(self, process: WorkerProcess) -> None:
+        """Tell everybody where a worker is, and the worker where everybody is."""
+        self.driver.add_peer(process.name, process.url)
+        others = [other for other in self._processes.values() if other is not process]
+        told = [*(process.tell(other.name, other.url) for other in others), *(other.tell(process.name, process.url) for other in others)]
+        for result in await asyncio.gather(*told, return_exceptions=True):
+            if isinstance(result, BaseException) and not isinstance(result, WorkerLostError):
+                raise result
+
+    async def __aenter__(self) -> Self:
+        """Start everything. Cancelled, or where something fails, it ends what has been started.
+
+        Raises:
+            WorkerLostError: a worker ended instead of listening. DeadlineError: it did not listen within `start_timeout`.
+        """
+        if self._driver is not None or self._is_closing:
+            raise EngineClosedError("LocalCluster: its `async with` block was entered twice; make another LocalCluster")
+        async with contextlib.AsyncExitStack() as exits:
+            exits.push_async_callback(self._stop)
+            self._driver = await exits.enter_async_context(Worker("driver", host=self._host, secret=self._secret, limits=self._limits))
+            starts = [asyncio.create_task(self._start(name), name=f"start of {name}") for name in self._names]
+            try:
+                await asyncio.gather(*starts)
+            except BaseException:
+                for start in starts:
+                    start.cancel()
+                await through_cancellation(asyncio.wait(starts))
+                raise
+            for process in self._processes.values():
+                await self._introduce(process)
+            exits.push_async_callback(self._stop_restarting)
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Close the driver and end the workers: they are asked to, and killed after 5 seconds.
+
+        Cancelled, it kills them at once, and still waits until they are gone.
+        """
+        await self._exits.__aexit__(kind, error, trace)
+
+    async def _stop_restarting(self) -> None:
+        self._is_closing = True
+        tasks = list(self._restarting.values())
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await through_cancellation(asyncio.wait(tasks))
+
+    async def _stop(self) -> None:
+        self._is_closing = True
+        processes = list(self._processes.values())
+        self._dismissed.update(processes)
+        await asyncio.gather(*(process.stop(STOP_GRACE) for process in processes))
+        self._processes = {}
+        self._driver = None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,263 @@
+"""WorkerProcess: one ``aiograd worker`` as a child of this process, and the lines of JSON that the two exchange.
+
+Note [Parent and child]
+    The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens, ``{"name", "url", "pid"}``, and
+    one for every line it is sent: ``{"peer": name, "url": url}`` makes it add a peer, and the same ``{"peer": name}`` comes back when that is
+    done, so that nobody is told of a peer before it can be called. What the service prints goes to standard error and is passed on with a prefix.
+    When the child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a session of its own, so
+    that Ctrl-C at a terminal reaches the driver alone, which then ends its workers in order.
+
+The class is an asyncio subprocess protocol, not streams: nothing waits in tasks, and the end of the process is known when it happens, not
+when the last of its pipes is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, cast
+
+from aiograd.errors import DeadlineError, WorkerLostError
+
+#: seconds that pipes may stay open after the process has ended (something it has started may hold them)
+PIPES_GRACE = 1.0
+#: the last lines a process wrote are part of the error that says how it ended
+LAST_LINES = 12
+#: a longer line is passed on in parts
+LINE_BYTES = 1 << 16
+
+
+class WorkerProcess(asyncio.SubprocessProtocol):
+    """A worker in a process of its own. Made by `start`.
+
+    Args:
+        name: the worker's.
+        on_exit: called once, on the loop, when the process has ended, however it did.
+    """
+
+    #: number of the process
+    pid: int
+    #: where the worker listens; empty until it does
+    url: str
+
+    def __init__(self, name: str, on_exit: Callable[[WorkerProcess], None] | None = None) -> None:
+        self.name = name
+        self.pid = 0
+        self.url = ""
+        self._on_exit = on_exit
+        loop = asyncio.get_running_loop()
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._ready: asyncio.Future[None] = loop.create_future()
+        self._exited: asyncio.Future[int] = loop.create_future()
+        self._closed: asyncio.Future[None] = loop.create_future()
+        self._answers: dict[str, list[asyncio.Future[None]]] = {}
+        self._pending = {1: bytearray(), 2: bytearray()}
+        self._last: deque[str] = deque(maxlen=LAST_LINES)
+
+    @classmethod
+    async def start(
+        cls,
+        name: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        timeout: float,
+        on_exit: Callable[[WorkerProcess], None] | None = None,
+    ) -> WorkerProcess:
+        """Start the process and wait until its worker listens. Cancelled, it kills the process and waits for its end.
+
+        Args:
+            name: the worker's.
+            command: program and arguments.
+            environment: all of its environment variables.
+            timeout: seconds until it has to listen.
+            on_exit: as in the constructor; not called for a process that did not get as far as listening.
+
+        Raises:
+            WorkerLostError: it ended instead. DeadlineError: it did not listen in time. OSError: it could not be started.
+        """
+        self = cls(name)
+        loop = asyncio.get_running_loop()
+        pipe = asyncio.subprocess.PIPE
+        await loop.subprocess_exec(
+            lambda: self, *command, stdin=pipe, stdout=pipe, stderr=pipe, env=dict(environment), start_new_session=True
+        )  # fmt: skip
+        try:
+            settled, _ = await asyncio.wait((self._ready, self._exited), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        except BaseException:
+            await self.stop(0.0)
+            raise
+        if not settled:
+            await self.stop(0.0)
+            raise DeadlineError(
+                f"worker {name} did not listen within {timeout:g} s of its start: raise start_timeout, or see what its service does when it is "
+                f"imported{self._story()}"
+            )
+        if self._exited.done():
+            await self.wait_closed()
+            raise WorkerLostError(
+                f"worker {name} ended while it was being started ({describe_status(self._exited.result())}){self._story()}", worker=name, stage="start"
+            )
+        self._on_exit = on_exit
+        return self
+
+    # ---------------------------------------------------------------- its life
+
+    @property
+    def status(self) -> int | None:
+        """Exit status (negative: the number of the signal that ended it), None while it runs."""
+        return self._exited.result() if self._exited.done() else None
+
+    async def wait(self) -> int:
+        """Wait for the end of the process; returns its exit status. Cancelling changes nothing."""
+        return await asyncio.shield(self._exited)
+
+    def terminate(self) -> None:
+        """Ask the process to end (SIGTERM); nothing if it has."""
+        self._signal("terminate")
+
+    def kill(self) -> None:
+        """End the process at once (SIGKILL); nothing if it has ended."""
+        self._signal("kill")
+
+    async def stop(self, grace: float) -> int:
+        """Ask the process to end, kill it where it does not within `grace` seconds, and wait until it is gone; returns its exit status.
+
+        Cancelled, it kills the process, still waits for its end, which is then a matter of milliseconds, and raises.
+        """
+        try:
+            if grace > 0 and not self._exited.done():
+                self.terminate()
+                await asyncio.wait((self._exited,), timeout=grace)
+        finally:
+            self.kill()
+            await through_cancellation(self.wait_closed())
+        return self._exited.result()
+
+    async def wait_closed(self) -> None:
+        """Wait for the end of the process and until its pipes are closed and everything it wrote has been passed on."""
+        await asyncio.shield(self._exited)
+        await asyncio.wait((self._closed,), timeout=PIPES_GRACE)
+        if self._transport is not None:
+            self._transport.close()
+        await asyncio.shield(self._closed)
+
+    async def tell(self, peer: str, url: str) -> None:
+        """Make the worker add a peer, or know a peer's new URL, and wait until it has. Cancelling stops the waiting only.
+
+        Raises:
+            WorkerLostError: the process has ended.
+        """
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._answers.setdefault(peer, []).append(answer)
+        stdin = None if self._transport is None else cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
+        if self._exited.done() or stdin is None:
+            self._fail_answers()
+        else:
+            stdin.write(json.dumps({"peer": peer, "url": url}).encode() + b"\n")
+        await answer
+
+    def _signal(self, what: str) -> None:
+        if not self._exited.done() and self._transport is not None:
+            try:
+                getattr(self._transport, what)()
+            except ProcessLookupError:
+                pass  # it has ended and the loop has yet to notice
+
+    def _story(self) -> str:
+        return "".join(f"\n  {line}" for line in self._last)
+
+    # ---------------------------------------------------------------- what the loop calls
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast("asyncio.SubprocessTransport", transport)
+        self.pid = self._transport.get_pid() or 0
+
+    def pipe_data_received(self, fd: int, data: bytes) -> None:
+        pending = self._pending[fd]
+        pending += data
+        if b"\n" not in data and len(pending) < LINE_BYTES:
+            return
+        *lines, rest = bytes(pending).split(b"\n")
+        if len(rest) >= LINE_BYTES:
+            lines.append(rest)
+            rest = b""
+        self._pending[fd] = bytearray(rest)
+        for line in lines:
+            self._take_line(fd, line)
+
+    def _take_line(self, fd: int, line: bytes) -> None:
+        if fd == 1:
+            try:
+                answer = json.loads(line)
+                if "peer" in answer:
+                    waiting = self._answers.get(answer["peer"])
+                    if waiting and not waiting[0].done():
+                        waiting[0].set_result(None)
+                    if waiting:
+                        del waiting[0]
+                else:
+                    self.url = str(answer["url"])
+                    if not self._ready.done():
+                        self._ready.set_result(None)
+                return
+            except (ValueError, TypeError, KeyError):
+                pass  # no line of ours: something else got hold of the pipe; people want to see it
+        self._pass_on(line.decode("utf-8", "replace").rstrip("\r"))
+
+    def _pass_on(self, line: str) -> None:
+        self._last.append(line)
+        out = sys.stderr
+        encoding = getattr(out, "encoding", None) or "utf-8"
+        try:
+            out.write(f"[{self.name}] {line}\n".encode(encoding, "backslashreplace").decode(encoding))
+            out.flush()
+        except (AttributeError, OSError, ValueError):
+            pass  # there is no standard error, or nobody reads it; no reason to disturb the loop
+
+    def pipe_connection_lost(self, fd: int, exc: Exception | None) -> None:
+        rest = self._pending.get(fd)
+        if rest:
+            self._pending[fd] = bytearray()
+            self._take_line(fd, bytes(rest))
+
+    def process_exited(self) -> None:
+        status = None if self._transport is None else self._transport.get_returncode()
+        self._exited.set_result(255 if status is None else status)
+        self._fail_answers()
+        if self._on_exit is not None:
+            self._on_exit(self)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        if not self._closed.done():
+            self._closed.set_result(None)
+
+    def _fail_answers(self) -> None:
+        answers, self._answers = self._answers, {}
+        for waiting in answers.values():
+            for answer in waiting:
+                if not answer.done():
+                    answer.set_exception(WorkerLostError(f"worker {self.name} has ended", worker=self.name, stage="add_peer"))
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words."""
+    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
+
+
+async def through_cancellation(waiting: Awaitable[Any]) -> None:
+    """Await to the end even when cancelled; the cancellation is raised afterwards."""
+    task = asyncio.ensure_future(waiting)
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        try:
+            await asyncio.shield(task)
+        except asyncio.CancelledError as error:
+            if task.cancelled():
+                raise
+            cancelled = error
+    task.result()
+    if cancelled is not None:
+        raise cancelled

@@ -1,0 +1,230 @@
+"""ContextTable: the contexts that a worker knows, who may use them, and for how long.
+
+Note [Who opens, who may use]
+    A context is opened by its worker's own code, or by a call that says so, from an authenticated principal and within its quota. Nothing
+    else creates one: an id that is unknown, released, or another principal's is the same error to whoever names it, except that the
+    principal that used a context is told when it has been released.
+
+Note [Leases]
+    A worker keeps a context for those who opened it there: each renews its lease now and then. When the last lease has run out, or
+    the worker that opened the context in the first place releases it, the context goes, and with it what it opened elsewhere.
+
+Note [Tombstones]
+    The id of a released context is remembered until no message about it can be under way any more, so that a late call does not open it
+    again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Coroutine, Iterable
+from typing import Any, NamedTuple
+
+from aiograd.distributed.context import Context
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.safeguards import Safeguards
+from aiograd.errors import ContextNotFoundError, ContextReleasedError, Overloaded, ProtocolError
+
+#: released contexts that are remembered at most
+TOMBSTONES = 1 << 16
+
+
+class Caller(NamedTuple):
+    """Who a request comes from; what the endpoint calls Identity."""
+
+    name: str
+    incarnation: bytes
+    principal: str
+
+
+class Heading(NamedTuple):
+    """The part of a call that is about its context."""
+
+    key: bytes
+    #: worker that opened the context in the first place
+    origin: str
+    #: place of the call, see Note [Places] in `context`; without its infinities
+    place: tuple[float, ...]
+    #: message id of the arguments, 0 if none is differentiable
+    edge: int
+    #: whether the callee may get to know the context by this call
+    opens: bool
+
+    @classmethod
+    def parse(cls, value: Any) -> Heading:
+        """Check what came in a call.
+
+        Raises:
+            ProtocolError: it makes no sense.
+        """
+        if not (isinstance(value, tuple) and len(value) == 5):
+            raise ProtocolError("a call with a malformed context", code="call")
+        key, origin, place, edge, opens = value
+        is_sound = (
+            key.__class__ is bytes
+            and len(key) == 16
+            and origin.__class__ is str
+            and 0 < len(origin) <= 128
+            and place.__class__ is tuple
+            and 0 < len(place) <= 64
+            and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in place)
+            and edge.__class__ is int
+            and edge >= 0
+            and opens.__class__ is bool
+        )
+        if not is_sound:
+            raise ProtocolError("a call with a malformed context", code="call")
+        return cls(key, origin, place, edge, opens)
+
+
+class ContextTable:
+    """The contexts of one worker.
+
+    Args:
+        here: name of the worker.
+        backward: runs a pass; see `Context`.
+        entropy: gives unguessable bytes.
+    """
+
+    def __init__(
+        self, here: str, limits: Limits, safeguards: Safeguards, entropy: Callable[[int], bytes], backward: Callable[..., Coroutine[Any, Any, None]]
+    ) -> None:
+        self.here = here
+        self.limits = limits
+        self.safeguards = safeguards
+        self._entropy = entropy
+        self._backward = backward
+        self._open: dict[bytes, Context] = {}
+        self._released: dict[bytes, tuple[str, float]] = {}
+        self._counts: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def __iter__(self) -> Any:
+        return iter(list(self._open.values()))
+
+    # ---------------------------------------------------------------- opening and finding
+
+    def open(self, principal: str) -> Context:
+        """A new context of this worker's own code.
+
+        Raises:
+            Overloaded: there are too many.
+        """
+        return self._add(self._entropy(16), self.here, principal)
+
+    def enter(self, caller: Caller, heading: Heading, now: float) -> Context:
+        """The context of a call, opened if the call may do that.
+
+        Raises:
+            ContextNotFoundError, ContextReleasedError, Overloaded: there is none, and none is opened.
+        """
+        context = self._open.get(heading.key)
+        is_new = heading.opens and heading.origin != self.here  # only a worker's own code opens a context in its name
+        if context is None and (is_new or not self.safeguards.open_only_by_call):
+            self._check_tombstone(heading.key, caller.principal, now)
+            context = self._add(heading.key, heading.origin, caller.principal)
+        if context is None or (context.principal != caller.principal and self.safeguards.authorize_first):
+            raise self._unknown(heading.key, caller.principal, now)
+        if context.openers or context.origin != self.here:
+            context.openers[caller.name, caller.incarnation] = now + self.limits.lease_seconds
+        return context
+
+    def find(self, key: Any, caller: Caller, now: float) -> Context:
+        """The context of a message that is no call.
+
+        Raises:
+            ContextNotFoundError, ContextReleasedError: there is none for this caller.
+        """
+        context = self._open.get(key) if key.__class__ is bytes else None
+        if context is None or (context.principal != caller.principal and self.safeguards.authorize_first):
+            raise self._unknown(key, caller.principal, now)
+        return context
+
+    def _add(self, key: bytes, origin: str, principal: str) -> Context:
+        count = self._counts.get(principal, 0)
+        if len(self._open) >= self.limits.contexts or count >= self.limits.contexts_per_principal:
+            raise Overloaded(f"worker {self.here} has {count} open contexts for this principal and {len(self._open)} in all, which is its limit")
+        context = self._open[key] = Context(key, origin, principal, self.here, self._backward, self.limits.edges_per_context)
+        self._counts[principal] = count + 1
+        return context
+
+    def _check_tombstone(self, key: bytes, principal: str, now: float) -> None:
+        if self.safeguards.tombstone and key in self._released:
+            raise self._unknown(key, principal, now)
+
+    def _unknown(self, key: Any, principal: str, now: float) -> ContextNotFoundError | ContextReleasedError:
+        stone = self._released.get(key) if key.__class__ is bytes else None
+        if stone is not None and stone[0] == principal and stone[1] > now:
+            return ContextReleasedError(f"the context has been released on {self.here}: nothing can be done in it any more")
+        return ContextNotFoundError(
+            f"worker {self.here} knows no such autograd context: a context becomes known by the first call made in it, and is forgotten when its "
+            "worker is restarted"
+        )
+
+    # ---------------------------------------------------------------- the end
+
+    def remove(self, context: Context, now: float) -> bool:
+        """Forget a context, leaving a tombstone; returns whether it was known."""
+        if self._open.pop(context.key, None) is None:
+            return False
+        self._counts[context.principal] -= 1
+        if not self._counts[context.principal]:
+            del self._counts[context.principal]
+        self._bury(now)
+        self._released[context.key] = (context.principal, now + 2 * max(self.limits.default_deadline, self.limits.lease_seconds))
+        return True
+
+    def _bury(self, now: float) -> None:
+        for key in [key for key, (_, until) in self._released.items() if until <= now]:
+            del self._released[key]
+        while len(self._released) >= TOMBSTONES:
+            del self._released[next(iter(self._released))]
+
+    def let_go(self, context: Context, caller: Caller) -> bool:
+        """One of those who opened a context needs it no more; returns whether nobody does.
+
+        The worker that opened it in the first place decides for everybody.
+        """
+        opener = (caller.name, caller.incarnation)
+        if opener not in context.openers:
+            return False
+        if caller.name == context.origin:
+            context.openers.clear()
+        else:
+            del context.openers[opener]
+        return not context.openers
+
+    def renew(self, caller: Caller, keys: Iterable[Any], now: float) -> None:
+        """Renew the leases that a worker names. Others are left alone: a call that opens one may have overtaken this."""
+        opener = (caller.name, caller.incarnation)
+        for key in keys:
+            context = self._open.get(key) if key.__class__ is bytes else None
+            if context is not None and context.principal == caller.principal and opener in context.openers:
+                context.openers[opener] = now + self.limits.lease_seconds
+
+    def expired(self, now: float) -> list[Context]:
+        """Contexts whose last lease has run out."""
+        over: list[Context] = []
+        for context in self:
+            if not context.openers:
+                continue
+            for opener in [opener for opener, until in context.openers.items() if until <= now]:
+                del context.openers[opener]
+            if not context.openers:
+                over.append(context)
+        return over
+
+    def held_elsewhere(self) -> dict[tuple[str, str], list[bytes]]:
+        """By worker and principal: the contexts that this worker has made known there."""
+        held: dict[tuple[str, str], list[bytes]] = {}
+        for context in self:
+            for name in context.known_workers - {self.here}:
+                held.setdefault((name, context.principal), []).append(context.key)
+        return held
+
+
+def place_of_call(place: tuple[float, ...]) -> tuple[int, ...]:
+    """A place as it travels: without the infinity at its end."""
+    return tuple(int(number) for number in place if number != -math.inf and number != math.inf)

@@ -1,0 +1,201 @@
+"""Calls: remote function calls, on the worker that makes one and on the one that serves it.
+
+Inside a context a call is an ordinary operation of the graph: its differentiable arguments leave through a SendNode and its differentiable
+results arrive at a RecvNode. Outside of one, values may be sent that need no gradient; whatever would silently cut a graph is an error.
+
+Note [Numbers of a call]
+    The caller reserves two sequence numbers when it makes a call, whatever the time at which the answer comes: one is the place of the call
+    (see Note [Places] in `context`), the other belongs to the results. Sums of gradients so do not depend on which answer came first.
+
+Source: PyTorch ``distributed/autograd/utils.cpp`` for what is attached to which message; unlike there, grad mode travels with the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import inspect
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from aiograd.distributed import failpoints
+from aiograd.distributed.context import Context
+from aiograd.distributed.contexts import Caller, Heading
+from aiograd.distributed.driver.part import on_host
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.payload import Packing, Unpacking, device_tensors
+from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.distributed.service import Exposed
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentTypeError, NoContextError, Overloaded, ProtocolError
+from aiograd.graph.node import _next_sequence
+from aiograd.modes import ModeScope, current_mode
+from aiograd.offloading import ready
+from aiograd.tensors.core import TensorCore
+
+if TYPE_CHECKING:
+    from aiograd.distributed.driver.office import Office
+
+#: a function of the library's own, which is told who calls
+Builtin = Callable[..., Awaitable[Any]]
+
+
+class Calls:
+    """The calls that a worker makes and serves.
+
+    Args:
+        office: the worker.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        #: by name, which begins with "aiograd."
+        self.builtins: dict[str, Builtin] = {}
+        #: functions that run on the executor or wait for it
+        self._on_executor = 0
+
+    # ---------------------------------------------------------------- making one
+
+    async def call(self, peer: str, function: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:
+        """See `Worker.call`."""
+        office = self.office
+        scope = SCOPE.get()
+        if scope is not None and scope.worker is not office.worker:
+            scope = None  # of another worker in this process
+        context = None if scope is None else scope.context
+        if context is not None:
+            context.check_open()
+        seconds = office.time_for(timeout)
+        grad = current_mode().grad
+        records = grad and context is not None
+        packing = await self._packing((args, kwargs), grad)
+        wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
+        sent = packing.differentiable
+        if sent and context is None:
+            raise NoContextError(
+                f"calling {function} on {peer} with arguments that require grad outside of any context: their gradients could never come back. "
+                "Call inside `async with worker.context()`, or under no_grad() if none are wanted, or detach() the arguments."
+            )
+        if context is None:
+            principal = None if scope is None else scope.principal
+            answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, None), seconds, principal)
+            return Unpacking(office.reference).unpack(self._parse_answer(answer, peer)[0])
+        send = context.add_send(sent, peer) if sent and records else None
+        number = send._seq if send is not None else _next_sequence()
+        answer_number = _next_sequence()
+        place = scope.place if scope is not None else ()
+        heading = (context.key, context.origin, tuple(map(int, (*place, -number))), 0 if send is None else send.edge, peer not in context.opened_at)
+        context.known_workers.add(peer)
+        try:
+            failpoints.reach("fwd.mid_send")
+            answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, heading), seconds, context.principal)
+        except BaseException:
+            if send is not None:
+                context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
+            raise
+        context.check_open()
+        context.opened_at.add(peer)
+        value, edge = self._parse_answer(answer, peer)
+        unpacking = Unpacking(office.reference)
+        result = unpacking.unpack(value)
+        if unpacking.differentiable:
+            if not records or edge == 0 or edge in context.recv_nodes:
+                raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
+            context.add_recv(unpacking.differentiable, edge, peer, answer_number)
+        return result
+
+    async def _packing(self, value: Any, records: bool) -> Packing:
+        hosted = {}
+        for tensor in device_tensors(value):
+            hosted[id(tensor)] = await on_host(tensor._data)
+        return Packing(records, self.office.encoding, hosted)
+
+    @staticmethod
+    def _parse_answer(answer: Any, peer: str) -> tuple[Any, int]:
+        if not (isinstance(answer, tuple) and len(answer) == 2 and answer[1].__class__ is int):
+            raise ProtocolError(f"worker {peer} gave a malformed answer to a call", code="answer")
+        return answer
+
+    # ---------------------------------------------------------------- serving one
+
+    async def on_call(self, caller: Caller, value: Any, timeout: float) -> tuple[Any, int]:
+        """See `Kind.CALL`."""
+        failpoints.reach("fwd.before_receive")
+        office = self.office
+        if not (isinstance(value, tuple) and len(value) == 5):
+            raise ProtocolError("a malformed call", code="call")
+        function, args, kwargs, grad, heading = value
+        if not (function.__class__ is str and args.__class__ is list and kwargs.__class__ is dict and grad.__class__ is bool):
+            raise ProtocolError("a malformed call", code="call")
+        target = self.builtins.get(function) or office.service.find_function(function)
+        context: Context | None = None
+        place: tuple[float, ...] = ()
+        if heading is not None:
+            heading = Heading.parse(heading)
+            place = heading.place
+            context = office.contexts.enter(caller, heading, office.now())
+            office.context_entered()
+        deadline = asyncio.get_running_loop().time() + timeout
+        SCOPE.set(Scope(office.worker, context, caller.principal, deadline, place))
+        modes: dict[str, Any] = {"grad": grad, "profiler": office.profiler}
+        if context is None:
+            with ModeScope(**modes):
+                return await self._serve(caller, target, args, kwargs, None, 0, grad)
+        task = asyncio.current_task()
+        context.calls.add(task)
+        try:
+            if grad:
+                modes["collect"] = context.recorder(place)
+            with ModeScope(**modes):
+                return await self._serve(caller, target, args, kwargs, context, heading.edge, grad)
+        finally:
+            context.calls.discard(task)
+
+    async def _serve(
+        self, caller: Caller, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool
+    ) -> tuple[Any, int]:
+        office = self.office
+        unpacking = Unpacking(office.reference)
+        args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
+        received = unpacking.differentiable
+        if received:
+            if context is None or edge == 0 or edge in context.recv_nodes or not grad:
+                raise ProtocolError("arguments that claim gradients outside of a context", code="edge")
+            context.add_recv(received, edge, caller.name)
+        failpoints.reach("fwd.after_receive")
+        if isinstance(target, Exposed):
+            result = await self.invoke(target, args, kwargs)
+        else:
+            try:
+                result = await target(caller, *args, **kwargs)
+            except TypeError as error:
+                raise ArgumentTypeError(f"a malformed call of the library's own: {error}") from error
+        failpoints.reach("fwd.in_compute")
+        await ready(result)
+        packing = await self._packing(result, grad and context is not None)
+        wire = packing.pack(result)
+        sent = packing.differentiable
+        if not sent or context is None:
+            return wire, 0
+        context.check_open()
+        context.known_workers.add(caller.name)
+        send = context.add_send(sent, caller.name)
+        failpoints.reach("fwd.before_reply")
+        return wire, send.edge
+
+    async def invoke(self, exposed: Exposed, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an exposed function with arguments that came from a peer: on the loop if it is ``async def``, else on the executor."""
+        exposed.schema.check(args, kwargs)
+        if exposed.is_async:
+            return await exposed.function(*args, **kwargs)
+        engine = current_engine()
+        if self._on_executor >= self.office.limits.executor_queue * engine.executor.threads:
+            raise Overloaded(f"worker {self.office.name} has {self._on_executor} functions waiting for its executor, which is its limit")
+        self._on_executor += 1
+        try:
+            result = await engine.offload(functools.partial(exposed.function, *args, **kwargs))
+        finally:
+            self._on_executor -= 1
+        if inspect.isawaitable(result) and not isinstance(result, TensorCore):
+            result = await result  # a module whose forward is async, called through a plain method
+        return result

@@ -1,0 +1,329 @@
+"""Endpoint: one worker's place in the network. Requests to peers by name, and a handler for what peers request.
+
+Everything that waits is here and in the modules beside it; what is decided is decided by the session, the handshake and the codec below.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+from aiograd.distributed.budget import Budget, PeerBudget
+from aiograd.distributed.codec import encode
+from aiograd.distributed.driver.conversation import Conversation
+from aiograd.distributed.driver.link import Greeting, Link
+from aiograd.distributed.driver.loopback import Loopback
+from aiograd.distributed.driver.peer import Handler, Peer
+from aiograd.distributed.driver.statistics import EndpointStatistics, PeerStatistics
+from aiograd.distributed.faults import to_wire
+from aiograd.distributed.handshake import Answerer, Identity
+from aiograd.distributed.keyring import Keyring, check_name
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.session import Session
+from aiograd.distributed.transport import Buffer, Channel, Transport
+from aiograd.errors import ArgumentError, DistributedError, Overloaded, WorkerLostError
+
+logger = logging.getLogger("aiograd.distributed")
+
+#: seconds that cancelled handlers have to stop when an endpoint is closed
+GRACE = 1.0
+
+
+class Endpoint:
+    """One worker's place in the network.
+
+    Args:
+        name: of this worker; peers must know it by this name.
+        transport: carries frames; the endpoint closes it.
+        keyring: the secrets shared with peers.
+        limits: what is taken from peers, and how long to wait for them.
+        handler: ``await handler(peer, kind, value, timeout)`` answers a request, in a task of its own, which is cancelled when the
+            requester gives up, the deadline passes or the peer is lost.
+        on_lost: called with a peer that is gone, after those who waited for it have been told; may be called again for one that comes
+            back and goes again.
+        incarnation: 16 bytes that differ each time the worker starts; None: drawn.
+        describe: names the function that a request is about, for errors; None: the kind of the request.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: the name cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        transport: Transport,
+        keyring: Keyring,
+        limits: Limits,
+        handler: Handler,
+        on_lost: Callable[[Identity, WorkerLostError], None] | None = None,
+        incarnation: bytes | None = None,
+        describe: Callable[[int, Any], str] | None = None,
+    ) -> None:
+        self.name = check_name("worker name", name)
+        self.transport = transport
+        self.keyring = keyring
+        self.limits = limits
+        self.handler = handler
+        self.incarnation = transport.entropy(16) if incarnation is None else incarnation
+        self.url: str | None = None
+        #: where peers are, by name
+        self.urls: dict[str, str] = {}
+        self.loop: asyncio.AbstractEventLoop
+        self.context: contextvars.Context
+        self._on_lost = on_lost
+        self._describe = describe
+        self._budget = Budget(limits.bytes_per_peer, limits.bytes_total)
+        self._budgets: dict[str, PeerBudget] = {}
+        self._peers: dict[tuple[str, str], Peer] = {}
+        self._greetings: set[Greeting] = set()
+        self._loopback = Loopback(self)
+        self._stopping: list[asyncio.Task[None]] = []
+        self._is_open = False
+        self._failed_handshakes = 0
+        self._lost = 0
+
+    # ---- life
+
+    async def open(self, host: str, port: int) -> str:
+        """Start to listen.
+
+        Cancelling it leaves nothing open.
+
+        Returns:
+            The URL under which peers reach this worker.
+
+        Raises:
+            DistributedError: it has been opened before.
+            OSError: it cannot listen there.
+        """
+        if self.url is not None or self._is_open:
+            raise DistributedError(f"opening worker {self.name!r}: it has been opened before; make a new one")
+        self.loop = asyncio.get_running_loop()
+        self.context = contextvars.copy_context()
+        self._is_open = True
+        try:
+            self.url = await self.transport.listen(host, port, self._accept)
+        except BaseException:
+            self._is_open = False
+            await self.transport.aclose()
+            raise
+        return self.url
+
+    async def aclose(self) -> None:
+        """Say goodbye to all peers, cancel the handlers and wait for them, close the transport. Idempotent.
+
+        Requests that wait get a `DistributedError`. A handler that does not stop within a second is left behind and reported to the log.
+        Cancelling it skips the waiting; everything is closed all the same.
+        """
+        if not self._is_open:
+            return
+        self._is_open = False
+        try:
+            for greeting in list(self._greetings):
+                greeting.close()
+            conversations = list(self._conversations())
+            for conversation in conversations:
+                conversation.say_goodbye()
+            await asyncio.sleep(0)  # lets the transport pass it on
+        finally:
+            for peer in list(self._peers.values()):
+                self._stopping += peer.close(f"worker {self.name!r} is being closed")
+            self._stopping += self._loopback.close()
+            try:
+                await self._wait_for_tasks()
+            finally:
+                await self.transport.aclose()
+
+    async def _wait_for_tasks(self) -> None:
+        me = asyncio.current_task()  # a handler may close its own worker
+        tasks = [task for task in self._stopping if task is not me]
+        if tasks:
+            _, pending = await asyncio.wait(tasks, timeout=GRACE)
+            for task in pending:
+                logger.error("worker %s: %s did not stop within %g s of being cancelled", self.name, task.get_name(), GRACE)
+
+    # ---- peers
+
+    def add_peer(self, name: str, url: str) -> None:
+        """Say where a peer is. A URL given before is replaced; connections stay.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the name cannot be used, or is this worker's own with another URL.
+        """
+        check_name("peer name", name)
+        if name == self.name:
+            if url != self.url:
+                raise ArgumentError(f"add_peer({name!r}, {url!r}): that is this worker's own name; expected names that differ")
+            return
+        self.urls[name] = url
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Names of the workers that are known by URL or connected, sorted."""
+        return tuple(sorted({*self.urls, *(name for name, _ in self._peers)}))
+
+    async def request(  # the deadline travels with the request
+        self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None  # noqa: ASYNC109
+    ) -> Any:
+        """Ask a peer for something, and wait for the answer. Connects first where needed; may ask the worker itself.
+
+        Cancelling it tells the peer, whose handler is cancelled; whether the handler had run to its end is not known then.
+
+        Args:
+            peer: name of a worker.
+            kind: what is asked for, 0 to 255.
+            value: what `encode` takes; its arrays must stay as they are until the answer is there.
+            timeout: seconds for everything: connecting, waiting for room, the handler, the answer.
+            principal: on whose behalf; None: the keyring's default.
+
+        Returns:
+            What the peer's handler returned.
+
+        Raises:
+            DeadlineError: no answer in time.
+            WorkerLostError: the peer crashed, fell silent, was restarted or cannot be reached. Whether it ran the handler is not known.
+            UnknownPeerError: no URL is known for it, and it is not connected.
+            AuthenticationError, VersionMismatch: the peer and this worker cannot agree on a handshake.
+            ArgumentTypeError, ArgumentError, LimitError: the value cannot be sent.
+            DistributedError: this worker is closed; or what the peer's handler raised, see `faults`.
+        """
+        if not self._is_open:
+            raise DistributedError(f"request to worker {peer!r}: worker {self.name!r} is not open; use it within `async with`")
+        if principal is None:
+            principal = self.keyring.default_principal
+        if peer == self.name:
+            return await self._loopback.request(kind, value, timeout, principal)
+        entry = self._peers.get((peer, principal))
+        if entry is None:
+            entry = Peer(self, peer, principal)
+        return await entry.conversation().request(kind, value, timeout)
+
+    def statistics(self) -> EndpointStatistics:
+        """What has been done so far and what is going on."""
+        peers = []
+        for conversation in self._conversations():
+            figures = conversation.session.statistics()
+            peers.append(
+                PeerStatistics(
+                    name=conversation.peer.name,
+                    principal=conversation.peer.principal,
+                    is_connected=conversation.link is not None,
+                    outstanding=figures.outstanding,
+                    running=figures.running,
+                    bytes_in=figures.bytes_in,
+                    bytes_out=figures.bytes_out,
+                    frames_in=figures.frames_in,
+                    frames_out=figures.frames_out,
+                    resent=figures.resent,
+                    bytes_held=figures.bytes_held,
+                    round_trip=figures.round_trip,
+                )
+            )
+        return EndpointStatistics(
+            name=self.name,
+            peers=tuple(peers),
+            bytes_held=self._budget.held,
+            handshakes=len(self._greetings),
+            failed_handshakes=self._failed_handshakes,
+            lost=self._lost,
+        )
+
+    def _conversations(self) -> Iterator[Conversation]:
+        for peer in self._peers.values():
+            yield from peer.conversations
+
+    # ---- what peers need of their endpoint
+
+    def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
+        """The message that tells a peer of an error of a handler."""
+        function = str(getattr(kind, "name", f"kind {kind}"))
+        if self._describe is not None:
+            try:
+                function = self._describe(kind, value)
+            except Exception:  # the value may be anything; the error at hand is the one to tell of
+                logger.debug("worker %s: naming the function of a failed request failed", self.name, exc_info=True)
+        return encode(to_wire(error, self.name, function, self.transport.entropy(8).hex()), self.limits)
+
+    def new_session(self, peer: str) -> Session:
+        """A session that counts against the budget of that peer."""
+        budget = self._budgets.get(peer)
+        if budget is None:
+            budget = self._budgets[peer] = self._budget.child()
+        return Session(self.limits, budget, self.transport.safeguards, overloaded=self._overloaded)
+
+    def _overloaded(self) -> Sequence[Buffer]:
+        error = Overloaded(f"worker {self.name!r} holds as many requests and bytes of this peer as its limits allow; try again in a second")
+        return self.failure(error, 0, None)
+
+    def opened(self, peer: Peer) -> None:
+        """A peer has its first conversation."""
+        self._peers[peer.name, peer.principal] = peer
+
+    def seen(self, identity: Identity, but: Conversation | None = None) -> None:
+        """A peer has proved who it is: what was under way with earlier incarnations is lost, except for `but`, which is looked at."""
+        if not self.transport.safeguards.epoch_fence:
+            return
+        for conversation in list(self._conversations()):
+            known = conversation.identity
+            if conversation is not but and known is not None and known.name == identity.name and known.incarnation != identity.incarnation:
+                conversation.peer.lose(conversation, "it was restarted")
+
+    def refused(self, peer: str) -> None:
+        """No process listens where that peer was: what was under way with it and is not connected is lost."""
+        for conversation in list(self._conversations()):
+            if conversation.peer.name == peer and conversation.link is None:
+                conversation.peer.lose(conversation, "nobody listens there any more")
+
+    def lost(self, peer: Peer, conversation: Conversation, reason: str) -> None:
+        """A conversation has ended."""
+        if not peer.conversations:
+            self._peers.pop((peer.name, peer.principal), None)
+            if all(name != peer.name for name, _ in self._peers):
+                self._budgets.pop(peer.name, None)
+        self._stopping = [task for task in (*self._stopping, *conversation.handlers) if not task.done()]
+        identity = conversation.identity
+        if identity is None or not self._is_open:
+            return
+        self._lost += 1
+        logger.info("worker %s: lost worker %s (principal %s): %s", self.name, peer.name, peer.principal, reason)
+        if conversation.is_used and self._on_lost is not None:
+            try:
+                self._on_lost(identity, WorkerLostError(f"worker {peer.name!r} was lost: {reason}", worker=peer.name))
+            except Exception as error:
+                self.loop.call_exception_handler({"message": "on_lost raised", "exception": error})
+
+    # ---- those who dial
+
+    def _accept(self, channel: Channel) -> None:
+        if not self._is_open or len(self._greetings) >= self.limits.connections:
+            channel.close()
+            return
+        answerer = Answerer(
+            self.name, self.incarnation, self.keyring, self.transport.entropy, self.limits, self._may_resume, certified_names=channel.certified_names
+        )
+        greeting = Greeting(channel, answerer, self.limits.handshake_timeout, self._greeted)
+        if not greeting.is_done:
+            self._greetings.add(greeting)
+
+    def _may_resume(self, identity: Identity, session: bytes) -> bool:
+        peer = self._peers.get((identity.name, identity.principal))
+        conversation = None if peer is None else peer.find(session)
+        return conversation is not None and (conversation.identity == identity or not self.transport.safeguards.epoch_fence)
+
+    def _greeted(self, greeting: Greeting, link: Link | None, why: BaseException | None) -> None:
+        self._greetings.discard(greeting)
+        if link is None:
+            self._failed_handshakes += 1
+            logger.info("worker %s: a handshake with %s failed: %s", self.name, greeting.remote, why)
+            return
+        identity = link.secured.peer
+        self.seen(identity)
+        peer = self._peers.get((identity.name, identity.principal))
+        if peer is None:
+            peer = Peer(self, identity.name, identity.principal)
+        peer.accept(link)
+

@@ -1,0 +1,224 @@
+"""Objects: what a worker holds for others, and the library's own functions that reach it: references, modules, optimizers.
+
+Note [Optimizer steps]
+    Each optimizer counts its steps, and a step carries its number. One that arrives a second time is answered without being taken again;
+    one that leaves a gap is refused, for then this worker has missed one and has to be restored. A step that has begun is carried out
+    to its end whatever becomes of the request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiograd.distributed.contexts import Caller
+from aiograd.distributed.reference_table import Held, ReferenceTable
+from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.scope import current_context
+from aiograd.distributed.service import Exposed
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError, NotExposedError, ReferenceLostError
+from aiograd.tensors.core import TensorCore, make
+
+if TYPE_CHECKING:
+    from aiograd.distributed.driver.office import Office
+
+#: optimizers that may be made on request, by name
+OPTIMIZERS: dict[str, Callable[..., Any]] = {}
+
+
+def register_optimizers(*classes: type[Any]) -> None:
+    """Let `DistributedOptimizer` make these on other workers. They take parameters and options, and have ``step(gradients)``."""
+    for cls in classes:
+        OPTIMIZERS[cls.__name__] = cls
+
+
+class SteppedOptimizer:
+    """An optimizer of one worker's parameters, driven from another worker."""
+
+    def __init__(self, optimizer: Any) -> None:
+        self.optimizer = optimizer
+        #: number of the last step that was taken
+        self.taken = 0
+        self.lock = asyncio.Lock()
+
+    async def step(self, number: int, grads: Mapping[Any, Any]) -> None:
+        """Take step `number`; see Note [Optimizer steps]."""
+        async with self.lock:
+            if number <= self.taken:
+                return
+            if number != self.taken + 1:
+                raise DistributedError(
+                    f"step {number} of an optimizer that has taken {self.taken}: this worker has missed one. Restore all workers from a checkpoint."
+                )
+            await self.optimizer.astep(grads)
+            self.taken = number
+
+
+class Objects:
+    """The objects of one worker.
+
+    Args:
+        office: the worker.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self.table = ReferenceTable(office.name, office.endpoint.incarnation, office.entropy, office.limits.references_per_principal)
+        office.calls.builtins.update(
+            {
+                "aiograd.reference.create": self._create,
+                "aiograd.reference.call": self._call,
+                "aiograd.reference.get": self._get,
+                "aiograd.reference.delete": self._delete,
+                "aiograd.module.parameters": self._parameters,
+                "aiograd.module.state_dict": self._state_dict,
+                "aiograd.module.load_state_dict": self._load_state_dict,
+                "aiograd.module.train": self._train,
+                "aiograd.optimizer.create": self._create_optimizer,
+                "aiograd.optimizer.step": self._step,
+                "aiograd.optimizer.state_dict": self._optimizer_state,
+                "aiograd.optimizer.load_state_dict": self._load_optimizer_state,
+            }
+        )
+
+    # ---------------------------------------------------------------- on the side that holds a reference
+
+    def request(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
+        """Ask the owner of an object for something."""
+        return self.office.calls.call(ref.owner, f"aiograd.reference.{what}", [ref, *values], {}, timeout)
+
+    def local(self, ref: RemoteRef) -> Any:
+        """The object behind a reference, which is one of this worker's."""
+        if ref.owner != self.office.name:
+            raise ReferenceLostError(
+                f"the object behind {ref!r} lives on {ref.owner}, not on {self.office.name}: use `await ref.call(...)` or `ref.get()`"
+            )
+        return self.table.find(ref.key, ref.epoch, self.office.principal).value
+
+    def refer(self, value: Any) -> RemoteRef:
+        """A reference to an object of this worker's own code."""
+        return self.office.reference(self.table.add(value, None, self.office.principal, self.office.name))
+
+    # ---------------------------------------------------------------- references
+
+    def _find(self, caller: Caller, ref: Any) -> Held:
+        if not isinstance(ref, RemoteRef):
+            raise ArgumentTypeError(f"expected a RemoteRef, found {type(ref).__name__}")
+        if ref.owner != self.office.name:
+            raise ReferenceLostError(f"{ref!r} leads to another worker than {self.office.name}")
+        return self.table.find(ref.key, ref.epoch, caller.principal)
+
+    async def _create(self, caller: Caller, name: str, args: list[Any], kwargs: dict[str, Any]) -> RemoteRef:
+        exposed = self.office.service.find_class(name)
+        value = await self.office.calls.invoke(Exposed(name, exposed.cls, exposed.schema), args, kwargs)
+        return self.office.reference(self.table.add(value, exposed, caller.principal, caller.name))
+
+    async def _call(self, caller: Caller, ref: RemoteRef, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        held = self._find(caller, ref)
+        if held.exposed is None:
+            raise NotExposedError(f"{ref!r} has no methods that others may call")
+        return await self.office.calls.invoke(held.exposed.method(held.value, method), args, kwargs)
+
+    async def _get(self, caller: Caller, ref: RemoteRef) -> Any:
+        return self._find(caller, ref).value
+
+    async def _delete(self, caller: Caller, ref: RemoteRef) -> bool:
+        if not isinstance(ref, RemoteRef):
+            raise ArgumentTypeError(f"expected a RemoteRef, found {type(ref).__name__}")
+        return self.table.remove(ref.key, ref.epoch, caller.principal)
+
+    # ---------------------------------------------------------------- modules
+
+    def _module(self, caller: Caller, ref: RemoteRef) -> Any:
+        value = self._find(caller, ref).value
+        if not hasattr(value, "state_dict") or not hasattr(value, "named_parameters"):
+            raise ArgumentTypeError(f"{ref!r} is no module: it has no parameters and state")
+        return value
+
+    async def _parameters(self, caller: Caller, ref: RemoteRef) -> dict[str, RemoteRef]:
+        module = self._module(caller, ref)
+        named = dict(module.named_parameters())
+        return {name: self.office.reference(self.table.add(value, None, caller.principal, caller.name)) for name, value in named.items()}
+
+    async def _state_dict(self, caller: Caller, ref: RemoteRef) -> dict[str, Any]:
+        state = self._module(caller, ref).state_dict()
+        return {name: _plain(value) for name, value in state.items()}
+
+    async def _load_state_dict(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
+        module = self._module(caller, ref)
+        await current_engine().offload(functools.partial(module.load_state_dict, state))
+        return True
+
+    async def _train(self, caller: Caller, ref: RemoteRef, mode: bool) -> bool:
+        self._module(caller, ref).train(mode)
+        return True
+
+    # ---------------------------------------------------------------- optimizers
+
+    async def _create_optimizer(self, caller: Caller, name: str, refs: list[RemoteRef], options: dict[str, Any]) -> RemoteRef:
+        make = OPTIMIZERS.get(name) or self.office.service.find_class(name).cls
+        parameters: list[Any] = []
+        for ref in refs:
+            value = self._find(caller, ref).value
+            if isinstance(value, TensorCore):
+                parameters.append(value)
+            elif hasattr(value, "parameters"):
+                parameters.extend(value.parameters())
+            else:
+                raise ArgumentTypeError(f"{ref!r} is neither a parameter nor a module")
+        unique = list({id(parameter): parameter for parameter in parameters}.values())
+        return self.office.reference(self.table.add(SteppedOptimizer(make(unique, **options)), None, caller.principal, caller.name))
+
+    def _optimizer(self, caller: Caller, ref: RemoteRef) -> SteppedOptimizer:
+        value = self._find(caller, ref).value
+        if not isinstance(value, SteppedOptimizer):
+            raise ArgumentTypeError(f"{ref!r} is no optimizer")
+        return value
+
+    async def _step(self, caller: Caller, ref: RemoteRef, number: int) -> int:
+        stepped = self._optimizer(caller, ref)
+        context = current_context()
+        if context is None:
+            raise NoContextError("a distributed optimizer steps with the gradients of a context: `await optimizer.step(ctx)`")
+        undecided = [*context.in_doubt, *(key for key, part in context.parts.items() if part.state in ("prepared", "committing"))]
+        if undecided:
+            raise CommitUnknown(
+                f"worker {self.office.name} does not know whether the gradients of context {context.id} are complete: a pass is undecided. Restore "
+                "from a checkpoint and run it again in a new context.",
+                workers=(self.office.name,),
+            )
+        stepping = self.office.keep(stepped.step(number, context.grads), "step")
+        await asyncio.shield(stepping)
+        return stepped.taken
+
+    async def _optimizer_state(self, caller: Caller, ref: RemoteRef) -> dict[str, Any]:
+        stepped = self._optimizer(caller, ref)
+        async with stepped.lock:
+            state = stepped.optimizer.state_dict()
+            values = [[number, _plain(value)] for number, value in state["state"].items()]
+            return {"taken": stepped.taken, "groups": _plain(state["param_groups"]), "state": values}
+
+    async def _load_optimizer_state(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
+        stepped = self._optimizer(caller, ref)
+        if not {"taken", "groups", "state"} <= state.keys() or not isinstance(state["taken"], int):
+            raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
+        async with stepped.lock:
+            stepped.optimizer.load_state_dict({"param_groups": state["groups"], "state": {n: values for n, values in state["state"]}})
+            stepped.taken = state["taken"]
+        return True
+
+
+def _plain(value: Any) -> Any:
+    """Copies of Tensors, and containers of the types that can be sent."""
+    if isinstance(value, TensorCore):
+        return make(value._data.copy())
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, tuple):
+        return tuple(_plain(item) for item in value)
+    if isinstance(value, Sequence) and not isinstance(value, (str, bytes)):
+        return [_plain(item) for item in value]
+    return value

@@ -1,0 +1,267 @@
+"""Office: everything a worker has, under one roof: its endpoint, contexts, passes, calls and references.
+
+`aiograd.distributed.worker.Worker` is its public face.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from aiograd.distributed.codec import WireReference
+from aiograd.distributed.context import Context
+from aiograd.distributed.contexts import Caller, ContextTable
+from aiograd.distributed.driver.calls import Calls
+from aiograd.distributed.driver.endpoint import Endpoint
+from aiograd.distributed.driver.objects import Objects
+from aiograd.distributed.driver.part import Part
+from aiograd.distributed.driver.passes import Passes
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.handshake import Identity
+from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.scope import SCOPE
+from aiograd.distributed.service import Service
+from aiograd.distributed.transport import Transport
+from aiograd.errors import ArgumentError, ContextNotFoundError, ContextReleasedError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
+
+logger = logging.getLogger("aiograd.distributed")
+
+#: times that a worker is found lost before it is left to its lease to release a context there
+LOST = 3
+
+
+class Office:
+    """What a worker is made of.
+
+    Args:
+        worker: the public object, which handlers see.
+        name, service, keyring, limits, transport: as of `Worker`.
+        encoding, gradient_encoding: how floating-point values and gradients travel.
+    """
+
+    def __init__(
+        self,
+        worker: Any,
+        name: str,
+        *,
+        service: Service,
+        keyring: Keyring,
+        limits: Limits,
+        transport: Transport,
+        encoding: Encoding,
+        gradient_encoding: Encoding,
+    ) -> None:
+        self.worker = worker
+        self.name = name
+        self.service = service
+        self.limits = limits
+        self.safeguards = transport.safeguards
+        self.entropy = transport.entropy
+        self.encoding = encoding
+        self.gradient_encoding = gradient_encoding
+        #: what records the functions and passes that this worker runs for others, or None
+        self.profiler: Any = None
+        self.endpoint = Endpoint(
+            name, transport=transport, keyring=keyring, limits=limits, handler=self._handle, on_lost=self._on_lost, describe=_describe
+        )
+        self.principal = keyring.default_principal
+        self.passes = Passes(self)
+        self.contexts = ContextTable(name, limits, transport.safeguards, transport.entropy, self.passes.backward)
+        self.calls = Calls(self)
+        self.objects = Objects(self)
+        self.passes_begun = 0
+        self.passes_committed = 0
+        self.passes_aborted = 0
+        self._kept: set[asyncio.Task[None]] = set()
+        self._sweeper: asyncio.TimerHandle | None = None
+        self._loop: asyncio.AbstractEventLoop
+        self._handlers: dict[int, Callable[[Caller, Any, float], Awaitable[Any]]] = {
+            Kind.CALL: self.calls.on_call,
+            Kind.MARK: self.passes.on_mark,
+            Kind.GRADIENT: self.passes.on_gradient,
+            Kind.COMMIT: self.passes.on_commit,
+            Kind.ABORT: self.passes.on_abort,
+            Kind.OUTCOME: self.passes.on_outcome,
+            Kind.RELEASE: self._on_release,
+            Kind.RENEW: self._on_renew,
+        }
+
+    # ---------------------------------------------------------------- life
+
+    async def open(self, host: str, port: int) -> str:
+        """Start to listen; returns the URL."""
+        self._loop = asyncio.get_running_loop()
+        return await self.endpoint.open(host, port)
+
+    async def aclose(self) -> None:
+        """Release this worker's contexts, end what runs, say goodbye. Idempotent."""
+        try:
+            for context in self.contexts:
+                await self.release(context)
+        finally:
+            if self._sweeper is not None:
+                self._sweeper.cancel()
+                self._sweeper = None
+            try:
+                await self.endpoint.aclose()
+            finally:
+                self.objects.table.clear()
+                kept = list(self._kept)
+                for task in kept:
+                    task.cancel()
+                if kept:
+                    await asyncio.wait(kept)
+
+    def now(self) -> float:
+        """Time of the loop, in seconds."""
+        return self._loop.time()
+
+    def time_for(self, timeout: float | None) -> float:
+        """Seconds that a call or pass may take: what was asked for, but not more than is left to the request that is being served.
+
+        Raises:
+            ArgumentError: not above 0, or above `Limits.max_deadline`. DeadlineError: nothing is left.
+        """
+        seconds = self.limits.default_deadline if timeout is None else timeout
+        if not 0 < seconds <= self.limits.max_deadline:
+            raise ArgumentError(f"timeout={timeout!r}: expected seconds above 0 and at most {self.limits.max_deadline:g} (Limits.max_deadline)")
+        scope = SCOPE.get()
+        if scope is not None and scope.deadline is not None and scope.worker is self.worker and self.safeguards.shrink_deadline:
+            left = scope.deadline - self.now()
+            if left <= 0:
+                raise DeadlineError("the request that is being served has expired: nothing more is asked on its behalf")
+            seconds = min(seconds, left)
+        return seconds
+
+    def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something that outlives its caller; it is cancelled when the worker closes."""
+        task = self._loop.create_task(coroutine, name=f"aiograd:{self.name}:{name}")
+        self._kept.add(task)
+        task.add_done_callback(self._let_go)
+        return task
+
+    def _let_go(self, task: asyncio.Task[None]) -> None:
+        self._kept.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("worker %s: %s failed: %s", self.name, task.get_name(), error)
+
+    # ---------------------------------------------------------------- requests
+
+    def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Ask another worker, or this one; see `Endpoint.request`."""
+        return self.endpoint.request(peer, kind, value, timeout, principal)
+
+    async def _handle(self, peer: Identity, kind: int, value: Any, timeout: float) -> Any:
+        handler = self._handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"a request of unknown kind {kind}", code="kind")
+        return await handler(Caller(*peer), value, timeout)
+
+    def reference(self, wire: WireReference) -> RemoteRef:
+        """A reference that came in a message."""
+        return RemoteRef(wire, self.objects.request, self.objects.local)
+
+    def part_ended(self, part: Part) -> None:
+        """A pass is over on this worker."""
+        if part.state == "committed":
+            self.passes_committed += 1
+        else:
+            self.passes_aborted += 1
+
+    def _on_lost(self, identity: Identity, error: WorkerLostError) -> None:
+        self.passes.on_lost(identity.name, identity.principal, error)
+
+    # ---------------------------------------------------------------- contexts
+
+    def context_entered(self) -> None:
+        """A context may be new here: see that leases are looked after."""
+        if self._sweeper is None:
+            self._sweeper = self._loop.call_later(self.limits.lease_seconds / 3, self._sweep)
+
+    def _sweep(self) -> None:
+        self._sweeper = None
+        if not len(self.contexts):
+            return
+        self.context_entered()
+        for context in self.contexts.expired(self.now()):
+            logger.info("worker %s: nobody has renewed the lease of context %s: released", self.name, context.id)
+            self.keep(self.release(context), "release")
+        for (name, principal), keys in self.contexts.held_elsewhere().items():
+            self.keep(self._renew(name, principal, keys), "renew")
+
+    async def _renew(self, name: str, principal: str, keys: list[bytes]) -> None:
+        try:
+            await self.request(name, Kind.RENEW, (keys,), self.limits.lease_seconds / 3, principal)
+        except DistributedError as error:
+            logger.debug("worker %s: renewing leases at %s failed: %s", self.name, name, error)
+
+    async def release(self, context: Context) -> None:
+        """Drop a context here and on every worker that got to know it from here; passes and calls that run in it end.
+
+        Waits for the other workers for a moment; telling them goes on after that.
+        """
+        if not self.contexts.remove(context, self.now()):
+            return
+        context.is_released = True
+        telling = self.keep(self._tell_release(context), "release") if context.known_workers - {self.name} else None
+        parts = self.passes.on_released(context)
+        current = asyncio.current_task()
+        if self.safeguards.release_ends_calls:
+            for call in list(context.calls):
+                if call is not current:
+                    call.cancel()
+        for part in parts:
+            await part.wait_ended()
+        context.drop()
+        if telling is not None:
+            await asyncio.wait([telling], timeout=self.limits.silence)
+
+    async def _tell_release(self, context: Context) -> None:
+        await asyncio.gather(*(self._tell_release_to(context, name) for name in sorted(context.known_workers - {self.name})))
+
+    async def _tell_release_to(self, context: Context, name: str) -> None:
+        until = self.now() + self.limits.lease_seconds
+        pause = self.limits.heartbeat
+        lost = 0
+        while self.now() < until:
+            try:
+                await self.request(name, Kind.RELEASE, (context.key,), min(self.limits.default_deadline, until - self.now()), context.principal)
+                return
+            except (ContextNotFoundError, ContextReleasedError):
+                return
+            except WorkerLostError:
+                lost += 1
+                if lost > LOST or name not in self.endpoint.urls:
+                    return  # gone, or to find its own way back: there the lease ends
+            except DistributedError as error:
+                logger.debug("worker %s: releasing %s at %s failed: %s", self.name, context.id, name, error)
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 10.0)
+
+    async def _on_release(self, caller: Caller, value: Any, timeout: float) -> bool:
+        if not (isinstance(value, tuple) and len(value) == 1):
+            raise ProtocolError("a malformed release", code="release")
+        context = self.contexts.find(value[0], caller, self.now())
+        if self.contexts.let_go(context, caller):
+            await self.release(context)
+        return True
+
+    async def _on_renew(self, caller: Caller, value: Any, timeout: float) -> bool:
+        if not (isinstance(value, tuple) and len(value) == 1 and isinstance(value[0], list)):
+            raise ProtocolError("a malformed renewal", code="renew")
+        self.contexts.renew(caller, value[0], self.now())
+        return True
+
+
+def _describe(kind: int, value: Any) -> str:
+    """What a request was about, for errors."""
+    if kind == Kind.CALL and isinstance(value, tuple) and value and isinstance(value[0], str):
+        if value[0].startswith("aiograd.reference.call") and len(value) > 1 and isinstance(value[1], list) and len(value[1]) > 1:
+            return f"method {value[1][1]!s:.80}"
+        return value[0][:80]
+    return Kind(kind).name.lower() if kind in Kind._value2member_map_ else f"kind {kind}"

@@ -1,0 +1,141 @@
+"""DistributedOptimizer: one optimizer per worker that has parameters, stepped together with the gradients of one context."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from aiograd.distributed.module import RemoteModule
+from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentError, ArgumentTypeError, StepError
+from aiograd.tensors.core import TensorCore
+
+
+class DistributedOptimizer:
+    """Updates parameters that live on several workers, where they live.
+
+    ::
+
+        optimizer = dist.DistributedOptimizer(worker, ag.optim.Adam, [stage0, stage1, head], lr=1e-3)
+        async with worker.context() as ctx:
+            loss = ...
+            await ctx.backward(loss)
+            await optimizer.step(ctx)
+
+    A step is numbered, and taken at most once on each worker however often it is asked for.
+
+    Args:
+        worker: this worker.
+        optimizer: class of the optimizer: one of ``ag.optim``, or one that the other workers' services expose.
+        refs: what to update: RemoteRefs to parameters or modules, RemoteModules, and parameters or modules of this worker.
+        options: of the optimizer, such as ``lr``; the same on every worker.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: nothing to update, or not of these kinds.
+    """
+
+    def __init__(self, worker: Worker, optimizer: Any, refs: Iterable[Any], **options: Any) -> None:
+        self.worker = worker
+        self.options = options
+        self._class = getattr(optimizer, "__name__", optimizer)
+        if not isinstance(self._class, str):
+            raise ArgumentTypeError(f"DistributedOptimizer: expected a class such as ag.optim.SGD, found {type(optimizer).__name__}")
+        by_owner: dict[str, list[RemoteRef]] = {}
+        for item in refs:
+            ref = self._reference(item)
+            by_owner.setdefault(ref.owner, []).append(ref)
+        if not by_owner:
+            raise ArgumentError("DistributedOptimizer: got an empty list of parameters")
+        self._refs = by_owner
+        self._optimizers: dict[str, RemoteRef] = {}
+        self._steps = 0
+        self._lock = asyncio.Lock()
+
+    def _reference(self, item: Any) -> RemoteRef:
+        if isinstance(item, RemoteRef):
+            return item
+        if isinstance(item, RemoteModule):
+            return item.ref
+        if isinstance(item, TensorCore) or hasattr(item, "parameters"):
+            return self.worker.refer(item)
+        raise ArgumentTypeError(f"DistributedOptimizer: expected RemoteRefs, RemoteModules, parameters or modules, found {type(item).__name__}")
+
+    @property
+    def steps(self) -> int:
+        """Number of the last step."""
+        return self._steps
+
+    async def _prepare(self) -> None:
+        missing = [owner for owner in self._refs if owner not in self._optimizers]
+        made = await asyncio.gather(
+            *(self.worker.call(owner, "aiograd.optimizer.create", self._class, self._refs[owner], self.options) for owner in missing)
+        )
+        self._optimizers.update(zip(missing, made, strict=True))
+
+    async def step(self, ctx: Any, *, timeout: float | None = None) -> None:
+        """Update every parameter that has a gradient in `ctx`, on every worker.
+
+        Steps of one optimizer are taken one after the other. A step that has begun on a worker is carried out there, also when this is
+        cancelled.
+
+        Args:
+            ctx: the context whose gradients to use, open in the running code.
+            timeout: seconds for the whole step.
+
+        Raises:
+            StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
+            checkpoint (`load_state_dict`) before going on.
+        """
+        ctx.check_open()
+        async with self._lock:
+            await self._prepare()
+            self._steps += 1
+            number = self._steps
+            owners = list(self._optimizers)
+            with self.worker.within(ctx):
+                results = await asyncio.gather(
+                    *(self.worker.call(owner, "aiograd.optimizer.step", ref, number, timeout=timeout) for owner, ref in self._optimizers.items()),
+                    return_exceptions=True,
+                )
+            failures = {owner: result for owner, result in zip(owners, results, strict=True) if isinstance(result, BaseException)}
+            if not failures:
+                return
+            first = next(iter(failures.values()))
+            applied = tuple(owner for owner in owners if owner not in failures)
+            if not applied:
+                self._steps -= 1  # nobody has taken it, as far as is known: it may be tried again under its number
+            if not isinstance(first, Exception):
+                raise first
+            raise StepError(
+                f"optimizer step {number} was taken on {', '.join(applied) or 'no worker'} and not confirmed by {', '.join(failures)} ({first})",
+                step=number,
+                applied=applied,
+                failed=tuple(failures),
+            ) from first
+
+    async def state_dict(self) -> dict[str, Any]:
+        """The number of the last step, and the state of every worker's optimizer, by worker. Cancelling leaves everything as it is."""
+        async with self._lock:
+            await self._prepare()
+            states = await asyncio.gather(*(self.worker.call(owner, "aiograd.optimizer.state_dict", ref) for owner, ref in self._optimizers.items()))
+            return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`, on every worker.
+
+        Cancelled or failed midway, some workers may have been restored and others not: load again before stepping.
+
+        Raises:
+            ArgumentError: it is of other workers.
+        """
+        if not isinstance(state, Mapping) or set(state.get("workers", ())) != set(self._refs):
+            raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(self._refs)}, as state_dict() returned it")
+        async with self._lock:
+            await self._prepare()
+            states = state["workers"]
+            await asyncio.gather(
+                *(self.worker.call(owner, "aiograd.optimizer.load_state_dict", ref, states[owner]) for owner, ref in self._optimizers.items())
+            )
+            self._steps = state["steps"]

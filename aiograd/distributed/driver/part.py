@@ -1,0 +1,459 @@
+"""Part: what one worker does in one distributed backward pass.
+
+Note [Life of a part]
+    *marked*: the walk from the roots has found which send nodes of this worker the roots depend on. *running*: a GraphTask over this
+    worker's piece of the graph runs; gradients arrive at the marked send nodes and leave at recv nodes. *prepared*: everything here is
+    staged, and so is everything behind: the gradients that this worker has sent are answered once their receivers are prepared. Then the
+    initiator decides: *committed* or *aborted*. Whatever fails before makes the part *aborted* at once, and everything it staged is
+    dropped.
+
+Note [Who waits for whom]
+    The answer to the first gradients that reach a worker is held back until its part is prepared; later ones are answered at once. So the
+    workers form a tree with the initiator as its root, whatever cycles the graph has among them, and an answered tree is a prepared one.
+    (Dijkstra and Scholten, Termination detection for diffusing computations, 1980.)
+
+Note [In doubt]
+    A prepared part may neither commit nor abort by itself. Where the decision does not come, it asks the initiator and then the others: one
+    that has committed, or one that never prepared, settles it. An initiator that does not know the pass never decided for it, which means
+    aborted. If nobody can tell until the lease of the context ends, the gradients of the context cannot be trusted, and the context says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiograd import devices
+from aiograd.distributed import failpoints
+from aiograd.distributed.codec import WireTensor
+from aiograd.distributed.context import Context, PassId
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.nodes import RecvNode, SendNode
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.run import current_engine, new_graph_task
+from aiograd.errors import CommitUnknown, ContextError, DeadlineError, DistributedError, PassAbortedError, WorkerLostError
+from aiograd.graph.node import Node
+from aiograd.types import Array
+
+#: nodes that a walk visits between two looks at the clock
+STRIDE = 512
+#: seconds that a walk may hold the loop
+BUDGET = 0.0015
+
+
+class Office(Protocol):
+    """What a part needs of its worker."""
+
+    name: str
+    limits: Limits
+    gradient_encoding: Encoding
+
+    def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Ask another worker."""
+
+    def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something that outlives its caller, at most as long as the worker."""
+
+    def part_ended(self, part: Part) -> None:
+        """The part is over."""
+
+
+class Part:
+    """One worker's part of one pass.
+
+    Args:
+        office: the worker.
+        context, pass_id: which pass.
+        retain_graph: keep the graph for another pass.
+        smart: whether gradients come on marked send nodes only.
+        deadline: time of the loop.
+        others: workers that take part, as far as they are known.
+    """
+
+    def __init__(
+        self, office: Office, context: Context, pass_id: PassId, *, retain_graph: bool, smart: bool, deadline: float, others: Sequence[str] = ()
+    ) -> None:
+        self.office = office
+        self.context = context
+        self.pass_id = pass_id
+        self.initiator = pass_id[0]
+        self.retain_graph = retain_graph
+        self.smart = smart
+        self.deadline = deadline
+        self.state = "marked"
+        self.others = list(others)
+        #: workers behind this one that have answered, and those that were sent anything
+        self.behind: set[str] = set()
+        self.downstream: set[str] = set()
+        self.sends: dict[SendNode, None] = {}
+        self.task: GraphTask | None = None
+        self.error: BaseException | None = None
+        self.runner: asyncio.Task[None] | None = None
+        #: tells the other workers of a commit; on the initiator
+        self.verdict: asyncio.Task[list[tuple[str, BaseException]]] | None = None
+        self.has_ended = False
+        self._visited: set[Node] = set()
+        self._outgoing: dict[asyncio.Task[Any], RecvNode] = {}
+        self._waiters: list[asyncio.Future[None]] = []
+        self._began = 0.0
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        context.parts[pass_id] = self
+
+    @property
+    def is_initiator(self) -> bool:
+        """Whether the pass was started here."""
+        return self.initiator == self.office.name
+
+    @property
+    def is_undecided(self) -> bool:
+        """Whether the part may still be given up without asking anybody."""
+        return self.state in ("marked", "running")
+
+    def left(self) -> float:
+        """Seconds to the deadline."""
+        return max(self.deadline - self._loop.time(), 0.001)
+
+    def address(self) -> tuple[bytes, str, int]:
+        """What a message about the pass begins with."""
+        return (self.context.key, *self.pass_id)
+
+    def expire_at(self, when: float) -> None:
+        """Give up, or ask around, at a time of the loop."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_at(when, self._expired)
+
+    def _expired(self) -> None:
+        self._timer = None
+        if self.is_undecided:
+            self.fail(DeadlineError(f"backward in context {self.context.id} did not end in time on {self.office.name}: {self.describe()}"))
+        elif self.state == "prepared":
+            self.ask_around()
+
+    def describe(self) -> str:
+        """What the part waits for."""
+        waits: list[str] = []
+        if self.task is not None:
+            waits += [f"gradients of message {node.edge} that was sent to {node.peer}" for node in self.task.waiting if isinstance(node, SendNode)]
+        waits += [f"{node.peer} to take the gradients of message {node.edge}" for node in self._outgoing.values()]
+        if not waits:
+            return "it was still computing" if self.task is not None else "it was still finding out who takes part"
+        more = f" and {len(waits) - 4} more" if len(waits) > 4 else ""
+        advice = "" if self.smart else ". In fast mode every remote result has to be used; mode='smart' needs only those the roots depend on"
+        return f"it waited for {', '.join(waits[:4])}{more}{advice}"
+
+    # ---------------------------------------------------------------- who takes part
+
+    async def mark(self, starts: Iterable[Node]) -> set[str]:
+        """Walk from these nodes and let the workers behind every recv node that is reached do the same.
+
+        Returns:
+            Names of the workers that take part, this one not included.
+        """
+        by_peer: dict[str, list[int]] = {}
+        for steps, node in enumerate(self._walk(starts)):
+            if isinstance(node, RecvNode):
+                if node.context is not self.context:
+                    raise ContextError(
+                        f"backward in context {self.context.id} reaches values that came from {node.peer} in another context: each context "
+                        "differentiates what was received in it; detach() the values, or make the calls in this context"
+                    )
+                by_peer.setdefault(node.peer, []).append(node.edge)
+            if not (steps + 1) % STRIDE and self._loop.time() - self._began > BUDGET:
+                await asyncio.sleep(0)
+                self._began = self._loop.time()
+        self.downstream.update(by_peer)
+        request, left = self.office.request, self.left()
+        value = self.address()
+        answers = await together(
+            [request(peer, Kind.MARK, (*value, edges, self.retain_graph), left, self.context.principal) for peer, edges in by_peer.items()]
+        )
+        return {name for names in answers for name in names} - {self.office.name}
+
+    def _walk(self, starts: Iterable[Node]) -> Iterator[Node]:
+        self._began = self._loop.time()
+        visited = self._visited
+        stack = [node for node in starts if node not in visited]
+        visited.update(stack)
+        while stack:
+            node = stack.pop()
+            yield node
+            for child in node.next_nodes:
+                if child is not None and not child.is_leaf and child not in visited:
+                    visited.add(child)
+                    stack.append(child)
+
+    # ---------------------------------------------------------------- running
+
+    def start(self, roots: Sequence[tuple[Node, int]] = (), seeds: Sequence[Array] = (), context: contextvars.Context | None = None) -> None:
+        """Run this worker's piece of the graph, in a task of its own."""
+        self._visited = set()
+        self.state = "running"
+        self.task = new_graph_task(
+            roots,
+            seeds,
+            keep_graph=self.retain_graph,
+            sources=tuple(self.sends),
+            slots=self.context.slot,
+            gate=self._gate,
+            order=self.context.place_of,
+        )
+        self.task.part = self
+        self.runner = self._loop.create_task(self._run(self.task), name=f"aiograd:pass-{self.initiator}-{self.pass_id[1]}", context=context)
+
+    async def _run(self, task: GraphTask) -> None:
+        try:
+            await current_engine().run(task)
+        except BaseException as error:
+            if self.error is None:
+                self.error = error
+        finally:
+            for sending in self._outgoing:
+                sending.cancel()
+            if self._outgoing:
+                await asyncio.wait(list(self._outgoing))
+            self._end("committed" if task.committed else "aborted")
+
+    def _end(self, state: str) -> None:
+        if self.has_ended:
+            return
+        self.has_ended = True
+        self.state = state
+        self.context.outcomes[self.pass_id] = state
+        self.context.parts.pop(self.pass_id, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._visited = set()
+        self.office.part_ended(self)
+        self._changed()
+
+    def arrive(self, send: SendNode, grads: list[Array | None]) -> None:
+        """Gradients have come for a marked send node."""
+        if self.task is not None:
+            self.task.deliver(send, grads)
+
+    def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
+        """Send gradients to the worker that the node's values came from."""
+        self.downstream.add(node.peer)
+        sending = self._loop.create_task(self._send(node, list(grads)), name=f"aiograd:gradient-{node.edge}")
+        self._outgoing[sending] = node
+        sending.add_done_callback(self._sent)
+
+    async def _send(self, node: RecvNode, grads: list[Array | None]) -> Any:
+        encoding = self.office.gradient_encoding
+        wire: list[WireTensor | None] = []
+        for grad in grads:
+            if grad is None:
+                wire.append(None)
+                continue
+            array = grad if isinstance(grad, np.ndarray) else await on_host(grad)
+            wire.append(WireTensor(array, False, encoding if array.dtype.kind == "f" and array.dtype.itemsize >= 4 else Encoding.PLAIN))
+        value = (*self.address(), node.edge, wire, self.retain_graph, self.smart, self.others)
+        return await self.office.request(node.peer, Kind.GRADIENT, value, self.left(), self.context.principal)
+
+    def _sent(self, sending: asyncio.Task[Any]) -> None:
+        del self._outgoing[sending]
+        if sending.cancelled():
+            error: BaseException | None = PassAbortedError("sending gradients was cancelled")
+        else:
+            error = sending.exception()
+            if error is None:
+                self.behind.update(sending.result())
+                failpoints.reach("bwd.after_send")
+        if error is not None:
+            self.fail(error)
+        self._changed()
+
+    async def _gate(self) -> None:
+        """Awaited by the engine when everything here is staged; returns when it is to be committed."""
+        failpoints.reach("bwd.after_accumulate")
+        failpoints.reach("commit.before_prepare")
+        while self._outgoing and self.error is None:
+            await self._change()
+        if self.error is not None:
+            raise self.error
+        if self.is_initiator:
+            self.state = "committing"
+            self.context.outcomes[self.pass_id] = "committed"
+            others = sorted({*self.others, *self.behind} - {self.office.name})
+            if others:
+                self.verdict = self._loop.create_task(self._tell(others), name=f"aiograd:commit-{self.pass_id[1]}")
+                self.office.keep(_outlive(self.verdict), "commit")
+            return
+        self.state = "prepared"
+        failpoints.reach("commit.after_prepare")
+        self._changed()
+        while self.state == "prepared":
+            await self._change()
+        if self.state != "committing":
+            raise self.error or PassAbortedError("the pass was aborted")
+
+    def commit(self) -> bool:
+        """The initiator says that everybody is prepared. Returns whether this part was."""
+        if self.state == "prepared":
+            self.state = "committing"
+            self._changed()
+        return self.state in ("committing", "committed")
+
+    def fail(self, error: BaseException) -> None:
+        """Give the part up, unless it has been decided that it commits."""
+        if self.state in ("committing", "committed", "aborted") or self.error is not None:
+            return
+        self.error = error
+        if self.task is None:
+            self._end("aborted")
+            return
+        if self.state == "prepared":
+            self.state = "aborting"
+        self.task.intrude(error)
+        self._changed()
+
+    # ---------------------------------------------------------------- waiting
+
+    def _changed(self) -> None:
+        waiters, self._waiters = self._waiters, []
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
+
+    async def _change(self) -> None:
+        waiter = self._loop.create_future()
+        self._waiters.append(waiter)
+        await waiter
+
+    async def wait_prepared(self) -> None:
+        """Wait until everything here and behind is prepared.
+
+        Raises:
+            What the part failed with.
+        """
+        while self.is_undecided and not self.has_ended:
+            await self._change()
+        if self.error is not None and self.state != "committed":
+            await self.wait_ended()
+            raise self.error
+
+    async def wait_ended(self) -> None:
+        """Wait until the part is over, however it ended; hooks and callbacks have run."""
+        while not self.has_ended:
+            await self._change()
+
+    # ---------------------------------------------------------------- the decision
+
+    async def _tell(self, others: Sequence[str]) -> list[tuple[str, BaseException]]:
+        """Tell the other workers of the decision; returns those that could not be told, or failed after their commit."""
+        if self.task is None or not self.task.committed:  # the commit itself failed
+            await self.tell_abort(others, "its initiator could not commit")
+            return []
+        outcomes = await asyncio.gather(*(self._tell_commit(name) for name in others))
+        return [(name, error) for name, error in zip(others, outcomes, strict=True) if error is not None]
+
+    async def _tell_commit(self, name: str) -> BaseException | None:
+        heartbeat = self.office.limits.heartbeat
+        deadline = self._loop.time() + max(self.left(), 3 * heartbeat)
+        tries = 0
+        while True:
+            try:
+                left = max(deadline - self._loop.time(), 0.001)
+                await self.office.request(name, Kind.COMMIT, self.address(), left, self.context.principal)
+                return None
+            except WorkerLostError as error:
+                tries += 1
+                if tries > 2 or self._loop.time() + heartbeat > deadline:
+                    return error
+                await asyncio.sleep(heartbeat)
+            except Exception as error:
+                return error
+
+    async def tell_abort(self, others: Iterable[str], reason: str) -> None:
+        """Tell other workers that the pass is over, and wait a little for their answers: their counters are then back to zero."""
+        names = sorted({*others} - {self.office.name})
+        if not names:
+            return
+        patience = self.office.limits.silence
+        value = (*self.address(), reason)
+        await asyncio.gather(
+            *(self.office.request(name, Kind.ABORT, value, patience, self.context.principal) for name in names), return_exceptions=True
+        )
+
+    def ask_around(self) -> None:
+        """See Note [In doubt]."""
+        if self.state == "prepared":
+            self.office.keep(self._resolve(), "outcome")
+
+    async def _resolve(self) -> None:
+        limits = self.office.limits
+        until = self._loop.time() + limits.lease_seconds
+        while self.state == "prepared" and self._loop.time() < until:
+            for name in (self.initiator, *sorted({*self.others, *self.context.known_workers} - {self.initiator, self.office.name})):
+                try:
+                    outcome = await self.office.request(name, Kind.OUTCOME, self.address(), limits.silence, self.context.principal)
+                except DistributedError:
+                    continue
+                if self.state != "prepared":
+                    return
+                if outcome == "committed":
+                    self.commit()
+                    return
+                if outcome == "aborted" or (outcome == "unknown" and name == self.initiator):
+                    self.fail(PassAbortedError(f"the pass was aborted: {name} says so"))
+                    return
+            await asyncio.sleep(limits.heartbeat)
+        if self.state == "prepared":
+            self.context.in_doubt.add(self.pass_id)
+            self.fail(CommitUnknown(f"nobody could tell whether the pass was committed before the lease of context {self.context.id} ended"))
+
+
+async def _outlive(task: asyncio.Task[Any]) -> None:
+    """Keep a task alive and known to the worker."""
+    await asyncio.wait([task])
+
+
+async def on_host(array: Array) -> np.ndarray[Any, Any]:
+    """The values of a device array, copied on its device's thread."""
+    await array.__aiograd_wait__()
+    device = devices.device(devices.device_name_of(array))
+    if device is None:
+        return np.asarray(array)
+    copied: np.ndarray[Any, Any] = await asyncio.wrap_future(device.submit(functools.partial(device.to_host, array)))
+    return copied
+
+
+async def on_device(array: np.ndarray[Any, Any], name: str) -> Array:
+    """A copy of a host array on a device."""
+    device = devices.device(name)
+    if device is None:
+        return array
+    return await asyncio.wrap_future(device.submit(functools.partial(device.from_host, array)))
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results of coroutines that run at the same time; the first error cancels the others, waits for them and is raised."""
+    if not coroutines:
+        return []
+    if len(coroutines) == 1:
+        return [await coroutines[0]]
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        for task in tasks:
+            if task in done:
+                task.result()  # raises the first error there is
+        return [task.result() for task in tasks]
+    finally:
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()

@@ -1,0 +1,328 @@
+"""Passes: backward passes across workers, on the worker that starts one and on those that take part. See `part` for the life of one."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiograd.distributed import failpoints
+from aiograd.distributed.codec import WireTensor
+from aiograd.distributed.context import Context, PassId
+from aiograd.distributed.contexts import Caller
+from aiograd.distributed.driver.part import Part, on_device
+from aiograd.distributed.nodes import SendNode
+from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommitUnknown,
+    ContextError,
+    DeadlineError,
+    NoGraphError,
+    PassAbortedError,
+    ProtocolError,
+    WorkerLostError,
+)
+from aiograd.graph.running import CURRENT
+from aiograd.tensors.core import TensorCore
+from aiograd.types import Array
+
+if TYPE_CHECKING:
+    from aiograd.distributed.driver.office import Office
+
+MODES = ("smart", "fast")
+
+
+class Passes:
+    """The passes that a worker has a part in.
+
+    Args:
+        office: the worker.
+    """
+
+    def __init__(self, office: Office) -> None:
+        self.office = office
+        self._first = int.from_bytes(office.entropy(4), "little") << 16
+
+    # ---------------------------------------------------------------- on the worker that starts it
+
+    def backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, mode: str, timeout: float | None) -> Any:
+        """Check the arguments at once; see `Context.backward`."""
+        if not isinstance(mode, str) or mode.lower() not in MODES:
+            raise ArgumentError(f"ctx.backward(mode={mode!r}): expected 'smart' or 'fast'")
+        if timeout is not None and not timeout > 0:
+            raise ArgumentError(f"ctx.backward(timeout={timeout!r}): expected seconds above 0, or None")
+        context.check_open()
+        if not roots:
+            raise ArgumentError("ctx.backward(): No tensors provided for gradient computation.")
+        for i, root in enumerate(roots):
+            if not isinstance(root, TensorCore):
+                raise ArgumentTypeError(f"ctx.backward(): root {i} is a {type(root).__name__}; expected a Tensor of this worker")
+            if not root.requires_grad:
+                raise NoGraphError(f"ctx.backward(): requires_grad not set on root {i}: it does not depend on anything that requires grad")
+            if root.size != 1:
+                raise ArgumentError(f"ctx.backward(): root {i} of shape {list(root.shape)} is not a scalar, all roots need to be scalar")
+            if root.grad_fn is None:
+                raise NoGraphError(f"ctx.backward(): root {i} does not have a valid gradient function: it is a leaf")
+        return self._backward(context, roots, retain_graph, mode.lower() == "smart", timeout)
+
+    async def _backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, smart: bool, timeout: float | None) -> None:
+        context.check_open()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.office.time_for(timeout)
+        current = CURRENT.get()
+        if current is not None and getattr(current.task.part, "context", None) is context:
+            await self._initiate(context, roots, retain_graph, smart, deadline)  # nested: the outer pass waits for this one
+            return
+        if context.turn is None:
+            context.turn = asyncio.Lock()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await context.turn.acquire()
+        except TimeoutError:
+            raise DeadlineError(f"ctx.backward(): another pass in context {context.id} did not end before this one's deadline") from None
+        try:
+            await self._initiate(context, roots, retain_graph, smart, deadline)
+        finally:
+            context.turn.release()
+
+    async def _initiate(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, smart: bool, deadline: float) -> None:
+        office = self.office
+        context.check_open()
+        context.next_pass += 1
+        pass_id = (office.name, self._first + context.next_pass)
+        part = Part(office, context, pass_id, retain_graph=retain_graph, smart=smart, deadline=deadline)
+        edges = [(root._node, root._nr) for root in roots]
+        seeds = [np.ones_like(root._data) for root in roots]
+        del roots
+        try:
+            try:
+                async with asyncio.timeout_at(deadline) as clock:
+                    if smart and office.safeguards.mark_needed_edges:
+                        part.others = sorted(await part.mark([node for node, _ in edges]))
+                    else:
+                        part.sends.update(dict.fromkeys(context.send_nodes.values()))
+                    if part.error is not None:
+                        raise part.error
+                    part.start(edges, seeds)
+                    await part.wait_ended()
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                raise DeadlineError(
+                    f"ctx.backward() in context {context.id} did not end before its deadline: {part.describe()}"
+                ) from None
+        except BaseException as error:
+            await self._given_up(part, error)
+            raise
+        await self._settled(part)
+
+    async def _given_up(self, part: Part, error: BaseException) -> None:
+        """Waiting for the pass has ended early: give it up everywhere, unless it has been committed."""
+        part.fail(error if isinstance(error, Exception) else PassAbortedError(f"ctx.backward() was cancelled on {self.office.name}"))
+        if part.state in ("committing", "committed"):
+            error.committed = True  # type: ignore[attr-defined]
+            return
+        aborting = self.office.keep(self._abort(part, type(error).__name__), "abort")
+        await asyncio.shield(aborting)
+
+    async def _abort(self, part: Part, reason: str) -> None:
+        telling = asyncio.ensure_future(part.tell_abort({*part.others, *part.downstream, *part.behind}, reason))
+        await part.wait_ended()
+        await telling
+
+    async def _settled(self, part: Part) -> None:
+        """The pass is over on this worker: wait for the others and raise what there is to raise."""
+        error = part.error
+        if part.state != "committed":
+            await self._given_up(part, error or PassAbortedError("the pass was aborted"))
+            raise error or PassAbortedError("the pass was aborted")
+        failures: list[tuple[str, BaseException]] = []
+        if part.verdict is not None:
+            try:
+                failures = await asyncio.shield(part.verdict)
+            except asyncio.CancelledError as cancelled:
+                cancelled.committed = True  # type: ignore[attr-defined]
+                raise
+        if error is not None:
+            raise error
+        unknown = [(name, failure) for name, failure in failures if not getattr(failure, "committed", False)]
+        if unknown:
+            names = tuple(name for name, _ in unknown)
+            part.context.in_doubt.add(part.pass_id)
+            lost = CommitUnknown(
+                f"the gradients of this pass are committed on {self.office.name}, and {', '.join(names)} could not be told ({unknown[0][1]}). Do not "
+                "step with the gradients of this context: restore a lost worker from a checkpoint and run the pass again in a new one.",
+                workers=names,
+            )
+            lost.committed = True
+            raise lost from unknown[0][1]
+        if failures:
+            raise failures[0][1]
+
+    # ---------------------------------------------------------------- on workers that take part
+
+    async def on_mark(self, caller: Caller, value: Any, timeout: float) -> list[str]:
+        """See `Kind.MARK`."""
+        context, pass_id, (edges, retain_graph) = self._parse(caller, value, 2)
+        sends = [self._send_node(context, edge, caller) for edge in edges]
+        part = context.parts.get(pass_id)
+        if part is None:
+            part = self._join(context, pass_id, bool(retain_graph), True, timeout)
+        elif part.task is not None:
+            raise PassAbortedError("a pass goes on finding out who takes part although it is running already")
+        new = [send for send in sends if send not in part.sends]
+        part.sends.update(dict.fromkeys(new))
+        names = await part.mark(new)
+        return sorted({*names, self.office.name})
+
+    async def on_gradient(self, caller: Caller, value: Any, timeout: float) -> list[str]:
+        """See `Kind.GRADIENT`."""
+        failpoints.reach("bwd.before_receive")
+        context, pass_id, (edge, grads, retain_graph, smart, others) = self._parse(caller, value, 5)
+        send = self._send_node(context, edge, caller)
+        part = context.parts.get(pass_id)
+        if part is None:
+            if smart and self.office.safeguards.mark_needed_edges:
+                raise PassAbortedError(f"gradients of message {edge} for a pass that has not asked for them: it was given up here")
+            part = self._join(context, pass_id, bool(retain_graph), False, timeout)
+            part.sends.update(dict.fromkeys(context.send_nodes.values()))
+        if send not in part.sends or (part.task is not None and send not in part.task.waiting):
+            raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
+        arrays = await self._arrays(send, grads)
+        failpoints.reach("bwd.after_receive")
+        if part.error is not None:
+            raise part.error
+        is_first = part.runner is None
+        if is_first:
+            part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
+            failpoints.reach("bwd.before_compute")
+            part.start(context=self._surroundings(context, part))
+        part.arrive(send, arrays)
+        if not is_first:
+            return [self.office.name]
+        try:
+            await part.wait_prepared()
+        except asyncio.CancelledError:
+            if part.state != "prepared":
+                part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
+            raise
+        failpoints.reach("bwd.before_ack")
+        return sorted({*part.behind, self.office.name})
+
+    async def on_commit(self, caller: Caller, value: Any, timeout: float) -> bool:
+        """See `Kind.COMMIT`."""
+        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+        part = context.parts.get(pass_id)
+        if part is None:
+            if context.outcomes.get(pass_id) != "committed":
+                raise PassAbortedError(f"told to commit a pass that {self.office.name} has not prepared")
+            return True
+        if caller.name != part.initiator or not part.commit():
+            raise PassAbortedError(f"told to commit a pass that {self.office.name} has not prepared")
+        failpoints.reach("commit.half")
+        await part.wait_ended()
+        if part.error is not None:
+            raise part.error
+        failpoints.reach("commit.before_reply")
+        return True
+
+    async def on_abort(self, caller: Caller, value: Any, timeout: float) -> bool:
+        """See `Kind.ABORT`."""
+        context, pass_id, (reason,) = self._parse(caller, value, 1, ended=True)
+        part = context.parts.get(pass_id)
+        if part is None:
+            context.outcomes.setdefault(pass_id, "aborted")
+            return True
+        if part.state in ("committing", "committed"):
+            return True
+        downstream = {*part.downstream} - {caller.name, pass_id[0]}
+        part.fail(PassAbortedError(f"the pass was given up by {caller.name}: {str(reason)[:200]}"))
+        telling = self.office.keep(part.tell_abort(downstream, str(reason)[:200]), "abort") if downstream and not part.smart else None
+        await part.wait_ended()
+        if telling is not None:
+            await asyncio.shield(telling)
+        return True
+
+    async def on_outcome(self, caller: Caller, value: Any, timeout: float) -> str:
+        """See `Kind.OUTCOME`."""
+        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+        part = context.parts.get(pass_id)
+        if part is not None:
+            return "committed" if part.state in ("committing", "committed") else part.state
+        return context.outcomes.get(pass_id, "unknown")
+
+    def _parse(self, caller: Caller, value: Any, more: int, *, ended: bool = False) -> tuple[Context, PassId, tuple[Any, ...]]:
+        """What a message about a pass begins with: the context, the pass, and `more` values."""
+        if not (isinstance(value, tuple) and len(value) == 3 + more and value[1].__class__ is str and value[2].__class__ is int):
+            raise ProtocolError("a malformed message about a backward pass", code="pass")
+        context = self.office.contexts.find(value[0], caller, self.office.now())
+        pass_id = (value[1], value[2])
+        outcome = context.outcomes.get(pass_id)
+        if outcome is not None and not ended:
+            raise PassAbortedError(f"the pass has {outcome} on {self.office.name} already: too late for more of it")
+        return context, pass_id, value[3:]
+
+    def _send_node(self, context: Context, edge: Any, caller: Caller) -> SendNode:
+        send = context.send_nodes.get(edge) if edge.__class__ is int else None
+        if send is None or send.peer != caller.name:
+            raise ProtocolError(f"Could not find send function for autograd message id: {str(edge)[:20]}", code="edge")
+        return send
+
+    def _join(self, context: Context, pass_id: PassId, retain_graph: bool, smart: bool, timeout: float) -> Part:
+        loop = asyncio.get_running_loop()
+        part = Part(self.office, context, pass_id, retain_graph=retain_graph, smart=smart, deadline=loop.time() + timeout)
+        part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
+        self.office.passes_begun += 1
+        return part
+
+    def _surroundings(self, context: Context, part: Part) -> contextvars.Context:
+        """Where this worker's part runs: the context is current in hooks."""
+        surroundings = contextvars.copy_context()
+        surroundings.run(SCOPE.set, Scope(self.office.worker, context, context.principal, part.deadline))
+        return surroundings
+
+    async def _arrays(self, send: SendNode, grads: Any) -> list[Array | None]:
+        """The gradients of a message, each as the send node recorded it in forward.
+
+        Raises:
+            ProtocolError: they are not.
+        """
+        expected = send.input_metadata
+        if not isinstance(grads, list) or len(grads) != len(expected):
+            raise ProtocolError(f"gradients of message {send.edge}: expected {len(expected)} of them", code="gradient")
+        arrays: list[Array | None] = []
+        for i, (grad, metadata) in enumerate(zip(grads, expected, strict=True)):
+            if grad is None or metadata is None:
+                arrays.append(None)
+                continue
+            if not isinstance(grad, WireTensor) or grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
+                found = f"{grad.array.dtype} {list(grad.array.shape)}" if isinstance(grad, WireTensor) else type(grad).__name__
+                sent = f"{metadata.dtype} {list(metadata.shape)}"
+                raise ProtocolError(f"gradient {i} of message {send.edge} is {found}; what was sent in forward was {sent}", code="gradient")
+            arrays.append(grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device))
+        return arrays
+
+    # ---------------------------------------------------------------- what happens elsewhere
+
+    def on_lost(self, name: str, principal: str, error: WorkerLostError) -> None:
+        """Contact with a worker is lost: give up what cannot succeed without it, and ask around where it was to decide."""
+        for context in self.office.contexts:
+            if context.principal != principal:
+                continue
+            for part in list(context.parts.values()):
+                if part.is_undecided and (name == part.initiator or (part.is_initiator and name in {*part.others, *part.downstream, *part.behind})):
+                    part.fail(error)
+                elif part.state == "prepared" and name == part.initiator:
+                    part.ask_around()
+
+    def on_released(self, context: Context) -> Sequence[Part]:
+        """A context is being released: give up its passes."""
+        parts = list(context.parts.values())
+        for part in parts:
+            part.fail(ContextError(f"context {context.id} was released while a backward pass was running in it"))
+        return parts

@@ -1,0 +1,304 @@
+"""Peer: another worker, as one principal sees it: how to reach it, whether it is there, and what is said with it.
+
+Note [Several conversations]
+    Normally there is one. When two workers dial each other in the same moment there are two, one opened by each; both are good, and both
+    sides send new requests over the one that the worker of the smaller name opened. Each ends by itself; a peer is gone when all have.
+
+Note [Finding a way back]
+    A conversation outlives its link. Who opened it dials again at once; the other side, if it knows a URL, after a moment in which the
+    first usually succeeds. Both may therefore come to dial; then the newer link wins, on each side by its own clock. Should the sides
+    disagree, both links end up closed and they try again, at different times.
+
+    Whoever dials finds out what has happened: a refused connection is a process that is gone; another incarnation is one that was
+    restarted; a session that is not resumed is one that the peer has given up. In each case all that was under way is lost, at once. As
+    long as the peer merely cannot be reached, it is tried again, until it has been silent for too long.
+
+Note [When the peer does not know the session]
+    A handshake can be complete for who dialled while its last message never arrives. Such a session has not carried a frame from the
+    peer, so the peer has run nothing for it and can be given another one in its place.
+
+Note [A peer that starts afresh]
+    A worker dials without a session to resume only when it has none with us for this principal. Sessions that it had opened before are
+    over for it, so they are over for us.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from aiograd.distributed.driver.conversation import Conversation
+from aiograd.distributed.driver.link import Link, dial
+from aiograd.distributed.handshake import Dialler, Identity
+from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.safeguards import Safeguards
+from aiograd.distributed.session import Session
+from aiograd.distributed.transport import Buffer, Channel, Transport
+from aiograd.errors import AuthenticationError, DistributedError, UnknownPeerError, VersionMismatch, WorkerLostError
+
+#: seconds between two attempts to reach a peer: the first, and at most; each is drawn from the upper half of its range
+FIRST_PAUSE, LONGEST_PAUSE = 0.025, 0.25
+#: seconds that the side which did not dial leaves to the other before it dials as well, besides a few round trips
+COURTESY = 0.02
+#: handshakes that fail before it counts as a refusal: one may be an accident of the network
+REFUSALS = 5
+
+
+Handler: TypeAlias = Callable[[Identity, int, Any, float], Coroutine[Any, Any, Any]]
+
+
+class Owner(Protocol):
+    """What a peer needs of its endpoint."""
+
+    name: str
+    incarnation: bytes
+    transport: Transport
+    keyring: Keyring
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    context: contextvars.Context
+    urls: dict[str, str]
+    handler: Handler
+
+    def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
+        """The message that tells a peer of an error of a handler."""
+
+    def new_session(self, peer: str) -> Session:
+        """A session that counts against the budget of that peer."""
+
+    def opened(self, peer: Peer) -> None:
+        """A peer has its first conversation."""
+
+    def seen(self, identity: Identity, but: Conversation | None = None) -> None:
+        """A peer has proved who it is: what was under way with earlier incarnations is lost, except for `but`, which is looked at."""
+
+    def refused(self, peer: str) -> None:
+        """No process listens where that peer was: what was under way with it and is not connected is lost."""
+
+    def lost(self, peer: Peer, conversation: Conversation, reason: str) -> None:
+        """A conversation has ended."""
+
+
+class Peer:
+    """One worker and one principal.
+
+    Args:
+        owner: the endpoint.
+        name: of the worker.
+        principal: on whose behalf is spoken.
+    """
+
+    __slots__ = ("owner", "name", "principal", "limits", "safeguards", "loop", "context", "handler", "failure", "conversations", "_best", "_dialling")
+
+    def __init__(self, owner: Owner, name: str, principal: str) -> None:
+        self.owner = owner
+        self.name = name
+        self.principal = principal
+        self.limits = owner.limits
+        self.safeguards: Safeguards = owner.transport.safeguards
+        self.loop = owner.loop
+        self.context = owner.context
+        self.handler = owner.handler
+        self.failure = owner.failure
+        self.conversations: list[Conversation] = []
+        self._best: Conversation | None = None
+        self._dialling: dict[Conversation, asyncio.Task[None]] = {}
+
+    # ---- which conversation
+
+    def conversation(self) -> Conversation:
+        """The one to ask the next thing in; dials where there is none.
+
+        Raises:
+            UnknownPeerError: there is none, and no URL to dial.
+            AuthenticationError: there is no key for the principal.
+        """
+        if self._best is not None:
+            return self._best
+        if self.name not in self.owner.urls:
+            known = ", ".join(sorted(self.owner.urls)) or "nobody"
+            raise UnknownPeerError(
+                f"worker {self.owner.name!r} knows no worker {self.name!r}, and none of that name is connected; it knows {known}; call "
+                "add_peer(name, url) first"
+            )
+        self.owner.keyring.key_for(self.principal)
+        conversation = self._open(dialled=True)
+        self._reach(conversation, 0.0)
+        return conversation
+
+    def _open(self, *, dialled: bool) -> Conversation:
+        conversation = Conversation(self, self.owner.new_session(self.name), dialled=dialled)
+        self.conversations.append(conversation)
+        self.owner.opened(self)
+        self._choose()
+        return conversation
+
+    def _choose(self) -> None:
+        first = min(self.name, self.owner.name) == self.owner.name  # whether what we dialled is preferred
+        self._best = max(self.conversations, key=lambda each: (each.link is not None, each.dialled is first), default=None)
+
+    # ---- links come
+
+    def accept(self, link: Link) -> None:
+        """A link that the peer dialled."""
+        secured = link.secured
+        if secured.resumed:
+            conversation = self.find(secured.session)
+            if conversation is None:  # lost while the handshake went on
+                link.close()
+            else:
+                self._attach(conversation, link)
+            return
+        over = [each for each in self.conversations if not each.dialled]  # see Note [A peer that starts afresh]
+        conversation = self._open(dialled=False)
+        for old in over:
+            self.lose(old, "it opened another session, having given up this one")
+        self._begin(conversation, link)
+
+    def find(self, session: bytes) -> Conversation | None:
+        """The conversation of this id."""
+        for conversation in self.conversations:
+            if conversation.id == session and not conversation.is_lost:
+                return conversation
+        return None
+
+    def _begin(self, conversation: Conversation, link: Link) -> None:
+        conversation.id = link.secured.session
+        conversation.identity = link.secured.peer
+        self._attach(conversation, link)
+
+    def _attach(self, conversation: Conversation, link: Link) -> None:
+        task = self._dialling.pop(conversation, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        conversation.attach(link)
+        self._choose()
+
+    def _dialled(self, conversation: Conversation, link: Link) -> None:
+        """A link that we dialled for `conversation`."""
+        secured = link.secured
+        self.owner.seen(secured.peer, but=conversation)
+        known = conversation.identity
+        if known is None or (secured.resumed and secured.peer == known):
+            self._begin(conversation, link)
+        elif secured.peer == known and not conversation.is_confirmed:  # see Note [When the peer does not know the session]
+            self._begin(conversation, link)
+        elif not self.safeguards.epoch_fence:
+            self._begin(conversation, link)
+        else:
+            reason = "it has given up the session" if secured.peer == known else "it was restarted"
+            successor = self._open(dialled=True)
+            self.lose(conversation, reason)
+            self._begin(successor, link)
+
+    # ---- links go
+
+    def unlinked(self, conversation: Conversation, why: BaseException | None) -> None:
+        """Called by a conversation that has lost its link."""
+        self._choose()
+        if conversation.is_lost:
+            return
+        silence = self.limits.silence
+        now = self.loop.time()
+        if now >= conversation.heard + silence:
+            self.gave_up(conversation)
+        elif self.name in self.owner.urls:
+            lived = now - conversation.attached_at
+            pause = 0.0 if lived >= silence else self._pause(0)
+            if not conversation.dialled:
+                pause += COURTESY + 4 * (conversation.session.statistics().round_trip or 0.0)
+            self._reach(conversation, pause)
+
+    def left(self, conversation: Conversation) -> None:
+        """Called by a conversation whose peer said goodbye."""
+        self.lose(conversation, "it was closed")
+
+    def gave_up(self, conversation: Conversation) -> None:
+        """Called when the peer has been silent for too long."""
+        self.lose(conversation, f"nothing was heard from it for {self.limits.silence:g} s", conversation.trouble)
+
+    def lose(self, conversation: Conversation, reason: str, cause: BaseException | None = None) -> None:
+        """End a conversation and tell those concerned."""
+        if conversation.is_lost:
+            return
+        task = self._dialling.pop(conversation, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        self.conversations.remove(conversation)
+        self._choose()
+        conversation.lose(reason, cause)
+        self.owner.lost(self, conversation, reason)
+
+    def close(self, reason: str) -> list[asyncio.Task[None]]:
+        """End everything because this side is closed; returns the tasks to wait for."""
+        tasks = [*self._dialling.values(), *(task for conversation in self.conversations for task in conversation.handlers)]
+        for conversation in list(self.conversations):
+            self.lose(conversation, reason)
+        return tasks
+
+    def loss(self, conversation: Conversation, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
+        """The error for one of those who wait."""
+        if conversation.identity is None and isinstance(cause, DistributedError):
+            return (VersionMismatch if isinstance(cause, VersionMismatch) else AuthenticationError)(str(cause))
+        text = f"worker {self.name!r} was lost ({stage}): {reason}"
+        error = WorkerLostError(text if cause is None else f"{text} ({type(cause).__name__}: {cause})", worker=self.name, stage=stage)
+        error.__cause__ = cause
+        return error
+
+    # ---- dialling
+
+    def _reach(self, conversation: Conversation, pause: float) -> None:
+        if conversation not in self._dialling:
+            name = f"dial {self.name}"
+            self._dialling[conversation] = self.loop.create_task(self._keep_dialling(conversation, pause), name=name, context=self.context.copy())
+
+    async def _keep_dialling(self, conversation: Conversation, pause: float) -> None:
+        silence = self.limits.silence
+        refusals = attempt = 0
+        while True:
+            if pause:
+                await asyncio.sleep(pause)
+            left = conversation.heard + silence - self.loop.time()
+            url = self.owner.urls.get(self.name)
+            if left <= 0 or url is None:
+                self._dialling.pop(conversation, None)
+                return  # the conversation's own timer ends it
+            seconds = min(left, self.limits.handshake_timeout)
+            try:
+                link = await dial(self.owner.transport, url, functools.partial(self._dialler, conversation), self.name, seconds)
+            except ConnectionRefusedError as error:
+                self.lose(conversation, f"nobody listens at {url}", error)
+                self.owner.refused(self.name)
+                return
+            except AuthenticationError as error:
+                conversation.trouble = error
+                refusals += 1
+                if refusals == REFUSALS:
+                    self.lose(conversation, "it refuses the handshake", error)
+                    return
+            except DistributedError as error:
+                self.lose(conversation, "the handshake failed", error)
+                return
+            except OSError as error:  # it cannot be reached now; TimeoutError is one
+                conversation.trouble = error
+            else:
+                self._dialling.pop(conversation, None)
+                self._dialled(conversation, link)
+                return
+            pause = self._pause(attempt)
+            attempt += 1
+
+    def _dialler(self, conversation: Conversation, channel: Channel) -> Dialler:
+        owner = self.owner
+        return Dialler(
+            owner.name, owner.incarnation, owner.keyring.key_for(self.principal), self.name, conversation.id or None, owner.transport.entropy,
+            owner.limits, certified_names=channel.certified_names,
+        )  # fmt: skip
+
+    def _pause(self, attempt: int) -> float:
+        most = min(FIRST_PAUSE * 2.0**attempt, LONGEST_PAUSE)
+        return most * (0.5 + self.owner.transport.entropy(1)[0] / 512)

@@ -1,0 +1,43 @@
+"""Statistics: what an endpoint has done and with whom, frozen at one moment."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeerStatistics:
+    """One conversation with a peer. Sizes in bytes, times in seconds."""
+
+    name: str
+    principal: str
+    is_connected: bool
+    #: requests of this side that wait for an answer, and requests of the peer that run
+    outstanding: int
+    running: int
+    #: bytes of frames, in the clear
+    bytes_in: int
+    bytes_out: int
+    frames_in: int
+    frames_out: int
+    #: frames sent again
+    resent: int
+    #: bytes of messages that are on their way in or being worked on
+    bytes_held: int
+    #: from request to answer, smoothed; None before the first answer
+    round_trip: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EndpointStatistics:
+    """All of an endpoint."""
+
+    name: str
+    peers: tuple[PeerStatistics, ...]
+    #: bytes of messages of all peers that are on their way in or being worked on
+    bytes_held: int
+    #: connections whose handshake is going on, and handshakes that failed
+    handshakes: int
+    failed_handshakes: int
+    #: conversations that ended without a goodbye
+    lost: int

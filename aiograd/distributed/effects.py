@@ -1,0 +1,44 @@
+"""Effects: what a session asks its driver to do. They are left in `Session.effects`, in order, and carried out by whoever drives it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+
+class Deliver(NamedTuple):
+    """Run the handler for a request of the peer; `Session.respond` takes what it returns."""
+
+    id: int
+    #: what is asked for, a number that sessions do not interpret
+    kind: int
+    #: complete, and the receiver's to keep; the session counts its bytes against the budget until it is answered or abandoned
+    message: bytearray | memoryview
+    #: seconds until the answer is of no use, less what its way back may take
+    timeout: float
+
+
+class Answered(NamedTuple):
+    """A request of this side was answered; `failed` where the answer is an error."""
+
+    id: int
+    message: bytearray | memoryview
+    failed: bool
+
+
+class Expired(NamedTuple):
+    """The deadline of a request of this side passed without an answer."""
+
+    id: int
+
+
+class Abandon(NamedTuple):
+    """Cancel the handler of a request of the peer: nobody waits for it any more. What it still answers is ignored."""
+
+    id: int
+
+
+class Left(NamedTuple):
+    """The peer said goodbye."""
+
+
+Effect: TypeAlias = Deliver | Answered | Expired | Abandon | Left

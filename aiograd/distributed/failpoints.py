@@ -1,0 +1,180 @@
+"""Failpoints: named points of the protocol at which a test can kill a worker, or watch that it came by.
+
+The code says `reach` where a point is; nothing happens unless somebody has armed it or observes. What can be done at a point to a real
+process is in ``driver/failpoint_actions.py``; a simulated network kills its own hosts.
+
+Source: etcd's gofail, whose failpoints are set through the environment as well.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from types import MappingProxyType, TracebackType
+from typing import NamedTuple, Self
+
+from aiograd.errors import AiogradError, ArgumentError
+
+#: every point, and what has happened when it is reached
+POINTS: Mapping[str, str] = MappingProxyType(
+    {
+        "fwd.before_receive": "a call has arrived; nothing of it was read",
+        "fwd.after_receive": "the call is known, and its function has not begun",
+        "fwd.in_compute": "the function of the call runs",
+        "fwd.before_reply": "the function has returned; its answer is not recorded",
+        "fwd.mid_send": "a part of the answer was handed to the transport",
+        "fwd.after_send": "all of the answer was handed to the transport",
+        "bwd.before_receive": "gradients have arrived; nothing of them was read",
+        "bwd.after_receive": "the gradients are known to have arrived, and are not used yet",
+        "bwd.before_compute": "the nodes that wait for the gradients have not begun",
+        "bwd.in_compute": "the nodes run",
+        "bwd.after_accumulate": "gradients were added to what is staged; nothing was sent on",
+        "bwd.after_send": "gradients for other workers were handed to the transport",
+        "bwd.before_ack": "all of it is done, and the sender of the gradients was not told",
+        "commit.before_prepare": "asked to prepare, and did nothing yet",
+        "commit.after_prepare": "prepared, and did not say so",
+        "commit.half": "some of the workers have committed",
+        "commit.before_reply": "committed, and did not say so",
+    }
+)
+
+#: what `parse` accepts behind the name of a point
+ACTIONS = ("kill9", "stop", "raise", "sleep")
+
+_PLAN = re.compile(r"(?P<point>[a-z0-9._]+)=(?P<action>[a-z0-9]+)(:(?P<argument>[0-9.]+))?(@(?P<hit>[0-9]+))?")
+
+_listeners: tuple[Callable[[str], None], ...] = ()
+
+
+class FailpointError(AiogradError, RuntimeError):
+    """Raised at a failpoint because a test wanted it to."""
+
+
+class Plan(NamedTuple):
+    """What to do at a point, as the environment says it."""
+
+    point: str
+    action: str
+    #: seconds, for ``sleep``
+    argument: float | None
+    #: at which time the point is reached, counted from 1
+    hit: int
+
+
+def reach(point: str) -> None:
+    """Say that the running code has come to a point. Costs next to nothing unless somebody listens.
+
+    Raises:
+        Exception: whatever was armed there raises.
+        ArgumentError: somebody listens, and there is no such point.
+    """
+    if _listeners:
+        _check(point)
+        for listener in _listeners:
+            listener(point)
+
+
+def observe(callback: Callable[[str], None]) -> Callable[[], None]:
+    """Call `callback` with the name of every point that is reached in this process.
+
+    Returns:
+        A function that ends it; idempotent.
+    """
+    global _listeners
+
+    def tell(point: str) -> None:  # of its own for each call, so that one callback may observe twice
+        callback(point)
+
+    def stop() -> None:
+        global _listeners
+        _listeners = tuple(listener for listener in _listeners if listener is not tell)
+
+    _listeners = (*_listeners, tell)
+    return stop
+
+
+class Failpoint:
+    """Something armed at a point, see `arm`. Leaving its ``with`` block disarms it."""
+
+    __slots__ = ("point", "hits", "_action", "_hit", "_when", "_stop")
+
+    def __init__(self, point: str, action: Callable[[], object], hit: int, when: Callable[[], bool] | None) -> None:
+        self.point = point
+        #: times that the point was reached
+        self.hits = 0
+        self._action = action
+        self._hit = hit
+        self._when = when
+        self._stop = observe(self._reached)
+
+    @property
+    def has_fired(self) -> bool:
+        """Whether the action was called."""
+        return self.hits >= self._hit
+
+    def disarm(self) -> None:
+        """End it. Idempotent."""
+        self._stop()
+
+    def _reached(self, point: str) -> None:
+        if point == self.point and (self._when is None or self._when()):
+            self.hits += 1
+            if self.hits == self._hit:
+                self._action()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.disarm()
+
+
+def arm(point: str, action: Callable[[], object], *, hit: int = 1, when: Callable[[], bool] | None = None) -> Failpoint:
+    """Call `action` once, when the point is reached for the time number `hit`.
+
+    Args:
+        point: one of `POINTS`.
+        action: what it raises leaves `reach`.
+        hit: counted from 1.
+        when: whether a visit counts; None: all do.
+
+    Raises:
+        ArgumentError: no such point, or `hit` below 1.
+    """
+    _check(point)
+    if hit < 1:
+        raise ArgumentError(f"arm({point!r}, hit={hit}): visits are counted from 1")
+    return Failpoint(point, action, hit, when)
+
+
+def parse(text: str) -> tuple[Plan, ...]:
+    """Read ``"bwd.after_accumulate=kill9@3;fwd.in_compute=sleep:0.5"``: point, action, its argument, and at which visit.
+
+    Raises:
+        ArgumentError: text of another form, or a point or action that does not exist.
+    """
+    plans = []
+    for part in filter(None, (piece.strip() for piece in text.split(";"))):
+        match = _PLAN.fullmatch(part)
+        if match is None:
+            raise ArgumentError(f"failpoint {part!r}: expected POINT=ACTION, with :SECONDS and @VISIT if wanted, such as fwd.in_compute=kill9@3")
+        action, argument = match["action"], match["argument"]
+        _check(match["point"])
+        if action not in ACTIONS:
+            raise ArgumentError(f"failpoint {part!r}: no action {action!r}; expected one of {', '.join(ACTIONS)}")
+        if (argument is not None) != (action == "sleep"):
+            raise ArgumentError(f"failpoint {part!r}: sleep takes seconds, as in sleep:0.5; the other actions take nothing")
+        hit = int(match["hit"] or 1)
+        if hit < 1:
+            raise ArgumentError(f"failpoint {part!r}: visits are counted from 1")
+        try:
+            seconds = None if argument is None else float(argument)
+        except ValueError as error:
+            raise ArgumentError(f"failpoint {part!r}: {argument!r} is no number of seconds") from error
+        plans.append(Plan(match["point"], action, seconds, hit))
+    return tuple(plans)
+
+
+def _check(point: str) -> None:
+    if point not in POINTS:
+        raise ArgumentError(f"no failpoint {point!r}; there are: {', '.join(POINTS)}")

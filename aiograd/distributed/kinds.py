@@ -1,0 +1,34 @@
+"""Kind: what a request between workers asks for.
+
+Every request is answered once, with a value or an error; the session below sees to that (see `session`). Values are tuples of the types
+that the codec knows.
+
+=========  ===================================================================================================================
+CALL       run an exposed function: (name, args, kwargs, records, context part or None) → (result, edge or 0)
+MARK       these of your send edges take part in a pass: (context, pass, edges) → names of the workers that take part behind them
+GRADIENT   gradients of one send edge: (context, pass, edge, gradients, options) → names of workers; the first one of a pass is
+           answered when the receiver and everything behind it is prepared to commit, later ones at once
+COMMIT     make the gradients of a pass visible: (context, pass) → True
+ABORT      drop a pass: (context, pass, reason) → True
+OUTCOME    what became of a pass: (context, pass) → a word
+RELEASE    drop a context: (context,) → True
+RENEW      these contexts are still in use: (contexts,) → True
+=========  ===================================================================================================================
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Kind(IntEnum):
+    """What a request asks for; see the module."""
+
+    CALL = 1
+    MARK = 2
+    GRADIENT = 3
+    COMMIT = 4
+    ABORT = 5
+    OUTCOME = 6
+    RELEASE = 7
+    RENEW = 8

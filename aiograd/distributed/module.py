@@ -1,0 +1,69 @@
+"""RemoteModule: a module that lives on another worker, called as if it were here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentTypeError
+
+
+class RemoteModule:
+    """A module on the worker `peer`: ``y = await module(x)``; inside a context gradients flow through it.
+
+    Args:
+        worker: this worker.
+        peer: name of the worker that has the module.
+        ref: the module; what ``await worker.remote(peer, "MyModule", ...)`` gave. Its class is one that the peer's service exposes.
+    """
+
+    def __init__(self, worker: Worker, peer: str, ref: RemoteRef) -> None:
+        if not isinstance(ref, RemoteRef):
+            raise ArgumentTypeError(f"RemoteModule: expected what `await worker.remote(peer, cls, ...)` returns, found {type(ref).__name__}")
+        if ref.owner != peer:
+            raise ArgumentTypeError(f"RemoteModule: the object lives on {ref.owner}, not on {peer}")
+        self.worker = worker
+        self.peer = peer
+        self.ref = ref
+
+    def __repr__(self) -> str:
+        return f"RemoteModule({self.ref.type_name} on {self.peer})"
+
+    async def __call__(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Run the module on its worker. Cancelling cancels it there. Raises as `Worker.call`."""
+        return await self.ref.call("__call__", *args, timeout=timeout, **kwargs)
+
+    forward = __call__
+
+    async def parameters(self) -> list[RemoteRef]:
+        """References to the module's parameters, for a `DistributedOptimizer`."""
+        return list((await self.named_parameters()).values())
+
+    async def named_parameters(self) -> dict[str, RemoteRef]:
+        """References to the module's parameters by name."""
+        named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref)
+        return named
+
+    async def state_dict(self) -> dict[str, Any]:
+        """A copy of the module's parameters and buffers by name: a checkpoint."""
+        state: dict[str, Any] = await self.worker.call(self.peer, "aiograd.module.state_dict", self.ref)
+        return state
+
+    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Put the module into a state that was read before; either all of it is loaded or nothing changes."""
+        await self.worker.call(self.peer, "aiograd.module.load_state_dict", self.ref, dict(state))
+
+    async def train(self, mode: bool = True) -> RemoteModule:
+        """Switch the module to training, or evaluation."""
+        await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode)
+        return self
+
+    async def eval(self) -> RemoteModule:
+        """Switch the module to evaluation."""
+        return await self.train(False)
+
+    async def delete(self) -> None:
+        """Let the worker forget the module."""
+        await self.ref.delete()

@@ -1,0 +1,125 @@
+"""Arguments and results of remote calls: trees of plain values, Tensors and RemoteRefs ↔ trees of what the codec knows.
+
+A Tensor that appears twice is sent once and arrives as one Tensor. The differentiable Tensors of a message, each once and in the order in
+which they appear, are what its send and recv nodes have as edges and inputs, on both sides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed.codec import WireReference, WireTensor
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.references import RemoteRef
+from aiograd.errors import ArgumentTypeError
+from aiograd.tensors.core import TensorCore, make
+
+
+def device_tensors(value: Any, found: list[Any] | None = None) -> list[Any]:
+    """The Tensors in a tree whose data is not on the host."""
+    found = [] if found is None else found
+    if isinstance(value, TensorCore):
+        if value._data.__class__ is not np.ndarray:
+            found.append(value)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            device_tensors(item, found)
+    elif isinstance(value, dict):
+        for item in value.values():
+            device_tensors(item, found)
+    return found
+
+
+class Packing:
+    """Turns values into what the codec knows, for one message.
+
+    Args:
+        records: whether differentiable Tensors stay connected to the graph.
+        encoding: how floating-point tensors travel.
+        hosted: host copies of Tensors that live on devices, by ``id``.
+    """
+
+    __slots__ = ("records", "encoding", "hosted", "differentiable", "_memo")
+
+    def __init__(self, records: bool, encoding: Encoding, hosted: Mapping[int, Any]) -> None:
+        self.records = records
+        self.encoding = encoding
+        self.hosted = hosted
+        #: Tensors that require grad, each once, in order
+        self.differentiable: list[Any] = []
+        self._memo: dict[int, WireTensor] = {}
+
+    def pack(self, value: Any) -> Any:
+        """The value with every Tensor and RemoteRef replaced; other types pass (the codec refuses those it does not know)."""
+        kind = value.__class__
+        if kind is str or kind is int or kind is float or value is None or kind is bool:
+            return value
+        if isinstance(value, TensorCore):
+            return self._tensor(value)
+        if kind is list:
+            return [self.pack(item) for item in value]
+        if kind is tuple:
+            return tuple([self.pack(item) for item in value])
+        if kind is dict:
+            return {key: self.pack(item) for key, item in value.items()}
+        if kind is RemoteRef:
+            return value.to_wire()
+        if isinstance(value, (np.ndarray, np.generic)):
+            raise ArgumentTypeError(
+                f"a remote call takes and returns Tensors, not {kind.__name__}: wrap it in ag.tensor(...), or take .item() of a number"
+            )
+        return value
+
+    def _tensor(self, tensor: Any) -> WireTensor:
+        wire = self._memo.get(id(tensor))
+        if wire is None:
+            array = self.hosted.get(id(tensor))
+            if array is None:
+                array = tensor._data
+            is_wanted = self.records and tensor.requires_grad
+            if is_wanted:
+                self.differentiable.append(tensor)
+            encoding = self.encoding if array.dtype.kind == "f" and array.dtype.itemsize >= 4 else Encoding.PLAIN
+            wire = self._memo[id(tensor)] = WireTensor(array, is_wanted, encoding)
+        return wire
+
+
+class Unpacking:
+    """Turns what the codec knows into values, for one message.
+
+    Args:
+        reference: makes a RemoteRef.
+    """
+
+    __slots__ = ("reference", "differentiable", "_memo")
+
+    def __init__(self, reference: Callable[[WireReference], RemoteRef]) -> None:
+        self.reference = reference
+        #: Tensors that came with a claim for gradients, each once, in order
+        self.differentiable: list[Any] = []
+        self._memo: dict[int, Any] = {}
+
+    def unpack(self, value: Any) -> Any:
+        """The value with Tensors (outside of any graph as yet) and RemoteRefs in place."""
+        kind = value.__class__
+        if kind is str or kind is int or kind is float or value is None or kind is bool:
+            return value
+        if kind is WireTensor:
+            tensor = self._memo.get(id(value))
+            if tensor is None:
+                tensor = self._memo[id(value)] = make(value.array)
+                if value.requires_grad:
+                    self.differentiable.append(tensor)
+            return tensor
+        if kind is list:
+            return [self.unpack(item) for item in value]
+        if kind is tuple:
+            return tuple([self.unpack(item) for item in value])
+        if kind is dict:
+            return {key: self.unpack(item) for key, item in value.items()}
+        if kind is WireReference:
+            return self.reference(value)
+        return value

@@ -1,0 +1,158 @@
+"""Service: what a worker lets others call. Nothing else can be called: there is no import by name and no sending of code."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, overload
+
+from aiograd.distributed.schema import Schema
+from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError
+
+F = TypeVar("F", bound=Callable[..., Any])
+C = TypeVar("C", bound=type[Any])
+
+#: names that begin so are the library's own
+RESERVED = "aiograd."
+
+
+class Exposed:
+    """A function that others may call, or a method of an object that they hold a reference to."""
+
+    __slots__ = ("name", "function", "schema", "is_async")
+
+    def __init__(self, name: str, function: Callable[..., Any], schema: Schema) -> None:
+        self.name = name
+        self.function = function
+        self.schema = schema
+        #: runs on the loop; others run on the executor
+        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+
+
+class ExposedClass:
+    """A class whose instances others may make and hold references to."""
+
+    __slots__ = ("name", "cls", "schema", "_methods")
+
+    def __init__(self, name: str, cls: type[Any]) -> None:
+        self.name = name
+        self.cls = cls
+        self.schema = Schema(name, cls)
+        self._methods: dict[str, Schema] = {}
+
+    def method(self, instance: Any, name: str) -> Exposed:
+        """A public method of an instance.
+
+        Raises:
+            NotExposedError: the class has no such method, or it is private.
+        """
+        return Exposed(f"{self.name}.{name}", getattr(instance, name), self._schema(name))
+
+    def _schema(self, name: str) -> Schema:
+        schema = self._methods.get(name)
+        if schema is None:
+            function = inspect.getattr_static(self.cls, name, None)
+            is_public = not name.startswith("_") or name == "__call__"
+            if not is_public or (not isinstance(function, (staticmethod, classmethod)) and not inspect.isfunction(function)):
+                raise NotExposedError(f"{self.name} has no public method {name!r}; methods that start with an underscore and attributes are private")
+            bound = function.__func__ if isinstance(function, (staticmethod, classmethod)) else function
+            schema = self._methods[name] = Schema(f"{self.name}.{name}", bound, is_method=not isinstance(function, staticmethod))
+        return schema
+
+
+class Service:
+    """Functions and classes that a worker exposes to other workers.
+
+    ::
+
+        service = Service()
+
+        @service.function
+        def square(x: Tensor) -> Tensor: ...
+
+    A ``def`` runs on the executor of the worker, an ``async def`` on its loop. Parameters that are annotated accept only what the
+    annotation says: None, bool, int, float, complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them.
+    """
+
+    def __init__(self) -> None:
+        self._functions: dict[str, Exposed] = {}
+        self._classes: dict[str, ExposedClass] = {}
+
+    @overload
+    def function(self, function: F, /) -> F: ...
+
+    @overload
+    def function(self, name: str, /) -> Callable[[F], F]: ...
+
+    def function(self, function: Any, /) -> Any:
+        """Expose a function under its own name, or under another: ``@service.function("name")``. Returns the function itself.
+
+        Raises:
+            ArgumentTypeError: it is no function. ArgumentError: the name is taken or reserved, or an annotation names what cannot be sent.
+        """
+        if isinstance(function, str):
+            return lambda given: self._add(function, given)
+        return self._add(getattr(function, "__name__", None), function)
+
+    def _add(self, name: str | None, function: Any) -> Any:
+        if not callable(function) or inspect.isclass(function):
+            raise ArgumentTypeError(f"service.function: expected a function, found {_what(function)}; expose a class with service.reference")
+        self._check_name(name, self._functions)
+        self._functions[str(name)] = Exposed(str(name), function, Schema(str(name), function))
+        return function
+
+    def reference(self, cls: C) -> C:
+        """Let others make instances of a class with `Worker.remote` and call their public methods. Returns the class itself.
+
+        Raises:
+            ArgumentTypeError: it is no class. ArgumentError: as for `function`.
+        """
+        if not inspect.isclass(cls):
+            raise ArgumentTypeError(f"service.reference: expected a class, found {_what(cls)}")
+        self._check_name(cls.__name__, self._classes)
+        self._classes[cls.__name__] = ExposedClass(cls.__name__, cls)
+        return cls
+
+    def _check_name(self, name: str | None, taken: Mapping[str, Any]) -> None:
+        if not name or name == "<lambda>":
+            raise ArgumentError("service: an exposed function needs a name; give one, as in @service.function('name')")
+        if name.startswith(RESERVED):
+            raise ArgumentError(f"service: names that begin with {RESERVED!r} are reserved, found {name!r}")
+        if name in taken:
+            raise ArgumentError(f"service: {name!r} is exposed already; choose another name")
+
+    # ---------------------------------------------------------------- what a worker asks
+
+    def find_function(self, name: str) -> Exposed:
+        """The function exposed under a name.
+
+        Raises:
+            NotExposedError: there is none.
+        """
+        exposed = self._functions.get(name)
+        if exposed is None:
+            raise NotExposedError(f"no function {name[:80]!r} is exposed; expose it with @service.function where the worker's service is made")
+        return exposed
+
+    def find_class(self, name: str) -> ExposedClass:
+        """The class exposed under a name.
+
+        Raises:
+            NotExposedError: there is none.
+        """
+        exposed = self._classes.get(name)
+        if exposed is None:
+            raise NotExposedError(f"no class {name[:80]!r} is exposed; expose it with @service.reference where the worker's service is made")
+        return exposed
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What is exposed, sorted."""
+        return sorted([*self._functions, *self._classes])
+
+    def __repr__(self) -> str:
+        return f"<Service: {', '.join(self.names) or 'nothing exposed'}>"
+
+
+def _what(value: object) -> str:
+    return f"the class {value.__name__}" if inspect.isclass(value) else type(value).__name__

@@ -1,0 +1,337 @@
+"""Session: reliable requests and answers between two workers, over channels that lose, repeat, reorder and close.
+
+A session belongs to one peer and outlives its channels: when one closes, the next one is attached and nothing is lost or done twice. It
+decides and does nothing else: frames, times and what the driver wants come in, frames to send and effects to carry out come out.
+Requests go both ways at the same time; `outgoing` has the requester's side of it, `incoming` the answerer's, `outbox` the order in which
+frames leave.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiograd.distributed.budget import PeerBudget
+from aiograd.distributed.effects import Abandon, Answered, Deliver, Effect, Expired, Left
+from aiograd.distributed.frame import HEADER, FrameKind, pack_header, parse
+from aiograd.distributed.incoming import Answers
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.outbox import Outbox
+from aiograd.distributed.outgoing import Request, Requests
+from aiograd.distributed.safeguards import ALL_ON, Safeguards
+from aiograd.distributed.transport import Buffer
+from aiograd.errors import ProtocolError
+
+__all__ = ["Abandon", "Answered", "Deliver", "Effect", "Expired", "Left", "Session", "SessionStatistics"]
+
+#: control frames that may wait to be sent, in multiples of the requests a peer may run, and in any case
+CONTROL_PER_REQUEST = 4
+CONTROL_ANYWAY = 1024
+#: the longest time that fits the header, milliseconds
+LONGEST_MS = 0xFFFF_FFFF
+
+_REQUEST, _RESPONSE, _FAILURE, _RECEIVED, _PROBE, _CANCEL, _UNKNOWN, _HEARTBEAT, _GOODBYE = FrameKind
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    """Figures of one session.
+
+    Attributes:
+        outstanding: requests of this side that are not resolved.
+        running: requests of the peer that are arriving or run.
+        remembered: requests of the peer that are not forgotten yet, running or not.
+        bytes_held: bytes reserved from the budget, for messages that arrive and requests that run.
+        bytes_stored: bytes of answers kept until the peer has them.
+        bytes_unsent: bytes of messages that no frame has carried yet.
+        frames_in, frames_out, bytes_in, bytes_out: what channels carried.
+        resent: times that a request was sent again or asked after.
+        round_trip: seconds from request to answer, smoothed; None before the first answer.
+    """
+
+    outstanding: int
+    running: int
+    remembered: int
+    bytes_held: int
+    bytes_stored: int
+    bytes_unsent: int
+    frames_in: int
+    frames_out: int
+    bytes_in: int
+    bytes_out: int
+    resent: int
+    round_trip: float | None
+
+
+class Session:
+    """One side of a session with one peer. Times are seconds on any clock that never goes back.
+
+    Args:
+        limits: what is taken from the peer.
+        budget: that messages of the peer are charged to.
+        safeguards: protections; all are on outside of tests.
+        overloaded: makes the message of the failure that refuses a request for lack of room.
+
+    Attributes:
+        effects: what the driver has to do, in order; it removes what it has done.
+        last_heard: when the last frame came, or the channel, seconds.
+    """
+
+    __slots__ = (
+        "effects", "last_heard",
+        "_limits", "_safeguards", "_budget", "_outbox", "_requests", "_answers", "_most_control",
+        "_attached", "_leaving", "_heartbeat_at", "_ticked_at", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
+    )  # fmt: skip
+
+    def __init__(
+        self, limits: Limits, budget: PeerBudget, safeguards: Safeguards = ALL_ON, *, overloaded: Callable[[], Sequence[Buffer]] = tuple
+    ) -> None:
+        self.effects: deque[Effect] = deque()
+        self.last_heard = 0.0
+        self._limits = limits
+        self._safeguards = safeguards
+        self._budget = budget
+        self._outbox = Outbox(limits.frame_bytes)
+        self._requests = Requests(limits, budget, safeguards, self._outbox, self.effects, overloaded)
+        self._answers = Answers(limits, budget, safeguards, self._outbox, self.effects, overloaded)
+        self._most_control = CONTROL_PER_REQUEST * limits.requests_per_peer + CONTROL_ANYWAY
+        self._attached = False
+        self._leaving = False
+        self._heartbeat_at = 0.0
+        self._ticked_at = 0.0
+        self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
+
+    # ---- requester
+
+    def request(self, kind: int, message: Sequence[Buffer], timeout: float, now: float) -> int:
+        """Ask the peer for something. `Answered` or `Expired` follows, unless it is cancelled or the session ends.
+
+        Args:
+            kind: what is asked for, 0 to 255.
+            message: its buffers; they must not change before the answer, since they may have to be sent again.
+            timeout: seconds that the answer is waited for.
+            now: seconds.
+
+        Returns:
+            The id of the request.
+
+        Raises:
+            LimitError: the message is above `Limits.message_bytes`. ArgumentError: `timeout` is no finite number.
+        """
+        return self._requests.add(kind, message, timeout, now)
+
+    def cancel(self, id: int, now: float) -> None:
+        """The answer to a request is not wanted any more; the peer is told to abandon it. Nothing is reported for it afterwards."""
+        self._requests.cancel(id, now)
+
+    # ---- answerer
+
+    def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False) -> None:
+        """Answer a request that was delivered. Ignored where nobody waits for it any more.
+
+        Args:
+            id: from `Deliver`.
+            message: its buffers; they must not change until the peer has resolved the request, since they may have to be sent again.
+            now: seconds.
+            failed: the answer is an error.
+
+        Raises:
+            LimitError: the message is above `Limits.message_bytes`; the request still runs and can be answered with a failure.
+        """
+        self._answers.respond(id, message, failed)
+
+    # ---- channel
+
+    def attach(self, now: float, reliable: bool, frame_bytes: int | None = None) -> None:
+        """There is a channel. What the one before may have lost is asked after.
+
+        Args:
+            now: seconds.
+            reliable: whether it delivers each frame once and in order, until it closes.
+            frame_bytes: bytes after the header of a frame, at most, where the peer takes less than `Limits.frame_bytes`.
+        """
+        self.detach(now)
+        limit = self._limits.frame_bytes
+        cut = self._outbox.interrupt(limit if frame_bytes is None else min(frame_bytes, limit))
+        self._attached = True
+        self.last_heard = self._ticked_at = now
+        self._heartbeat_at = now + self._limits.heartbeat
+        self._answers.attach(cut)
+        self._requests.attach(reliable, now)
+        if self._requests.untold:
+            self._outbox.control[_HEARTBEAT, 0] = None
+
+    def detach(self, now: float) -> None:
+        """The channel is gone. Requests and handlers go on. Idempotent."""
+        self._attached = False
+        self._outbox.control.clear()
+        self._requests.detach()
+
+    def receive(self, frame: Buffer, now: float) -> None:
+        """Take a frame from the channel.
+
+        Raises:
+            ProtocolError: it makes no sense, and the channel must be closed. Nothing of it was applied, except what its header says is
+                resolved.
+        """
+        parsed = parse(frame, self._limits, self._safeguards)
+        kind = parsed.kind
+        self.last_heard = now
+        self._frames_in += 1
+        self._bytes_in += len(frame)
+        answers = self._answers
+        if parsed.watermark > answers.watermark:
+            answers.resolved_below(parsed.watermark)
+        if kind is _REQUEST:
+            answers.request(parsed, now)
+        elif kind is _RESPONSE or kind is _FAILURE:
+            self._requests.answered(parsed, now)
+        elif kind is _RECEIVED:
+            self._requests.received(parsed, now)
+        elif kind is _PROBE:
+            answers.probe(parsed)
+        elif kind is _CANCEL:
+            answers.cancel(parsed)
+        elif kind is _UNKNOWN:
+            self._requests.unknown(parsed)
+        elif kind is _HEARTBEAT:
+            if parsed.body:
+                answers.resolved_but(parsed.body)
+        else:
+            self.effects.append(Left())
+        if len(self._outbox.control) > self._most_control:
+            raise ProtocolError(
+                f"{len(self._outbox.control)} replies wait to be sent to the peer, expected at most {self._most_control}; it asks and does not read",
+                code="flood",
+            )
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `next_frame` may have something."""
+        return self._attached and (bool(self._outbox) or self._leaving)
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of messages that no frame has carried yet: what a driver holds its callers back by."""
+        return self._outbox.unsent
+
+    def next_frame(self, now: float) -> tuple[Buffer, ...] | None:
+        """The next frame to send: its header and slices of a message, to be sent one after the other. None where there is nothing."""
+        if not self._attached:
+            return None
+        outbox, requests = self._outbox, self._requests
+        if requests.untold:
+            requests.told()
+        control = outbox.control
+        while control:
+            kind, id = control.popitem(last=False)[0]
+            if (kind is _PROBE or kind is _CANCEL) and id not in requests.rows:
+                continue  # resolved in the meantime
+            body = requests.unresolved() if kind is _HEARTBEAT else b""
+            return self._out(pack_header(kind, id, (body,), watermark=requests.watermark, safeguards=self._safeguards), (body,), now)
+        if self._leaving and not outbox.has_small:
+            return self._goodbye(now)
+        while (taken := outbox.take()) is not None:
+            message, offset, parts = taken
+            deadline_ms = 0
+            if type(message) is Request:
+                left = message.deadline - now
+                if left <= 0:  # its expiry is on the agenda
+                    outbox.withdraw(message)
+                    continue
+                deadline_ms = min(int(left * 1000) or 1, LONGEST_MS)
+                message.started = True
+                if message.offset == message.total:
+                    requests.sent(message, now)
+            header = pack_header(
+                message.frame_kind,
+                message.id,
+                parts,
+                request_kind=message.request_kind,
+                offset=offset,
+                total=message.total,
+                deadline_ms=deadline_ms,
+                watermark=requests.watermark,
+                safeguards=self._safeguards,
+            )
+            return self._out(header, parts, now)
+        return None
+
+    def _out(self, header: bytes, parts: Sequence[Buffer], now: float) -> tuple[Buffer, ...]:
+        self._heartbeat_at = now + self._limits.heartbeat
+        self._frames_out += 1
+        size = HEADER.size
+        for part in parts:
+            size += len(part)
+        self._bytes_out += size
+        return (header, *parts)
+
+    def _goodbye(self, now: float) -> tuple[Buffer, ...]:
+        self._leaving = False
+        self._attached = False
+        return self._out(pack_header(_GOODBYE, 0, watermark=self._requests.watermark, safeguards=self._safeguards), (), now)
+
+    # ---- time
+
+    def tick(self, now: float) -> None:
+        """Do what is due; harmless when nothing is."""
+        self._ticked_at = now
+        self._requests.tick(now)
+        self._answers.tick(now)
+        if self._attached and now >= self._heartbeat_at:
+            self._heartbeat_at = now + self._limits.heartbeat
+            self._outbox.control[_HEARTBEAT, 0] = None
+
+    def next_tick(self) -> float | None:
+        """When `tick` is next needed, seconds; None for never. It is asked for after anything else was called."""
+        times = [when for when in (self._requests.agenda.next(), self._answers.agenda.next()) if when is not None]
+        if self._attached:
+            times.append(self._heartbeat_at)
+            silent_at = self.last_heard + self._limits.silence
+            if silent_at > self._ticked_at:
+                times.append(silent_at)
+        return min(times, default=None)
+
+    def is_silent(self, now: float) -> bool:
+        """Whether the peer has sent nothing for `Limits.silence`, although there is a channel."""
+        return self._attached and now - self.last_heard >= self._limits.silence
+
+    # ---- end
+
+    def goodbye(self, now: float) -> None:
+        """Tell the peer that this side leaves: after answers of one frame that wait, before what is left of larger messages.
+
+        Nothing is sent after it.
+        """
+        self._leaving = True
+
+    def fail_all(self) -> list[int]:
+        """The session ends: forget everything and give back its bytes.
+
+        Returns:
+            Ids of requests of this side that are unresolved, cancelled ones excepted. Handlers that run are the driver's to cancel.
+        """
+        self._attached = False
+        self._outbox.clear()
+        self._answers.clear()
+        self.effects.clear()
+        return self._requests.clear()
+
+    def statistics(self) -> SessionStatistics:
+        """Figures as they are now."""
+        requests, answers = self._requests, self._answers
+        return SessionStatistics(
+            outstanding=len(requests.rows),
+            running=answers.running,
+            remembered=len(answers.rows),
+            bytes_held=requests.held + answers.held,
+            bytes_stored=answers.stored,
+            bytes_unsent=self._outbox.unsent,
+            frames_in=self._frames_in,
+            frames_out=self._frames_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            resent=requests.resent,
+            round_trip=requests.round_trip,
+        )

@@ -1,0 +1,297 @@
+"""Worker: a process's (or a test's) place in a distributed computation.
+
+::
+
+    async with dist.Worker("driver", peers={"left": url}) as worker:
+        async with worker.context() as ctx:
+            y = await worker.call("left", "square", x)
+            await ctx.backward(y.sum())
+            print(ctx.grads[x])
+
+Workers are objects with a lifetime, several may live in one process, and nothing about them is global.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Coroutine, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Self
+
+from aiograd.distributed.context import Context
+from aiograd.distributed.driver.endpoint import Endpoint
+from aiograd.distributed.driver.office import Office
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.http import HttpTransport
+from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.keyring_file import parse_secret, read_secret_file
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.distributed.service import Service
+from aiograd.distributed.statistics import WorkerStatistics
+from aiograd.distributed.transport import Transport
+from aiograd.errors import ArgumentTypeError, DistributedError
+
+#: workers of one process that were given no secret trust each other and nobody else
+_PROCESS_SECRET = secrets.token_bytes(32)
+
+
+def keyring_of(secret: bytes | Keyring | None) -> Keyring:
+    """The keys that a worker's `secret` means.
+
+    Args:
+        secret: 32 bytes or a Keyring; None takes the file that ``AIOGRAD_SECRET_FILE`` names, else ``AIOGRAD_SECRET``, else the
+            process's own.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: not a secret.
+    """
+    if isinstance(secret, Keyring):
+        return secret
+    if secret is None:
+        if path := os.environ.get("AIOGRAD_SECRET_FILE"):
+            secret = read_secret_file(path)
+        elif text := os.environ.get("AIOGRAD_SECRET"):
+            secret = parse_secret(text, "AIOGRAD_SECRET")
+        else:
+            secret = _PROCESS_SECRET
+    return Keyring(secret)
+
+
+class Worker:
+    """One participant, under a name by which others know it. Use it with ``async with``.
+
+    Args:
+        name: 1 to 128 letters, digits, dots, dashes and underscores.
+        service: what others may call; None: nothing.
+        host, port: where to listen; port 0 takes a free one.
+        peers: URLs of other workers by name; more with `add_peer`. A worker that nobody can reach may still be called by those it has called.
+        secret: 32 bytes shared with the peers, or a Keyring; None takes ``AIOGRAD_SECRET_FILE`` or ``AIOGRAD_SECRET``, else a random secret of
+            this process. Everything between workers is authenticated and encrypted with it.
+        ssl: an ``ssl.SSLContext`` to serve TLS with, besides.
+        client_ssl: an ``ssl.SSLContext`` for connections to peers whose URL begins with ``https``.
+        allow_plaintext: listen beyond this machine without TLS (messages are encrypted all the same).
+        limits: what is taken from peers and how long is waited for them.
+        encoding, gradient_encoding: reduced precision for floating-point values on the wire, for what this worker sends; off by default.
+        transport: carries frames, instead of HTTP.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: a name, a secret or a limit cannot be used.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        service: Service | None = None,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        peers: Mapping[str, str] | None = None,
+        secret: bytes | Keyring | None = None,
+        ssl: Any = None,
+        client_ssl: Any = None,
+        allow_plaintext: bool = False,
+        limits: Limits | None = None,
+        encoding: Encoding = Encoding.PLAIN,
+        gradient_encoding: Encoding = Encoding.PLAIN,
+        transport: Transport | None = None,
+    ) -> None:
+        if service is not None and not isinstance(service, Service):
+            raise ArgumentTypeError(f"Worker(service=...): expected a dist.Service, found {type(service).__name__}")
+        limits = limits or Limits()
+        if transport is None:
+            transport = HttpTransport(limits=limits, ssl=ssl, client_ssl=client_ssl, allow_plaintext=allow_plaintext)
+        self._office = Office(
+            self,
+            name,
+            service=service or Service(),
+            keyring=keyring_of(secret),
+            limits=limits,
+            transport=transport,
+            encoding=Encoding(encoding),
+            gradient_encoding=Encoding(gradient_encoding),
+        )
+        self._host = host
+        self._port = port
+        self._peers = dict(peers or {})
+        self._url: str | None = None
+
+    # ---------------------------------------------------------------- life
+
+    async def __aenter__(self) -> Self:
+        self._url = await self._office.open(self._host, self._port)
+        try:
+            for name, url in self._peers.items():
+                self.add_peer(name, url)
+        except BaseException:
+            await self.aclose()
+            raise
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Release contexts, cancel what runs for others, say goodbye to peers and stop listening. Idempotent.
+
+        Cancelling it skips waiting for handlers to stop; everything is closed all the same.
+        """
+        await self._office.aclose()
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self._office.name
+
+    @property
+    def url(self) -> str:
+        """Where others reach the worker.
+
+        Raises:
+            DistributedError: it has not been opened.
+        """
+        if self._url is None:
+            raise DistributedError(f"worker {self.name!r} is not open: use `async with Worker(...) as worker`")
+        return self._url
+
+    @property
+    def limits(self) -> Limits:
+        """What is taken from peers and how long is waited for them."""
+        return self._office.limits
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The worker's place in the network, for what is not covered here."""
+        return self._office.endpoint
+
+    @property
+    def profiler(self) -> Any:
+        """What records the functions and passes that run here for others: ``worker.profiler = p.recorder`` of a profile `p`, or None."""
+        return self._office.profiler
+
+    @profiler.setter
+    def profiler(self, recorder: Any) -> None:
+        self._office.profiler = recorder
+
+    def __repr__(self) -> str:
+        return f"<Worker {self.name} at {self._url or 'no address'}>"
+
+    def add_peer(self, name: str, url: str) -> None:
+        """Say where another worker is; replaces what was known."""
+        self._office.endpoint.add_peer(name, url)
+
+    # ---------------------------------------------------------------- calls
+
+    def call(self, peer: str, function: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Call a function that `peer` exposes; inside a context gradients flow through the call.
+
+        Cancelling cancels the function on its worker. Calls of other tasks overlap with this one.
+
+        Args:
+            peer: name of the worker (this one too).
+            function: name of the function.
+            args, kwargs: None, bool, int (64 bit), float, complex, str, bytes, Tensor, RemoteRef, and lists, tuples and dicts (keys are str) of them.
+            timeout: seconds, on the way and there; never more than is left to the request that is being served. `Limits.default_deadline`
+                by default.
+
+        Returns:
+            What the function returned. Its Tensors require grad if they did there, in a context and unless grad mode is off here.
+
+        Raises:
+            NoContextError: an argument requires grad, and there is no context. RemoteError: the function raised. NotExposedError,
+            UnknownPeerError, WorkerLostError, DeadlineError, Overloaded, LimitError, ContextReleasedError, ArgumentTypeError.
+        """
+        return self._office.calls.call(peer, function, list(args), kwargs, timeout)
+
+    async def remote(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteRef:
+        """Make an instance of a class that `peer` exposes, over there.
+
+        Cancelled midway, an instance may have been made; it goes with the peer's process.
+
+        Args:
+            cls: the class or its name.
+            args, kwargs: of its constructor; as for `call`.
+        """
+        name = cls if isinstance(cls, str) else cls.__name__
+        ref: RemoteRef = await self._office.calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
+        return ref
+
+    def refer(self, value: Any) -> RemoteRef:
+        """A reference to an object of this worker, to be sent to others; it lives until it is deleted."""
+        return self._office.objects.refer(value)
+
+    # ---------------------------------------------------------------- contexts
+
+    def context(self) -> ContextBlock:
+        """A new distributed context for an ``async with`` block. Leaving the block releases it on every worker that knows it."""
+        return ContextBlock(self._office)
+
+    @contextmanager
+    def within(self, context: Context) -> Iterator[None]:
+        """Make a context of this worker the current one, in code outside of its ``async with`` block."""
+        outer = SCOPE.get()
+        scope = outer if outer is not None and outer.worker is self else Scope(self, None)
+        token = SCOPE.set(scope._replace(context=context))
+        try:
+            yield
+        finally:
+            SCOPE.reset(token)
+
+    def statistics(self) -> WorkerStatistics:
+        """What is open and running now and what has been done so far."""
+        office = self._office
+        network = office.endpoint.statistics()
+        contexts = list(office.contexts)
+        return WorkerStatistics(
+            name=self.name,
+            contexts=len(contexts),
+            passes=sum(len(context.parts) for context in contexts),
+            calls=sum(len(context.calls) for context in contexts),
+            references=len(office.objects.table),
+            in_doubt=sum(len(context.in_doubt) for context in contexts),
+            passes_committed=office.passes_committed,
+            passes_aborted=office.passes_aborted,
+            bytes_held=network.bytes_held,
+            bytes_in=sum(peer.bytes_in for peer in network.peers),
+            bytes_out=sum(peer.bytes_out for peer in network.peers),
+            peers=network.peers,
+            network=network,
+        )
+
+
+class ContextBlock:
+    """The ``async with`` block of a context."""
+
+    def __init__(self, office: Office) -> None:
+        self._office = office
+        self._context: Context | None = None
+        self._token: Token[Scope | None] | None = None
+
+    async def __aenter__(self) -> Context:
+        office = self._office
+        if self._context is not None:
+            raise DistributedError("this context has been entered before: call worker.context() for each block")
+        outer = SCOPE.get()
+        if outer is not None and outer.worker is office.worker and outer.context is not None and not outer.context.is_released:
+            raise DistributedError(f"there is an autograd context already: {outer.context.id}. Contexts do not nest; leave its block first.")
+        principal = office.principal if outer is None or outer.principal is None or outer.worker is not office.worker else outer.principal
+        self._context = context = office.contexts.open(principal)
+        office.context_entered()
+        scope = outer if outer is not None and outer.worker is office.worker else Scope(office.worker, None)
+        self._token = SCOPE.set(scope._replace(context=context, principal=principal))
+        return context
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        token, self._token = self._token, None
+        if token is not None:
+            try:
+                SCOPE.reset(token)
+            except ValueError as wrong:
+                raise DistributedError("leaving a context in another task than it was entered in") from wrong
+            finally:
+                if self._context is not None:
+                    await self._office.release(self._context)
