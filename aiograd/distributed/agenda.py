@@ -47,6 +47,8 @@ class Agenda:
     def next(self) -> float | None:
         """When something is due next; None for never."""
         heap = self._heap
+        if not self._due:
+            heap.clear()
         while heap:
             when, id = heap[0]
             due = self._due.get(id)

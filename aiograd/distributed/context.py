@@ -144,7 +144,9 @@ class Context:
         state = "released" if self.is_released else f"{len(self.send_nodes)} sent, {len(self.recv_nodes)} received"
         return f"<Context {self.id} on {self.here}: {state}>"
 
-    def backward(self, *roots: Any, retain_graph: bool = False, mode: str = "smart", timeout: float | None = None) -> Coroutine[Any, Any, None]:
+    def backward(
+        self, *roots: Any, retain_graph: bool = False, create_graph: bool = False, mode: str = "smart", timeout: float | None = None
+    ) -> Coroutine[Any, Any, None]:
         """Differentiate `roots` through every worker that they depend on; gradients go to `grads` of each, and to no ``.grad``.
 
         All workers commit together or, where anything fails, none does. Passes of one context that are started on one worker run one after
@@ -153,6 +155,8 @@ class Context:
         Args:
             roots: Tensors of one element of this worker, recorded in this context.
             retain_graph: keep the graph on every worker for another pass.
+            create_graph: record the pass itself on every worker, so that the gradients in `grads` can be differentiated in this context
+                (second derivatives through remote calls). Keeps the graph as well.
             mode: ``"smart"`` first finds the edges that the roots depend on, so that unused remote results are no matter. ``"fast"`` saves
                 that round trip and waits for a gradient on every edge of the context; where one stays unused it fails at its deadline.
             timeout: seconds for the whole pass; `Limits.default_deadline` by default.
@@ -161,7 +165,7 @@ class Context:
             ArgumentError, NoGraphError, ContextReleasedError: at once. When awaited: what the rules of this worker raise; `RemoteError` where
             those of others do; `WorkerLostError`, `DeadlineError`; `CommitUnknown` with ``committed`` True where a worker could not be told.
         """
-        return self._backward(self, roots, retain_graph, mode, timeout)
+        return self._backward(self, roots, retain_graph, create_graph, mode, timeout)
 
     # ---------------------------------------------------------------- edges
 

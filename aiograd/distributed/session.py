@@ -81,7 +81,7 @@ class Session:
     __slots__ = (
         "effects", "last_heard",
         "_limits", "_safeguards", "_budget", "_outbox", "_requests", "_answers", "_most_control",
-        "_attached", "_leaving", "_heartbeat_at", "_ticked_at", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
+        "_silence", "_attached", "_leaving", "_heartbeat_at", "_ticked_at", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
     def __init__(
@@ -96,6 +96,7 @@ class Session:
         self._requests = Requests(limits, budget, safeguards, self._outbox, self.effects, overloaded)
         self._answers = Answers(limits, budget, safeguards, self._outbox, self.effects, overloaded)
         self._most_control = CONTROL_PER_REQUEST * limits.requests_per_peer + CONTROL_ANYWAY
+        self._silence = limits.silence
         self._attached = False
         self._leaving = False
         self._heartbeat_at = 0.0
@@ -285,17 +286,21 @@ class Session:
 
     def next_tick(self) -> float | None:
         """When `tick` is next needed, seconds; None for never. It is asked for after anything else was called."""
-        times = [when for when in (self._requests.agenda.next(), self._answers.agenda.next()) if when is not None]
+        soonest = self._requests.agenda.next()
+        when = self._answers.agenda.next()
+        if when is not None and (soonest is None or when < soonest):
+            soonest = when
         if self._attached:
-            times.append(self._heartbeat_at)
-            silent_at = self.last_heard + self._limits.silence
-            if silent_at > self._ticked_at:
-                times.append(silent_at)
-        return min(times, default=None)
+            if soonest is None or self._heartbeat_at < soonest:
+                soonest = self._heartbeat_at
+            when = self.last_heard + self._silence
+            if self._ticked_at < when < soonest:
+                soonest = when
+        return soonest
 
     def is_silent(self, now: float) -> bool:
         """Whether the peer has sent nothing for `Limits.silence`, although there is a channel."""
-        return self._attached and now - self.last_heard >= self._limits.silence
+        return self._attached and now - self.last_heard >= self._silence
 
     # ---- end
 

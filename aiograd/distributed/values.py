@@ -20,8 +20,9 @@ Note [The tree]
 
 Note [Memory of what is read]
     Small values take more memory as Python objects than as bytes; an empty dict 88 bytes for 5. So a message has at most one value per
-    64 bytes of `Limits.head_bytes` (16,384 by default), which bounds the objects to twice `head_bytes`, and counts are held to the bytes that are
-    there before any container is made. More numbers than that belong in a tensor.
+    64 bytes of `Limits.head_bytes` (16,384 by default), which holds the objects to twice `head_bytes`; more numbers than that belong in a
+    tensor. Counts are held to the bytes that are there before any container is made. Text takes what Python needs for it, at worst four
+    bytes for each of its own, where one character in it is beyond 16 bits. Nothing of this applies to the data of tensors.
 """
 
 from __future__ import annotations

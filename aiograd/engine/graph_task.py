@@ -180,6 +180,8 @@ class GraphTask:
         self._order = order
         #: made by the driver: called when `deliver` has made something ready
         self.on_delivery: Callable[[], None] | None = None
+        #: called when the driver has nothing more to do for now
+        self.on_wait: Callable[[], None] | None = None
         #: what was delivered before the pass had begun
         self._early: list[tuple[Node, list[Any]]] | None = []
         #: what makes the pass fail from outside
@@ -633,7 +635,7 @@ class GraphTask:
         self._expected.clear()
         self.waiting.clear()
         self.part = None
-        self.on_delivery = self.gate = self.slots = self._order = None
+        self.on_delivery = self.on_wait = self.gate = self.slots = self._order = None
         self.shared_hook_state.clear()
         self.callbacks.clear()
         self._walk = iter(())

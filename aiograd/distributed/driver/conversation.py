@@ -101,14 +101,15 @@ class Conversation:
         message = encode(value, limits)
         size = message_size(message)
         self.is_used = True
+        left = timeout
         if self._waiting or (self._outgoing and self._outgoing + size > limits.bytes_per_peer):
-            timeout = await self._wait_for_room(kind, size, timeout)
+            left = await self._wait_for_room(kind, size, timeout)
         else:
             self._outgoing += size
         answer: asyncio.Future[Any] = self._loop.create_future()
         now = self._loop.time()
         try:
-            id = self.session.request(kind, message, timeout, now)
+            id = self.session.request(kind, message, left, now)
         except BaseException:
             self._release(size)
             raise
@@ -143,6 +144,8 @@ class Conversation:
             raise
         finally:
             timer.cancel()
+        if self.is_lost:  # in the same moment in which room was granted
+            raise self.peer.loss(self, "it was lost while this waited to be sent", self._stage(kind), self.trouble)
         left = seconds - (self._loop.time() - started)
         if left <= 0:
             self._release(size)

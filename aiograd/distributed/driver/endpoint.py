@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import logging
+import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -82,6 +84,7 @@ class Endpoint:
         self._greetings: set[Greeting] = set()
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
+        self._refusal: Sequence[Buffer] = ()
         self._is_open = False
         self._failed_handshakes = 0
         self._lost = 0
@@ -193,6 +196,8 @@ class Endpoint:
         """
         if not self._is_open:
             raise DistributedError(f"request to worker {peer!r}: worker {self.name!r} is not open; use it within `async with`")
+        if not timeout < math.inf:
+            raise ArgumentError(f"request to worker {peer!r}: timeout={timeout!r}; expected a finite number of seconds")
         if principal is None:
             principal = self.keyring.default_principal
         if peer == self.name:
@@ -256,8 +261,11 @@ class Endpoint:
         return Session(self.limits, budget, self.transport.safeguards, overloaded=self._overloaded)
 
     def _overloaded(self) -> Sequence[Buffer]:
-        error = Overloaded(f"worker {self.name!r} holds as many requests and bytes of this peer as its limits allow; try again in a second")
-        return self.failure(error, 0, None)
+        """The same message each time: refusing must be cheap."""
+        if not self._refusal:
+            error = Overloaded(f"worker {self.name!r} holds as many requests and bytes as its limits allow for one peer or for all; try again in a second")
+            self._refusal = encode(to_wire(error, self.name, "admission", ""), self.limits)
+        return self._refusal
 
     def opened(self, peer: Peer) -> None:
         """A peer has its first conversation."""
@@ -302,19 +310,27 @@ class Endpoint:
         if not self._is_open or len(self._greetings) >= self.limits.connections:
             channel.close()
             return
+        asked: list[bytes] = []
         answerer = Answerer(
-            self.name, self.incarnation, self.keyring, self.transport.entropy, self.limits, self._may_resume, certified_names=channel.certified_names
+            self.name,
+            self.incarnation,
+            self.keyring,
+            self.transport.entropy,
+            self.limits,
+            functools.partial(self._may_resume, asked),
+            certified_names=channel.certified_names,
         )
-        greeting = Greeting(channel, answerer, self.limits.handshake_timeout, self._greeted)
+        greeting = Greeting(channel, answerer, self.limits.handshake_timeout, functools.partial(self._greeted, asked))
         if not greeting.is_done:
             self._greetings.add(greeting)
 
-    def _may_resume(self, identity: Identity, session: bytes) -> bool:
+    def _may_resume(self, asked: list[bytes], identity: Identity, session: bytes) -> bool:
+        asked.append(session)
         peer = self._peers.get((identity.name, identity.principal))
         conversation = None if peer is None else peer.find(session)
         return conversation is not None and (conversation.identity == identity or not self.transport.safeguards.epoch_fence)
 
-    def _greeted(self, greeting: Greeting, link: Link | None, why: BaseException | None) -> None:
+    def _greeted(self, asked: list[bytes], greeting: Greeting, link: Link | None, why: BaseException | None) -> None:
         self._greetings.discard(greeting)
         if link is None:
             self._failed_handshakes += 1
@@ -325,5 +341,5 @@ class Endpoint:
         peer = self._peers.get((identity.name, identity.principal))
         if peer is None:
             peer = Peer(self, identity.name, identity.principal)
-        peer.accept(link)
+        peer.accept(link, afresh=not asked)
 

@@ -12,6 +12,15 @@ Note [Who waits for whom]
     workers form a tree with the initiator as its root, whatever cycles the graph has among them, and an answered tree is a prepared one.
     (Dijkstra and Scholten, Termination detection for diffusing computations, 1980.)
 
+Note [Fewer messages]
+    Most edges lead back to where a worker was called from. So the walk hands edges of the worker that asked back in its answer instead of
+    asking it in turn; and gradients for the worker whose first gradients are being answered go with that answer, where nothing else is
+    being waited for: they are held back only until the engine pauses or waits, so nobody waits for them any longer than for the answer.
+
+Note [Passes that record a graph]
+    With ``create_graph`` gradients are Tensors, and a message of gradients is one more edge of the graph: a SendNode on the worker it leaves,
+    a RecvNode where it arrives. So second derivatives need nothing else.
+
 Note [In doubt]
     A prepared part may neither commit nor abort by itself. Where the decision does not come, it asks the initiator and then the others: one
     that has committed, or one that never prepared, settles it. An initiator that does not know the pass never decided for it, which means
@@ -38,10 +47,14 @@ from aiograd.distributed.limits import Limits
 from aiograd.distributed.nodes import RecvNode, SendNode
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import current_engine, new_graph_task
-from aiograd.errors import CommitUnknown, ContextError, DeadlineError, DistributedError, PassAbortedError, WorkerLostError
+from aiograd.errors import CommitUnknown, ContextError, DeadlineError, DistributedError, PassAbortedError, ProtocolError, WorkerLostError
+from aiograd.graph.boundary import to_array
 from aiograd.graph.node import Node
+from aiograd.tensors.core import make
 from aiograd.types import Array
 
+#: flags of a message of gradients
+RETAIN, SMART, CREATE = 1, 2, 4
 #: nodes that a walk visits between two looks at the clock
 STRIDE = 512
 #: seconds that a walk may hold the loop
@@ -74,21 +87,23 @@ class Part:
         retain_graph: keep the graph for another pass.
         smart: whether gradients come on marked send nodes only.
         deadline: time of the loop.
-        others: workers that take part, as far as they are known.
+        create_graph: record the pass itself.
     """
 
     def __init__(
-        self, office: Office, context: Context, pass_id: PassId, *, retain_graph: bool, smart: bool, deadline: float, others: Sequence[str] = ()
+        self, office: Office, context: Context, pass_id: PassId, *, retain_graph: bool, smart: bool, deadline: float, create_graph: bool = False
     ) -> None:
         self.office = office
         self.context = context
         self.pass_id = pass_id
         self.initiator = pass_id[0]
         self.retain_graph = retain_graph
+        self.create_graph = create_graph
         self.smart = smart
         self.deadline = deadline
         self.state = "marked"
-        self.others = list(others)
+        #: workers that take part, as far as they are known
+        self.others: list[str] = []
         #: workers behind this one that have answered, and those that were sent anything
         self.behind: set[str] = set()
         self.downstream: set[str] = set()
@@ -99,6 +114,9 @@ class Part:
         #: tells the other workers of a commit; on the initiator
         self.verdict: asyncio.Task[list[tuple[str, BaseException]]] | None = None
         self.has_ended = False
+        #: the worker whose first gradients wait for their answer, and what goes back with it
+        self.asker: str | None = None
+        self._held_back: list[tuple[RecvNode, list[Array | None]]] = []
         self._visited: set[Node] = set()
         self._outgoing: dict[asyncio.Task[Any], RecvNode] = {}
         self._waiters: list[asyncio.Future[None]] = []
@@ -152,12 +170,50 @@ class Part:
 
     # ---------------------------------------------------------------- who takes part
 
-    async def mark(self, starts: Iterable[Node]) -> set[str]:
+    async def mark(self, starts: Iterable[Node], asker: str | None = None) -> tuple[set[str], list[int]]:
         """Walk from these nodes and let the workers behind every recv node that is reached do the same.
 
+        Args:
+            starts: where the roots are, or send nodes that have been marked.
+            asker: the worker that asked for this; edges of its own are left to it.
+
         Returns:
-            Names of the workers that take part, this one not included.
+            Names of the workers that take part, this one not included; and edges of the asker that were reached.
         """
+        names: set[str] = set()
+        back: list[int] = []
+        request, address, principal = self.office.request, self.address(), self.context.principal
+        while starts:
+            by_peer = await self._reach(starts)
+            back += by_peer.pop(asker or "", ())
+            own = by_peer.pop(self.office.name, ())
+            starts = self.take_sends(own, self.office.name)
+            self.downstream.update(by_peer)
+            left = self.left()
+            answers = await together([request(peer, Kind.MARK, (*address, edges), left, principal) for peer, edges in by_peer.items()])
+            for peer, answer in zip(by_peer, answers, strict=True):
+                if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
+                    raise ProtocolError(f"worker {peer} gave a malformed answer when asked who takes part in a pass", code="mark")
+                names.update(answer[0])
+                starts += self.take_sends(answer[1], peer)
+        return names - {self.office.name}, back
+
+    def take_sends(self, edges: Iterable[Any], peer: str) -> list[Node]:
+        """Let send nodes take part; returns those that did not already.
+
+        Raises:
+            ProtocolError: there is no such edge to `peer`.
+        """
+        new: list[Node] = []
+        for edge in edges:
+            send = send_node(self.context, edge, peer)
+            if send not in self.sends:
+                self.sends[send] = None
+                new.append(send)
+        return new
+
+    async def _reach(self, starts: Iterable[Node]) -> dict[str, list[int]]:
+        """The edges behind recv nodes that a walk from `starts` reaches for the first time, by worker."""
         by_peer: dict[str, list[int]] = {}
         for steps, node in enumerate(self._walk(starts)):
             if isinstance(node, RecvNode):
@@ -170,13 +226,7 @@ class Part:
             if not (steps + 1) % STRIDE and self._loop.time() - self._began > BUDGET:
                 await asyncio.sleep(0)
                 self._began = self._loop.time()
-        self.downstream.update(by_peer)
-        request, left = self.office.request, self.left()
-        value = self.address()
-        answers = await together(
-            [request(peer, Kind.MARK, (*value, edges, self.retain_graph), left, self.context.principal) for peer, edges in by_peer.items()]
-        )
-        return {name for names in answers for name in names} - {self.office.name}
+        return by_peer
 
     def _walk(self, starts: Iterable[Node]) -> Iterator[Node]:
         self._began = self._loop.time()
@@ -200,13 +250,15 @@ class Part:
         self.task = new_graph_task(
             roots,
             seeds,
-            keep_graph=self.retain_graph,
+            keep_graph=self.retain_graph or self.create_graph,
+            create_graph=self.create_graph,
             sources=tuple(self.sends),
             slots=self.context.slot,
             gate=self._gate,
             order=self.context.place_of,
         )
         self.task.part = self
+        self.task.on_wait = self.release_held
         self.runner = self._loop.create_task(self._run(self.task), name=f"aiograd:pass-{self.initiator}-{self.pass_id[1]}", context=context)
 
     async def _run(self, task: GraphTask) -> None:
@@ -235,29 +287,106 @@ class Part:
         self.office.part_ended(self)
         self._changed()
 
-    def arrive(self, send: SendNode, grads: list[Array | None]) -> None:
-        """Gradients have come for a marked send node."""
-        if self.task is not None:
-            self.task.deliver(send, grads)
-
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
+        if node.peer == self.asker:
+            self._held_back.append((node, list(grads)))
+        else:
+            self._start_sending(node, list(grads))
+
+    def release_held(self) -> None:
+        """See Note [Fewer messages]."""
+        held, self._held_back = self._held_back, []
+        for node, grads in held:
+            self._start_sending(node, grads)
+
+    async def answer(self) -> list[Any]:
+        """What goes back with the answer to the first gradients, once prepared."""
+        self.asker = None
+        held, self._held_back = self._held_back, []
+        return [await self._bundle(node, grads) for node, grads in held]
+
+    def _start_sending(self, node: RecvNode, grads: list[Array | None]) -> None:
         self.downstream.add(node.peer)
-        sending = self._loop.create_task(self._send(node, list(grads)), name=f"aiograd:gradient-{node.edge}")
+        sending = self._loop.create_task(self._send(node, grads), name=f"aiograd:gradient-{node.edge}")
         self._outgoing[sending] = node
         sending.add_done_callback(self._sent)
 
     async def _send(self, node: RecvNode, grads: list[Array | None]) -> Any:
+        flags = self.retain_graph * RETAIN | self.smart * SMART | self.create_graph * CREATE
+        value = (*self.address(), await self._bundle(node, grads), flags, self.others)
+        answer = await self.office.request(node.peer, Kind.GRADIENT, value, self.left(), self.context.principal)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
+            raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
+        for bundle in answer[1]:
+            await self.take(bundle, node.peer)
+        return answer[0]
+
+    async def _bundle(self, node: RecvNode, grads: list[Array | None]) -> tuple[int, list[WireTensor | None], int]:
+        """Gradients of one edge as they travel: the edge, the gradients, and the edge that they make themselves (0: none)."""
         encoding = self.office.gradient_encoding
         wire: list[WireTensor | None] = []
+        recorded: list[Any] = []
         for grad in grads:
             if grad is None:
                 wire.append(None)
                 continue
-            array = grad if isinstance(grad, np.ndarray) else await on_host(grad)
-            wire.append(WireTensor(array, False, encoding if array.dtype.kind == "f" and array.dtype.itemsize >= 4 else Encoding.PLAIN))
-        value = (*self.address(), node.edge, wire, self.retain_graph, self.smart, self.others)
-        return await self.office.request(node.peer, Kind.GRADIENT, value, self.left(), self.context.principal)
+            is_recorded = self.create_graph and grad.requires_grad
+            if is_recorded:
+                recorded.append(grad)
+            array = to_array(grad, False)
+            if array.__class__ is not np.ndarray:
+                array = await on_host(array)
+            plain = array.dtype.kind != "f" or array.dtype.itemsize < 4
+            wire.append(WireTensor(array, is_recorded, Encoding.PLAIN if plain else encoding))
+        return node.edge, wire, self.context.add_send(recorded, node.peer).edge if recorded else 0
+
+    async def take(self, bundle: Any, peer: str) -> None:
+        """Gradients have come from `peer`.
+
+        Raises:
+            ProtocolError: they are not those of an edge whose gradients this part waits for.
+        """
+        send, arrays = await self.parse(bundle, peer)
+        if self.task is not None and self.error is None:
+            self.task.deliver(send, arrays)
+
+    async def parse(self, bundle: Any, peer: str) -> tuple[SendNode, list[Any]]:
+        """The send node that gradients are for, and the gradients, each as the node recorded it in forward.
+
+        Raises:
+            ProtocolError: they are not what this part waits for.
+        """
+        if not (isinstance(bundle, tuple) and len(bundle) == 3 and isinstance(bundle[1], list) and bundle[2].__class__ is int):
+            raise ProtocolError("malformed gradients", code="gradient")
+        edge, grads, recorded_edge = bundle
+        send = send_node(self.context, edge, peer)
+        if send not in self.sends or (self.task is not None and send not in self.task.waiting):
+            raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
+        expected = send.input_metadata
+        if len(grads) != len(expected):
+            raise ProtocolError(f"{len(grads)} gradients of message {edge}; expected {len(expected)} of them", code="gradient")
+        arrived: list[Any] = []
+        recorded: list[Any] = []
+        for i, (grad, metadata) in enumerate(zip(grads, expected, strict=True)):
+            if grad is None or metadata is None:
+                arrived.append(None)
+                continue
+            if not isinstance(grad, WireTensor) or grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
+                found = f"{grad.array.dtype} {list(grad.array.shape)}" if isinstance(grad, WireTensor) else type(grad).__name__
+                sent = f"{metadata.dtype} {list(metadata.shape)}"
+                raise ProtocolError(f"gradient {i} of message {edge} is {found}; what was sent in forward was {sent}", code="gradient")
+            value: Any = grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device)
+            if self.create_graph:
+                value = make(value)
+                if grad.requires_grad:
+                    recorded.append(value)
+            arrived.append(value)
+        if recorded:
+            if recorded_edge <= 0 or recorded_edge in self.context.recv_nodes:
+                raise ProtocolError(f"gradients of message {edge} claim gradients of their own without an edge", code="edge")
+            self.context.add_recv(recorded, recorded_edge, peer)
+        return send, arrived
 
     def _sent(self, sending: asyncio.Task[Any]) -> None:
         del self._outgoing[sending]
@@ -276,6 +405,8 @@ class Part:
         """Awaited by the engine when everything here is staged; returns when it is to be committed."""
         failpoints.reach("bwd.after_accumulate")
         failpoints.reach("commit.before_prepare")
+        if self._outgoing:
+            self.release_held()
         while self._outgoing and self.error is None:
             await self._change()
         if self.error is not None:
@@ -410,6 +541,18 @@ class Part:
         if self.state == "prepared":
             self.context.in_doubt.add(self.pass_id)
             self.fail(CommitUnknown(f"nobody could tell whether the pass was committed before the lease of context {self.context.id} ended"))
+
+
+def send_node(context: Context, edge: Any, peer: str) -> SendNode:
+    """The send node of an edge to `peer`.
+
+    Raises:
+        ProtocolError: there is none.
+    """
+    send = context.send_nodes.get(edge) if edge.__class__ is int else None
+    if send is None or send.peer != peer:
+        raise ProtocolError(f"Could not find send function for autograd message id: {str(edge)[:20]}", code="edge")
+    return send
 
 
 async def _outlive(task: asyncio.Task[Any]) -> None:

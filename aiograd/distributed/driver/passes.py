@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd.distributed import failpoints
-from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.contexts import Caller
-from aiograd.distributed.driver.part import Part, on_device
-from aiograd.distributed.nodes import SendNode
+from aiograd.distributed.driver.part import CREATE, RETAIN, SMART, Part, send_node
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.errors import (
     ArgumentError,
@@ -28,8 +26,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.graph.running import CURRENT
-from aiograd.tensors.core import TensorCore
-from aiograd.types import Array
+from aiograd.tensors.core import TensorCore, make
 
 if TYPE_CHECKING:
     from aiograd.distributed.driver.office import Office
@@ -50,7 +47,7 @@ class Passes:
 
     # ---------------------------------------------------------------- on the worker that starts it
 
-    def backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, mode: str, timeout: float | None) -> Any:
+    def backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, create_graph: bool, mode: str, timeout: float | None) -> Any:
         """Check the arguments at once; see `Context.backward`."""
         if not isinstance(mode, str) or mode.lower() not in MODES:
             raise ArgumentError(f"ctx.backward(mode={mode!r}): expected 'smart' or 'fast'")
@@ -68,15 +65,16 @@ class Passes:
                 raise ArgumentError(f"ctx.backward(): root {i} of shape {list(root.shape)} is not a scalar, all roots need to be scalar")
             if root.grad_fn is None:
                 raise NoGraphError(f"ctx.backward(): root {i} does not have a valid gradient function: it is a leaf")
-        return self._backward(context, roots, retain_graph, mode.lower() == "smart", timeout)
+        flags = retain_graph * RETAIN | create_graph * CREATE | (mode.lower() == "smart") * SMART
+        return self._backward(context, roots, flags, timeout)
 
-    async def _backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, smart: bool, timeout: float | None) -> None:
+    async def _backward(self, context: Context, roots: tuple[Any, ...], flags: int, timeout: float | None) -> None:
         context.check_open()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.office.time_for(timeout)
         current = CURRENT.get()
         if current is not None and getattr(current.task.part, "context", None) is context:
-            await self._initiate(context, roots, retain_graph, smart, deadline)  # nested: the outer pass waits for this one
+            await self._initiate(context, roots, flags, deadline)  # nested: the outer pass waits for this one
             return
         if context.turn is None:
             context.turn = asyncio.Lock()
@@ -86,24 +84,28 @@ class Passes:
         except TimeoutError:
             raise DeadlineError(f"ctx.backward(): another pass in context {context.id} did not end before this one's deadline") from None
         try:
-            await self._initiate(context, roots, retain_graph, smart, deadline)
+            await self._initiate(context, roots, flags, deadline)
         finally:
             context.turn.release()
 
-    async def _initiate(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, smart: bool, deadline: float) -> None:
+    async def _initiate(self, context: Context, roots: tuple[Any, ...], flags: int, deadline: float) -> None:
         office = self.office
         context.check_open()
         context.next_pass += 1
         pass_id = (office.name, self._first + context.next_pass)
-        part = Part(office, context, pass_id, retain_graph=retain_graph, smart=smart, deadline=deadline)
+        smart, create_graph = bool(flags & SMART), bool(flags & CREATE)
+        part = Part(office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=smart, deadline=deadline, create_graph=create_graph)
         edges = [(root._node, root._nr) for root in roots]
-        seeds = [np.ones_like(root._data) for root in roots]
+        seeds: list[Any] = [np.ones_like(root._data) for root in roots]
+        if create_graph:
+            seeds = [make(seed) for seed in seeds]
         del roots
         try:
             try:
                 async with asyncio.timeout_at(deadline) as clock:
                     if smart and office.safeguards.mark_needed_edges:
-                        part.others = sorted(await part.mark([node for node, _ in edges]))
+                        names, _ = await part.mark([node for node, _ in edges])
+                        part.others = sorted(names)
                     else:
                         part.sends.update(dict.fromkeys(context.send_nodes.values()))
                     if part.error is not None:
@@ -166,45 +168,50 @@ class Passes:
 
     # ---------------------------------------------------------------- on workers that take part
 
-    async def on_mark(self, caller: Caller, value: Any, timeout: float) -> list[str]:
+    async def on_mark(self, caller: Caller, value: Any, timeout: float) -> tuple[list[str], list[int]]:
         """See `Kind.MARK`."""
-        context, pass_id, (edges, retain_graph) = self._parse(caller, value, 2)
-        sends = [self._send_node(context, edge, caller) for edge in edges]
+        context, pass_id, (edges,) = self._parse(caller, value, 1)
+        if not isinstance(edges, list):
+            raise ProtocolError("a malformed question about who takes part", code="mark")
+        for edge in edges:
+            send_node(context, edge, caller.name)  # before anything is made
         part = context.parts.get(pass_id)
         if part is None:
-            part = self._join(context, pass_id, bool(retain_graph), True, timeout)
+            part = self._join(context, pass_id, SMART, timeout)
         elif part.task is not None:
             raise PassAbortedError("a pass goes on finding out who takes part although it is running already")
-        new = [send for send in sends if send not in part.sends]
-        part.sends.update(dict.fromkeys(new))
-        names = await part.mark(new)
-        return sorted({*names, self.office.name})
+        names, back = await part.mark(part.take_sends(edges, caller.name), caller.name)
+        return sorted({*names, self.office.name}), back
 
-    async def on_gradient(self, caller: Caller, value: Any, timeout: float) -> list[str]:
+    async def on_gradient(self, caller: Caller, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
         """See `Kind.GRADIENT`."""
         failpoints.reach("bwd.before_receive")
-        context, pass_id, (edge, grads, retain_graph, smart, others) = self._parse(caller, value, 5)
-        send = self._send_node(context, edge, caller)
+        context, pass_id, (bundle, flags, others) = self._parse(caller, value, 3)
+        if not (flags.__class__ is int and isinstance(others, list) and isinstance(bundle, tuple) and bundle):
+            raise ProtocolError("malformed gradients", code="gradient")
+        send_node(context, bundle[0], caller.name)
         part = context.parts.get(pass_id)
         if part is None:
-            if smart and self.office.safeguards.mark_needed_edges:
-                raise PassAbortedError(f"gradients of message {edge} for a pass that has not asked for them: it was given up here")
-            part = self._join(context, pass_id, bool(retain_graph), False, timeout)
+            if flags & SMART and self.office.safeguards.mark_needed_edges:
+                raise PassAbortedError(f"gradients of message {bundle[0]} for a pass that has not asked for them: it was given up here")
+            part = self._join(context, pass_id, flags, timeout)
             part.sends.update(dict.fromkeys(context.send_nodes.values()))
-        if send not in part.sends or (part.task is not None and send not in part.task.waiting):
-            raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
-        arrays = await self._arrays(send, grads)
+        part.retain_graph = bool(flags & RETAIN)
+        part.create_graph = bool(flags & CREATE)
+        send, arrays = await part.parse(bundle, caller.name)
         failpoints.reach("bwd.after_receive")
         if part.error is not None:
             raise part.error
-        is_first = part.runner is None
+        is_first = part.task is None
         if is_first:
             part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
+            part.asker = caller.name
             failpoints.reach("bwd.before_compute")
             part.start(context=self._surroundings(context, part))
-        part.arrive(send, arrays)
+        if part.task is not None:
+            part.task.deliver(send, arrays)
         if not is_first:
-            return [self.office.name]
+            return [self.office.name], []
         try:
             await part.wait_prepared()
         except asyncio.CancelledError:
@@ -212,7 +219,7 @@ class Passes:
                 part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
             raise
         failpoints.reach("bwd.before_ack")
-        return sorted({*part.behind, self.office.name})
+        return sorted({*part.behind, self.office.name}), await part.answer()
 
     async def on_commit(self, caller: Caller, value: Any, timeout: float) -> bool:
         """See `Kind.COMMIT`."""
@@ -267,15 +274,9 @@ class Passes:
             raise PassAbortedError(f"the pass has {outcome} on {self.office.name} already: too late for more of it")
         return context, pass_id, value[3:]
 
-    def _send_node(self, context: Context, edge: Any, caller: Caller) -> SendNode:
-        send = context.send_nodes.get(edge) if edge.__class__ is int else None
-        if send is None or send.peer != caller.name:
-            raise ProtocolError(f"Could not find send function for autograd message id: {str(edge)[:20]}", code="edge")
-        return send
-
-    def _join(self, context: Context, pass_id: PassId, retain_graph: bool, smart: bool, timeout: float) -> Part:
+    def _join(self, context: Context, pass_id: PassId, flags: int, timeout: float) -> Part:
         loop = asyncio.get_running_loop()
-        part = Part(self.office, context, pass_id, retain_graph=retain_graph, smart=smart, deadline=loop.time() + timeout)
+        part = Part(self.office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=bool(flags & SMART), deadline=loop.time() + timeout)
         part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
         self.office.passes_begun += 1
         return part
@@ -285,27 +286,6 @@ class Passes:
         surroundings = contextvars.copy_context()
         surroundings.run(SCOPE.set, Scope(self.office.worker, context, context.principal, part.deadline))
         return surroundings
-
-    async def _arrays(self, send: SendNode, grads: Any) -> list[Array | None]:
-        """The gradients of a message, each as the send node recorded it in forward.
-
-        Raises:
-            ProtocolError: they are not.
-        """
-        expected = send.input_metadata
-        if not isinstance(grads, list) or len(grads) != len(expected):
-            raise ProtocolError(f"gradients of message {send.edge}: expected {len(expected)} of them", code="gradient")
-        arrays: list[Array | None] = []
-        for i, (grad, metadata) in enumerate(zip(grads, expected, strict=True)):
-            if grad is None or metadata is None:
-                arrays.append(None)
-                continue
-            if not isinstance(grad, WireTensor) or grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
-                found = f"{grad.array.dtype} {list(grad.array.shape)}" if isinstance(grad, WireTensor) else type(grad).__name__
-                sent = f"{metadata.dtype} {list(metadata.shape)}"
-                raise ProtocolError(f"gradient {i} of message {send.edge} is {found}; what was sent in forward was {sent}", code="gradient")
-            arrays.append(grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device))
-        return arrays
 
     # ---------------------------------------------------------------- what happens elsewhere
 

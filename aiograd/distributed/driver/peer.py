@@ -2,7 +2,8 @@
 
 Note [Several conversations]
     Normally there is one. When two workers dial each other in the same moment there are two, one opened by each; both are good, and both
-    sides send new requests over the one that the worker of the smaller name opened. Each ends by itself; a peer is gone when all have.
+    sides send new requests over the one that the worker of the smaller name opened. Each ends by itself. One that was never used is not
+    opened again while there is another.
 
 Note [Finding a way back]
     A conversation outlives its link. Who opened it dials again at once; the other side, if it knows a URL, after a moment in which the
@@ -143,8 +144,8 @@ class Peer:
 
     # ---- links come
 
-    def accept(self, link: Link) -> None:
-        """A link that the peer dialled."""
+    def accept(self, link: Link, *, afresh: bool) -> None:
+        """A link that the peer dialled; `afresh` where it asked for no session to resume."""
         secured = link.secured
         if secured.resumed:
             conversation = self.find(secured.session)
@@ -153,7 +154,7 @@ class Peer:
             else:
                 self._attach(conversation, link)
             return
-        over = [each for each in self.conversations if not each.dialled]  # see Note [A peer that starts afresh]
+        over = [each for each in self.conversations if afresh and not each.dialled]  # see Note [A peer that starts afresh]
         conversation = self._open(dialled=False)
         for old in over:
             self.lose(old, "it opened another session, having given up this one")
@@ -191,9 +192,13 @@ class Peer:
             self._begin(conversation, link)
         else:
             reason = "it has given up the session" if secured.peer == known else "it was restarted"
-            successor = self._open(dialled=True)
-            self.lose(conversation, reason)
-            self._begin(successor, link)
+            if len(self.conversations) > 1:
+                self.lose(conversation, reason)
+                link.close()  # one is enough
+            else:
+                successor = self._open(dialled=True)
+                self.lose(conversation, reason)
+                self._begin(successor, link)
 
     # ---- links go
 
@@ -206,6 +211,8 @@ class Peer:
         now = self.loop.time()
         if now >= conversation.heard + silence:
             self.gave_up(conversation)
+        elif not conversation.is_used and len(self.conversations) > 1:
+            self.lose(conversation, "it was not needed")
         elif self.name in self.owner.urls:
             lived = now - conversation.attached_at
             pause = 0.0 if lived >= silence else self._pause(0)
@@ -285,6 +292,9 @@ class Peer:
                 return
             except OSError as error:  # it cannot be reached now; TimeoutError is one
                 conversation.trouble = error
+            except Exception as error:  # a URL that makes no sense, a fault of the transport
+                self.lose(conversation, f"dialling {url} failed", error)
+                return
             else:
                 self._dialling.pop(conversation, None)
                 self._dialled(conversation, link)

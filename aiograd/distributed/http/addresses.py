@@ -102,7 +102,8 @@ def is_loopback(host: str) -> bool:
 def is_sensitive(address: IPAddress) -> bool:
     """Whether only a URL that spells out this address may lead to it: link-local, metadata services, multicast and no address at all."""
     address = _embedded(address)
-    return address.is_link_local or address.is_multicast or address.is_unspecified or address.is_reserved or address in _METADATA
+    is_reserved = address.version == 4 and address.is_reserved  # for IPv6 that would include ::1
+    return address.is_link_local or address.is_multicast or address.is_unspecified or is_reserved or address in _METADATA
 
 
 def _embedded(address: IPAddress) -> IPAddress:

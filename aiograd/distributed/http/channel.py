@@ -157,9 +157,10 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         """Never called: the connection was made before this protocol got it."""
 
     def connection_lost(self, error: Exception | None) -> None:
+        if not self._closing:  # what goes wrong while it is being closed is of no interest
+            self._error = error
         self._closing = self._lost = True
         self._unwatch()
-        self._error = self._error or error
         self._body = self._fragments = None
         self._on_lost(self)
         if self._on_closed is not None:

@@ -206,7 +206,7 @@ class HttpConnection(web.RequestHandler):
 
     async def finish_response(self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None) -> tuple[web.StreamResponse, bool]:
         """Send the answer. A connection that already sent more than its request is not kept."""
-        if self._early:
+        if self._early or self._messages:
             resp.force_close()
         result = await super().finish_response(request, resp, start_time)
         if resp.keep_alive:

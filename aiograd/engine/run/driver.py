@@ -88,6 +88,8 @@ class Driver:
             self.holds_turn = True
 
     async def pause(self) -> None:
+        if self.task.on_wait is not None:
+            self.task.on_wait()
         self.holds_turn = False
         await self.turns.pause()
         self.holds_turn = True
@@ -327,6 +329,8 @@ class Driver:
     async def wait(self) -> None:
         if self.done:
             return
+        if self.task.on_wait is not None:
+            self.task.on_wait()
         self.close()
         self.waker = asyncio.get_running_loop().create_future()
         try:
