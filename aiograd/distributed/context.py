@@ -60,7 +60,7 @@ class ContextGradients(Mapping[Any, Any]):
             raise ArgumentTypeError(f"ctx.grads: gradients are found by leaf Tensor, not by {type(leaf).__name__}")
         slot = self._slots.get(leaf._node) if isinstance(leaf._node, AccumulateGrad) else None
         if slot is None or slot.grad is None:
-            raise KeyError(leaf)
+            raise KeyError(f"ctx.grads: no backward pass of this context has reached this Tensor of shape {list(leaf.shape)} on this worker")
         if not BOUNDARY.is_tensor(slot.grad):
             slot.grad = BOUNDARY.wrap(slot.grad)
         return slot.grad

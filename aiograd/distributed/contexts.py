@@ -27,6 +27,8 @@ from aiograd.errors import ContextNotFoundError, ContextReleasedError, Overloade
 
 #: released contexts that are remembered at most
 TOMBSTONES = 1 << 16
+#: calls within calls of one context, each made by the handler of the one before
+NESTED = 64
 
 
 class Caller(NamedTuple):
@@ -66,7 +68,7 @@ class Heading(NamedTuple):
             and origin.__class__ is str
             and 0 < len(origin) <= 128
             and place.__class__ is tuple
-            and 0 < len(place) <= 64
+            and 0 < len(place) <= NESTED
             and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in place)
             and edge.__class__ is int
             and edge >= 0
@@ -143,9 +145,12 @@ class ContextTable:
         return context
 
     def _add(self, key: bytes, origin: str, principal: str) -> Context:
-        count = self._counts.get(principal, 0)
-        if len(self._open) >= self.limits.contexts or count >= self.limits.contexts_per_principal:
-            raise Overloaded(f"worker {self.here} has {count} open contexts for this principal and {len(self._open)} in all, which is its limit")
+        count, limits = self._counts.get(principal, 0), self.limits
+        if len(self._open) >= limits.contexts or count >= limits.contexts_per_principal:
+            raise Overloaded(
+                f"worker {self.here} has {count} open contexts for this principal (Limits.contexts_per_principal={limits.contexts_per_principal}) and "
+                f"{len(self._open)} in all (Limits.contexts={limits.contexts}): leave some first, or raise the limits"
+            )
         context = self._open[key] = Context(key, origin, principal, self.here, self._backward, self.limits.edges_per_context)
         self._counts[principal] = count + 1
         return context
@@ -177,10 +182,9 @@ class ContextTable:
         return True
 
     def _bury(self, now: float) -> None:
-        for key in [key for key, (_, until) in self._released.items() if until <= now]:
-            del self._released[key]
-        while len(self._released) >= TOMBSTONES:
-            del self._released[next(iter(self._released))]
+        stones = self._released  # in the order of their ends
+        while stones and ((oldest := next(iter(stones.items())))[1][1] <= now or len(stones) >= TOMBSTONES):
+            del stones[oldest[0]]
 
     def let_go(self, context: Context, caller: Caller) -> bool:
         """One of those who opened a context needs it no more; returns whether nobody does.

@@ -173,7 +173,7 @@ class Answers:
                 return
         elif assembly.add(frame.offset, body):
             row.assembly = None
-            message = assembly.release()
+            message = assembly.message
             if now + left < row.deadline:
                 row.deadline = now + left
         else:

@@ -13,8 +13,8 @@ import stat
 from aiograd.distributed.keyring import SECRET_BYTES
 from aiograd.errors import ArgumentError
 
-#: the longest text or file that is looked at
-SOURCE_BYTES = 1024
+#: how much of a file is read
+FILE_BYTES = 1024
 
 
 def parse_secret(text: str | bytes, source: str = "secret") -> bytes:
@@ -35,8 +35,6 @@ def parse_secret(text: str | bytes, source: str = "secret") -> bytes:
         raise _unreadable(source, "characters outside of ASCII") from None  # the original would show them
     if len(raw) == SECRET_BYTES:
         return raw
-    if len(raw) > SOURCE_BYTES:
-        raise _unreadable(source, f"{len(raw)} characters")
     stripped = raw.strip()
     if len(stripped) == 2 * SECRET_BYTES:
         try:
@@ -77,7 +75,7 @@ def read_secret_file(path: str | os.PathLike[str]) -> bytes:
             raise ArgumentError(f"{source}: mode is {mode:04o}, so others can use it; expected 0600; draw a new secret and chmod 600 its file")
         if status.st_uid not in (os.geteuid(), 0):
             raise ArgumentError(f"{source}: belongs to user {status.st_uid}, expected {os.geteuid()} (who runs this process) or root")
-        return parse_secret(os.read(descriptor, SOURCE_BYTES + 1), source)
+        return parse_secret(os.read(descriptor, FILE_BYTES), source)
     finally:
         os.close(descriptor)
 

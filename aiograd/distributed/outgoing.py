@@ -126,6 +126,8 @@ class Requests:
         """See `Session.request`."""
         if not -math.inf < timeout < math.inf:
             raise ArgumentError(f"request with timeout={timeout!r}; expected a finite number of seconds")
+        if not 0 <= kind <= 0xFF:
+            raise ArgumentError(f"request of kind {kind!r}; expected 0 to 255, which is what a header has room for")
         id = self.next_id
         row = Request(id, kind, message, self._limits, now + timeout)
         self.next_id = id + 1
@@ -188,7 +190,7 @@ class Requests:
                 code="changed",
             )
         if assembly.add(frame.offset, body):
-            self._finish(row, assembly.release(), frame.kind, now)
+            self._finish(row, assembly.message, frame.kind, now)
         elif self._retries or row.retry_at is not None:
             self._postpone(row, now)
 
@@ -324,7 +326,6 @@ class Requests:
             self._resend(row)
 
     def _resend(self, row: Request) -> None:
-        row.resent = True
         if not self._safeguards.retry_same_id and not row.queued:
             del self.rows[row.id]
             self.agenda.remove(row.id)

@@ -6,7 +6,7 @@ which they appear, are what its send and recv nodes have as edges and inputs, on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
@@ -14,8 +14,54 @@ import numpy as np
 from aiograd.distributed.codec import WireReference, WireTensor
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.references import RemoteRef
-from aiograd.errors import ArgumentTypeError
+from aiograd.errors import ArgumentTypeError, LimitError
 from aiograd.tensors.core import TensorCore, make
+
+#: what passes as it is
+_PLAIN = frozenset((str, int, float, bool, type(None), complex, bytes))
+
+
+class UnsendableError(Exception):
+    """A value of a type that cannot be sent; `explain` makes of it what is raised."""
+
+    def __init__(self, value: object) -> None:
+        super().__init__(type(value).__name__)
+        self.value = value
+
+
+def explain(error: UnsendableError | RecursionError, what: str, values: Iterable[tuple[str, Any]]) -> Exception:
+    """What to raise where values cannot be sent.
+
+    Args:
+        what: was being done, such as "calling square on b".
+        values: by what they are called, such as "argument 0".
+    """
+    if isinstance(error, RecursionError):
+        return LimitError(f"{what}: a value is nested too deep to be sent, or contains itself")
+    found = error.value
+    kind = type(found)
+    place = next((name + path for name, value in values if (path := _path_to(found, value)) is not None), "a value")
+    if kind is dict:
+        key = next(key for key in found if key.__class__ is not str)  # type: ignore[attr-defined]
+        return ArgumentTypeError(f"{what}: {place} has a key of type {type(key).__name__}; the keys of a dict that is sent are str")
+    if isinstance(found, (np.ndarray, np.generic)):
+        name, advice = f"numpy.{kind.__name__}", "wrap it in ag.tensor(...), or take .item() of a number"
+    else:
+        name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
+        base = next((base for base in kind.__mro__[1:] if base in _PLAIN or base in (list, tuple, dict)), None)
+        advice = "convert it first, or keep it on its worker and send a RemoteRef to it" if base is None else f"convert it to {base.__name__} first"
+    return ArgumentTypeError(
+        f"{what}: {place} has type {name}; what can be sent is None, bool, int, float, complex, str, bytes, list, tuple, dict with str keys, Tensor "
+        f"and RemoteRef, each of exactly that type: {advice}"
+    )
+
+
+def _path_to(found: object, value: Any) -> str | None:
+    """Where in a tree a value is, as indices."""
+    if value is found:
+        return ""
+    items: Iterable[tuple[Any, Any]] = enumerate(value) if value.__class__ in (list, tuple) else value.items() if value.__class__ is dict else ()
+    return next((f"[{key!r}]{path}" for key, item in items if (path := _path_to(found, item)) is not None), None)
 
 
 def device_tensors(value: Any, found: list[Any] | None = None) -> list[Any]:
@@ -53,9 +99,13 @@ class Packing:
         self._memo: dict[int, WireTensor] = {}
 
     def pack(self, value: Any) -> Any:
-        """The value with every Tensor and RemoteRef replaced; other types pass (the codec refuses those it does not know)."""
+        """The value with every Tensor and RemoteRef replaced.
+
+        Raises:
+            UnsendableError: there is something in it that cannot be sent. RecursionError: it is nested too deep.
+        """
         kind = value.__class__
-        if kind is str or kind is int or kind is float or value is None or kind is bool:
+        if kind in _PLAIN:
             return value
         if isinstance(value, TensorCore):
             return self._tensor(value)
@@ -64,14 +114,13 @@ class Packing:
         if kind is tuple:
             return tuple([self.pack(item) for item in value])
         if kind is dict:
+            for key in value:
+                if key.__class__ is not str:
+                    raise UnsendableError(value)
             return {key: self.pack(item) for key, item in value.items()}
         if kind is RemoteRef:
             return value.to_wire()
-        if isinstance(value, (np.ndarray, np.generic)):
-            raise ArgumentTypeError(
-                f"a remote call takes and returns Tensors, not {kind.__name__}: wrap it in ag.tensor(...), or take .item() of a number"
-            )
-        return value
+        raise UnsendableError(value)
 
     def _tensor(self, tensor: Any) -> WireTensor:
         wire = self._memo.get(id(tensor))
@@ -105,7 +154,7 @@ class Unpacking:
     def unpack(self, value: Any) -> Any:
         """The value with Tensors (outside of any graph as yet) and RemoteRefs in place."""
         kind = value.__class__
-        if kind is str or kind is int or kind is float or value is None or kind is bool:
+        if kind in _PLAIN:
             return value
         if kind is WireTensor:
             tensor = self._memo.get(id(value))

@@ -70,8 +70,3 @@ class Assembly:
                 starts.insert(first, offset)
                 ends.insert(first, end)
         return (len(ends) == 1 and ends[0] == self.total and not starts[0]) or not self.total
-
-    def release(self) -> bytearray | memoryview:
-        """The message, held by nothing else than the caller: a bytearray may be resized then."""
-        self._view.release()
-        return self.message

@@ -34,6 +34,8 @@ class ReferenceTable:
         self._limit = limit
         self._held: dict[bytes, Held] = {}
         self._counts: dict[str, int] = {}
+        #: keys of what `share` has added, by identity and principal
+        self._shared: dict[tuple[int, str], bytes] = {}
 
     def __len__(self) -> int:
         return len(self._held)
@@ -51,6 +53,19 @@ class ReferenceTable:
         self._held[key] = Held(value, exposed, principal, holder)
         self._counts[principal] = count + 1
         return WireReference(self.owner, key, self.epoch, exposed.name if exposed is not None else type(value).__name__)
+
+    def share(self, value: Any, principal: str, holder: str) -> WireReference:
+        """As `add`, but the same object gets the same reference each time.
+
+        Raises:
+            Overloaded: the principal has too many.
+        """
+        key = self._shared.get((id(value), principal))
+        if key is not None:
+            return WireReference(self.owner, key, self.epoch, type(value).__name__)
+        reference = self.add(value, None, principal, holder)
+        self._shared[id(value), principal] = reference.id
+        return reference
 
     def find(self, key: bytes, epoch: bytes, principal: str) -> Held:
         """The object behind a reference.
@@ -71,10 +86,15 @@ class ReferenceTable:
         if epoch != self.epoch or held is None or held.principal != principal:
             return False
         del self._held[key]
+        if self._shared.get((id(held.value), principal)) == key:
+            del self._shared[id(held.value), principal]
         self._counts[principal] -= 1
+        if not self._counts[principal]:
+            del self._counts[principal]
         return True
 
     def clear(self) -> None:
         """Forget everything."""
         self._held.clear()
         self._counts.clear()
+        self._shared.clear()

@@ -5,6 +5,7 @@ Source: the annotations are the schema, as in FastAPI and msgspec; here only the
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 import typing
@@ -14,8 +15,12 @@ from typing import Any
 from aiograd.distributed.references import RemoteRef
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.tensor import Tensor
 
-SENDABLE = (type(None), bool, int, float, complex, str, bytes, list, tuple, dict, TensorCore, RemoteRef)
+#: exactly these arrive: an annotation that names a subclass would accept nothing
+SENDABLE = frozenset((type(None), bool, int, float, complex, str, bytes, list, tuple, dict, Tensor, TensorCore, RemoteRef))
+#: annotations that say nothing
+_ANYTHING = (Any, object)
 ALLOWED = "None, bool, int, float, complex, str, bytes, list, tuple, dict, Tensor, RemoteRef and unions of them"
 
 
@@ -27,14 +32,17 @@ class Schema:
         function: whose signature counts; the first parameter of a method is left out by `is_method`.
 
     Raises:
-        ArgumentError: an annotation names a type that cannot be sent.
+        ArgumentError: an annotation names a type that cannot be sent, or the function has no signature.
     """
 
     __slots__ = ("name", "signature", "annotations")
 
     def __init__(self, name: str, function: Callable[..., Any], *, is_method: bool = False) -> None:
         self.name = name
-        signature = inspect.signature(function)
+        try:
+            signature = inspect.signature(function)
+        except (TypeError, ValueError):
+            raise ArgumentError(f"exposing {name}: Python knows no signature of it; wrap it in a function of your own") from None
         if is_method:
             signature = signature.replace(parameters=list(signature.parameters.values())[1:])
         self.signature = signature
@@ -42,7 +50,7 @@ class Schema:
         self.annotations: dict[str, Any] = {}
         for parameter in signature.parameters.values():
             hint = hints.get(parameter.name, parameter.annotation)
-            if hint is inspect.Parameter.empty or hint is Any or isinstance(hint, (str, typing.TypeVar)):
+            if hint is inspect.Parameter.empty or hint in _ANYTHING or isinstance(hint, (str, typing.TypeVar)):
                 continue
             _check_annotation(name, parameter.name, hint)
             self.annotations[parameter.name] = hint
@@ -56,7 +64,7 @@ class Schema:
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
-            raise ArgumentTypeError(f"calling {self.name}{self.signature}: {error}") from None
+            raise ArgumentTypeError(f"calling {self.name}{self._shown()}: {error}") from None
         if not self.annotations:
             return
         for name, value in bound.arguments.items():
@@ -69,10 +77,32 @@ class Schema:
                 if not matches(each, hint):
                     raise ArgumentTypeError(f"calling {self.name}: argument {name!r} is {_describe(each)}; expected {_name(hint)}")
 
+    def _shown(self) -> inspect.Signature:
+        """The signature as peers may see it: types by their names, and no values of defaults."""
+        empty = inspect.Parameter.empty
+        parameters = [
+            parameter.replace(
+                annotation=empty if parameter.annotation is empty else _Shown(_name(self.annotations.get(parameter.name, parameter.annotation))),
+                default=empty if parameter.default is empty else _Shown("..."),
+            )
+            for parameter in self.signature.parameters.values()
+        ]
+        return inspect.Signature(parameters)
+
+
+class _Shown:
+    """Stands for a value in a signature that is shown."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
 
 def matches(value: Any, hint: Any) -> bool:
     """Whether a value that was sent fits an annotation."""
-    if hint is Any:
+    if hint in _ANYTHING:
         return True
     origin = typing.get_origin(hint)
     if origin is None:
@@ -92,6 +122,8 @@ def matches(value: Any, hint: Any) -> bool:
         return any(value.__class__ is option.__class__ and value == option for option in inner)
     if origin is typing.Annotated:
         return matches(value, inner[0])
+    if not inner:  # typing.List and the like
+        return value.__class__ is origin
     if origin is dict:
         return value.__class__ is dict and all(matches(item, inner[1]) for item in value.values())
     if origin is tuple and not (len(inner) == 2 and inner[1] is Ellipsis):
@@ -100,11 +132,17 @@ def matches(value: Any, hint: Any) -> bool:
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    target = function.__init__ if inspect.isclass(function) else function
-    try:
-        return typing.get_type_hints(target)
-    except Exception:  # names that exist for type checkers only: these parameters take whatever can be sent
-        return {}
+    target: Any = function
+    if inspect.isclass(function):
+        target = function.__init__
+    elif not inspect.isroutine(function):
+        target = getattr(type(function), "__call__", function)  # noqa: B004 - not a test: an object that is called like a function
+    names = getattr(inspect.unwrap(target), "__globals__", {})
+    hints: dict[str, Any] = {}
+    for name, hint in getattr(target, "__annotations__", {}).items():
+        with contextlib.suppress(Exception):  # a name that exists for type checkers only: this parameter takes whatever can be sent
+            hints.update(typing.get_type_hints(types.SimpleNamespace(__annotations__={name: hint}), names))
+    return hints
 
 
 def _check_annotation(function: str, parameter: str, hint: Any) -> None:
@@ -115,17 +153,21 @@ def _check_annotation(function: str, parameter: str, hint: Any) -> None:
         if origin not in (typing.Union, types.UnionType, typing.Annotated, list, tuple, dict):
             raise ArgumentError(f"exposing {function}: parameter {parameter!r} is annotated {_name(hint)}; only {ALLOWED} can be sent")
         inner = typing.get_args(hint)
+        if origin is dict and inner and inner[0] is not str and inner[0] not in _ANYTHING:
+            raise ArgumentError(f"exposing {function}: parameter {parameter!r} is annotated {_name(hint)}; the keys of a dict that is sent are str")
         for option in inner[:1] if origin is typing.Annotated else inner:
             if option is not Ellipsis:
                 _check_annotation(function, parameter, option)
         return
-    if hint is Any or hint is None:
+    if hint is None or hint in _ANYTHING:
         return
-    if not (inspect.isclass(hint) and issubclass(hint, SENDABLE)) or (issubclass(hint, (int, str)) and hint not in (int, str, bool)):
+    if not inspect.isclass(hint) or hint not in SENDABLE:
         raise ArgumentError(f"exposing {function}: parameter {parameter!r} is annotated {_name(hint)}; only {ALLOWED} can be sent")
 
 
 def _name(hint: Any) -> str:
+    if isinstance(hint, str):
+        return hint
     return hint.__name__ if inspect.isclass(hint) and typing.get_origin(hint) is None else str(hint).replace("typing.", "")
 
 

@@ -25,8 +25,10 @@ class Exposed:
         self.name = name
         self.function = function
         self.schema = schema
-        #: runs on the loop; others run on the executor
-        self.is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        #: runs on the loop; others, constructors among them, run on the executor
+        self.is_async = not inspect.isclass(function) and (
+            inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
+        )
 
 
 class ExposedClass:
@@ -46,7 +48,8 @@ class ExposedClass:
         Raises:
             NotExposedError: the class has no such method, or it is private.
         """
-        return Exposed(f"{self.name}.{name}", getattr(instance, name), self._schema(name))
+        schema = self._schema(name)  # first: getattr would run a property
+        return Exposed(schema.name, getattr(instance, name), schema)
 
     def _schema(self, name: str) -> Schema:
         schema = self._methods.get(name)
@@ -144,6 +147,11 @@ class Service:
         if exposed is None:
             raise NotExposedError(f"no class {name[:80]!r} is exposed; expose it with @service.reference where the worker's service is made")
         return exposed
+
+    def class_of(self, value: object) -> ExposedClass | None:
+        """How the class of an object is exposed, if it is."""
+        exposed = self._classes.get(type(value).__name__)
+        return exposed if exposed is not None and exposed.cls is type(value) else None
 
     @property
     def names(self) -> Sequence[str]:

@@ -118,7 +118,7 @@ class Session:
             The id of the request.
 
         Raises:
-            LimitError: the message is above `Limits.message_bytes`. ArgumentError: `timeout` is no finite number.
+            LimitError: the message is above `Limits.message_bytes`. ArgumentError: `timeout` is no finite number, or no such `kind`.
         """
         return self._requests.add(kind, message, timeout, now)
 

@@ -273,7 +273,9 @@ class TreeReader:
                 append(None)
                 position += 1
             elif tag == TENSOR:
-                append(self._tensor())
+                tensor = WireTensor.__new__(WireTensor)
+                self.tensors.append(tensor)
+                append(tensor)
                 position += 1
             elif LIST <= tag <= DICT:
                 size = _unpack_length(head, position + 1)[0]
@@ -328,13 +330,6 @@ class TreeReader:
         if len(entries) != count:
             raise broken("duplicate_key", "a dict has a key twice")
         return entries
-
-    def _tensor(self) -> WireTensor:
-        if len(self.tensors) == self._declared:
-            raise broken("tensor_count", f"it has more tensors than the {self._declared} it says")
-        tensor = WireTensor.__new__(WireTensor)
-        self.tensors.append(tensor)
-        return tensor
 
     def _reference(self) -> WireReference:
         head, start = self.head, self.position

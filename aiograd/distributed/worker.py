@@ -34,7 +34,7 @@ from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
 from aiograd.distributed.transport import Transport
-from aiograd.errors import ArgumentTypeError, DistributedError
+from aiograd.errors import ArgumentTypeError, ContextError, DistributedError
 
 #: workers of one process that were given no secret trust each other and nobody else
 _PROCESS_SECRET = secrets.token_bytes(32)
@@ -232,10 +232,16 @@ class Worker:
 
     @contextmanager
     def within(self, context: Context) -> Iterator[None]:
-        """Make a context of this worker the current one, in code outside of its ``async with`` block."""
+        """Make a context of this worker the current one, in code outside of its ``async with`` block.
+
+        Raises:
+            ContextError: it is another worker's view of a context.
+        """
+        if context.here != self.name:
+            raise ContextError(f"worker.within({context!r}): that is how worker {context.here} sees a context, and this is worker {self.name}")
         outer = SCOPE.get()
         scope = outer if outer is not None and outer.worker is self else Scope(self, None)
-        token = SCOPE.set(scope._replace(context=context))
+        token = SCOPE.set(scope._replace(context=context, principal=context.principal))
         try:
             yield
         finally:
@@ -274,10 +280,14 @@ class ContextBlock:
     async def __aenter__(self) -> Context:
         office = self._office
         if self._context is not None:
-            raise DistributedError("this context has been entered before: call worker.context() for each block")
+            raise ContextError("this context has been entered before: call worker.context() for each block")
+        office.check_open()
         outer = SCOPE.get()
         if outer is not None and outer.worker is office.worker and outer.context is not None and not outer.context.is_released:
-            raise DistributedError(f"there is an autograd context already: {outer.context.id}. Contexts do not nest; leave its block first.")
+            raise ContextError(
+                f"worker.context(): the running code has an autograd context already, {outer.context.id}, and contexts do not nest. Leave its block "
+                "first; a function that is called remotely has that of its caller."
+            )
         principal = office.principal if outer is None or outer.principal is None or outer.worker is not office.worker else outer.principal
         self._context = context = office.contexts.open(principal)
         office.context_entered()
@@ -291,7 +301,7 @@ class ContextBlock:
             try:
                 SCOPE.reset(token)
             except ValueError as wrong:
-                raise DistributedError("leaving a context in another task than it was entered in") from wrong
+                raise ContextError("leaving a context in another task than the one it was entered in; it is released all the same") from wrong
             finally:
                 if self._context is not None:
                     await self._office.release(self._context)

@@ -9,6 +9,11 @@ Note [Which private names]
     at the top of the class and on nothing else; a test lists them, so that a Python that changes one is noticed at once. They are the
     same in Python 3.11 to 3.13.
 
+Note [Owners]
+    Every handle, task, future and asynchronous generator belongs to the `Owner` that the ContextVar `OWNER` names where it was made, or to
+    nobody. `kill` and `freeze` stop all that belongs to one owner, as SIGKILL and SIGSTOP stop a process; a simulated network makes hosts
+    of this. Handles are sorted out when they come up to be run; those of a stopped owner are no step and are not in the hash.
+
 Note [Both orders]
     asyncio documents that ``call_soon`` is first-in first-out, so under ``order="fifo"`` every failure is real. ``order="permuted"``
     explores more: a failure found only there rests on the documented order, and is to be judged, not ignored.
@@ -38,7 +43,7 @@ import struct
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Generator, Iterator
 from concurrent.futures import Executor
 from contextlib import contextmanager
 from random import Random
@@ -46,6 +51,7 @@ from typing import Any, Literal, TypeVar, TypeVarTuple
 
 from aiograd.errors import AiogradError, ArgumentError, LoopError
 from aiograd.testing.jobs import InlineJobs, JobRunner
+from aiograd.testing.owner import OWNER, Killed, Owner
 from aiograd.testing.suspension import coroutine_name, describe_task
 
 T = TypeVar("T")
@@ -78,6 +84,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     _scheduled: list[asyncio.TimerHandle]
     _selector: _VirtualSelector
     _clock_resolution: float
+    _asyncgens: weakref.WeakSet[Any]
 
     def __init__(
         self,
@@ -88,6 +95,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         patience: float = 30.0,
     ) -> None:
         super().__init__()
+        self._dead: list[Owner] = []
+        self._at_close: list[Callable[[], object]] = []
         try:
             _check(seed, order, executor)
         except ArgumentError:
@@ -103,7 +112,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self._interrupts: dict[int, list[Callable[[], object]]] = {}
         self._expected = 0
         self._selector = _VirtualSelector(self, patience)
-        self._ready = _ReadyQueue(self._step, self.stream("sched") if order == "permuted" else None)
+        self._ready = _ReadyQueue(self, self.stream("sched") if order == "permuted" else None)
         self._clock_resolution = math.ulp(0.0)
         self._jobs: JobRunner | None
         if callable(executor):
@@ -191,6 +200,76 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             return f"{serial}:{coroutine_name(owner)}"
         return str(getattr(callback, "__qualname__", type(callback).__qualname__))
 
+    # ---- who is stopped: Note [Owners]
+
+    def kill(self, owner: Owner) -> None:
+        """Never run anything of `owner` again, not even ``finally`` blocks. Idempotent.
+
+        Raises:
+            Killed: the caller belongs to `owner`; the code after the call is not run.
+        """
+        if not owner.is_dead:
+            owner.is_dead = owner.is_stopped = True
+            self._dead.append(owner)
+            for generator in owner.bury():
+                self._asyncgens.discard(generator)
+        if OWNER.get() is owner:
+            raise Killed(owner.name)
+
+    def freeze(self, owner: Owner) -> None:
+        """Hold back everything of `owner` until `thaw`; its timers run out meanwhile. The caller's own step still runs to its end."""
+        owner.is_stopped = True
+
+    def thaw(self, owner: Owner) -> None:
+        """Let `owner` go on, in the order in which things were held back. No effect on one that is not frozen."""
+        if not owner.is_dead:
+            owner.is_stopped = False
+            self._ready.extend(owner.release())
+
+    def at_close(self, callback: Callable[[], object]) -> None:
+        """Call `callback` when the loop is closed."""
+        self._at_close.append(callback)
+
+    def close(self) -> None:
+        """Close the loop, then let go of what killed owners left behind."""
+        super().close()
+        callbacks, self._at_close = self._at_close, []
+        for callback in callbacks:
+            callback()
+        dead, self._dead = self._dead, []
+        for owner in dead:
+            owner.dispose()
+
+    def create_future(self) -> asyncio.Future[Any]:
+        """A future that belongs to the current owner."""
+        future = super().create_future()
+        owner = OWNER.get()
+        if owner is not None:
+            owner.adopt_future(future)
+        return future
+
+    def create_task(self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> asyncio.Task[T]:
+        """A task that belongs to the owner in its context."""
+        task: asyncio.Task[T] = super().create_task(coro, **options)
+        context: contextvars.Context | None = options.get("context")
+        owner = OWNER.get() if context is None else context.get(OWNER)
+        if owner is not None:
+            owner.adopt_task(task)
+        return task
+
+    def call_exception_handler(self, context: dict[str, Any]) -> None:
+        """Report an error that nobody caught, unless it is of a killed owner, where nobody is left to catch anything."""
+        handle = context.get("handle")
+        owner = None if handle is None else handle._context.get(OWNER)
+        if owner is None or not owner.is_dead:
+            super().call_exception_handler(context)
+
+    def _asyncgen_firstiter_hook(self, agen: Any) -> None:
+        super()._asyncgen_firstiter_hook(agen)  # type: ignore[misc]
+        owner = OWNER.get()
+        if owner is not None:
+            owner.adopt_generator(agen)
+
     # ---- jobs
 
     def aiograd_submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
@@ -242,10 +321,13 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 class _ReadyQueue(deque[asyncio.Handle]):
     """The ready queue: reports each handle that is about to run, and pops in a drawn order if given draws."""
 
-    def __init__(self, step: Callable[[asyncio.Handle], None], draws: Random | None) -> None:
+    def __init__(self, loop: SimulatedLoop, draws: Random | None) -> None:
         super().__init__()
-        self._step = step
+        self._step = loop._step
         self._draws = draws
+        # what is popped in place of a handle that may not run: the loop skips handles that were cancelled
+        self._nothing = asyncio.Handle(int, (), loop)
+        self._nothing.cancel()
 
     def popleft(self) -> asyncio.Handle:
         if self._draws is None:
@@ -254,8 +336,13 @@ class _ReadyQueue(deque[asyncio.Handle]):
             index = self._draws.randrange(len(self))
             handle = self[index]
             del self[index]
-        if not handle.cancelled():
-            self._step(handle)
+        if handle.cancelled():
+            return handle
+        owner = handle._context.get(OWNER)  # type: ignore[attr-defined]
+        if owner is not None and owner.is_stopped:
+            owner.take(handle)
+            return self._nothing
+        self._step(handle)
         return handle
 
 
@@ -291,7 +378,7 @@ class _VirtualSelector:
 
     def _story(self, reason: str) -> str:
         loop = self._loop
-        waiting = sorted(describe_task(task) for task in loop._serials if not task.done())
+        waiting = sorted(describe_task(task) for task in loop._serials if not task.done() and not any(owner.owns(task) for owner in loop._dead))
         lines = "".join(f"\n  {line}" for line in waiting) or " none"
         made = f"seed={loop.seed!r}, order={loop.order!r}"
         return f"deadlock at virtual time {loop.time():g} s after {loop.steps} steps ({made}): {reason}. Tasks:{lines}"

@@ -2,10 +2,10 @@
 
 Note [A job that runs inline must see what a thread would show it]
     Inline jobs run on the thread of the loop, between two of its steps, yet code that would be wrong in a thread must stay wrong: they
-    run in an empty context (a thread inherits no ContextVar, so a forgotten ``copy_context`` shows), with no running loop (so
-    ``get_running_loop`` raises in them as it does in a thread), and whatever they raise ends up in the future. A job cancelled before
-    its start never runs; one cancelled later runs to its end and its result is dropped. Both windows are real, since start and
-    delivery are two separate moments of virtual time.
+    run in an empty context (a thread inherits no ContextVar, so a forgotten ``copy_context`` shows) that holds only whose job it is, with
+    no running loop (so ``get_running_loop`` raises in them as it does in a thread), and whatever they raise ends up in the future. A job
+    cancelled before its start never runs; one cancelled later runs to its end and its result is dropped. Both windows are real, since
+    start and delivery are two separate moments of virtual time.
 
 Rejected: running the job inside ``submit``, before the caller went on. No thread does that, so a caller that is not yet ready for the
 answer would be tested against something that cannot happen.
@@ -14,11 +14,12 @@ answer would be tested against something that cannot happen.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 from collections.abc import Callable
 from functools import partial
 from random import Random
 from typing import Any, Protocol, TypeVar
+
+from aiograd.testing.owner import bare_context
 
 T = TypeVar("T")
 
@@ -58,9 +59,9 @@ class InlineJobs:
 
     def _later(self, callback: Callable[..., object], *args: Any) -> None:
         if self._draws is None:
-            self._loop.call_soon(callback, *args, context=contextvars.Context())
+            self._loop.call_soon(callback, *args, context=bare_context())
         else:
-            self._loop.call_later(self._draws.expovariate(1 / MEAN_WAIT), callback, *args, context=contextvars.Context())
+            self._loop.call_later(self._draws.expovariate(1 / MEAN_WAIT), callback, *args, context=bare_context())
 
     def _start(self, job: Callable[[], T], result: asyncio.Future[T]) -> None:
         if result.cancelled():

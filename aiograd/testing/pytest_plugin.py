@@ -1,4 +1,4 @@
-"""The pytest plugin: a virtual clock and leak checks as fixtures. Loaded by itself wherever aiograd and pytest are installed.
+"""The pytest plugin: a virtual clock, a simulated network and leak checks as fixtures. Loaded by itself wherever aiograd and pytest are installed.
 
 It changes nothing for tests that do not ask for one of its fixtures.
 
@@ -27,6 +27,7 @@ from aiograd.engine.run import aclose_default_engine
 from aiograd.errors import LoopError
 from aiograd.testing.clock import SimulatedLoop
 from aiograd.testing.leaks import LeakCheck, refuse
+from aiograd.testing.network import SimulatedNetwork
 from aiograd.testing.simulation import Simulation, simulated_run
 
 try:
@@ -82,6 +83,7 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", "virtual_clock(seed, order, executor): how the `virtual_clock` fixture makes its simulated loop")
+    config.addinivalue_line("markers", "simulated_network(seed, faults, reliable): how the `simulated_network` fixture makes its network")
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -100,6 +102,16 @@ def virtual_clock(request: pytest.FixtureRequest) -> VirtualClock:
     Choose how it draws with ``@pytest.mark.virtual_clock(seed=3, order="permuted")``.
     """
     return VirtualClock(_options(request.node))
+
+
+@pytest.fixture
+def simulated_network(virtual_clock: VirtualClock, request: pytest.FixtureRequest) -> SimulatedNetwork:
+    """A network of hosts in this process, for an async test, which then runs on the virtual clock. See `SimulatedNetwork`.
+
+    Choose what it does with ``@pytest.mark.simulated_network(seed=3, faults=Faults(drop=0.1))``.
+    """
+    marker = request.node.get_closest_marker("simulated_network")
+    return SimulatedNetwork(**({} if marker is None else marker.kwargs))
 
 
 @pytest.fixture

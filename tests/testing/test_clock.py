@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aiograd.errors import ArgumentError, LoopError
-from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, simulated_run
+from aiograd.testing import DeadlockError, SimulatedLoop, clock, jobs, owner, simulated_run
 
 # ---- the clock
 
@@ -374,15 +374,17 @@ def test_wrong_arguments(arguments: dict[str, Any], message: str) -> None:
 # ---- Note [Which private names]
 
 PRIVATE_NAMES = {
-    "_ready", "_scheduled", "_selector", "_clock_resolution", "_process_events", "_write_to_self",  # of BaseEventLoop
-    "_callback",  # of Handle
+    "_ready", "_scheduled", "_selector", "_clock_resolution", "_process_events", "_write_to_self", "_asyncgens", "_asyncgen_firstiter_hook",
+    "_callback", "_context",  # of Handle
+    "_log_destroy_pending", "_log_traceback",  # of Task and Future
+    "_unregister_task",  # of asyncio.tasks, documented for those who write tasks of their own
     "_set_running_loop",  # of asyncio.events
 }  # fmt: skip
 
 
 def test_no_other_private_name_is_used() -> None:
     used: set[str] = set()
-    for module in (clock, jobs):
+    for module in (clock, jobs, owner):
         tree = ast.parse(Path(inspect.getfile(module)).read_text())
         attributes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr)]
         methods = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
@@ -400,7 +402,10 @@ def test_this_python_has_the_private_names() -> None:
             assert hasattr(base, name) and f"self.{name}" in source
         assert "self._ready.popleft()" in source and "self._selector.select(timeout)" in source and "self._process_events(" in source
         assert "self._write_to_self()" in inspect.getsource(asyncio.BaseEventLoop.call_soon_threadsafe)
-        assert hasattr(base.call_soon(int), "_callback")
+        assert "self._asyncgens.add(agen)" in inspect.getsource(asyncio.BaseEventLoop._asyncgen_firstiter_hook)  # type: ignore[attr-defined]
+        handle = base.call_soon(int)
+        assert hasattr(handle, "_callback") and hasattr(handle, "_context")
+        assert hasattr(asyncio.Task, "_log_destroy_pending") and hasattr(asyncio.Future, "_log_traceback")
         assert callable(asyncio.events._set_running_loop)
     finally:
         base._selector = None  # type: ignore[attr-defined]

@@ -97,9 +97,8 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             )
         if self._exited.done():
             await self.wait_closed()
-            raise WorkerLostError(
-                f"worker {name} ended while it was being started ({describe_status(self._exited.result())}){self._story()}", worker=name, stage="start"
-            )
+            status = describe_status(self._exited.result())
+            raise WorkerLostError(f"worker {name} ended while it was being started ({status}){self._story()}", worker=name, stage="start")
         self._on_exit = on_exit
         return self
 

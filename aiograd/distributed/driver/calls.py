@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING, Any
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context
-from aiograd.distributed.contexts import Caller, Heading
+from aiograd.distributed.contexts import NESTED, Caller, Heading
 from aiograd.distributed.driver.part import on_host
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.payload import Packing, Unpacking, device_tensors
+from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Exposed
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentTypeError, NoContextError, Overloaded, ProtocolError
+from aiograd.errors import ArgumentTypeError, ContextReleasedError, LimitError, NoContextError, Overloaded, ProtocolError, RemoteError
 from aiograd.graph.node import _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.offloading import ready
@@ -59,6 +59,9 @@ class Calls:
     async def call(self, peer: str, function: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:
         """See `Worker.call`."""
         office = self.office
+        for name in (peer, function):
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"a remote call takes names of a worker and of a function that it exposes, found {type(name).__name__}")
         scope = SCOPE.get()
         if scope is not None and scope.worker is not office.worker:
             scope = None  # of another worker in this process
@@ -66,32 +69,43 @@ class Calls:
         if context is not None:
             context.check_open()
         seconds = office.time_for(timeout)
+        number, answer_number = _next_sequence(), _next_sequence()
         grad = current_mode().grad
-        records = grad and context is not None
-        packing = await self._packing((args, kwargs), grad)
-        wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
+        try:
+            packing = await self._packing((args, kwargs), grad)
+            wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
+        except (UnsendableError, RecursionError) as error:
+            raise explain(error, f"calling {_label(function, args)} on {peer}", _named(function, args, kwargs)) from None
         sent = packing.differentiable
-        if sent and context is None:
-            raise NoContextError(
-                f"calling {function} on {peer} with arguments that require grad outside of any context: their gradients could never come back. "
-                "Call inside `async with worker.context()`, or under no_grad() if none are wanted, or detach() the arguments."
-            )
         if context is None:
+            if sent:
+                raise NoContextError(
+                    f"calling {_label(function, args)} on {peer} with arguments that require grad outside of any context: their gradients could "
+                    "never come back. Call inside `async with worker.context()`, or under no_grad() if none are wanted, or detach() the arguments."
+                )
             principal = None if scope is None else scope.principal
             answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, None), seconds, principal)
             return Unpacking(office.reference).unpack(self._parse_answer(answer, peer)[0])
-        send = context.add_send(sent, peer) if sent and records else None
-        number = send._seq if send is not None else _next_sequence()
-        answer_number = _next_sequence()
-        place = scope.place if scope is not None else ()
-        heading = (context.key, context.origin, tuple(map(int, (*place, -number))), 0 if send is None else send.edge, peer not in context.opened_at)
+        context.check_open()
+        place = (*(scope.place if scope is not None else ()), -number)
+        if len(place) > NESTED:
+            what = f"calling {_label(function, args)} on {peer}"
+            raise LimitError(f"{what}: calls are nested {NESTED} deep already; do functions call each other for ever?")
+        send = None
+        if sent:
+            send = context.add_send(sent, peer)
+            send._seq = number
+        heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
         context.known_workers.add(peer)
         try:
             failpoints.reach("fwd.mid_send")
             answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, heading), seconds, context.principal)
-        except BaseException:
+        except BaseException as error:
             if send is not None:
                 context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
+            if context.is_released and isinstance(error, RemoteError) and error.code == "cancelled":
+                what = f"calling {_label(function, args)} on {peer}"
+                raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
             raise
         context.check_open()
         context.opened_at.add(peer)
@@ -99,7 +113,7 @@ class Calls:
         unpacking = Unpacking(office.reference)
         result = unpacking.unpack(value)
         if unpacking.differentiable:
-            if not records or edge == 0 or edge in context.recv_nodes:
+            if not grad or edge == 0 or edge in context.recv_nodes:
                 raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
             context.add_recv(unpacking.differentiable, edge, peer, answer_number)
         return result
@@ -135,7 +149,8 @@ class Calls:
             place = heading.place
             context = office.contexts.enter(caller, heading, office.now())
             office.context_entered()
-        deadline = asyncio.get_running_loop().time() + timeout
+        # what the function asks of others expires a little before the function is cancelled, so that the reason can travel back
+        deadline = asyncio.get_running_loop().time() + timeout - min(0.02, timeout * 0.1)
         SCOPE.set(Scope(office.worker, context, caller.principal, deadline, place))
         modes: dict[str, Any] = {"grad": grad, "profiler": office.profiler}
         if context is None:
@@ -167,13 +182,17 @@ class Calls:
             result = await self.invoke(target, args, kwargs)
         else:
             try:
-                result = await target(caller, *args, **kwargs)
-            except TypeError as error:
-                raise ArgumentTypeError(f"a malformed call of the library's own: {error}") from error
+                running = target(caller, *args, **kwargs)
+            except TypeError as error:  # of the arguments: what a coroutine function itself raises comes when it is awaited
+                raise ArgumentTypeError(f"a malformed call of one of the library's own functions: {error}") from error
+            result = await running
         failpoints.reach("fwd.in_compute")
         await ready(result)
-        packing = await self._packing(result, grad and context is not None)
-        wire = packing.pack(result)
+        try:
+            packing = await self._packing(result, grad and context is not None)
+            wire = packing.pack(result)
+        except (UnsendableError, RecursionError) as error:
+            raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable
         if not sent or context is None:
             return wire, 0
@@ -199,3 +218,20 @@ class Calls:
         if inspect.isawaitable(result) and not isinstance(result, TensorCore):
             result = await result  # a module whose forward is async, called through a plain method
         return result
+
+
+def _label(function: str, args: list[Any]) -> str:
+    """What is called, for people: the functions of references stand for a class or a method."""
+    if function == "aiograd.reference.create":
+        return str(args[0])
+    if function.startswith("aiograd.reference."):
+        method = args[1] if function == "aiograd.reference.call" else function.rpartition(".")[2]
+        return f"{args[0].type_name}.{method}"
+    return function
+
+
+def _named(function: str, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The arguments as the caller knows them."""
+    if function in ("aiograd.reference.create", "aiograd.reference.call"):
+        args, kwargs = args[-2:]
+    return [*((f"argument {i}", arg) for i, arg in enumerate(args)), *((f"argument {name!r}", arg) for name, arg in kwargs.items())]

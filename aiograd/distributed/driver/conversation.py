@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiograd.distributed.codec import decode, encode, message_size
 from aiograd.distributed.driver.link import Link
+from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.effects import Abandon, Answered, Deliver, Expired
 from aiograd.distributed.faults import from_wire
-from aiograd.distributed.frame import HEADER
 from aiograd.distributed.handshake import Identity
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer
@@ -57,7 +57,8 @@ class Conversation:
     """
 
     __slots__ = (
-        "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "trouble", "is_lost", "is_confirmed", "is_used",
+        "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "short_lived", "round_trip", "trouble",
+        "is_lost", "is_confirmed", "is_used",
         "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_patience_until", "_outgoing", "_waiting",
     )  # fmt: skip
 
@@ -79,6 +80,10 @@ class Conversation:
         #: when the peer was last heard, or first tried
         self.heard = self._loop.time()
         self.attached_at = -math.inf
+        #: links in a row that have not lived long
+        self.short_lived = 0
+        #: of the handshake of the latest link, in seconds
+        self.round_trip = 0.0
         #: why there is no link
         self.trouble: BaseException | None = None
         self._requests: dict[int, _Request] = {}
@@ -95,7 +100,7 @@ class Conversation:
 
     # ---- requests of this side
 
-    async def request(self, kind: int, value: Any, timeout: float) -> Any:  # noqa: ASYNC109 - the deadline travels with the request
+    async def request(self, kind: int, value: Any, timeout: float) -> Any:
         """Ask the peer. See `Endpoint.request`."""
         limits = self.peer.limits
         message = encode(value, limits)
@@ -133,7 +138,7 @@ class Conversation:
         room: asyncio.Future[None] = self._loop.create_future()
         entry = (size, room)
         self._waiting.append(entry)
-        timer = self._loop.call_later(seconds, _expire, room, self._late(kind, seconds))
+        timer = call_at(self._context, self._loop, self._loop.time() + seconds, _expire, room, self._late(kind, seconds))
         try:
             await room
         except BaseException:
@@ -284,8 +289,10 @@ class Conversation:
             self.session.detach(now)
             old.close()
         self.heard = self.attached_at = now
+        self.round_trip = link.round_trip
+        self.trouble = None
         self._blocked = False
-        self.session.attach(now, link.channel.is_reliable, link.secured.frame_bytes - HEADER.size)
+        self.session.attach(now, link.channel.is_reliable, link.secured.frame_bytes)
         link.start(self._frame, lambda why: self._unlinked(link, why), self._writable)
         if self.link is link:
             self._pump(now)

@@ -26,7 +26,7 @@ from aiograd.distributed.keyring import Keyring, check_name
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer, Channel, Transport
-from aiograd.errors import ArgumentError, DistributedError, Overloaded, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, DistributedError, Overloaded, WorkerLostError
 
 logger = logging.getLogger("aiograd.distributed")
 
@@ -116,6 +116,11 @@ class Endpoint:
             raise
         return self.url
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the worker has been opened, and not closed since."""
+        return self._is_open
+
     async def aclose(self) -> None:
         """Say goodbye to all peers, cancel the handlers and wait for them, close the transport. Idempotent.
 
@@ -170,7 +175,7 @@ class Endpoint:
         return tuple(sorted({*self.urls, *(name for name, _ in self._peers)}))
 
     async def request(  # the deadline travels with the request
-        self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None  # noqa: ASYNC109
+        self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
     ) -> Any:
         """Ask a peer for something, and wait for the answer. Connects first where needed; may ask the worker itself.
 
@@ -196,6 +201,8 @@ class Endpoint:
         """
         if not self._is_open:
             raise DistributedError(f"request to worker {peer!r}: worker {self.name!r} is not open; use it within `async with`")
+        if timeout <= 0:
+            raise DeadlineError(f"request to worker {peer!r}: no time is left for it (timeout={timeout:g} s)")
         if not timeout < math.inf:
             raise ArgumentError(f"request to worker {peer!r}: timeout={timeout!r}; expected a finite number of seconds")
         if principal is None:
@@ -263,7 +270,8 @@ class Endpoint:
     def _overloaded(self) -> Sequence[Buffer]:
         """The same message each time: refusing must be cheap."""
         if not self._refusal:
-            error = Overloaded(f"worker {self.name!r} holds as many requests and bytes as its limits allow for one peer or for all; try again in a second")
+            text = f"worker {self.name!r} holds as many requests or bytes as its limits allow, of this peer or of all; try again in a second"
+            error = Overloaded(text)
             self._refusal = encode(to_wire(error, self.name, "admission", ""), self.limits)
         return self._refusal
 

@@ -34,14 +34,19 @@ class Link:
     Args:
         channel: whose handshake is complete.
         secured: the result of the handshake.
+        round_trip: seconds that the handshake's message took to be answered.
         replies: messages of the handshake that may come again, and what is sent in reply to each; empty on reliable channels.
     """
 
-    __slots__ = ("channel", "secured", "_seal", "_open", "_replies", "_on_frame", "_on_closed", "_on_writable", "_early", "_is_closed", "_why")
+    __slots__ = (
+        "channel", "secured", "round_trip",
+        "_seal", "_open", "_replies", "_on_frame", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
+    )  # fmt: skip
 
-    def __init__(self, channel: Channel, secured: Secured, replies: dict[bytes, bytes | None]) -> None:
+    def __init__(self, channel: Channel, secured: Secured, round_trip: float, replies: dict[bytes, bytes | None]) -> None:
         self.channel = channel
         self.secured = secured
+        self.round_trip = round_trip
         self._seal = secured.seal.seal
         self._open = secured.open.open
         self._replies = replies
@@ -154,7 +159,7 @@ async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dial
 class _Dialling:
     """The dialling side of a handshake on one channel."""
 
-    __slots__ = ("result", "_channel", "_dialler", "_whom", "_repeat")
+    __slots__ = ("result", "_channel", "_dialler", "_whom", "_begun", "_repeat")
 
     def __init__(self, channel: Channel, dialler: Dialler, whom: str) -> None:
         self._channel = channel
@@ -162,6 +167,7 @@ class _Dialling:
         self._whom = whom
         self._repeat: asyncio.TimerHandle | None = None
         self.result: asyncio.Future[Link] = asyncio.get_running_loop().create_future()
+        self._begun = self.result.get_loop().time()
         self.result.add_done_callback(self._done)
         channel.attach(self._receive, self._closed, _nothing)
         self._say_hello()
@@ -181,7 +187,7 @@ class _Dialling:
             return
         self._channel.send(finish)
         replies: dict[bytes, bytes | None] = {} if self._channel.is_reliable else {bytes(frame): finish}
-        self.result.set_result(Link(self._channel, self._dialler.result, replies))
+        self.result.set_result(Link(self._channel, self._dialler.result, self.result.get_loop().time() - self._begun, replies))
 
     def _closed(self, error: BaseException | None) -> None:
         if self.result.done():
@@ -213,7 +219,7 @@ class Greeting:
         done: called exactly once, with the link, or with None and the reason.
     """
 
-    __slots__ = ("_channel", "_answerer", "_done", "_loop", "_timer", "_repeat", "_hello", "_answer")
+    __slots__ = ("_channel", "_answerer", "_done", "_loop", "_timer", "_repeat", "_hello", "_answer", "_answered_at")
 
     def __init__(
         self, channel: Channel, answerer: Answerer, seconds: float, done: Callable[[Greeting, Link | None, BaseException | None], None]
@@ -226,6 +232,7 @@ class Greeting:
         self._repeat: asyncio.TimerHandle | None = None
         self._hello = b""
         self._answer: bytes | None = None
+        self._answered_at = 0.0
         channel.attach(self._receive, self._closed, _nothing)
 
     @property
@@ -249,6 +256,7 @@ class Greeting:
             if self._answer is None:
                 self._answer = self._answerer.receive(frame)
                 self._hello = bytes(frame)
+                self._answered_at = self._loop.time()
                 self._say_answer()
                 return
             if not self._channel.is_reliable and (frame[:4] != self._hello[:4] or frame == self._hello):
@@ -260,7 +268,7 @@ class Greeting:
             self._end(None, error)
         else:
             replies: dict[bytes, bytes | None] = {} if self._channel.is_reliable else {self._hello: None, bytes(frame): None}
-            self._end(Link(self._channel, self._answerer.result, replies), None)
+            self._end(Link(self._channel, self._answerer.result, self._loop.time() - self._answered_at, replies), None)
 
     def _say_answer(self) -> None:
         if self._done is not None and self._answer is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from aiograd.distributed.codec import decode, encode
 from aiograd.distributed.driver.peer import Owner
+from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.faults import from_wire
 from aiograd.distributed.handshake import Identity
 from aiograd.errors import DeadlineError, DistributedError
@@ -25,7 +26,7 @@ class Loopback:
         self._owner = owner
         self._tasks: dict[asyncio.Task[None], asyncio.Future[tuple[bytearray, bool]]] = {}
 
-    async def request(self, kind: int, value: Any, timeout: float, principal: str) -> Any:  # noqa: ASYNC109 - the handler is told
+    async def request(self, kind: int, value: Any, timeout: float, principal: str) -> Any:
         """See `Endpoint.request`."""
         owner = self._owner
         message = bytearray().join(encode(value, owner.limits))
@@ -34,7 +35,7 @@ class Loopback:
         self._tasks[task] = answer
         task.add_done_callback(self._ended)
         text = f"request {getattr(kind, 'name', f'kind {kind}')} of worker {owner.name!r} to itself did not end within {timeout:g} s; allow more time"
-        timer = owner.loop.call_later(timeout, _fail, answer, DeadlineError(text))
+        timer = call_at(owner.context, owner.loop, owner.loop.time() + timeout, _fail, answer, DeadlineError(text))
         try:
             reply, failed = await answer
         except BaseException:

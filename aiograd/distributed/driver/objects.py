@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.distributed.contexts import Caller
 from aiograd.distributed.reference_table import Held, ReferenceTable
 from aiograd.distributed.references import RemoteRef
-from aiograd.distributed.scope import current_context
+from aiograd.distributed.scope import SCOPE, current_context
 from aiograd.distributed.service import Exposed
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError, NotExposedError, ReferenceLostError
@@ -96,11 +96,16 @@ class Objects:
             raise ReferenceLostError(
                 f"the object behind {ref!r} lives on {ref.owner}, not on {self.office.name}: use `await ref.call(...)` or `ref.get()`"
             )
-        return self.table.find(ref.key, ref.epoch, self.office.principal).value
+        return self.table.find(ref.key, ref.epoch, self._principal()).value
 
     def refer(self, value: Any) -> RemoteRef:
-        """A reference to an object of this worker's own code."""
-        return self.office.reference(self.table.add(value, None, self.office.principal, self.office.name))
+        """A reference to an object of this worker's own code; it belongs to whom that code serves."""
+        return self.office.reference(self.table.add(value, self.office.service.class_of(value), self._principal(), self.office.name))
+
+    def _principal(self) -> str:
+        """On whose behalf the running code acts."""
+        scope = SCOPE.get()
+        return self.office.principal if scope is None or scope.worker is not self.office.worker or scope.principal is None else scope.principal
 
     # ---------------------------------------------------------------- references
 
@@ -112,14 +117,16 @@ class Objects:
         return self.table.find(ref.key, ref.epoch, caller.principal)
 
     async def _create(self, caller: Caller, name: str, args: list[Any], kwargs: dict[str, Any]) -> RemoteRef:
+        _check(name=(name, str), args=(args, list), kwargs=(kwargs, dict))
         exposed = self.office.service.find_class(name)
         value = await self.office.calls.invoke(Exposed(name, exposed.cls, exposed.schema), args, kwargs)
         return self.office.reference(self.table.add(value, exposed, caller.principal, caller.name))
 
     async def _call(self, caller: Caller, ref: RemoteRef, method: str, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        _check(method=(method, str), args=(args, list), kwargs=(kwargs, dict))
         held = self._find(caller, ref)
         if held.exposed is None:
-            raise NotExposedError(f"{ref!r} has no methods that others may call")
+            raise NotExposedError(f"{ref!r} has no methods that others may call: its class is not exposed with @service.reference")
         return await self.office.calls.invoke(held.exposed.method(held.value, method), args, kwargs)
 
     async def _get(self, caller: Caller, ref: RemoteRef) -> Any:
@@ -141,24 +148,28 @@ class Objects:
     async def _parameters(self, caller: Caller, ref: RemoteRef) -> dict[str, RemoteRef]:
         module = self._module(caller, ref)
         named = dict(module.named_parameters())
-        return {name: self.office.reference(self.table.add(value, None, caller.principal, caller.name)) for name, value in named.items()}
+        share = self.table.share  # asking again takes no more room
+        return {name: self.office.reference(share(value, caller.principal, caller.name)) for name, value in named.items()}
 
     async def _state_dict(self, caller: Caller, ref: RemoteRef) -> dict[str, Any]:
         state = self._module(caller, ref).state_dict()
         return {name: _plain(value) for name, value in state.items()}
 
     async def _load_state_dict(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
+        _check(state=(state, dict))
         module = self._module(caller, ref)
         await current_engine().offload(functools.partial(module.load_state_dict, state))
         return True
 
     async def _train(self, caller: Caller, ref: RemoteRef, mode: bool) -> bool:
+        _check(mode=(mode, bool))
         self._module(caller, ref).train(mode)
         return True
 
     # ---------------------------------------------------------------- optimizers
 
     async def _create_optimizer(self, caller: Caller, name: str, refs: list[RemoteRef], options: dict[str, Any]) -> RemoteRef:
+        _check(name=(name, str), refs=(refs, list), options=(options, dict))
         make = OPTIMIZERS.get(name) or self.office.service.find_class(name).cls
         parameters: list[Any] = []
         for ref in refs:
@@ -179,6 +190,7 @@ class Objects:
         return value
 
     async def _step(self, caller: Caller, ref: RemoteRef, number: int) -> int:
+        _check(number=(number, int))
         stepped = self._optimizer(caller, ref)
         context = current_context()
         if context is None:
@@ -202,13 +214,21 @@ class Objects:
             return {"taken": stepped.taken, "groups": _plain(state["param_groups"]), "state": values}
 
     async def _load_optimizer_state(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
+        _check(state=(state, dict))
         stepped = self._optimizer(caller, ref)
-        if not {"taken", "groups", "state"} <= state.keys() or not isinstance(state["taken"], int):
+        if not {"taken", "groups", "state"} <= state.keys() or state["taken"].__class__ is not int:
             raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
         async with stepped.lock:
             stepped.optimizer.load_state_dict({"param_groups": state["groups"], "state": {n: values for n, values in state["state"]}})
             stepped.taken = state["taken"]
         return True
+
+
+def _check(**arguments: tuple[Any, type]) -> None:
+    """Raise where a peer has sent something else than this library would."""
+    for name, (value, expected) in arguments.items():
+        if value.__class__ is not expected:
+            raise ArgumentTypeError(f"{name} is {type(value).__name__}; expected {expected.__name__}")
 
 
 def _plain(value: Any) -> Any:

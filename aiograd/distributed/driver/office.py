@@ -18,6 +18,7 @@ from aiograd.distributed.driver.endpoint import Endpoint
 from aiograd.distributed.driver.objects import Objects
 from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.passes import Passes
+from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.handshake import Identity
 from aiograd.distributed.keyring import Keyring
@@ -27,7 +28,16 @@ from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
 from aiograd.distributed.transport import Transport
-from aiograd.errors import ArgumentError, ContextNotFoundError, ContextReleasedError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
+from aiograd.errors import (
+    ArgumentError,
+    ContextNotFoundError,
+    ContextReleasedError,
+    DeadlineError,
+    DistributedError,
+    ProtocolError,
+    UnknownPeerError,
+    WorkerLostError,
+)
 
 logger = logging.getLogger("aiograd.distributed")
 
@@ -101,8 +111,7 @@ class Office:
     async def aclose(self) -> None:
         """Release this worker's contexts, end what runs, say goodbye. Idempotent."""
         try:
-            for context in self.contexts:
-                await self.release(context)
+            await asyncio.gather(*map(self.release, self.contexts))
         finally:
             if self._sweeper is not None:
                 self._sweeper.cancel()
@@ -116,6 +125,11 @@ class Office:
                     task.cancel()
                 if kept:
                     await asyncio.wait(kept)
+
+    def check_open(self) -> None:
+        """Raise unless the worker is open."""
+        if not self.endpoint.is_open:
+            raise DistributedError(f"worker {self.name!r} is not open; use it within `async with`")
 
     def now(self) -> float:
         """Time of the loop, in seconds."""
@@ -181,7 +195,7 @@ class Office:
     def context_entered(self) -> None:
         """A context may be new here: see that leases are looked after."""
         if self._sweeper is None:
-            self._sweeper = self._loop.call_later(self.limits.lease_seconds / 3, self._sweep)
+            self._sweeper = call_at(self.endpoint.context, self._loop, self.now() + self.limits.lease_seconds / 3, self._sweep)
 
     def _sweep(self) -> None:
         self._sweeper = None
@@ -232,7 +246,7 @@ class Office:
             try:
                 await self.request(name, Kind.RELEASE, (context.key,), min(self.limits.default_deadline, until - self.now()), context.principal)
                 return
-            except (ContextNotFoundError, ContextReleasedError):
+            except (ContextNotFoundError, ContextReleasedError, UnknownPeerError):
                 return
             except WorkerLostError:
                 lost += 1

@@ -69,10 +69,13 @@ class DistributedOptimizer:
 
     async def _prepare(self) -> None:
         missing = [owner for owner in self._refs if owner not in self._optimizers]
-        made = await asyncio.gather(
-            *(self.worker.call(owner, "aiograd.optimizer.create", self._class, self._refs[owner], self.options) for owner in missing)
-        )
-        self._optimizers.update(zip(missing, made, strict=True))
+        outcomes = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
+        for error in outcomes:
+            if error is not None:
+                raise error
+
+    async def _make(self, owner: str) -> None:
+        self._optimizers[owner] = await self.worker.call(owner, "aiograd.optimizer.create", self._class, self._refs[owner], self.options)
 
     async def step(self, ctx: Any, *, timeout: float | None = None) -> None:
         """Update every parameter that has a gradient in `ctx`, on every worker.

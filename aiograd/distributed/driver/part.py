@@ -41,10 +41,12 @@ from aiograd import devices
 from aiograd.distributed import failpoints
 from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.context import Context, PassId
+from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.nodes import RecvNode, SendNode
+from aiograd.distributed.safeguards import Safeguards
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import CommitUnknown, ContextError, DeadlineError, DistributedError, PassAbortedError, ProtocolError, WorkerLostError
@@ -66,7 +68,9 @@ class Office(Protocol):
 
     name: str
     limits: Limits
+    safeguards: Safeguards
     gradient_encoding: Encoding
+    endpoint: Any
 
     def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
         """Ask another worker."""
@@ -147,7 +151,7 @@ class Part:
         """Give up, or ask around, at a time of the loop."""
         if self._timer is not None:
             self._timer.cancel()
-        self._timer = self._loop.call_at(when, self._expired)
+        self._timer = call_at(self.office.endpoint.context, self._loop, when, self._expired)
 
     def _expired(self) -> None:
         self._timer = None
@@ -409,8 +413,12 @@ class Part:
             self.release_held()
         while self._outgoing and self.error is None:
             await self._change()
-        if self.error is not None:
+        if self.error is not None and self.office.safeguards.fence_late_results:
             raise self.error
+        if not self.office.safeguards.atomic_commit and not self.is_initiator:
+            self.state = "committing"
+            self._changed()
+            return
         if self.is_initiator:
             self.state = "committing"
             self.context.outcomes[self.pass_id] = "committed"
@@ -444,7 +452,8 @@ class Part:
             return
         if self.state == "prepared":
             self.state = "aborting"
-        self.task.intrude(error)
+        if self.office.safeguards.fence_late_results:
+            self.task.intrude(error)
         self._changed()
 
     # ---------------------------------------------------------------- waiting
@@ -562,6 +571,8 @@ async def _outlive(task: asyncio.Task[Any]) -> None:
 
 async def on_host(array: Array) -> np.ndarray[Any, Any]:
     """The values of a device array, copied on its device's thread."""
+    if isinstance(array, (np.ndarray, np.generic)):  # the gradient of a 0-d value may be a scalar of numpy
+        return np.asarray(array)
     await array.__aiograd_wait__()
     device = devices.device(devices.device_name_of(array))
     if device is None:

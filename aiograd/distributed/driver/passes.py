@@ -13,6 +13,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.contexts import Caller
 from aiograd.distributed.driver.part import CREATE, RETAIN, SMART, Part, send_node
+from aiograd.distributed.driver.timers import expire_at
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.errors import (
     ArgumentError,
@@ -26,6 +27,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.graph.running import CURRENT
+from aiograd.modes import ModeScope
 from aiograd.tensors.core import TensorCore, make
 
 if TYPE_CHECKING:
@@ -79,7 +81,8 @@ class Passes:
         if context.turn is None:
             context.turn = asyncio.Lock()
         try:
-            async with asyncio.timeout_at(deadline):
+            async with asyncio.timeout(None) as clock:
+                expire_at(self.office.endpoint.context, clock, deadline)
                 await context.turn.acquire()
         except TimeoutError:
             raise DeadlineError(f"ctx.backward(): another pass in context {context.id} did not end before this one's deadline") from None
@@ -102,7 +105,8 @@ class Passes:
         del roots
         try:
             try:
-                async with asyncio.timeout_at(deadline) as clock:
+                async with asyncio.timeout(None) as clock:
+                    expire_at(office.endpoint.context, clock, deadline)
                     if smart and office.safeguards.mark_needed_edges:
                         names, _ = await part.mark([node for node, _ in edges])
                         part.others = sorted(names)
@@ -110,7 +114,7 @@ class Passes:
                         part.sends.update(dict.fromkeys(context.send_nodes.values()))
                     if part.error is not None:
                         raise part.error
-                    part.start(edges, seeds)
+                    part.start(edges, seeds, self._surroundings(context, part))
                     await part.wait_ended()
             except TimeoutError:
                 if not clock.expired():
@@ -128,9 +132,18 @@ class Passes:
         part.fail(error if isinstance(error, Exception) else PassAbortedError(f"ctx.backward() was cancelled on {self.office.name}"))
         if part.state in ("committing", "committed"):
             error.committed = True  # type: ignore[attr-defined]
+            await self._spread(part)
             return
         aborting = self.office.keep(self._abort(part, type(error).__name__), "abort")
         await asyncio.shield(aborting)
+
+    async def _spread(self, part: Part) -> None:
+        """Who waited for a pass goes away after its commit: give the other workers a moment to hear of it."""
+        if part.verdict is None:
+            return
+        done, _ = await asyncio.wait([part.verdict], timeout=self.office.limits.silence)
+        if not done or any(not getattr(failure, "committed", False) for _, failure in part.verdict.result()):
+            part.context.in_doubt.add(part.pass_id)
 
     async def _abort(self, part: Part, reason: str) -> None:
         telling = asyncio.ensure_future(part.tell_abort({*part.others, *part.downstream, *part.behind}, reason))
@@ -149,6 +162,7 @@ class Passes:
                 failures = await asyncio.shield(part.verdict)
             except asyncio.CancelledError as cancelled:
                 cancelled.committed = True  # type: ignore[attr-defined]
+                await self._spread(part)
                 raise
         if error is not None:
             raise error
@@ -207,7 +221,8 @@ class Passes:
             part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
             part.asker = caller.name
             failpoints.reach("bwd.before_compute")
-            part.start(context=self._surroundings(context, part))
+            with ModeScope(profiler=self.office.profiler):
+                part.start(context=self._surroundings(context, part))
         if part.task is not None:
             part.task.deliver(send, arrays)
         if not is_first:
@@ -228,6 +243,12 @@ class Passes:
         if part is None:
             if context.outcomes.get(pass_id) != "committed":
                 raise PassAbortedError(f"told to commit a pass that {self.office.name} has not prepared")
+            if not self.office.safeguards.commit_idempotent:
+                for slot in context.slots.values():
+                    slot.grad = None if slot.grad is None else slot.grad + slot.grad
+            return True
+        if not self.office.safeguards.ack_after_apply:
+            asyncio.get_running_loop().call_later(0.05, part.commit)
             return True
         if caller.name != part.initiator or not part.commit():
             raise PassAbortedError(f"told to commit a pass that {self.office.name} has not prepared")

@@ -43,6 +43,8 @@ from aiograd.errors import AuthenticationError, DistributedError, UnknownPeerErr
 
 #: seconds between two attempts to reach a peer: the first, and at most; each is drawn from the upper half of its range
 FIRST_PAUSE, LONGEST_PAUSE = 0.025, 0.25
+#: seconds after which a link that closes counts as having worked: the peer is dialled without a pause
+LONG = 0.5
 #: seconds that the side which did not dial leaves to the other before it dials as well, besides a few round trips
 COURTESY = 0.02
 #: handshakes that fail before it counts as a refusal: one may be an accident of the network
@@ -214,10 +216,10 @@ class Peer:
         elif not conversation.is_used and len(self.conversations) > 1:
             self.lose(conversation, "it was not needed")
         elif self.name in self.owner.urls:
-            lived = now - conversation.attached_at
-            pause = 0.0 if lived >= silence else self._pause(0)
+            conversation.short_lived = 0 if now - conversation.attached_at >= LONG else conversation.short_lived + 1
+            pause = self._pause(conversation.short_lived - 1) if conversation.short_lived else 0.0
             if not conversation.dialled:
-                pause += COURTESY + 4 * (conversation.session.statistics().round_trip or 0.0)
+                pause += COURTESY + 4 * conversation.round_trip
             self._reach(conversation, pause)
 
     def left(self, conversation: Conversation) -> None:
@@ -249,8 +251,8 @@ class Peer:
 
     def loss(self, conversation: Conversation, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
         """The error for one of those who wait."""
-        if conversation.identity is None and isinstance(cause, DistributedError):
-            return (VersionMismatch if isinstance(cause, VersionMismatch) else AuthenticationError)(str(cause))
+        if conversation.identity is None and isinstance(cause, AuthenticationError | VersionMismatch):
+            return (AuthenticationError if isinstance(cause, AuthenticationError) else VersionMismatch)(str(cause))
         text = f"worker {self.name!r} was lost ({stage}): {reason}"
         error = WorkerLostError(text if cause is None else f"{text} ({type(cause).__name__}: {cause})", worker=self.name, stage=stage)
         error.__cause__ = cause

@@ -57,6 +57,12 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         on_lost: called when the connection is gone, before `on_closed`.
     """
 
+    __slots__ = (
+        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_message_limit", "_loop", "_transport",
+        "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end", "_body", "_body_end", "_body_first",
+        "_body_key", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written", "_unread_mark", "_unread_since", "_watch",
+    )  # fmt: skip
+
     is_reliable = True
 
     def __init__(
@@ -103,7 +109,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         """Take over a connection; `received` is what came after the HTTP head. Nothing is read until somebody attaches."""
         self._transport = transport
         transport.pause_reading()
-        high = 2 * self._limits.frame_bytes
+        high = min(2 * self._limits.frame_bytes, self._limits.unread_bytes)
         transport.set_write_buffer_limits(high=high, low=high // 2)
         transport.set_protocol(self)
         if len(received) > RECEIVE:
@@ -172,7 +178,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
     # ---- output
 
     def send(self, frame: Buffer) -> bool:
-        """Queue one frame, see `Channel.send`."""
+        """Queue one frame, see `Channel.send`. It must not change afterwards: it may be sent from where it is."""
         if self._closing:
             return False
         length = len(frame)

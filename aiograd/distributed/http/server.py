@@ -172,10 +172,13 @@ class HttpConnection(web.RequestHandler):
         self._expect(self._limits.handshake_timeout)
 
     def connection_lost(self, exc: BaseException | None) -> None:
+        answering = self._task_handler
         self._ticket.release()
         super().connection_lost(exc)
         self._raw = None
         self._expect(None)
+        if answering is not None:
+            answering.cancel()  # nobody is left to read the answer
 
     def force_close(self) -> None:
         """Close; a peer that does not read its answer does not keep the connection."""
@@ -183,7 +186,7 @@ class HttpConnection(web.RequestHandler):
             self._expect(LINGER)
         super().force_close()
 
-    async def shutdown(self, timeout: float | None = 15.0) -> None:  # noqa: ASYNC109 - the library's signature
+    async def shutdown(self, timeout: float | None = 15.0) -> None:
         """End for good, see the library."""
         await super().shutdown(timeout)
         self.abort()
@@ -214,7 +217,9 @@ class HttpConnection(web.RequestHandler):
         return result
 
     def detach(self) -> tuple[asyncio.Transport | None, Ticket, bytes]:
-        """Take the connection out of the library's hands; returns it, its ticket and what arrived after the request."""
+        """Take the connection out of the library's hands; returns it (None if it is closed), its ticket and what arrived after the request."""
+        if self.transport is None:
+            return None, self._ticket, b""
         collected = Collector()
         self.set_parser(collected)  # type: ignore[arg-type]
         transport, self.transport = self.transport, None

@@ -92,7 +92,7 @@ class HttpTransport:
         Args:
             path: absolute, without query.
             handler: gets method, path with query, headers (names in lower case) and body; returns status, headers and body. It decides who
-                may ask: everybody who can connect reaches it. It is cancelled when the transport closes.
+                may ask: everybody who can connect reaches it. It is cancelled when the caller goes or the transport closes.
 
         Raises:
             ArgumentError: the path is taken or no path.
@@ -196,7 +196,7 @@ class HttpTransport:
 
     # ---- dialling
 
-    async def connect(self, url: str, timeout: float) -> WebSocketChannel:  # noqa: ASYNC109 - part of the interface
+    async def connect(self, url: str, timeout: float) -> WebSocketChannel:
         """Open a channel; see `Transport.connect`. Cancelling closes what was opened.
 
         Args:

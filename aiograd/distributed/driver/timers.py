@@ -1,0 +1,22 @@
+"""Timers that do not hold on to the context they were set in.
+
+asyncio keeps a cancelled timer until its time would have come, and with it the ContextVars of the code that set it: the autograd context
+among them, with all its gradients. So what is set while a user's code runs is set in the context in which the worker was opened.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable
+from typing import Any
+
+
+def call_at(context: contextvars.Context, loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+    """As ``loop.call_at``, in a copy of `context`."""
+    return loop.call_at(when, callback, *args, context=context.copy())
+
+
+def expire_at(context: contextvars.Context, clock: asyncio.Timeout, when: float) -> None:
+    """Let a timeout expire at a time of the loop: ``async with asyncio.timeout(None) as clock: expire_at(context, clock, deadline)``."""
+    context.copy().run(clock.reschedule, when)

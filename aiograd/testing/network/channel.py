@@ -1,0 +1,295 @@
+"""Channels of a simulated network: two ends, and for each direction a pipe that holds what is on its way.
+
+Note [Whose step it is]
+    What arrives is delivered in a step of the host it arrives at, so a host that is killed receives nothing, and one that is frozen
+    receives it when it goes on. A step delivers all that is due. No step runs code of two hosts.
+
+Note [The order on a reliable channel]
+    Steps may be run in any order where the loop's order is permuted, so a step does not carry the frame it delivers: it takes what is
+    first in the pipe.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+from collections.abc import Callable
+from typing import Protocol
+
+from aiograd.distributed.transport import Buffer
+from aiograd.testing.network.link import Link
+from aiograd.testing.owner import Owner, context_of
+
+
+class Place(Protocol):
+    """The host that an end of a channel belongs to."""
+
+    name: str
+    owner: Owner
+    channels: dict[SimulatedChannel, None]
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another incarnation has taken the name."""
+
+
+class Ending:
+    """Marks in a pipe that the channel ends there."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, error: ConnectionError | None) -> None:
+        self.error = error
+
+
+class Pipe:
+    """One direction of a channel: what is on its way, in the order in which it arrives."""
+
+    __slots__ = (
+        "link", "is_reliable", "queued", "_loop", "_source", "_target", "_heap", "_order", "_timer", "_timer_due", "_last_due", "_not_before",
+    )  # fmt: skip
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: Link, source: SimulatedChannel, target: SimulatedChannel) -> None:
+        self.link = link
+        self.is_reliable = source.is_reliable
+        #: bytes on their way
+        self.queued = 0
+        self._loop = loop
+        self._source = source
+        self._target = target
+        self._heap: list[tuple[float, int, bytes | Ending]] = []
+        self._order = 0
+        self._timer: asyncio.Handle | None = None
+        self._timer_due = 0.0
+        self._last_due = 0.0
+        self._not_before = 0.0
+        link.carriers[self] = None
+
+    def push(self, frame: bytes, due: float) -> None:
+        """Let `frame` arrive at the time `due`; on a reliable channel not before those that were sent before."""
+        self.queued += len(frame)
+        self._put(frame, due)
+        self._arm()
+
+    def hold(self, frame: bytes, now: float) -> None:
+        """Keep `frame` until the link has healed."""
+        self.queued += len(frame)
+        self._put(frame, now)
+
+    def end(self, error: ConnectionError | None, now: float) -> None:
+        """Let the other end learn that the channel is closed, after what is on its way if it is reliable."""
+        self._put(Ending(error), now + self.link.latency)
+        self._arm()
+
+    def break_off(self, now: float) -> None:
+        """The connection breaks: this end learns it at once, the other one after what is on its way."""
+        error = ConnectionResetError(f"simulated network: connection {self.link.source} > {self.link.target} was reset")
+        self.end(error, now)
+        self._source.shut(error)
+
+    def lose_some(self, kind: str) -> None:
+        """The sender is gone: what of its frames is on the way arrives or not, by chance. On a reliable channel the last ones are lost."""
+        frames = [entry for entry in sorted(self._heap) if isinstance(entry[2], bytes)]
+        if self.is_reliable:
+            lost = frames[self.link.prefix(len(frames)) :]
+        else:
+            lost = [entry for entry in frames if self.link.chance(0.5)]
+        for entry in lost:
+            self._heap.remove(entry)
+            self._lost(entry[2], kind)
+        heapq.heapify(self._heap)
+
+    def resume(self, due: float) -> None:
+        """The link has healed: what was held arrives at `due` or later."""
+        self._not_before = due
+        self._arm()
+
+    def _put(self, item: bytes | Ending, due: float) -> None:
+        if self.is_reliable:
+            due = self._last_due = max(due, self._last_due)
+        self._order += 1
+        heapq.heappush(self._heap, (due, self._order, item))
+
+    def _arm(self) -> None:
+        """See to it that a step runs when the first in the pipe is due."""
+        if not self._heap or self.link.is_down:
+            return  # `resume` comes back to it
+        due = max(self._heap[0][0], self._not_before)
+        if self._timer is not None:
+            if self._timer_due <= due:
+                return
+            self._timer.cancel()
+        self._timer_due = due
+        if due <= self._loop.time():
+            self._timer = self._loop.call_soon(self._deliver, context=self._target.context)
+        else:
+            self._timer = self._loop.call_at(due, self._deliver, context=self._target.context)
+
+    def _deliver(self) -> None:
+        self._timer = None
+        heap, link, target = self._heap, self.link, self._target
+        now = self._loop.time()
+        try:
+            while heap and heap[0][0] <= now >= self._not_before:
+                item = heap[0][2]
+                if link.is_down and (self.is_reliable or isinstance(item, Ending)):
+                    break
+                heapq.heappop(heap)
+                if isinstance(item, Ending):
+                    target.shut(item.error)
+                elif link.is_down:
+                    self._lost(item, "cut")
+                else:
+                    self.queued -= len(item)
+                    link.delivered()
+                    target.receive(item)
+        finally:
+            self._arm()
+            self._source.relieve()
+
+    def _lost(self, frame: bytes | Ending, kind: str) -> None:
+        if isinstance(frame, bytes):
+            self.queued -= len(frame)
+            self.link.hit(kind, frame)
+
+
+class SimulatedChannel:
+    """One end of a connection, see `aiograd.distributed.transport.Channel`.
+
+    Args:
+        loop: where it is used.
+        place: the host it belongs to.
+        remote: where the peer is.
+        is_reliable: whether frames arrive once each and in order.
+        room: bytes on their way from which the sender is asked to stop.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, place: Place, remote: str, is_reliable: bool, room: int) -> None:
+        self.remote = remote
+        self.is_reliable = is_reliable
+        self.certified_names: frozenset[str] | None = None
+        #: what arrives is handled in this context
+        self.context: contextvars.Context = context_of(place.owner)
+        self.place = place
+        self._loop = loop
+        self._room = room
+        self._out: Pipe
+        self._peer: SimulatedChannel
+        self._inbox: list[bytes] = []
+        self._on_frame: Callable[[bytes | memoryview], None] | None = None
+        self._on_closed: Callable[[BaseException | None], None] | None = None
+        self._on_writable: Callable[[], None] | None = None
+        #: for this end
+        self.is_closed = False
+        self._is_told = False
+        self._is_full = False
+        self._is_orphan = False
+        self._error: BaseException | None = None
+        place.channels[self] = None
+
+    @property
+    def peer_name(self) -> str:
+        """Name of the host at the other end."""
+        return self._peer.place.name
+
+    def join(self, peer: SimulatedChannel, link: Link) -> None:
+        """Lay the pipe to the other end."""
+        self._peer = peer
+        self._out = Pipe(self._loop, link, self, peer)
+
+    # ---- what its user calls
+
+    def attach(
+        self, on_frame: Callable[[bytes | memoryview], None], on_closed: Callable[[BaseException | None], None], on_writable: Callable[[], None]
+    ) -> None:
+        """Say what to call; frames that arrived before are delivered now."""
+        self._on_frame, self._on_closed, self._on_writable = on_frame, on_closed, on_writable
+        self.context = context_of(self.place.owner, contextvars.copy_context())
+        while self._inbox and self._on_frame is on_frame:
+            on_frame(self._inbox.pop(0))
+        if self.is_closed:
+            self._loop.call_soon(self._tell, context=self.context)
+
+    def send(self, frame: Buffer) -> bool:
+        """Queue one frame. False where the sender should stop until `on_writable` is called."""
+        if self.is_closed or self.place.owner.is_dead:
+            return True
+        if self._peer.place.owner.is_dead:
+            self._send_to_nobody()
+            return True
+        self._out.link.carry(self._out, frame if type(frame) is bytes else bytes(frame), self._loop.time())
+        self._is_full = self._out.queued >= self._room and not self.is_closed
+        return not self._is_full
+
+    def close(self) -> None:
+        """Close at once. The other end learns it; what is on its way may be lost where the link has faults."""
+        if not self.is_closed and not self.place.owner.is_dead:
+            if not self._out.link.faults.is_plain:
+                self._out.lose_some("close")
+            self._out.end(None, self._loop.time())
+            self.shut(None)
+
+    # ---- what the network calls
+
+    def receive(self, frame: bytes) -> None:
+        """A frame has arrived."""
+        if self.is_closed:
+            return
+        if self._on_frame is None:
+            self._inbox.append(frame)
+        else:
+            self._on_frame(frame)
+
+    def relieve(self) -> None:
+        """Something has left the pipe."""
+        if self._is_full and self._out.queued <= self._room // 2:
+            self._is_full = False
+            self._loop.call_soon(self._writable, context=self.context)
+
+    def shut(self, error: BaseException | None) -> None:
+        """The channel is closed for this end."""
+        if self.is_closed:
+            return
+        self.is_closed = True
+        self._error = error
+        self.place.channels.pop(self, None)
+        self._forget_incoming()
+        if self._on_closed is not None:
+            self._loop.call_soon(self._tell, context=self.context)
+
+    def reset(self, now: float) -> None:
+        """The connection breaks."""
+        if not self.is_closed:
+            self._out.break_off(now)
+
+    def crash(self, silent: bool, now: float) -> None:
+        """The host is dead: the other end learns it, unless `silent`."""
+        if not self.is_closed:
+            self.is_closed = self._is_told = True
+            self.place.channels.pop(self, None)
+            self._forget_incoming()
+            self._out.lose_some("crash")
+            if not silent:
+                self._out.end(ConnectionResetError(f"simulated network: {self.place.name} is gone"), now)
+
+    def _forget_incoming(self) -> None:
+        incoming = self._peer._out
+        incoming.link.carriers.pop(incoming, None)
+
+    def _send_to_nobody(self) -> None:
+        """The peer died without a word: whoever has its address now resets the connection."""
+        out = self._out.link
+        if self._peer.place.is_replaced and not self._is_orphan and not out.is_down:
+            self._is_orphan = True
+            error = ConnectionResetError(f"simulated network: {self._peer.place.name} was restarted and knows nothing of this connection")
+            self._loop.call_later(2 * out.latency, self.shut, error, context=self.context)
+
+    def _tell(self) -> None:
+        if not self._is_told and self._on_closed is not None:
+            self._is_told = True
+            self._on_closed(self._error)
+
+    def _writable(self) -> None:
+        if not self.is_closed and self._on_writable is not None:
+            self._on_writable()

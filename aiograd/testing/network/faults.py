@@ -1,0 +1,123 @@
+"""Faults: what a simulated network does to the frames it carries, and how a seed draws a mix of it.
+
+Note [Swarm testing]
+    A run in which every kind of fault happens all the time explores little: a connection that is reset every ten frames never sees the
+    hundredth. Each seed therefore draws which kinds it has and how much of each, and some seeds have none.
+
+Source: swarm testing, Groce et al., ISSTA 2012; the simulator of FoundationDB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from random import Random
+from typing import Literal, Self, get_args
+
+from aiograd.errors import ArgumentError
+
+#: what happens to single frames, by chance or forced
+FaultKind = Literal["drop", "duplicate", "reorder", "flip", "truncate", "reset"]
+FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
+
+#: part of the seeds that draw no fault at all
+CALM = 0.1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Faults:
+    """What a link does to each frame. Rates are probabilities per frame, times are in seconds.
+
+    On reliable channels only `latency`, `jitter`, `slow` and `reset` have an effect.
+
+    Raises:
+        ArgumentError: a rate outside of 0 to 1, or a negative time.
+    """
+
+    #: time on the way: each link draws its own from this range
+    latency: tuple[float, float] = (0.0, 0.0)
+    #: mean of what each frame takes longer, exponentially distributed; on unreliable channels frames overtake each other by it
+    jitter: float = 0.0
+    #: never arrives
+    drop: float = 0.0
+    #: arrives twice
+    duplicate: float = 0.0
+    #: arrives later by up to `reorder_by`, so that others overtake it
+    reorder: float = 0.0
+    reorder_by: float = 0.05
+    #: arrives with one bit changed
+    flip: float = 0.0
+    #: arrives without its end
+    truncate: float = 0.0
+    #: the connection breaks; half of the time the frame still arrives, so that its sender cannot know
+    reset: float = 0.0
+    #: bytes per second that the link carries; None: any number
+    slow: float | None = None
+
+    def __post_init__(self) -> None:
+        for kind in FAULT_KINDS:
+            if not 0 <= getattr(self, kind) <= 1:
+                raise ArgumentError(f"Faults({kind}={getattr(self, kind)!r}): expected a probability, from 0 to 1")
+        low, high = self.latency
+        if not 0 <= low <= high < math.inf:
+            raise ArgumentError(f"Faults(latency={self.latency!r}): expected a range of seconds, such as (0.001, 0.02)")
+        for name in ("jitter", "reorder_by"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ArgumentError(f"Faults({name}={getattr(self, name)!r}): expected seconds, at least 0")
+        if self.slow is not None and not self.slow > 0:
+            raise ArgumentError(f"Faults(slow={self.slow!r}): expected bytes per second above 0, or None for no bound")
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of fault that can happen, latency and jitter left out."""
+        return tuple(kind for kind in (*FAULT_KINDS, "slow") if getattr(self, kind))
+
+    @property
+    def harms_frames(self) -> bool:
+        """Whether frames can be lost, changed, doubled or overtaken without the channel closing."""
+        return bool(self.drop or self.duplicate or self.reorder or self.flip or self.truncate)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether nothing happens to any frame, not even delay."""
+        return not self.kinds and not self.jitter and not self.latency[1]
+
+    def without(self, *kinds: str) -> Self:
+        """The same without some kinds, to find out which of them a failure needs.
+
+        Raises:
+            ArgumentError: no such kind.
+        """
+        for kind in kinds:
+            if kind not in (*FAULT_KINDS, "slow", "jitter"):
+                raise ArgumentError(f"Faults.without({kind!r}): expected one of {', '.join(FAULT_KINDS)}, slow, jitter")
+        return dataclasses.replace(self, **{kind: None if kind == "slow" else 0.0 for kind in kinds})  # type: ignore[arg-type]
+
+    @classmethod
+    def drawn(cls, random: Random) -> Faults:
+        """A random mix: which kinds there are, and how much of each. See Note [Swarm testing]."""
+        fastest = _log_uniform(random, 1e-4, 1e-2)
+        latency = (fastest, fastest * random.uniform(1, 4))
+        if random.random() < CALM:
+            return cls(latency=latency)
+        rates = {
+            "drop": _log_uniform(random, 0.01, 0.4),
+            "duplicate": _log_uniform(random, 0.01, 0.5),
+            "reorder": _log_uniform(random, 0.01, 0.5),
+            "flip": _log_uniform(random, 0.005, 0.05),
+            "truncate": _log_uniform(random, 0.005, 0.05),
+            "reset": _log_uniform(random, 0.001, 0.03),
+        }
+        chosen = {kind: rate for kind, rate in rates.items() if random.random() < 0.5}
+        return cls(
+            latency=latency,
+            jitter=_log_uniform(random, 1e-4, 2e-2) if random.random() < 0.5 else 0.0,
+            reorder_by=_log_uniform(random, 0.01, 0.5),
+            slow=_log_uniform(random, 3e4, 1e7) if random.random() < 0.25 else None,
+            **chosen,
+        )
+
+
+def _log_uniform(random: Random, low: float, high: float) -> float:
+    return math.exp(random.uniform(math.log(low), math.log(high)))

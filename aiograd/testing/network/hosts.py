@@ -1,0 +1,234 @@
+"""Hosts of a simulated network, and the transport that code on a host uses.
+
+A name stands for one incarnation at a time: what is killed stays dead, and a restart puts another incarnation under the same name.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import errno
+from collections.abc import Callable
+from random import Random
+from typing import Protocol
+
+from aiograd.distributed.safeguards import Safeguards
+from aiograd.distributed.transport import Channel
+from aiograd.errors import AiogradError, ArgumentError
+from aiograd.testing.network.channel import SimulatedChannel
+from aiograd.testing.network.link import Link
+from aiograd.testing.owner import Owner, context_of
+
+SCHEME = "sim://"
+
+
+class HostKilledError(AiogradError, RuntimeError):
+    """The host on which the code was running has been killed."""
+
+
+class Net(Protocol):
+    """What hosts need of the network they are in."""
+
+    safeguards: Safeguards
+    is_reliable: bool
+    room: int
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop that the network is used on."""
+
+    def link(self, source: str, target: str) -> Link:
+        """One direction between two hosts."""
+
+    def find(self, name: str) -> Host | None:
+        """The present incarnation."""
+
+    def when_healed(self, callback: Callable[[], None]) -> None:
+        """Call back when any link heals."""
+
+
+class Host:
+    """One incarnation of a named host."""
+
+    def __init__(self, net: Net, name: str, incarnation: int, random: Random) -> None:
+        self.name = name
+        self.incarnation = incarnation
+        self.owner = Owner(name if incarnation == 0 else f"{name}#{incarnation}")
+        self.random = random
+        #: open channels, as an ordered set
+        self.channels: dict[SimulatedChannel, None] = {}
+        self.listener: SimulatedTransport | None = None
+        #: died without closing its connections, as when the power fails
+        self.is_silent = False
+        #: when a frozen host goes on
+        self.frozen_until = 0.0
+        #: what `spawn` gave out
+        self.outcomes: list[asyncio.Future[object]] = []
+        self._net = net
+
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another incarnation has taken the name."""
+        return self._net.find(self.name) is not self
+
+    def context(self) -> contextvars.Context:
+        """A new, empty context in which code belongs to this host."""
+        return context_of(self.owner)
+
+    def die(self, silent: bool, now: float) -> None:
+        """Drop everything; what runs on the host has been stopped already."""
+        self.is_silent = silent
+        self.listener = None
+        for channel in list(self.channels):
+            channel.crash(silent, now)
+        outcomes, self.outcomes = self.outcomes, []
+        for outcome in outcomes:
+            if not outcome.done():
+                outcome.set_exception(HostKilledError(f"host {self.name} was killed; what ran on it has no outcome"))
+                outcome.exception()  # whoever does not await it need not know
+
+    def stop(self) -> None:
+        """Close the listener and all channels."""
+        self.listener = None
+        for channel in list(self.channels):
+            channel.close()
+
+
+class SimulatedTransport:
+    """The transport of one host, see `aiograd.distributed.transport.Transport`."""
+
+    def __init__(self, net: Net, host: Host) -> None:
+        self.safeguards = net.safeguards
+        self._net = net
+        self._host = host
+        self._accept: Callable[[Channel], None] | None = None
+        self._accept_context = host.context()
+        self._channels: list[SimulatedChannel] = []
+
+    def entropy(self, count: int) -> bytes:
+        """Bytes drawn from the seed, other ones for each incarnation of each host."""
+        return self._host.random.randbytes(count)
+
+    async def listen(self, host: str, port: int, accept: Callable[[Channel], None]) -> str:
+        """Accept connections under the name of the host; `host` and `port` have no effect. Does not wait.
+
+        Raises:
+            OSError: the host listens already.
+        """
+        self._net.loop  # noqa: B018 - refuses a second loop
+        if self._host.listener not in (None, self):
+            raise OSError(errno.EADDRINUSE, f"simulated network: {self._host.name} listens already; a host has one listener")
+        if not self._host.owner.is_dead:
+            self._host.listener = self
+        self._accept = accept
+        self._accept_context = context_of(self._host.owner, contextvars.copy_context())
+        return SCHEME + self._host.name
+
+    async def connect(self, url: str, timeout: float) -> Channel:
+        """Open a channel to the host at `url`. Cancelling it closes the channel if there is one by then.
+
+        Raises:
+            ArgumentError: `url` is not of the form ``sim://name``.
+            ConnectionRefusedError: the host does not exist, does not listen, or was killed and nobody holds its name.
+            ConnectionResetError: a fault.
+            TimeoutError: the link is cut, or the host is gone without a word.
+        """
+        if not url.startswith(SCHEME):
+            raise ArgumentError(f"connect({url!r}): a simulated network has URLs like {SCHEME}w0, as `listen` returns them")
+        target = url.removeprefix(SCHEME).partition(":")[0].rstrip("/")
+        waiter: asyncio.Future[SimulatedChannel] = self._net.loop.create_future()
+        self._dial(target, waiter)
+        try:
+            async with asyncio.timeout(timeout):
+                return await waiter
+        except TimeoutError as error:
+            _discard(waiter)
+            raise TimeoutError(f"simulated network: {self._host.name} did not reach {target} within {timeout:g} s") from error
+        except asyncio.CancelledError:
+            _discard(waiter)
+            raise
+
+    async def aclose(self) -> None:
+        """Stop listening and close the channels of this transport. Does not wait. Idempotent."""
+        if self._host.listener is self:
+            self._host.listener = None
+        channels, self._channels = self._channels, []
+        for channel in channels:
+            channel.close()
+
+    # ---- how a connection is made
+
+    def _dial(self, target: str, waiter: asyncio.Future[SimulatedChannel]) -> None:
+        """The first packet leaves; it is resent when a cut heals."""
+        if waiter.done():
+            return
+        out, back = self._net.link(self._host.name, target), self._net.link(target, self._host.name)
+        if out.is_down or back.is_down:
+            out.hit("cut")
+            self._net.when_healed(lambda: self._dial(target, waiter))
+        else:
+            self._later(out, contextvars.Context(), self._arrive, target, waiter)
+
+    def _arrive(self, target: str, waiter: asyncio.Future[SimulatedChannel]) -> None:
+        """The first packet is there, and the system of the other host answers it (not its process, which may be frozen)."""
+        if waiter.done() or self._host.owner.is_dead:
+            return
+        net = self._net
+        out, back = net.link(self._host.name, target), net.link(target, self._host.name)
+        if out.is_down or back.is_down:
+            self._dial(target, waiter)
+            return
+        host = net.find(target)
+        listener = None if host is None else host.listener
+        answer = self._host.context()
+        if host is None or listener is None:
+            if host is None or not host.is_silent:
+                self._later(back, answer, _fail, waiter, ConnectionRefusedError(errno.ECONNREFUSED, f"simulated network: nobody listens at {target}"))
+            return
+        if back.faults.reset and back.chance(back.faults.reset):
+            back.hit("reset")
+            self._later(back, answer, _fail, waiter, ConnectionResetError(f"simulated network: the connection to {target} was reset"))
+            return
+        mine = SimulatedChannel(net.loop, self._host, SCHEME + target, net.is_reliable, net.room)
+        theirs = SimulatedChannel(net.loop, host, SCHEME + self._host.name, net.is_reliable, net.room)
+        mine.join(theirs, out)
+        theirs.join(mine, back)
+        self._keep(mine)
+        net.loop.call_soon(listener._accepted, theirs, context=listener._accept_context)
+        self._later(back, answer, _succeed, waiter, mine)
+
+    def _accepted(self, channel: SimulatedChannel) -> None:
+        if self._accept is None or self._host.listener is not self:
+            channel.close()
+            return
+        self._keep(channel)
+        self._accept(channel)
+
+    def _keep(self, channel: SimulatedChannel) -> None:
+        self._channels = [*(other for other in self._channels if not other.is_closed), channel]
+
+    def _later(self, link: Link, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
+        loop = self._net.loop
+        delay = link.delay(0, loop.time())
+        if delay:
+            loop.call_later(delay, callback, *arguments, context=context)
+        else:
+            loop.call_soon(callback, *arguments, context=context)
+
+
+def _discard(waiter: asyncio.Future[SimulatedChannel]) -> None:
+    """Nobody waits any more; the channel may have come at the very moment."""
+    if waiter.done() and not waiter.cancelled() and waiter.exception() is None:
+        waiter.result().close()
+
+
+def _fail(waiter: asyncio.Future[SimulatedChannel], error: OSError) -> None:
+    if not waiter.done():
+        waiter.set_exception(error)
+
+
+def _succeed(waiter: asyncio.Future[SimulatedChannel], channel: SimulatedChannel) -> None:
+    if waiter.done():
+        channel.close()
+    else:
+        waiter.set_result(channel)

@@ -1,0 +1,192 @@
+"""Link: one direction between two hosts, which decides what becomes of each frame.
+
+All channels between the two share it: cuts, rates, draws and counts are per link. Each link draws from a stream of its own, so that one
+more frame elsewhere changes nothing here.
+
+Note [A cut]
+    Nothing is told of a cut: frames vanish and no channel closes. On a reliable channel what is sent meanwhile is kept, as TCP does that
+    goes on resending, and arrives after the link has healed; so it stays reliable, and its users must notice by themselves that nothing
+    comes. That a channel ends is told when the link has healed, on both kinds of channel.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from random import Random
+from typing import Protocol
+
+from aiograd.testing.network.faults import FaultKind, Faults
+from aiograd.testing.network.records import LinkStatistics, Records
+
+#: after a cut has healed, what was kept is resent within this many seconds
+RESEND = 0.2
+
+
+class Carrier(Protocol):
+    """One direction of a channel."""
+
+    is_reliable: bool
+
+    def push(self, frame: bytes, due: float) -> None:
+        """Let `frame` arrive at the time `due`."""
+
+    def hold(self, frame: bytes, now: float) -> None:
+        """Keep `frame` until the link has healed."""
+
+    def resume(self, due: float) -> None:
+        """The link has healed: what was held arrives at `due` or later."""
+
+    def break_off(self, now: float) -> None:
+        """The connection breaks; what is on its way still arrives."""
+
+
+class Link:
+    """One direction between two hosts.
+
+    Args:
+        source, target: names of the hosts.
+        faults: what happens to frames.
+        random: where its draws come from.
+        records: where it reports to.
+        clogged: names of hosts all of whose links are down; shared by the network.
+    """
+
+    __slots__ = (
+        "source", "target", "carriers", "forced", "_faults", "_is_plain", "_latency", "_busy_until", "_cut", "_clogged", "_random", "_records",
+        "_label", "_sent", "_bytes", "_delivered", "_hits",
+    )  # fmt: skip
+
+    def __init__(self, source: str, target: str, faults: Faults, random: Random, records: Records, clogged: set[str]) -> None:
+        self.source = source
+        self.target = target
+        #: the open channels, as an ordered set
+        self.carriers: dict[Carrier, None] = {}
+        #: what must happen to the next frames, one each
+        self.forced: deque[FaultKind] = deque()
+        self._random = random
+        self._records = records
+        self._label = f"{source}>{target}".encode()
+        self._clogged = clogged
+        self._cut = False
+        self._busy_until = 0.0
+        self._sent = self._bytes = self._delivered = 0
+        self._hits: Counter[str] = Counter()
+        self.faults = faults
+
+    @property
+    def faults(self) -> Faults:
+        """What happens to frames. Setting it draws the latency of this link anew."""
+        return self._faults
+
+    @faults.setter
+    def faults(self, faults: Faults) -> None:
+        self._faults = faults
+        self._is_plain = faults.is_plain
+        self._latency = self._random.uniform(*faults.latency) if faults.latency[1] else 0.0
+
+    @property
+    def latency(self) -> float:
+        """Seconds on the way, jitter left out."""
+        return self._latency
+
+    @property
+    def is_down(self) -> bool:
+        """Whether nothing passes."""
+        return self._cut or (bool(self._clogged) and (self.source in self._clogged or self.target in self._clogged))
+
+    def cut(self) -> None:
+        """Let nothing pass, see Note [A cut]."""
+        self._cut = True
+
+    def heal(self, now: float) -> None:
+        """End a cut."""
+        self._cut = False
+        self.resume(now)
+
+    def resume(self, now: float) -> None:
+        """Let what was kept arrive; where the link is still down for another reason it goes on being kept."""
+        for carrier in list(self.carriers):
+            carrier.resume(now + self._latency + self._random.uniform(0, RESEND))
+
+    def statistics(self) -> LinkStatistics:
+        """What was carried so far."""
+        return LinkStatistics(self._sent, self._bytes, self._delivered, dict(sorted(self._hits.items())))
+
+    def hit(self, kind: str, frame: bytes | None = None) -> None:
+        """Count a fault."""
+        self._hits[kind] += 1
+        self._records.hit(kind, self.source, frame)
+
+    def delivered(self) -> None:
+        """Count a frame that arrived."""
+        self._delivered += 1
+
+    def chance(self, rate: float) -> bool:
+        """True with probability `rate`."""
+        return self._random.random() < rate
+
+    def prefix(self, count: int) -> int:
+        """How many of `count` frames that were on their way still arrive."""
+        return self._random.randint(0, count)
+
+    def delay(self, size: int, now: float) -> float:
+        """How long a frame of `size` bytes takes that is sent now."""
+        faults = self._faults
+        delay = self._latency
+        if faults.jitter:
+            delay += self._random.expovariate(1 / faults.jitter)
+        if faults.slow is not None:
+            self._busy_until = max(now, self._busy_until) + size / faults.slow
+            delay += self._busy_until - now
+        return delay
+
+    def carry(self, carrier: Carrier, frame: bytes, now: float) -> None:
+        """Decide what becomes of `frame`, which was sent now."""
+        self._sent += 1
+        self._bytes += len(frame)
+        self._records.sent(now, self._label, frame)
+        if self.is_down:
+            self.hit("cut", frame)
+            if carrier.is_reliable:
+                carrier.hold(frame, now)
+        elif self._is_plain and not self.forced:
+            carrier.push(frame, now)
+        else:
+            self._carry(carrier, frame, now)
+
+    def _carry(self, carrier: Carrier, frame: bytes, now: float) -> None:
+        faults, forced = self._faults, self.forced.popleft() if self.forced else None
+        due = now + self.delay(len(frame), now)
+        if faults.slow is not None:
+            self.hit("slow", frame)
+        if self._strikes(faults.reset, forced == "reset"):
+            self.hit("reset", frame)
+            if self.chance(0.5):
+                carrier.push(frame, due)
+            carrier.break_off(now)
+            return
+        if not carrier.is_reliable:
+            if self._strikes(faults.drop, forced == "drop"):
+                self.hit("drop", frame)
+                return
+            if self._strikes(faults.duplicate, forced == "duplicate"):
+                self.hit("duplicate", frame)
+                carrier.push(frame, now + self.delay(len(frame), now))
+            if self._strikes(faults.reorder, forced == "reorder"):
+                self.hit("reorder", frame)
+                due += self._random.uniform(0, faults.reorder_by)
+            if frame and self._strikes(faults.flip, forced == "flip"):
+                self.hit("flip", frame)
+                frame = self._flipped(frame)
+            if frame and self._strikes(faults.truncate, forced == "truncate"):
+                self.hit("truncate", frame)
+                frame = frame[: self._random.randrange(len(frame))]
+        carrier.push(frame, due)
+
+    def _strikes(self, rate: float, forced: bool) -> bool:
+        return forced or (rate > 0 and self.chance(rate))
+
+    def _flipped(self, frame: bytes) -> bytes:
+        changed = bytearray(frame)
+        changed[self._random.randrange(len(frame))] ^= 1 << self._random.randrange(8)
+        return bytes(changed)

@@ -1,0 +1,73 @@
+"""What the worker processes of `test_cluster` serve; imported there by name."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+import time
+from typing import Any
+
+import aiograd.distributed as dist
+from aiograd.tensors.tensor import Tensor
+
+service = dist.Service()
+
+
+@service.function
+def double(x: Tensor) -> Tensor:
+    return x * 2.0
+
+
+@service.function
+async def double_at(peer: str, x: Tensor) -> Tensor:
+    """As `double`, computed by another worker."""
+    return await dist.current_worker().call(peer, "double", x)
+
+
+@service.function
+async def process() -> int:
+    return os.getpid()
+
+
+@service.function
+async def variable(name: str) -> str | None:
+    return os.environ.get(name)
+
+
+@service.function
+async def complain(text: str) -> None:
+    print(text)
+    print(text, file=sys.stderr)
+
+
+@service.function
+async def wait_forever() -> None:
+    await asyncio.Event().wait()
+
+
+@service.function
+def sleep_in_a_thread(seconds: float) -> None:
+    time.sleep(seconds)
+
+
+@service.function
+async def hold_the_loop_up(seconds: float) -> None:
+    time.sleep(seconds)  # noqa: ASYNC251 - that is the point
+
+
+@service.reference
+class Counter:
+    def __init__(self) -> None:
+        self.count = 0
+
+    def add(self, n: int) -> int:
+        self.count += n
+        return self.count
+
+
+class NoService:
+    pass
+
+
+no_service: Any = NoService()

@@ -1,0 +1,298 @@
+"""Records: sealed frames open once, on the connection and in the direction they were made for, and in no other case."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+
+import pytest
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from hypothesis import given
+from hypothesis import strategies as st
+
+from aiograd.distributed.cipher import KEPT_RECORDS, LARGE, MAX_BYTES, MAX_RECORDS, OVERHEAD, WINDOW, Open, Seal
+from aiograd.errors import AuthenticationError, LimitError, ProtocolError
+
+KEY, OTHER_KEY = bytes(range(32)), bytes(range(1, 33))
+SALT = b"salt"
+FRAME_BYTES = 1 << 20
+#: on both sides of the place where the way of sealing changes
+SIZES = (0, 1, 200, LARGE - 1, LARGE, LARGE + 1, FRAME_BYTES)
+
+
+def pair(frame_bytes: int = FRAME_BYTES) -> tuple[Seal, Open]:
+    return Seal(KEY, SALT, frame_bytes), Open(KEY, SALT, frame_bytes)
+
+
+def noise(size: int) -> bytes:
+    return random.Random(size).randbytes(size)
+
+
+def refusal(opener: Open, record: bytes | memoryview) -> str:
+    """The text with which a record is refused, after checking that the opener is none the worse for it."""
+    before = opener._highest, opener._seen
+    with pytest.raises(AuthenticationError) as caught:
+        opener.open(record)
+    assert (opener._highest, opener._seen) == before
+    assert caught.value.__context__ is None or caught.value.__suppress_context__
+    return str(caught.value)
+
+
+# ---- what goes in comes out
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_record_is_what_the_standard_construction_gives(size: int) -> None:
+    seal, opener = pair()
+    frame = noise(size)
+    for counter in range(3):
+        record = bytes(seal.seal([frame]))
+        head = counter.to_bytes(8, "little")
+        assert record == head + AESGCM(KEY).encrypt(SALT + head, frame, None)
+        assert len(record) == size + OVERHEAD
+        assert opener.open(record) == frame
+
+
+@given(
+    cuts=st.lists(st.sampled_from([0, 1, 15, 16, 17, 52, 1000, LARGE // 2, LARGE]), max_size=6),
+    as_type=st.lists(st.sampled_from([bytes, bytearray, memoryview]), min_size=6, max_size=6),
+)
+def test_pieces_are_sealed_as_one_frame(cuts: list[int], as_type: list[type]) -> None:
+    seal, opener = pair()
+    parts = [kind(noise(size)) for size, kind in zip(cuts, as_type, strict=False)]
+    for _ in range(2):
+        assert bytes(opener.open(seal.seal(parts))) == b"".join(parts)
+
+
+@pytest.mark.parametrize("count", [10, LARGE])
+def test_pieces_may_be_views_of_wider_items(count: int) -> None:
+    seal, opener = pair()
+    for kind in "d?b":
+        wide = memoryview(noise(8 * count)).cast(kind)
+        assert opener.open(seal.seal([b"head", wide])) == b"head" + wide.tobytes()
+
+
+@pytest.mark.parametrize("size", [100, LARGE])
+@pytest.mark.parametrize("kind", [bytes, bytearray, memoryview])
+def test_records_may_come_as_any_bytes(size: int, kind: type) -> None:
+    seal, opener = pair()
+    assert opener.open(kind(seal.seal([noise(size)]))) == noise(size)
+
+
+@pytest.mark.parametrize("size", [16, LARGE])
+def test_equal_frames_make_different_records(size: int) -> None:
+    seal, _ = pair()
+    records = {bytes(seal.seal([bytes(size)]))[8:] for _ in range(5)}
+    assert len(records) == 5
+
+
+# ---- what an attacker can do
+
+
+def test_no_byte_can_be_altered() -> None:
+    seal, opener = pair()
+    record = bytes(seal.seal([b"some frame"]))
+    texts = set()
+    for at in range(len(record)):
+        for bit in range(8):
+            altered = bytearray(record)
+            altered[at] ^= 1 << bit
+            texts.add(refusal(opener, altered))
+    assert len(texts) == 1
+    assert opener.open(record) == b"some frame"
+
+
+def test_no_byte_of_a_large_record_can_be_altered() -> None:
+    seal, opener = pair()
+    record = bytearray(seal.seal([noise(LARGE)]))
+    ends = [*range(40), *range(len(record) - 40, len(record))]
+    for at in [*ends, *random.Random(0).sample(range(len(record)), 200)]:
+        record[at] ^= 0x80
+        refusal(opener, record)
+        record[at] ^= 0x80
+    assert opener.open(record) == noise(LARGE)
+
+
+@pytest.mark.parametrize("size", [50, LARGE])
+def test_records_cannot_be_cut_or_extended(size: int) -> None:
+    seal, opener = pair()
+    record = bytes(seal.seal([noise(size)]))
+    lengths = range(len(record)) if size < 1000 else (0, 7, 8, 23, 24, 25, LARGE - 1, LARGE, len(record) - 16, len(record) - 1)
+    for length in lengths:
+        refusal(opener, record[:length])
+    for more in (b"\0", record, bytes(16)):
+        refusal(opener, record + more)
+        refusal(opener, more + record)
+    assert opener.open(record) == noise(size)
+
+
+def test_records_of_others_do_not_open() -> None:
+    """Another key (an earlier connection, the other direction), another salt."""
+    for seal in (Seal(OTHER_KEY, SALT, FRAME_BYTES), Seal(KEY, b"pepp", FRAME_BYTES)):
+        for size in (10, LARGE):
+            refusal(pair()[1], seal.seal([noise(size)]))
+
+
+def test_parts_of_two_records_do_not_make_one() -> None:
+    seal, opener = pair()
+    one, two = (bytes(seal.seal([noise(40)])) for _ in range(2))
+    for mixed in (one[:8] + two[8:], two[:8] + one[8:], one[:-16] + two[-16:], one[:30] + two[30:]):
+        refusal(opener, mixed)
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_refused(record: bytes) -> None:
+    refusal(pair()[1], record)
+
+
+def test_oversized_records_are_refused_before_they_are_looked_at() -> None:
+    opener = Open(KEY, SALT, 100)
+    large = Seal(KEY, SALT, 1000)
+    refusal(opener, large.seal([bytes(101)]))
+    assert opener.open(large.seal([bytes(100)])) == bytes(100)
+
+
+# ---- replays
+
+
+def test_every_record_opens_once() -> None:
+    seal, opener = pair()
+    records = [bytes(seal.seal([b"%d" % number])) for number in range(50)]
+    for record in records:
+        opener.open(record)
+    for record in records:
+        with pytest.raises(ProtocolError) as caught:
+            opener.open(record)
+        assert caught.value.code == "replayed"
+    assert opener.open(seal.seal([b"next"])) == b"next"
+
+
+def deliveries() -> Iterator[list[int]]:
+    yield [0, WINDOW - 1, 0, 1, WINDOW, 0, WINDOW + 1, 1, 2]
+    yield [5 * WINDOW, 4 * WINDOW, 4 * WINDOW + 1, 4 * WINDOW + 1, 9 * WINDOW, 5 * WINDOW]
+    for seed in range(60):
+        draw = random.Random(seed)
+        spread = draw.choice([3, 40, WINDOW, 3 * WINDOW])
+        yield [max(0, step * draw.choice([1, 1, 30]) + draw.randint(-spread, spread)) for step in range(300)]
+
+
+def test_the_window_against_a_memory_that_forgets_nothing() -> None:
+    """Records arrive in any order, several times, or never: each is taken exactly when it is new and within the window."""
+    ciphers = [AESGCM(KEY).encrypt(SALT + number.to_bytes(8, "little"), b"", None) for number in range(30 * 300 + 4 * WINDOW)]
+    outcomes = {True: 0, False: 0}
+    for delivery in deliveries():
+        opener = pair()[1]
+        taken: set[int] = set()
+        for number in delivery:
+            expected = number not in taken and number > max(taken, default=-1) - WINDOW
+            outcomes[expected] += 1
+            try:
+                opener.open(number.to_bytes(8, "little") + ciphers[number])
+            except ProtocolError:
+                assert not expected
+            else:
+                assert expected
+                taken.add(number)
+    assert min(outcomes.values()) > 1000
+
+
+def test_a_forged_record_does_not_move_the_window() -> None:
+    seal, opener = pair()
+    records = [bytes(seal.seal([b"x"])) for _ in range(3)]
+    opener.open(records[0])
+    refusal(opener, (10**6).to_bytes(8, "little") + records[1][8:])
+    assert [opener.open(record) for record in records[1:]] == [b"x", b"x"]
+
+
+# ---- limits
+
+
+def test_a_frame_that_is_too_large_is_not_sealed() -> None:
+    for frame_bytes in (100, LARGE):
+        seal, opener = pair(frame_bytes)
+        with pytest.raises(LimitError, match=f"{frame_bytes + 1} bytes.*at most {frame_bytes}"):
+            seal.seal([bytes(frame_bytes), b"x"])
+        assert opener.open(seal.seal([bytes(frame_bytes)])) == bytes(frame_bytes)
+
+
+def test_a_key_protects_so_many_records_and_no_more() -> None:
+    seal, opener = pair()
+    seal._counter = MAX_RECORDS - 1
+    assert opener.open(seal.seal([b"last"])) == b"last"
+    for _ in range(2):
+        with pytest.raises(ProtocolError, match="new one") as caught:
+            seal.seal([b""])
+        assert caught.value.code == "key_exhausted"
+    head = MAX_RECORDS.to_bytes(8, "little")
+    refusal(opener, head + AESGCM(KEY).encrypt(SALT + head, b"beyond", None))
+
+
+def test_a_key_protects_so_many_bytes_and_no_more() -> None:
+    seal, _ = pair()
+    seal._bytes = MAX_BYTES - 10
+    seal.seal([bytes(10)])
+    with pytest.raises(ProtocolError) as caught:
+        seal.seal([b"x"])
+    assert caught.value.code == "key_exhausted"
+
+
+# ---- buffers that are used again
+
+
+def test_records_and_frames_stay_as_they_are_while_somebody_holds_them() -> None:
+    seal, opener = pair()
+    draw = random.Random(1)
+    frames = [draw.randbytes(draw.choice([LARGE, LARGE + 5, 3 * LARGE, 100])) for _ in range(20)]
+    records = [seal.seal([frame]) for frame in frames]
+    opened = [memoryview(opener.open(record))[3:] for record in records]  # a part keeps the whole
+    seal.seal([bytes(LARGE)])
+    assert [bytes(view) for view in opened] == [frame[3:] for frame in frames]
+    again = Open(KEY, SALT, FRAME_BYTES)
+    assert [bytes(again.open(record)) for record in records] == frames
+
+
+def test_a_large_buffer_serves_again_once_it_is_free() -> None:
+    seal, opener = pair()
+
+    def owners(count: int) -> set[int]:
+        ids = set()
+        for size in range(count):
+            record = seal.seal([bytes(LARGE + size)])
+            frame = opener.open(record)
+            ids |= {id(record.obj), id(frame.obj)}  # type: ignore[union-attr]
+            del record, frame
+        return ids
+
+    seal.seal([bytes(LARGE + 100)])
+    opener.open(Seal(KEY, SALT, FRAME_BYTES).seal([bytes(LARGE + 100)]))
+    assert len(owners(20)) == 2
+    assert [len(buffer) for buffer in seal._buffers._buffers] == [LARGE + 100 + OVERHEAD]
+
+
+def test_a_connection_keeps_few_buffers() -> None:
+    seal, _ = pair()
+    held = [seal.seal([bytes(LARGE)]) for _ in range(10)]
+    assert len({id(record.obj) for record in held}) == 10  # type: ignore[union-attr]
+    assert len(seal._buffers._buffers) == KEPT_RECORDS
+    held.clear()
+    for size in (LARGE, 2 * LARGE, 4 * LARGE, LARGE):
+        assert len(seal.seal([bytes(size)])) == size + OVERHEAD
+    assert len(seal._buffers._buffers) == KEPT_RECORDS
+    assert max(len(buffer) for buffer in seal._buffers._buffers) == 4 * LARGE + OVERHEAD  # one that was too small has been replaced
+
+
+def test_a_refused_large_record_leaves_earlier_frames_alone() -> None:
+    seal, opener = pair()
+    frame = opener.open(seal.seal([noise(LARGE)]))
+    altered = bytearray(seal.seal([bytes(LARGE)]))
+    altered[100] ^= 1
+    refusal(opener, altered)
+    assert frame == noise(LARGE)
+
+
+def test_nothing_shows_a_key() -> None:
+    seal, opener = pair()
+    with pytest.raises(AuthenticationError) as caught:
+        opener.open(bytes(100))
+    for text in (repr(seal), repr(opener), str(caught.value)):
+        assert KEY.hex() not in text and repr(KEY)[2:12] not in text

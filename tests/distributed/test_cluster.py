@@ -1,0 +1,266 @@
+"""Worker processes: started, introduced to each other, watched, restarted, and gone afterwards, whatever happens."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+
+import aiograd as ag
+from aiograd.distributed.cluster import LocalCluster, WorkerProcess
+from aiograd.errors import ArgumentError, DeadlineError, ReferenceLostError, UnknownPeerError, WorkerLostError
+
+pytestmark = pytest.mark.proc
+
+SERVICE = "tests.distributed.cluster_service:service"
+#: a worker as far as its parent can see
+PLAIN_CHILD = """
+import json, signal, sys
+print(json.dumps({"name": "w", "url": "http://127.0.0.1:1"}), flush=True)
+for line in sys.stdin:
+    print(json.dumps({"peer": json.loads(line)["peer"]}), flush=True)
+"""
+
+
+def is_running(pid: int, *, is_ours: bool = True) -> bool:
+    """Whether there is such a process. A zombie counts, unless it is somebody else's to bury."""
+    try:
+        os.kill(pid, 0)
+        return is_ours or b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except (ProcessLookupError, FileNotFoundError):
+        return False
+
+
+async def start(code: str, timeout: float = 10.0, **options: Any) -> WorkerProcess:
+    return await WorkerProcess.start("w", [sys.executable, "-c", code], os.environ, timeout, **options)
+
+
+# -------------------------------------------------------------------- one process
+
+
+async def test_a_process_listens_is_told_of_peers_and_ends() -> None:
+    ended: list[WorkerProcess] = []
+    process = await start(PLAIN_CHILD, on_exit=ended.append)
+    assert process.url == "http://127.0.0.1:1" and is_running(process.pid) and process.status is None
+    await asyncio.gather(*(process.tell(name, "http://127.0.0.1:2") for name in ("a", "b", "a")))
+    assert await process.stop(5.0) == -signal.SIGTERM
+    assert ended == [process] and not is_running(process.pid)
+    with pytest.raises(WorkerLostError):
+        await process.tell("a", "http://127.0.0.1:2")
+
+
+async def test_being_told_fails_when_the_process_dies_instead_of_answering() -> None:
+    process = await start(PLAIN_CHILD.replace('print(json.dumps({"peer"', 'sys.exit(7); print(json.dumps({"peer"'))
+    with pytest.raises(WorkerLostError):
+        await process.tell("a", "http://127.0.0.1:2")
+    assert await process.wait() == 7
+    await process.wait_closed()
+
+
+async def test_a_process_that_does_not_listen_is_an_error_that_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(WorkerLostError, match=r"exit status 3") as lost:
+        await start("import sys; print('no such thing', file=sys.stderr); sys.exit(3)")
+    assert "no such thing" in str(lost.value) and lost.value.worker == "w"
+    assert "[w] no such thing" in capsys.readouterr().err
+    with pytest.raises(DeadlineError, match=r"0\.3 s"):
+        await start("import time; time.sleep(60)", timeout=0.3)
+
+
+async def test_one_that_ignores_the_request_to_end_is_killed() -> None:
+    process = await start("import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN)" + PLAIN_CHILD)
+    assert await process.stop(0.1) == -signal.SIGKILL
+    assert not is_running(process.pid)
+
+
+async def test_cancelled_while_it_starts_it_is_gone(tmp_path: Path) -> None:
+    marker = tmp_path / "pid"
+    task = asyncio.create_task(start(f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
+    while not (marker.exists() and marker.read_text()):  # noqa: ASYNC110 - it is another process that we wait for
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert not is_running(int(marker.read_text()))
+
+
+async def test_what_is_left_of_it_may_hold_its_pipes_but_not_us() -> None:
+    process = await start("import subprocess; subprocess.Popen(['sleep', '20'])" + PLAIN_CHILD)
+    began = time.perf_counter()
+    assert await process.stop(5.0) == -signal.SIGTERM
+    assert time.perf_counter() - began < 10
+
+
+async def test_lines_are_passed_on_whole_and_whatever_they_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
+    long = "x" * 200_000
+    code = f"import sys; sys.stderr.buffer.write(b'\\xff bytes\\n' + b'x' * 200000 + b'\\nlast'); sys.stderr.flush(){PLAIN_CHILD}"
+    process = await start(code)
+    await process.stop(5.0)
+    text = capsys.readouterr().err
+    assert "[w] \ufffd bytes\n" in text and text.replace("\n[w] ", "").count(long) == 1 and "[w] last" in text
+
+
+# -------------------------------------------------------------------- a cluster
+
+
+@pytest_asyncio.fixture
+async def cluster() -> AsyncIterator[LocalCluster]:
+    async with LocalCluster(2, service=SERVICE) as cluster:
+        pids = cluster.pids
+        yield cluster
+        pids |= cluster.pids
+    assert not [pid for pid in pids.values() if is_running(pid)]
+
+
+async def test_the_driver_calls_workers_and_they_call_each_other(cluster: LocalCluster) -> None:
+    assert cluster.workers == ("worker0", "worker1")
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    async with cluster.driver.context() as ctx:
+        loss = (await cluster.driver.call("worker0", "double_at", "worker1", x)).sum()
+        await ctx.backward(loss)
+        assert ctx.grads[x].tolist() == [2.0, 2.0]
+    for name in cluster.workers:
+        assert await cluster.driver.call(name, "process") == cluster.pids[name]
+        assert await cluster.driver.call(name, "variable", "OPENBLAS_NUM_THREADS") == os.environ.get("OPENBLAS_NUM_THREADS", "1")
+        assert await cluster.driver.call(name, "variable", "AIOGRAD_SECRET") is None, "the secret stays in the environment"
+
+
+async def test_a_killed_worker_is_noticed_and_can_be_restarted(cluster: LocalCluster) -> None:
+    driver = cluster.driver
+    counter = await driver.remote("worker1", "Counter")
+    assert await counter.call("add", 2) == 2
+    waiting = asyncio.create_task(driver.call("worker1", "wait_forever"))
+    await driver.call("worker1", "process")
+    first = cluster.pids["worker1"]
+    os.kill(first, signal.SIGKILL)
+    with pytest.raises(WorkerLostError) as lost:
+        await waiting
+    assert lost.value.worker == "worker1"
+    assert await cluster.wait_lost("worker1") == -signal.SIGKILL
+    with pytest.raises(WorkerLostError, match="nobody restarts it"):
+        await cluster.wait_running("worker1")
+    await cluster.restart("worker1")
+    assert cluster.pids["worker1"] != first
+    assert await driver.call("worker1", "process") == cluster.pids["worker1"]
+    x = ag.tensor([3.0])
+    assert (await driver.call("worker0", "double_at", "worker1", x)).tolist() == [6.0], "the others know where it is"
+    assert (await driver.call("worker1", "double_at", "worker0", x)).tolist() == [6.0], "and it knows the others"
+    with pytest.raises(ReferenceLostError):
+        await counter.call("add", 1)
+
+
+async def test_a_running_worker_can_be_restarted(cluster: LocalCluster) -> None:
+    first = cluster.pids["worker0"]
+    await cluster.restart("worker0")
+    assert not is_running(first)
+    assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"] != first
+    with pytest.raises(UnknownPeerError):
+        await cluster.restart("worker7")
+
+
+async def test_a_lost_worker_is_restarted_as_often_as_allowed() -> None:
+    lost: list[tuple[str, int]] = []
+    async with LocalCluster(1, service=SERVICE, max_restarts=1, on_lost=lambda name, status: lost.append((name, status))) as cluster:
+        first = cluster.pids["worker0"]
+        os.kill(first, signal.SIGKILL)
+        await cluster.wait_lost("worker0")
+        await cluster.wait_running("worker0")
+        second = cluster.pids["worker0"]
+        assert second != first and await cluster.driver.call("worker0", "process") == second
+        os.kill(second, signal.SIGKILL)
+        await cluster.wait_lost("worker0")
+        with pytest.raises(WorkerLostError):
+            await cluster.wait_running("worker0")
+    assert lost == [("worker0", -signal.SIGKILL)] * 2
+
+
+async def test_what_a_worker_prints_is_passed_on_with_its_name(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
+    await cluster.driver.call("worker1", "complain", "something is odd")
+    await cluster.restart("worker1")  # after its end everything is there
+    assert capsys.readouterr().err.count("[worker1] something is odd\n") == 2
+
+
+async def test_leaving_while_a_worker_is_busy_takes_no_longer_than_the_grace() -> None:
+    async with LocalCluster(2, service=SERVICE) as cluster:
+        pids = cluster.pids
+        calls = [asyncio.create_task(cluster.driver.call("worker0", *words)) for words in (("wait_forever",), ("sleep_in_a_thread", 30.0))]
+        await cluster.driver.call("worker0", "process")
+        began = time.perf_counter()
+    assert time.perf_counter() - began < 8
+    assert not [pid for pid in pids.values() if is_running(pid)]
+    assert all(isinstance(result, Exception) for result in await asyncio.gather(*calls, return_exceptions=True))
+
+
+async def test_cancelled_inside_it_leaves_nothing_behind() -> None:
+    pids: dict[str, int] = {}
+    entered = asyncio.Event()
+
+    async def use() -> None:
+        async with LocalCluster(2, service=SERVICE) as cluster:
+            pids.update(cluster.pids)
+            entered.set()
+            await asyncio.Event().wait()
+
+    task = asyncio.create_task(use())
+    await entered.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert pids and not [pid for pid in pids.values() if is_running(pid)]
+
+
+async def test_where_one_worker_cannot_start_none_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pids = tmp_path / "pids"
+    pids.mkdir()
+    (tmp_path / "service_that_fails.py").write_text(
+        f"import os, pathlib, sys, time\npathlib.Path({str(pids)!r}, str(os.getpid())).touch()\n"
+        "if 'worker1' in sys.argv: time.sleep(60)\nsys.exit('no luck')"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(WorkerLostError, match="no luck"):
+        async with LocalCluster(2, service="service_that_fails:service"):
+            pass
+    assert list(pids.iterdir()) and not [path for path in pids.iterdir() if is_running(int(path.name))]
+
+
+def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
+    script = tmp_path / "parent.py"
+    script.write_text(
+        "import asyncio, json, os, signal\n"
+        "from aiograd.distributed.cluster import LocalCluster\n"
+        "async def main():\n"
+        f"    async with LocalCluster(2, service={SERVICE!r}) as cluster:\n"
+        "        print(json.dumps(cluster.pids), flush=True)\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())\n"
+    )
+    root = str(Path(__file__).parent.parent.parent)
+    done = subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr
+    pids = json.loads(done.stdout).values()
+    deadline = time.monotonic() + 20
+    while (left := [pid for pid in pids if is_running(pid, is_ours=False)]) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert not left
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"n": 0}, {"n": 2, "names": ["a"]}, {"names": ["a", "a"]}, {"names": ["a", "driver"]}, {"service": "module"}, {"max_restarts": -1},
+        {"start_timeout": 0.0},
+    ],
+    ids=str,
+)
+def test_impossible_clusters_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ArgumentError):
+        LocalCluster(**{"service": SERVICE, **options})

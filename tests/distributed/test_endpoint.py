@@ -1,0 +1,472 @@
+"""Endpoints: requests, answers, errors, deadlines, and the end. Over an in-memory transport."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import gc
+import logging
+import math
+import weakref
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiograd.distributed.codec import WireTensor
+from aiograd.distributed.driver.conversation import _Request
+from aiograd.distributed.handshake import Identity
+from aiograd.distributed.safeguards import Safeguards
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    AuthenticationError,
+    ContextNotFoundError,
+    DeadlineError,
+    DistributedError,
+    LimitError,
+    Overloaded,
+    ProtocolError,
+    RemoteError,
+    UnknownPeerError,
+    WorkerLostError,
+)
+from aiograd.testing import simulated_run
+from tests.distributed.world import CALL, LIMITS, World, simulate, turns
+
+# ---- requests and answers
+
+
+async def test_requests_go_both_ways_over_one_connection() -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        forth = [a.ask("b", "echo", number) for number in range(50)]
+        assert await asyncio.gather(*forth) == list(range(50))
+        back = [b.ask("a", "echo", number) for number in range(50)]  # b knows no URL of a
+        forth = [a.ask("b", "echo", number) for number in range(50)]
+        assert await asyncio.gather(*back, *forth) == 2 * list(range(50))
+        assert world.board.dials == 1
+        assert {identity.name for identity in b.callers} == {"a"}
+        assert b.callers[0] == Identity("a", a.endpoint.incarnation, "default")
+        assert a.callers[0] == Identity("b", b.endpoint.incarnation, "default")
+        assert a.endpoint.peers == ("b",)
+        assert b.endpoint.peers == ("a",)
+
+
+async def test_a_request_to_oneself_shares_nothing() -> None:
+    async with World() as world:
+        a = await world.node("a")
+        sent = [[1, 2], {"x": WireTensor(np.arange(4.0), True)}]
+        got = await a.ask("a", "echo", sent)
+        assert got[0] == [1, 2] and got[0] is not sent[0]
+        assert not np.shares_memory(got[1]["x"].array, sent[1]["x"].array)
+        assert a.callers == [Identity("a", a.endpoint.incarnation, "default")]
+        world.errors["x"] = ContextNotFoundError("no such context")
+        with pytest.raises(ContextNotFoundError, match=r"^Error on Node a: no such context$"):
+            await a.ask("a", "raise", "x")
+        asking = asyncio.create_task(a.ask("a", "gate", 1))
+        await turns()
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await turns()
+        assert a.cancelled == [1]
+        assert not world.board.channels
+
+
+async def test_a_small_request_overtakes_a_large_one() -> None:
+    limits = replace(LIMITS, frame_bytes=1 << 16)
+    async with World(limits, high_water=1 << 17) as world:
+        a, _ = await world.pair()
+        await a.ask("b", "echo", 0)
+        big = WireTensor(np.arange(1 << 20, dtype=np.float32), False)
+        order: list[str] = []
+
+        async def ask(name: str, argument: Any) -> Any:
+            answer = await a.ask("b", "echo", argument)
+            order.append(name)
+            return answer
+
+        large = asyncio.create_task(ask("large", big))
+        await turns(1)
+        assert any(channel._full for channel in world.board.channels)  # the channel has said stop
+        assert a.endpoint.statistics().peers[0].outstanding == 1
+        small = asyncio.create_task(ask("small", "hi"))
+        assert await small == "hi"
+        answer = await large
+        assert order == ["small", "large"]
+        np.testing.assert_array_equal(answer.array, big.array)
+
+
+async def test_the_smaller_of_two_frame_limits_holds() -> None:
+    async with World() as world:
+        b = await world.node("b", limits=replace(LIMITS, frame_bytes=1 << 12))
+        a = await world.node("a", b)
+        value = b"x" * 100_000
+        assert await a.ask("b", "echo", value) == value
+        assert world.board.dials == 1
+        assert a.statistics("b").frames_out >= 25
+
+
+async def test_requests_wait_for_room() -> None:
+    limits = replace(LIMITS, bytes_per_peer=1 << 20)
+    async with World(limits) as world:
+        a, b = await world.pair()
+        tensor = WireTensor(np.zeros(1 << 16, dtype=np.float64), False)  # half of it
+        asking = [asyncio.create_task(a.ask("b", "gate", tensor)) for _ in range(5)]
+        await turns(50)
+        assert len(b.ran) == 1  # two of them, with all that is around the data, are more than b takes
+        asking[1].cancel()  # one that waits
+        b.gate.set()
+        results = await asyncio.gather(*asking, return_exceptions=True)
+        assert [type(result) for result in results] == [WireTensor, asyncio.CancelledError, WireTensor, WireTensor, WireTensor]
+        assert len(b.ran) == 4
+    with pytest.raises(DistributedError):
+        await a.ask("b", "echo")
+
+
+def test_waiting_for_room_ends_at_the_deadline() -> None:
+    async def main() -> None:
+        async with World(replace(LIMITS, bytes_per_peer=1 << 20)) as world:
+            a, b = await world.pair()
+            tensor = WireTensor(np.zeros(1 << 16, dtype=np.float64), False)
+            first = asyncio.create_task(a.ask("b", "gate", tensor))
+            await asyncio.sleep(0.1)
+            with pytest.raises(DeadlineError):
+                await a.ask("b", "gate", tensor, timeout=2.0)
+            b.gate.set()
+            await first
+            await a.ask("b", "echo", tensor, timeout=2.0)  # the room that was waited for is not lost
+            assert len(b.ran) == 2
+
+    simulate(main)
+
+
+def test_the_deadline_passes_in_the_moment_in_which_there_is_room() -> None:
+    async def main() -> None:
+        loop: Any = asyncio.get_running_loop()
+        async with World(replace(LIMITS, bytes_per_peer=1 << 14)) as world:
+            a, b = await world.pair()
+            first = asyncio.create_task(a.ask("b", "gate", "y" * 10_000))
+            await turns(50)
+            (conversation,) = a.endpoint._conversations()
+            second = asyncio.create_task(a.ask("b", "echo", "z" * 10_000, timeout=2.0))
+            await turns()
+            b.gate.set()
+            while conversation._waiting:
+                await turns(1)
+            loop.advance(3.0)
+            with pytest.raises(DeadlineError):
+                await second
+            await first
+            assert await a.ask("b", "echo", "w" * 10_000) == "w" * 10_000
+            assert b.ran == ["y" * 10_000, "w" * 10_000]
+
+    simulate(main)
+
+
+async def test_what_cannot_be_sent_is_refused_at_home() -> None:
+    async with World(replace(LIMITS, message_bytes=1 << 16, bytes_per_peer=1 << 17)) as world:
+        a, b = await world.pair()
+        with pytest.raises(ArgumentTypeError):
+            await a.ask("b", "echo", object())
+        with pytest.raises(LimitError):
+            await a.ask("b", "echo", WireTensor(np.zeros(1 << 16), False))
+        with pytest.raises(UnknownPeerError, match="add_peer"):
+            await a.ask("c", "echo")
+        with pytest.raises(AuthenticationError, match="stranger"):
+            await a.ask("b", "echo", principal="stranger")
+        assert world.board.dials == 0
+        with pytest.raises(ArgumentError):
+            a.endpoint.add_peer("a", "memory://elsewhere")
+        assert await a.ask("b", "echo", 1) == 1
+        assert b.ran == [1]
+
+
+async def test_errors_of_handlers() -> None:
+    async with World() as world:
+        a, _ = await world.pair()
+        world.errors.update(
+            value=ValueError("first line\nsecond line"),
+            context=ContextNotFoundError("no such context"),
+            cancelled=asyncio.CancelledError(),
+        )
+        with pytest.raises(RemoteError, match=r"^Error on Node b: first line$") as caught:
+            await a.ask("b", "raise", "value")
+        assert (caught.value.worker, caught.value.function, caught.value.type_name) == ("b", "kind 7", "ValueError")
+        with pytest.raises(ContextNotFoundError):
+            await a.ask("b", "raise", "context")
+        with pytest.raises(RemoteError) as caught:
+            await a.ask("b", "raise", "cancelled")
+        assert caught.value.code == "cancelled"
+        with pytest.raises(RemoteError) as caught:  # a result that cannot be sent
+            await a.ask("b", "unsendable")
+        assert caught.value.type_name == "ArgumentTypeError"
+
+
+async def test_errors_pass_through_several_workers() -> None:
+    async with World() as world:
+        c = await world.node("c")
+        b = await world.node("b", c, describe=lambda kind, value: f"relay of {kind}")
+        a = await world.node("a", b)
+        world.errors["x"] = KeyError("weights")
+        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: 'weights'$") as caught:
+            await a.ask("b", "relay", ("c", ("raise", "x")))
+        assert (caught.value.worker, caught.value.function, caught.value.path) == ("c", "kind 7", ("b", "c"))
+        world.errors["y"] = KeyError("here")
+        with pytest.raises(RemoteError) as caught:
+            await a.ask("b", "raise", "y")
+        assert caught.value.function == "relay of 7"
+
+
+async def test_cancelling_reaches_handlers_far_away() -> None:
+    async with World() as world:
+        c = await world.node("c")
+        b = await world.node("b", c)
+        a = await world.node("a", b)
+        asking = asyncio.create_task(a.ask("b", "relay", ("c", ("gate", 1))))
+        await turns(60)
+        assert c.ran == [1]
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await turns(60)
+        assert len(b.cancelled) == 1
+        assert c.cancelled == [1]
+        assert a.statistics("b").outstanding == 0
+        assert c.statistics("b").running == 0
+
+
+async def test_without_its_safeguard_cancelling_stays_at_home() -> None:
+    async with World() as world:
+        b = await world.node("b")
+        a = await world.node("a", b, safeguards=Safeguards(propagate_cancel=False))
+        asking = asyncio.create_task(a.ask("b", "gate", 1))
+        await turns()
+        asking.cancel()
+        await turns()
+        assert b.cancelled == []
+
+
+async def test_handlers_run_in_the_context_of_their_own_endpoint() -> None:
+    mark = contextvars.ContextVar("mark", default="none")
+    seen: list[str] = []
+
+    async def handle(peer: Identity, kind: int, value: Any, timeout: float) -> None:
+        seen.append(mark.get())
+        mark.set("by an earlier handler")
+
+    async with World() as world:
+        mark.set("where b was opened")
+        b = await world.node("b")
+        b.endpoint.handler = handle
+        mark.set("the caller's")
+        a = await world.node("a", b)
+        await a.ask("b", "echo")
+        await a.ask("b", "echo")
+    assert seen == ["where b was opened"] * 2
+
+
+async def test_answers_hold_nothing_behind() -> None:
+    async with World() as world:
+        a, _ = await world.pair()
+        array = np.zeros(1 << 12)
+        gone = weakref.ref(array)
+        await a.ask("b", "echo", WireTensor(array, False))
+        await a.ask("b", "echo", 1)
+        del array
+        gc.collect()
+        assert gone() is None
+
+
+async def test_too_many_requests_are_refused_at_once() -> None:
+    async with World(replace(LIMITS, requests_per_peer=3)) as world:
+        a, b = await world.pair()
+        asking = [asyncio.create_task(a.ask("b", "gate", number)) for number in range(5)]
+        done, pending = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        while len(done) < 2:
+            done, pending = await asyncio.wait(asking, return_when=asyncio.FIRST_COMPLETED)
+        for task in done:
+            with pytest.raises(Overloaded, match="Error on Node b") as caught:
+                await task
+            assert caught.value.retry_after > 0
+        b.gate.set()
+        assert sorted(await asyncio.gather(*pending)) == sorted(b.ran)
+        assert len(b.ran) == 3
+
+
+# ---- deadlines
+
+
+def test_deadlines() -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            with pytest.raises(DeadlineError, match=r"kind 7 to worker 'b' did not end within 2 s"):
+                await a.ask("b", "sleep", 10.0, timeout=2.0)
+            assert asyncio.get_running_loop().time() == pytest.approx(2.0, abs=0.1)
+            await asyncio.sleep(0.1)
+            assert b.cancelled == [10.0]
+            assert b.timeouts[0] < 2.0  # it shrinks on its way
+            with pytest.raises(DeadlineError):
+                await a.ask("a", "sleep", 10.0, timeout=2.0)
+            await asyncio.sleep(0.1)
+            assert a.cancelled == [10.0]
+            assert await a.ask("b", "sleep", 1.0, timeout=2.0) == 1.0
+
+    simulate(main)
+
+
+async def test_timeouts_that_make_no_sense() -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        for timeout in (math.inf, math.nan):
+            with pytest.raises(ArgumentError, match="finite"):
+                await a.ask("b", "echo", 1, timeout=timeout)
+        for peer in "ab":
+            with pytest.raises(DeadlineError):
+                await a.ask(peer, "echo", 1, timeout=0.0)
+        assert b.ran == []
+
+
+def test_a_deadline_holds_while_nothing_is_connected() -> None:
+    async def main() -> None:
+        async with World(replace(LIMITS, missed_heartbeats=100)) as world:
+            a, b = await world.pair()
+            world.board.unreachable.add(b.transport.url)
+            with pytest.raises(DeadlineError, match="connected: no"):
+                await a.ask("b", "echo", 1, timeout=2.0)
+
+    simulate(main)
+
+
+async def test_a_request_that_makes_no_sense_is_answered_with_an_error() -> None:
+    async with World() as world:
+        a, _ = await world.pair()
+        await a.ask("b", "echo", 0)
+        (peer,) = a.endpoint._peers.values()
+        conversation = peer.conversation()
+        loop = asyncio.get_running_loop()
+        now = loop.time()
+        answer: asyncio.Future[Any] = loop.create_future()
+        id = conversation.session.request(CALL, [b"nonsense that is no message"], 5.0, now)
+        conversation._requests[id] = _Request(answer, CALL, 0, 5.0)
+        conversation._pump(now)
+        with pytest.raises((ProtocolError, LimitError), match="Error on Node b"):
+            await answer
+        assert await a.ask("b", "echo", 1) == 1
+        assert world.board.dials == 1
+
+
+# ---- the end
+
+
+async def test_closing_tells_peers_and_leaves_nothing() -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        await a.ask("b", "echo", 0)
+        forth = asyncio.create_task(a.ask("b", "gate", 1))
+        back = asyncio.create_task(b.ask("a", "gate", 2))
+        alone = asyncio.create_task(a.ask("a", "gate", 3))
+        await turns()
+        await a.endpoint.aclose()
+        assert a.cancelled == [2, 3]
+        for task in forth, alone:
+            with pytest.raises(DistributedError, match="being closed"):
+                await task
+        with pytest.raises(WorkerLostError, match="it was closed"):
+            await back
+        await turns()
+        assert b.cancelled == [1]
+        assert not a.lost and [identity.name for identity, _ in b.lost] == ["a"]
+        with pytest.raises(DistributedError, match="not open"):
+            await a.ask("b", "echo")
+        await a.endpoint.aclose()
+        assert not world.board.channels
+
+
+async def test_closing_while_dialling() -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        world.board.unreachable.add(b.transport.url)
+        asking = asyncio.create_task(a.ask("b", "echo", 1))
+        await turns()
+        await a.endpoint.aclose()
+        with pytest.raises(DistributedError, match="being closed"):
+            await asking
+
+
+def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixture) -> None:
+    async def main() -> None:
+        stubborn: list[asyncio.Task[Any]] = []
+
+        async def handle(peer: Identity, kind: int, value: Any, timeout: float) -> None:
+            stubborn.append(asyncio.current_task())  # type: ignore[arg-type]
+            for _ in range(100):
+                with contextlib.suppress(asyncio.CancelledError):
+                    await asyncio.sleep(0.1)
+
+        async with World() as world:
+            a, b = await world.pair()
+            b.endpoint.handler = handle
+            asking = asyncio.create_task(a.ask("b", "echo", 1))
+            await asyncio.sleep(0.1)
+            await b.endpoint.aclose()
+            with pytest.raises(WorkerLostError):
+                await asking
+            await asyncio.wait(stubborn)
+
+    with caplog.at_level(logging.ERROR, "aiograd.distributed"):
+        simulate(main)
+    assert "did not stop" in caplog.text
+
+
+def test_cancelled_at_every_step_nothing_is_left() -> None:
+    async def main() -> None:
+        async with World() as world:
+            c = await world.node("c")
+            b = await world.node("b", c)
+            a = await world.node("a", b)
+            assert await a.ask("b", "relay", ("c", ("sleep", 0.1))) == 0.1
+            world.board.reset()
+            assert await a.ask("b", "relay", ("c", ("sleep", 0.1))) == 0.1
+
+    steps = simulated_run(main).steps
+    for step in range(1, steps + 1):
+        with contextlib.suppress(asyncio.CancelledError):
+            run = simulated_run(main, cancel_at=step)
+            assert not run.leftover_tasks
+
+
+@pytest.mark.parametrize("word", ["raise", "echo", "gate"])
+def test_a_request_may_be_cancelled_at_any_moment(word: str) -> None:
+    """Also in the moment in which its answer, an error or room for it comes."""
+
+    async def main(step: int) -> int:
+        loop: Any = asyncio.get_running_loop()
+        async with World(replace(LIMITS, bytes_per_peer=1 << 14)) as world:
+            world.errors["x"] = ValueError("too late")
+            a, b = await world.pair()
+            await a.ask("b", "echo", 0)
+            first = asyncio.create_task(a.ask("b", "gate", "y" * 10_000))
+            await turns()
+            asking = asyncio.create_task(a.ask("b", word, "x" if word == "raise" else "z" * 10_000))
+            begun = loop.steps
+            loop.at_step(begun + step, asking.cancel)
+            await turns(5)
+            b.gate.set()
+            await asyncio.wait([first, asking])
+            ended = loop.steps
+            with contextlib.suppress(asyncio.CancelledError, RemoteError):
+                await asking
+            assert await first == "y" * 10_000
+            for _ in range(2):
+                await a.ask("b", "echo", "w" * 10_000)  # all of the room is free again
+            return ended - begun
+
+    steps = simulated_run(main, 1).value
+    for step in range(1, max(steps, 40)):
+        simulated_run(main, step)
+    gc.collect()  # an error that nobody has looked at is reported now

@@ -1,0 +1,432 @@
+"""HttpTransport over real sockets: frames, routes, TLS, and the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import ssl
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import uvloop
+
+from aiograd.distributed.http import HttpTransport, _refuse_old
+from aiograd.distributed.http.channel import OVERHEAD
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.transport import Channel, Transport
+from aiograd.errors import ArgumentError, DistributedError
+from tests.distributed.http_support import Authority, Sink, connected, get, listening
+
+pytestmark = pytest.mark.net
+SIZES = (0, 1, 125, 126, 65535, 65536, 200_000, (1 << 20) + OVERHEAD)
+
+
+async def exchange(listener: HttpTransport, dialler: HttpTransport) -> None:
+    async with connected(listener, dialler) as pair:
+        accepted, dialled = Sink(pair.accepted), Sink(pair.dialled)
+        data = [os.urandom(size) for size in SIZES]
+        for sender, sink in ((pair.dialled, accepted), (pair.accepted, dialled)):
+            for frame in data:
+                sender.send(memoryview(frame))
+            assert [bytes(await sink.next()) for _ in data] == data
+    assert accepted.closed == dialled.closed == [None]
+    assert listener.connections == dialler.connections == 0
+
+
+@pytest.mark.parametrize("secure", [False, True])
+@pytest.mark.parametrize("loop", ["asyncio", "uvloop"])
+def test_frames_cross_both_ways(loop: str, secure: bool, tmp_path: Path) -> None:
+    factory: Callable[[], asyncio.AbstractEventLoop] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}[loop]
+    with asyncio.Runner(loop_factory=factory) as runner:
+        if secure:
+            authority = Authority(tmp_path)
+            runner.run(exchange(HttpTransport(ssl=authority.server("alice")), HttpTransport(client_ssl=authority.client())))
+        else:
+            runner.run(exchange(HttpTransport(), HttpTransport()))
+
+
+async def test_it_is_a_transport_and_its_channels_are_channels() -> None:
+    transport: Transport = HttpTransport()
+    assert len(transport.entropy(16)) == 16 != transport.entropy(16)
+    async with connected() as pair:
+        channel: Channel = pair.dialled
+        assert channel.is_reliable and channel.remote == pair.url and channel.certified_names is None
+        assert pair.accepted.remote.startswith("127.0.0.1:")
+
+
+async def test_a_transport_dials_itself_and_many_others() -> None:
+    accepted: list[Channel] = []
+    transport = HttpTransport()
+    async with listening(transport, accepted.append) as url:
+        channels = await asyncio.gather(*(transport.connect(url, 5) for _ in range(20)))
+        sinks = [Sink(channel) for channel in channels]
+        assert transport.connections == 20
+        for index, channel in enumerate(accepted):
+            Sink(channel)
+            channel.send(b"%d" % index)
+        assert sorted([int(bytes(await sink.next())) for sink in sinks]) == list(range(20))
+
+
+async def test_one_side_closes_and_both_are_told_once() -> None:
+    async with connected() as pair:
+        accepted, dialled = Sink(pair.accepted), Sink(pair.dialled)
+        pair.dialled.send(b"goodbye")
+        pair.dialled.close()
+        assert await accepted.next() == b"goodbye"
+        assert (await accepted.until_closed(), await dialled.until_closed()) == (None, None)
+        pair.accepted.close()
+        assert pair.listener.connections == 0
+    assert accepted.closed == dialled.closed == [None]
+
+
+async def test_a_crash_is_noticed_at_once() -> None:
+    async with connected() as pair:
+        accepted = Sink(pair.accepted)
+        pair.dialled._transport.abort()
+        await accepted.until_closed()
+
+
+async def test_a_sender_is_held_back_and_let_go_on() -> None:
+    async with connected() as pair:
+        accepted, dialled = Sink(), Sink(pair.dialled)
+        sent, frame = 0, bytes(1 << 20)
+        while pair.dialled.send(frame):
+            sent += 1
+            await asyncio.sleep(0)
+        assert sent < 50 and not dialled.writable.is_set(), "nobody reads there yet"
+        accepted.attach(pair.accepted)
+        accepted.attach(pair.accepted)
+        await asyncio.wait_for(dialled.writable.wait(), 10)
+        assert [len(await accepted.next()) for _ in range(sent + 1)] == [len(frame)] * (sent + 1)
+
+
+# ---- requests
+
+
+async def test_health_and_nothing_else() -> None:
+    async with listening(HttpTransport()) as url:
+        status, body, head = await get(url, "/health")
+        assert (status, body) == (200, b"ok")
+        assert "Server: aiograd\r\n" in head and "Python" not in head and "aiohttp" not in head
+        unknown = [await get(url, path) for path in ("/", "/metrics", "/aiograd", "/aiograd/v1/", "/aiograd/v2", "/health/", "//health", "/%68ealth")]
+        assert {(status, body) for status, body, _ in unknown} == {(404, b"not found\n")}
+        assert len({head for _, _, head in unknown}) <= 2, "but for the date they are the same"
+
+
+async def test_a_route_of_others() -> None:
+    seen: list[tuple[str, str, Mapping[str, str], bytes]] = []
+
+    async def metrics(method: str, path: str, headers: Mapping[str, str], body: bytes) -> tuple[int, Mapping[str, str], bytes]:
+        seen.append((method, path, headers, body))
+        if "authorization" not in headers:
+            return 401, {"WWW-Authenticate": "AIOGRAD1"}, b"who are you\n"
+        return 200, {"Content-Type": "text/plain", "X-Echo": "1"}, b"up 1\n"
+
+    transport = HttpTransport()
+    transport.add_route("/metrics", metrics)
+    async with listening(transport) as url:
+        assert (await get(url, "/metrics"))[:2] == (401, b"who are you\n")
+        status, body, head = await get(url, "/metrics?since=5", "Authorization: AIOGRAD1 x\r\n")
+        assert (status, body) == (200, b"up 1\n") and "X-Echo: 1" in head and "Content-Type: text/plain\r\n" in head
+    assert seen[1][:2] == ("GET", "/metrics?since=5") and seen[1][2]["authorization"] == "AIOGRAD1 x" and seen[1][3] == b""
+
+
+async def test_a_route_ends_when_the_caller_goes() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: object) -> tuple[int, Mapping[str, str], bytes]:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    transport = HttpTransport()
+    transport.add_route("/slow", slow)
+    async with listening(transport) as url:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        writer.write(f"GET /slow HTTP/1.1\r\nHost: {url[7:]}\r\n\r\n".encode())
+        await entered.wait()
+        writer.close()
+        await writer.wait_closed()
+        await asyncio.wait_for(cancelled.wait(), 5)
+
+
+@pytest.mark.parametrize("path", ["/aiograd/v1", "/health", "metrics", "", "/a b", "/a?b", "/taken"])
+async def test_paths_that_cannot_be_routes(path: str) -> None:
+    async def handler(*args: object) -> tuple[int, Mapping[str, str], bytes]:
+        return 200, {}, b""
+
+    transport = HttpTransport()
+    transport.add_route("/taken", handler)
+    with pytest.raises(ArgumentError, match="add_route"):
+        transport.add_route(path, handler)
+
+
+async def test_a_route_that_fails_says_nothing_of_why(caplog: pytest.LogCaptureFixture) -> None:
+    async def broken(*args: object) -> tuple[int, Mapping[str, str], bytes]:
+        raise RuntimeError("a secret detail")
+
+    transport = HttpTransport()
+    transport.add_route("/broken", broken)
+    async with listening(transport) as url:
+        status, body, head = await get(url, "/broken")
+    assert (status, body) == (500, b"failed\n") and "secret" not in head
+    assert "a secret detail" in caplog.text, "it is in the local log"
+
+
+async def test_requests_leave_no_trace_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    async with listening(HttpTransport()) as url:
+        await get(url, "/health")
+        await get(url, "/nope")
+    assert not caplog.records
+
+
+# ---- listening and dialling
+
+
+def listening_addresses(port: int) -> set[str]:
+    """What the kernel says is listened on at `port`, in hexadecimal."""
+    found = set()
+    for name in ("tcp", "tcp6"):
+        with contextlib.suppress(FileNotFoundError):
+            for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]:
+                local, state = line.split()[1], line.split()[3]
+                if state == "0A" and int(local.rpartition(":")[2], 16) == port:
+                    found.add(local.rpartition(":")[0])
+    return found
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
+async def test_it_listens_on_what_it_was_told_and_nothing_wider(host: str) -> None:
+    transport = HttpTransport()
+    async with listening(transport, host=host) as url:
+        assert url.startswith(f"http://{host}:")
+        port = int(url.rpartition(":")[2])
+        assert [listener.getsockname()[0] for listener in transport.sockets] in (["127.0.0.1"], ["::1"])
+        assert listening_addresses(port) in ({"0100007F"}, {"00000000000000000000000001000000"}, set())  # empty where there is no /proc
+    assert transport.sockets == () and not listening_addresses(port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.0.2.1", "::ffff:0.0.0.0"])  # noqa: S104 - they are refused
+async def test_addresses_that_others_reach_need_tls_or_permission(host: str) -> None:
+    with pytest.raises(ArgumentError, match="allow_plaintext=True"):
+        await HttpTransport().listen(host, 0, lambda channel: None)
+
+
+@pytest.mark.parametrize(("host", "port"), [("", 0), ("127.0.0.1", -1), ("127.0.0.1", 65536)])
+async def test_no_address_is_not_every_address(host: str, port: int) -> None:
+    with pytest.raises(ArgumentError, match="expected an address"):
+        await HttpTransport(allow_plaintext=True).listen(host, port, lambda channel: None)
+
+
+async def test_a_taken_port() -> None:
+    async with listening(HttpTransport()) as url:
+        with pytest.raises(OSError, match="in use"):
+            await HttpTransport().listen("127.0.0.1", int(url.rpartition(":")[2]), lambda channel: None)
+
+
+async def test_nobody_listens() -> None:
+    async with listening(HttpTransport()) as url:
+        pass
+    transport = HttpTransport()
+    with pytest.raises(ConnectionRefusedError, match="nobody listens"):
+        await transport.connect(url, 5)
+    await transport.aclose()
+
+
+async def test_the_port_can_be_taken_again_at_once() -> None:
+    async with connected() as pair:
+        port = int(pair.url.rpartition(":")[2])
+    again = HttpTransport()
+    await again.listen("127.0.0.1", port, lambda channel: None)
+    await again.aclose()
+
+
+async def test_a_name_is_dialled_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    accepted: list[Channel] = []
+    asked: list[str] = []
+    loop = asyncio.get_running_loop()
+
+    async def look_up(host: str, port: int, **options: object) -> list[object]:
+        asked.append(host)
+        return [(0, 0, 0, "", ("127.0.0.2", port)), (0, 0, 0, "", ("127.0.0.1", port))]
+
+    class Loop:
+        getaddrinfo = staticmethod(look_up)
+
+    async with listening(HttpTransport(trusted_hosts=("worker.example.org",)), accepted.append) as url:
+        monkeypatch.setattr("aiograd.distributed.http.addresses.asyncio.get_running_loop", lambda: Loop)
+        from aiograd.distributed.http import addresses
+
+        found = await addresses.resolve(addresses.parse_url(f"http://worker.example.org:{url.rpartition(':')[2]}"))
+        monkeypatch.undo()
+        monkeypatch.setattr("aiograd.distributed.http.transport.resolve", lambda peer: _give(found))
+        dialler = HttpTransport()
+        channel = await dialler.connect(f"http://worker.example.org:{url.rpartition(':')[2]}", 5)
+        assert channel.remote.startswith("http://worker.example.org:") and len(accepted) == 1, "the first refused, the second answered"
+        await dialler.aclose()
+    assert asked == ["worker.example.org"] and loop is asyncio.get_running_loop()
+
+
+async def _give(found: list[str]) -> list[str]:
+    return found
+
+
+async def test_dialling_gives_up_in_time() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    transport = HttpTransport()
+    with pytest.raises(TimeoutError, match=r"no answer within 0.05 s"):
+        await transport.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05)
+    dialling = asyncio.create_task(transport.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", 30))
+    await asyncio.sleep(0.01)
+    dialling.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await dialling
+    silent.close()
+    await transport.aclose()
+
+
+async def test_a_closed_transport() -> None:
+    transport = HttpTransport()
+    async with listening(transport) as url:
+        pass
+    await transport.aclose()
+    with pytest.raises(DistributedError, match="the transport is closed"):
+        await transport.connect(url, 5)
+    with pytest.raises(DistributedError, match="the transport is closed"):
+        await transport.listen("127.0.0.1", 0, lambda channel: None)
+
+
+async def test_closing_ends_requests_and_connections_that_asked_for_nothing() -> None:
+    entered, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(*args: object) -> tuple[int, Mapping[str, str], bytes]:
+        entered.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            cancelled.set()
+        raise AssertionError
+
+    transport = HttpTransport()
+    transport.add_route("/slow", slow)
+    async with listening(transport) as url:
+        _, idle = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        _, asking = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]))
+        asking.write(f"GET /slow HTTP/1.1\r\nHost: {url[7:]}\r\n\r\n".encode())
+        await entered.wait()
+        assert transport.connections == 2
+    assert cancelled.is_set() and transport.connections == 0
+    for writer in (idle, asking):
+        writer.close()
+        with contextlib.suppress(ConnectionError):
+            await writer.wait_closed()
+
+
+async def test_a_handler_that_fails_to_accept_closes_the_channel() -> None:
+    reports: list[dict[str, object]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda loop, context: reports.append(context))
+
+    def accept(channel: Channel) -> None:
+        raise RuntimeError("no")
+
+    dialler = HttpTransport()
+    async with listening(HttpTransport(), accept) as url:
+        sink = Sink(await dialler.connect(url, 5))
+        await sink.until_closed()
+    await dialler.aclose()
+    assert [str(report["exception"]) for report in reports] == ["no"]
+
+
+# ---- TLS
+
+
+async def test_mutual_tls_tells_who_the_peer_is(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    alice = HttpTransport(ssl=authority.server("alice", mutual=True), client_ssl=authority.client("alice"))
+    bob = HttpTransport(ssl=authority.server("bob", mutual=True), client_ssl=authority.client("bob"))
+    async with connected(alice, bob) as pair:
+        assert pair.url.startswith("https://")
+        Sink(pair.accepted), Sink(pair.dialled)
+        assert pair.accepted.certified_names == {"bob", "127.0.0.1", "localhost"}
+        assert pair.dialled.certified_names == {"alice", "127.0.0.1", "localhost"}
+
+
+async def test_tls_of_the_server_alone_names_nobody(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with connected(HttpTransport(ssl=authority.server("alice")), HttpTransport(client_ssl=authority.client("bob"))) as pair:
+        Sink(pair.accepted), Sink(pair.dialled)
+        assert pair.accepted.certified_names is pair.dialled.certified_names is None
+
+
+async def test_who_cannot_show_a_certificate_gets_no_channel(tmp_path: Path) -> None:
+    (tmp_path / "others").mkdir()
+    authority, strangers = Authority(tmp_path), Authority(tmp_path / "others")
+    accepted: list[Channel] = []
+    listener = HttpTransport(ssl=authority.server("alice", mutual=True))
+    forged = authority.client()
+    strangers._issue(forged, "alice")
+    async with listening(listener, accepted.append) as url:
+        for context in (authority.client(), forged, strangers.client("mallory")):
+            dialler = HttpTransport(client_ssl=context)
+            with pytest.raises(OSError, match="connecting to https"):
+                await dialler.connect(url, 5)
+            await dialler.aclose()
+        plain = HttpTransport()
+        with pytest.raises(OSError, match="connecting to http:"):
+            await plain.connect(url.replace("https", "http"), 5)
+        await plain.aclose()
+    assert not accepted and listener.connections == 0
+
+
+async def test_a_certificate_for_another_name_is_not_accepted(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    async with listening(HttpTransport(ssl=authority.server("alice"), trusted_hosts=("127.0.0.2",)), host="127.0.0.1") as url:
+        dialler = HttpTransport(client_ssl=authority.client())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr("aiograd.distributed.http.transport.resolve", lambda peer: _give(["127.0.0.1"]))
+            with pytest.raises(OSError, match="certificate"):
+                await dialler.connect(f"https://127.0.0.2:{url.rpartition(':')[2]}", 5)
+        await dialler.aclose()
+
+
+async def test_a_tls_handshake_that_does_not_come_closes_the_connection(tmp_path: Path) -> None:
+    listener = HttpTransport(Limits(handshake_timeout=0.2, connections_per_address=2), ssl=Authority(tmp_path).server("alice"))
+    async with listening(listener) as url:
+        port = int(url.rpartition(":")[2])
+        stalled = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
+        stalled[0][1].write(b"\x16\x03\x01\x02\x00\x01")
+        await asyncio.sleep(0.05)
+        assert listener.connections == 2, "counted before the handshake"
+        for reader, writer in [await asyncio.open_connection("127.0.0.1", port), *stalled]:
+            with contextlib.suppress(ConnectionError):
+                assert await asyncio.wait_for(reader.read(), 5) == b""
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        assert listener.connections == 0
+
+
+def test_old_releases_of_the_library_are_refused() -> None:
+    for version in ("3.14.0", "3.9.5", "2.0", "3.13.99"):
+        with pytest.raises(ImportError, match=r"3\.14\.1"):
+            _refuse_old(version)
+    for version in ("3.14.1", "3.14.5", "3.15", "4.0.0a1", "3.14.2.dev0"):
+        _refuse_old(version)
+
+
+def test_old_tls_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="minimum_version"):
+        HttpTransport(client_ssl=ssl.create_default_context())
+
+
+async def test_limits_of_one_transport_do_not_hold_for_another() -> None:
+    async with connected(HttpTransport(Limits(connections=1))) as pair:
+        with pytest.raises(OSError, match="connecting to"):
+            await pair.dialler.connect(pair.url, 5)

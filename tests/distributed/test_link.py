@@ -1,0 +1,141 @@
+"""Links: who gets one, and handshakes over channels that lose frames."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from dataclasses import replace
+
+import pytest
+
+from aiograd.distributed.handshake import Dialler
+from aiograd.distributed.keyring import Keyring
+from aiograd.errors import (
+    AuthenticationError,
+    VersionMismatch,
+)
+from tests.distributed.memory import MemoryChannel
+from tests.distributed.world import LIMITS, World, simulate
+
+
+def test_a_wrong_key_is_refused() -> None:
+    async def main() -> None:
+        async with World() as world:
+            b = await world.node("b", keyring=Keyring(b"another secret of 32 bytes......"))
+            a = await world.node("a", b)
+            with pytest.raises(AuthenticationError, match="'b' at memory://b hung up"):
+                await a.ask("b", "echo", 1)
+            assert b.ran == [] and b.endpoint.statistics().failed_handshakes >= 2
+            assert b.endpoint.peers == ()
+
+    assert simulate(main) < 1.0
+
+
+def test_a_worker_of_another_name_is_refused() -> None:
+    async def main() -> None:
+        async with World() as world:
+            c = await world.node("c")
+            a = await world.node("a")
+            a.endpoint.add_peer("b", c.transport.url)
+            with pytest.raises(AuthenticationError):
+                await a.ask("b", "echo", 1)
+            assert c.ran == []
+
+    simulate(main)
+
+
+def test_a_certificate_for_another_name_is_refused() -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            connect = a.transport.connect
+
+            async def connected(url: str, timeout: float) -> MemoryChannel:
+                channel = await connect(url, timeout)
+                channel.certified_names = frozenset({names})
+                return channel
+
+            a.transport.connect = connected  # type: ignore[method-assign]
+            names = "c"
+            with pytest.raises(AuthenticationError):
+                await a.ask("b", "echo", 1)
+            names = "b"
+            assert await a.ask("b", "echo", 2) == 2
+            assert b.ran == [2]
+
+    simulate(main)
+
+
+def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiograd.distributed.driver.peer.Dialler", functools.partial(Dialler, versions=(7, 9)))
+
+    async def main() -> None:
+        async with World() as world:
+            a, _ = await world.pair()
+            with pytest.raises(VersionMismatch, match=r"versions 1 to 1 .* versions 7 to 9"):
+                await a.ask("b", "echo", 1)
+            await asyncio.sleep(1.0)
+            assert not world.board.channels and world.board.dials == 1
+
+    assert simulate(main) < 1.1
+
+
+def test_strangers_are_turned_away() -> None:
+    async def main() -> None:
+        async with World() as world:
+            _, b = await world.pair()
+            stranger = world.board.transport("stranger")
+            for noise in (b"", b"GET / HTTP/1.1", b"x" * 100_000):
+                channel = await stranger.connect(b.transport.url, 1.0)
+                closed = asyncio.get_running_loop().create_future()
+                channel.attach(lambda frame: pytest.fail("it was answered"), closed.set_result, lambda: None)
+                channel.send(noise)
+                await closed
+            silent = await stranger.connect(b.transport.url, 1.0)
+            closed = asyncio.get_running_loop().create_future()
+            silent.attach(lambda frame: None, closed.set_result, lambda: None)
+            started = asyncio.get_running_loop().time()
+            await closed
+            assert asyncio.get_running_loop().time() - started == pytest.approx(5.0, abs=0.1)
+            assert b.endpoint.statistics().handshakes == 0
+            assert b.endpoint.statistics().failed_handshakes == 4
+
+    simulate(main)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("seed", range(20))
+def test_lost_repeated_and_late_frames(seed: int) -> None:
+    async def main() -> None:
+        draws = asyncio.get_running_loop().stream("network")  # type: ignore[attr-defined]
+        async with World(replace(LIMITS, missed_heartbeats=20), reliable=False) as world:
+            world.board.copies = lambda channel, frame: draws.choices((0, 1, 2), (20, 70, 10))[0]
+            a, b = await world.pair()
+            forth = [a.ask("b", "sleep", 0.1 * number) for number in range(30)]
+            back = [b.ask("a", "sleep", 0.1 * number) for number in range(30)]
+            b.endpoint.add_peer("a", a.transport.url)
+            await asyncio.gather(*forth, *back)
+            assert sorted(a.ran) == sorted(b.ran) == [0.1 * number for number in range(30)]
+            assert not a.lost and not b.lost
+
+    simulate(main, seed=seed)
+
+
+@pytest.mark.parametrize("nth", range(6))
+def test_each_message_of_the_handshake_may_be_lost(nth: int) -> None:
+    async def main() -> None:
+        count = -1
+
+        def copies(channel: MemoryChannel, frame: bytes) -> int:
+            nonlocal count
+            count += 1
+            return int(count != nth)
+
+        async with World(reliable=False) as world:
+            world.board.copies = copies
+            a, b = await world.pair()
+            assert await a.ask("b", "echo", 1) == 1
+            assert b.ran == [1]
+            assert world.board.dials == 1
+
+    assert simulate(main) < 2.0

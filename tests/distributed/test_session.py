@@ -1,0 +1,681 @@
+"""What a session promises to those who ask and those who answer, case by case.
+
+Limits are in `test_session_limits`, every state with every frame in `test_session_states`, random schedules in `test_session_schedules`.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import struct
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from aiograd.distributed import outgoing
+from aiograd.distributed.budget import Budget
+from aiograd.distributed.frame import FrameKind, pack_header, parse
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.session import Abandon, Answered, Expired, Left
+from aiograd.errors import ArgumentError
+from tests.distributed.link import SMALL, joined, make
+from tests.distributed.pairs import delivered, effects, frames, kinds, nothing_left, pair, pass_on, read
+
+MIB = 1 << 20
+
+
+# ---- requests and answers
+
+
+@pytest.mark.parametrize("size", [0, 1, 256, 257, 4000])
+def test_a_request_and_its_answer(size):
+    near, far = pair()
+    message = bytes(index % 251 for index in range(size))
+    id = near.request(9, [message], 10.0, 0.0)
+    assert near.unsent == size
+    assert pass_on(near, far) == max(1, -(-size // 256))
+    deliver = delivered(far)
+    assert (deliver.kind, bytes(deliver.message)) == (9, message)
+    assert far.statistics().bytes_held == size
+    far.respond(deliver.id, [message, b"!"], 0.5)
+    pass_on(far, near, 0.5)
+    assert effects(near) == [Answered(id, bytearray(message + b"!"), False)]
+    assert near.statistics().round_trip == 0.5
+    assert far.statistics().remembered == 1  # until the requester says that it has the answer
+    pass_on(near, far)
+    near.tick(1.0)
+    pass_on(near, far, 1.0)
+    assert nothing_left(near, far)
+
+
+def test_failures_are_marked():
+    near, far = pair()
+    id = near.request(1, [b"?"], 10.0, 0.0)
+    pass_on(near, far)
+    far.respond(delivered(far).id, [b"no"], 0.0, failed=True)
+    pass_on(far, near)
+    assert effects(near) == [Answered(id, bytearray(b"no"), True)]
+
+
+def test_messages_are_writable_and_the_receivers_own():
+    near, far = pair()
+    for size in (10, 1000):
+        near.request(1, [bytes(size)], 10.0, 0.0)
+        wire = [bytearray(frame) for frame in frames(near)]
+        for frame in wire:
+            far.receive(memoryview(frame).toreadonly(), 0.0)
+            frame[:] = b"?" * len(frame)
+        array = np.frombuffer(delivered(far).message, np.uint8)
+        array += 1
+        assert (array == 1).all()
+
+
+def test_ids_of_both_directions_do_not_meet():
+    near, far = pair()
+    ids = near.request(1, [b"a"], 10.0, 0.0), far.request(2, [b"b"], 10.0, 0.0)
+    assert ids == (1, 1)
+    wire = frames(near), frames(far)
+    for frame in wire[0]:
+        far.receive(frame, 0.0)
+    for frame in wire[1]:
+        near.receive(frame, 0.0)
+    for session, name in ((near, b"b"), (far, b"a")):
+        deliver = delivered(session)
+        assert deliver.message == name
+        session.respond(deliver.id, [name.upper()], 0.0)
+    pass_on(near, far)
+    pass_on(far, near)
+    assert (effects(near), effects(far)) == ([Answered(1, bytearray(b"A"), False)], [Answered(1, bytearray(b"B"), False)])
+
+
+def test_a_late_answer_is_ignored():
+    near, far = pair()
+    far.respond(5, [b"never asked"], 0.0)
+    near.request(1, [b"?"], 1.0, 0.0)
+    pass_on(near, far)
+    id = delivered(far).id
+    far.respond(id, [b"first"], 0.0)
+    far.respond(id, [b"second"], 0.0)
+    wire = frames(far)
+    assert [bytes(frame.body) for frame in read(wire)] == [b"first"]
+    near.tick(1.0)
+    assert effects(near) == [Expired(1)]
+    near.receive(wire[0], 1.0)
+    assert effects(near) == []
+
+
+# ---- what is lost, repeated, or overtaken
+
+
+def test_a_copy_joins_the_running_request_and_then_gets_the_answer():
+    near, far = pair()
+    near.request(1, [b"?"], 10.0, 0.0)
+    (request,) = frames(near)
+    far.receive(request, 0.0)
+    id = delivered(far).id
+    far.receive(request, 0.1)
+    assert kinds(frames(far)) == [("RECEIVED", 1)]
+    far.respond(id, [b"!"], 0.2)
+    first = frames(far)
+    far.receive(request, 0.3)
+    assert frames(far) == first
+    assert effects(far) == []
+
+
+def test_a_copy_of_a_request_that_is_resolved_is_stale():
+    near, far = pair()
+    near.request(1, [b"?"], 10.0, 0.0)
+    (request,) = frames(near)
+    far.receive(request, 0.0)
+    far.respond(delivered(far).id, [b"!"], 0.0)
+    pass_on(far, near)
+    near.request(1, [b"next"], 10.0, 0.0)
+    pass_on(near, far)
+    effects(far)
+    far.receive(request, 0.0)
+    assert (effects(far), frames(far)) == ([], [])
+
+
+def test_nothing_is_resent_over_a_reliable_channel_until_it_is_replaced():
+    near, far = pair()
+    for size in (1, 3000):
+        near.request(1, [bytes(size)], 100.0, 0.0)
+    sent = len(frames(near))
+    for step in range(1, 100):
+        near.tick(step * 0.3)
+        assert all(kind == "HEARTBEAT" for kind, _ in kinds(frames(near, step * 0.3)))
+    near.detach(30.0)
+    assert frames(near, 30.0) == []
+    near.attach(31.0, True)
+    wire = frames(near, 31.0)
+    assert kinds(wire) == [("PROBE", 2), ("REQUEST", 1)]  # a large one is asked after first
+    far.attach(31.0, True)
+    for frame in wire:
+        far.receive(frame, 31.0)
+    pass_on(far, near, 31.0)
+    assert pass_on(near, far, 31.0) == sent - 1
+    assert [len(each.message) for each in effects(far)] == [1, 3000]
+    assert near.statistics().resent == 2
+
+
+def test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next():
+    near, far = pair()
+    near.request(1, [bytes(range(200)) * 10], 100.0, 0.0)
+    for _ in range(4):
+        far.receive(joined(near.next_frame(0.0) or ()), 0.0)
+    for session in (near, far):
+        session.detach(1.0)
+        session.attach(2.0, True, frame_bytes=100)  # cut differently
+    for _ in range(3):
+        pass_on(near, far, 2.0)
+        pass_on(far, near, 2.0)
+    deliver = delivered(far)
+    assert bytes(deliver.message) == bytes(range(200)) * 10
+    far.respond(deliver.id, [bytes(1000)], 2.0)
+    for _ in range(2):
+        near.receive(joined(far.next_frame(2.0) or ()), 2.0)
+    for session in (near, far):
+        session.detach(3.0)
+        session.attach(4.0, True)
+    for _ in range(2):
+        pass_on(far, near, 4.0)
+        pass_on(near, far, 4.0)
+    assert effects(near) == [Answered(1, bytearray(1000), False)]
+
+
+def test_frames_are_no_larger_than_the_peer_takes():
+    near, _ = pair()
+    near.attach(0.0, True, frame_bytes=100)
+    near.request(1, [bytes(1000)], 10.0, 0.0)
+    assert [len(frame.body) for frame in read(frames(near))] == [100] * 10
+    near.attach(0.0, True, frame_bytes=10_000)
+    near.request(1, [bytes(1000)], 10.0, 0.0)
+    assert max(len(frame.body) for frame in read(frames(near))) == SMALL.frame_bytes
+
+
+def test_retries_over_an_unreliable_channel_are_spaced_out():
+    near, _ = pair(reliable=False)
+    near.request(1, [b"?"], 60.0, 0.0)
+    sent, now = [], 0.0
+    while now < 15:
+        sent += [now for kind, _ in kinds(frames(near, now)) if kind == "REQUEST"]
+        now = near.next_tick() or math.inf
+        near.tick(now)
+    gaps = [round(later - sooner, 6) for sooner, later in itertools.pairwise(sent)]
+    assert gaps[:5] == [0.2, 0.4, 0.8, 1.6, 2.0]
+    assert set(gaps[5:]) == {2.0}
+
+
+def test_the_first_retry_waits_for_four_round_trips():
+    near, far = pair(reliable=False)
+    for _ in range(40):
+        near.request(1, [b"?"], 60.0, 0.0)
+        pass_on(near, far, 0.0)
+        far.respond(delivered(far).id, [b"!"], 0.3)
+        pass_on(far, near, 0.3)
+    assert near.statistics().round_trip == pytest.approx(0.3)
+    near.request(1, [b"?"], 60.0, 10.0)
+    frames(near, 10.0)
+    near.tick(11.1)
+    assert ("REQUEST", 41) not in kinds(frames(near, 11.1))
+    near.tick(11.3)
+    assert ("REQUEST", 41) in kinds(frames(near, 11.3))
+
+
+def test_what_was_received_is_asked_after_and_not_sent_again():
+    near, far = pair(reliable=False)
+    near.request(1, [b"?"], 60.0, 0.0)
+    frames(near)  # lost
+    near.tick(0.2)
+    pass_on(near, far, 0.2)
+    id = delivered(far).id
+    near.tick(0.61)
+    wire = frames(near, 0.61)
+    assert kinds(wire) == [("REQUEST", 1)]
+    far.receive(wire[0], 0.61)
+    wire = frames(far, 0.61)
+    assert kinds(wire) == [("RECEIVED", 1)]
+    near.receive(wire[0], 0.61)
+    near.tick(1.5)
+    wire = frames(near, 1.5)
+    assert [kind for kind, _ in kinds(wire)] == ["PROBE", "HEARTBEAT"]
+    far.respond(id, [b"!"], 1.6)
+    frames(far, 1.6)  # lost
+    for frame in wire:
+        far.receive(frame, 1.7)
+    pass_on(far, near, 1.7)
+    assert effects(near) == [Answered(1, bytearray(b"!"), False)]
+
+
+def test_retry_traffic_during_a_long_partition_is_bounded():
+    """A hundred large requests for a minute without an answer: what goes out is a few headers each, not their bytes again and again."""
+    limits = replace(SMALL, requests_per_peer=200)
+    near, _ = pair(limits, reliable=False)
+    for _ in range(100):
+        near.request(1, [bytes(3000)], 120.0, 0.0)
+    frames(near)
+    once = near.statistics().bytes_out
+    now = 0.0
+    while now < 60:
+        now = near.next_tick() or math.inf
+        near.tick(now)
+        frames(near, now)
+    statistics = near.statistics()
+    assert 100 * 25 <= statistics.resent <= 100 * 35
+    assert statistics.bytes_out < 2 * once
+
+
+# ---- deadlines
+
+
+def test_a_request_expires_at_its_deadline():
+    near, _ = pair()
+    id = near.request(1, [b"?"], 2.0, 10.0)
+    later = near.request(1, [b"?"], 3.0, 10.0)
+    frames(near, 10.0)
+    near.tick(11.99)
+    assert effects(near) == []
+    near.tick(12.0)
+    assert effects(near) == [Expired(id)]
+    near.tick(13.5)
+    assert effects(near) == [Expired(later)]
+    assert near.statistics().outstanding == 0
+
+
+@pytest.mark.parametrize("size", [1, 1000])
+def test_what_expired_before_it_was_sent_is_not_sent(size):
+    near, _ = pair()
+    near.request(1, [bytes(size)], 0.0, 0.0)
+    near.request(1, [bytes(size)], 1.0, 0.0)
+    if size > 256:
+        assert near.next_frame(0.5) is not None
+    assert frames(near, 1.0) == []
+    assert near.unsent == 0
+    near.tick(1.0)
+    assert effects(near) == [Expired(1), Expired(2)]
+
+
+def test_detached_sessions_keep_deadlines():
+    near, far = pair()
+    near.request(1, [b"?"], 1.0, 0.0)
+    pass_on(near, far)
+    effects(far)
+    for session in (near, far):
+        session.detach(0.1)
+    assert near.next_tick() == 1.0
+    near.tick(1.0)
+    far.tick(1.0)
+    assert (effects(near), effects(far)) == ([Expired(1)], [Abandon(1)])
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(0.2, 0.19), (1.0, 0.95), (10.0, 9.95), (100.0, 59.95)])
+def test_the_deadline_shrinks_on_its_way_and_is_bounded(timeout, expected):
+    near, far = pair()
+    near.request(1, [b"?"], timeout, 0.0)
+    wire = frames(near)
+    far.receive(wire[0], 5.0)  # clocks differ: only what is left counts
+    assert delivered(far).timeout == pytest.approx(expected)
+    assert far.next_tick() == pytest.approx(min(0.5, 5 + expected))
+    far.tick(5 + expected + 1e-9)
+    assert effects(far) == [Abandon(1)]
+    assert far.statistics().bytes_held == 0
+
+
+def test_time_spent_in_the_queue_counts():
+    near, far = pair()
+    near.request(1, [b"?"], 10.0, 0.0)
+    far.receive(frames(near, 4.0)[0], 0.0)
+    assert delivered(far).timeout == pytest.approx(5.95)
+
+
+def test_time_between_fragments_counts():
+    near, far = pair()
+    near.request(1, [bytes(700)], 10.0, 0.0)
+    for now in (0.0, 1.0, 4.0):
+        far.receive(joined(near.next_frame(now) or ()), 0.0)
+    assert delivered(far).timeout == pytest.approx(5.95)
+    near, far = pair()
+    near.request(1, [bytes(700)], 10.0, 0.0)
+    for now in (0.0, 5.0):
+        far.receive(joined(near.next_frame(now) or ()), 0.0)
+    far.tick(4.94)
+    assert far.statistics().bytes_held == 700
+    far.tick(4.95)
+    assert far.statistics().bytes_held == 0
+
+
+def test_a_peer_that_names_no_deadline_gets_the_default():
+    _, far = pair()
+    far.receive(pack_header(FrameKind.REQUEST, 1), 0.0)
+    assert delivered(far).timeout == pytest.approx(SMALL.max_deadline - 0.05)
+
+
+def test_a_request_that_never_becomes_complete_is_forgotten_at_its_deadline():
+    near, far = pair()
+    near.request(1, [bytes(1000)], 3.0, 0.0)
+    for frame in frames(near)[:-1]:
+        far.receive(frame, 0.0)
+    assert far.statistics().bytes_held == 1000
+    far.tick(2.95)
+    assert nothing_left(far)
+    assert effects(far) == []
+
+
+@pytest.mark.parametrize("timeout", [math.nan, math.inf, -math.inf])
+def test_timeouts_are_numbers(timeout):
+    with pytest.raises(ArgumentError, match="finite"):
+        make().request(1, [b""], timeout, 0.0)
+
+
+@pytest.mark.parametrize("kind", [-1, 256])
+def test_kinds_fit_the_header(kind):
+    session = make()
+    with pytest.raises(ArgumentError, match="0 to 255"):
+        session.request(kind, [b""], 1.0, 0.0)
+    assert session.statistics().outstanding == 0
+
+
+# ---- cancellation
+
+
+def test_what_was_not_sent_yet_is_cancelled_without_a_word():
+    near, _ = pair()
+    near.cancel(near.request(1, [b"?"], 10.0, 0.0), 0.0)
+    assert frames(near) == []
+    assert nothing_left(near)
+
+
+def test_cancellation_reaches_the_handler():
+    near, far = pair()
+    id = near.request(1, [b"?"], 10.0, 0.0)
+    pass_on(near, far)
+    assert delivered(far).id == id
+    near.cancel(id, 0.1)
+    near.cancel(id, 0.1)
+    assert near.statistics().outstanding == 1  # until the peer has heard of it
+    assert pass_on(near, far) == 1
+    assert effects(far) == [Abandon(id)]
+    far.respond(id, [b"too late"], 0.2)
+    wire = frames(far)
+    assert kinds(wire) == [("FAILURE", id)]
+    near.receive(wire[0], 0.2)
+    assert effects(near) == []
+    near.tick(1.0)
+    pass_on(near, far, 1.0)
+    assert nothing_left(near, far)
+
+
+def test_cancellation_stops_what_is_still_being_sent():
+    near, far = pair()
+    id = near.request(1, [bytes(4000)], 10.0, 0.0)
+    far.receive(joined(near.next_frame(0.0) or ()), 0.0)
+    near.cancel(id, 0.0)
+    assert near.unsent == 0
+    wire = frames(near)
+    assert kinds(wire) == [("CANCEL", id)]
+    far.receive(wire[0], 0.0)
+    assert (effects(far), far.statistics().bytes_held) == ([], 0)
+
+
+def test_a_cancelled_request_does_not_run_when_it_arrives_late():
+    near, far = pair(reliable=False)
+    id = near.request(1, [b"?"], 10.0, 0.0)
+    request = frames(near)
+    near.cancel(id, 0.0)
+    for frame in [*frames(near), *request, *request]:
+        far.receive(frame, 0.0)
+    assert effects(far) == []
+    pass_on(far, near)
+    assert near.statistics().outstanding == 0
+
+
+def test_cancellation_is_repeated_until_it_is_answered():
+    near, far = pair(reliable=False)
+    id = near.request(1, [b"?"], 60.0, 0.0)
+    pass_on(near, far)
+    effects(far)
+    near.cancel(id, 0.0)
+    times, now = [], 0.0
+    while now < 5:
+        times += [now for kind, _ in kinds(frames(near, now)) if kind == "CANCEL"]
+        now = near.next_tick() or math.inf
+        near.tick(now)
+    assert 4 <= len(times) <= 6
+    near.attach(6.0, True)
+    far.attach(6.0, True)
+    pass_on(near, far, 6.0)
+    assert effects(far) == [Abandon(id)]
+    pass_on(far, near, 6.0)
+    assert near.statistics().outstanding == 0
+
+
+def test_an_answer_that_crosses_the_cancellation_is_dropped():
+    near, far = pair()
+    id = near.request(1, [b"?"], 10.0, 0.0)
+    pass_on(near, far)
+    far.respond(delivered(far).id, [bytes(1000)], 0.0)
+    answer = frames(far)
+    near.receive(answer[0], 0.0)
+    near.cancel(id, 0.0)
+    assert near.statistics().bytes_held == 0
+    for frame in answer[1:]:
+        near.receive(frame, 0.0)
+    assert effects(near) == []
+    assert near.statistics().outstanding == 0
+
+
+# ---- what is remembered
+
+
+def test_one_slow_request_does_not_keep_the_answers_of_others():
+    limits = replace(SMALL, requests_per_peer=4)
+    near, far = pair(limits)
+    near.request(1, [b"slow"], 60.0, 0.0)
+    pass_on(near, far)
+    assert delivered(far).id == 1
+    copies, most = [], 0
+    for step in range(3000):
+        near.request(1, [b"quick"], 10.0, 0.0)
+        wire = frames(near)
+        for frame in wire:
+            far.receive(frame, 0.0)
+        copies.append(wire[-1])
+        far.respond(delivered(far).id, [bytes(100)], 0.0)
+        pass_on(far, near)
+        if step % 100 == 0:
+            near.tick(step * 0.01)
+        most = max(most, far.statistics().bytes_stored)
+    assert len(effects(near)) == 3000
+    assert most <= 2 * outgoing.UNTOLD_BYTES
+    near.tick(100.0)
+    pass_on(near, far, 100.0)
+    assert far.statistics().remembered == 0  # the slow one has expired, with the peer told so
+    for copy in copies:
+        far.receive(copy, 100.0)
+    assert [effect for effect in effects(far) if not isinstance(effect, Abandon)] == []
+
+
+def test_heartbeats_name_what_is_unresolved():
+    near, far = pair()
+    for _ in range(5):
+        near.request(1, [b"?"], 60.0, 0.0)
+    pass_on(near, far)
+    for id in (2, 4, 5):
+        far.respond(id, [b"!"], 0.0)
+    pass_on(far, near)
+    effects(far)
+    near.tick(0.5)
+    wire = frames(near, 0.5)
+    (heartbeat,) = read(wire)
+    assert struct.unpack("<3Q", heartbeat.body) == (6, 1, 3)
+    far.receive(wire[0], 0.5)
+    assert far.statistics().remembered == 2
+    assert effects(far) == []
+
+
+def test_an_overtaken_heartbeat_changes_nothing():
+    near, far = pair(reliable=False)
+    for _ in range(3):
+        near.request(1, [b"?"], 60.0, 0.0)
+    requests = frames(near)
+    for frame in requests:
+        far.receive(frame, 0.0)
+    heartbeats = []
+    for now, id in ((0.5, 2), (1.0, 3)):
+        far.respond(id, [b"!"], now)
+        pass_on(far, near, now)
+        near.tick(now)
+        heartbeats += [frame for frame in frames(near, now) if parse(frame, SMALL).kind is FrameKind.HEARTBEAT]
+    effects(far)
+    for frame in [*heartbeats[::-1], *requests[1:]]:
+        far.receive(frame, 1.0)
+    assert effects(far) == []
+    assert far.statistics().remembered == 1
+
+
+def test_more_unresolved_requests_than_a_heartbeat_names():
+    limits = replace(SMALL, requests_per_peer=100, frame_bytes=80)  # room for nine and the horizon
+    near, far = pair(limits)
+    for _ in range(40):
+        near.request(1, [b"?"], 60.0, 0.0)
+    pass_on(near, far)
+    for id in (2, 5, 30, 31):
+        far.respond(id, [b"!"], 0.0)
+    pass_on(far, near)
+    effects(far)
+    near.tick(0.5)
+    pass_on(near, far, 0.5)
+    assert far.statistics().remembered == 38  # 2 and 5 are below the horizon, the rest is told later
+    assert effects(far) == []
+
+
+def test_the_answerer_hears_soon_that_a_large_answer_has_arrived():
+    limits = Limits()
+    near, far = pair(limits)
+    near.request(1, [b"?"], 10.0, 0.0)
+    pass_on(near, far)
+    far.respond(delivered(far).id, [bytes(MIB)], 0.0)
+    pass_on(far, near)
+    wire = frames(near)
+    assert kinds(wire, limits) == [("HEARTBEAT", 0)]
+    far.receive(wire[0], 0.0)
+    assert nothing_left(near, far)
+
+
+def test_a_request_that_expired_is_abandoned_by_a_peer_whose_clock_is_slow():
+    near, far = pair()
+    near.request(1, [b"?"], 1.0, 0.0)
+    pass_on(near, far)
+    effects(far)
+    near.tick(1.0)
+    pass_on(near, far, 0.1)
+    assert effects(far) == [Abandon(1)]
+    assert nothing_left(far)
+
+
+# ---- heartbeats, silence, the end
+
+
+def test_a_side_with_nothing_to_say_sends_heartbeats():
+    near, _ = pair()
+    assert near.next_tick() == 0.5
+    near.tick(0.4)
+    assert not near.has_output
+    near.tick(0.5)
+    assert near.has_output
+    near.tick(0.5)
+    assert kinds(frames(near, 0.5)) == [("HEARTBEAT", 0)]
+    near.request(1, [b"?"], 10.0, 0.7)
+    frames(near, 0.7)
+    near.tick(1.1)
+    assert frames(near, 1.1) == []
+    near.tick(1.2)
+    assert kinds(frames(near, 1.2)) == [("HEARTBEAT", 0)]
+
+
+def test_a_channel_without_room_does_not_make_ticks_endless():
+    near, _ = pair()
+    for step in range(1, 10):
+        near.receive(pack_header(FrameKind.HEARTBEAT, 0), step * 0.5)
+        near.tick(step * 0.5)
+        assert near.next_tick() == (step + 1) * 0.5
+    assert kinds(frames(near, 5.0)) == [("HEARTBEAT", 0)]
+
+
+def test_silence():
+    near, _ = pair()
+    near.receive(pack_header(FrameKind.HEARTBEAT, 0), 1.0)
+    assert near.last_heard == 1.0
+    assert not near.is_silent(2.49)
+    assert near.is_silent(2.5)
+    near.tick(2.4)
+    frames(near, 2.4)
+    assert near.next_tick() == 2.5
+    near.tick(2.5)
+    assert near.next_tick() == 2.9  # said once
+    near.detach(2.6)
+    assert not near.is_silent(9.0)
+    assert near.next_tick() is None
+    near.attach(10.0, True)
+    assert not near.is_silent(11.0)
+
+
+def test_goodbye_comes_after_short_answers_and_before_the_rest_of_long_ones():
+    near, far = pair()
+    for size in (1000, 10, 20):
+        near.request(1, [bytes(size)], 10.0, 0.0)
+    assert near.next_frame(0.0) is not None
+    near.goodbye(0.0)
+    assert near.has_output
+    wire = frames(near)
+    assert kinds(wire) == [("REQUEST", 3), ("GOODBYE", 0)]
+    assert not near.has_output
+    far.receive(wire[-1], 0.0)
+    assert effects(far) == [Left()]
+
+
+def test_the_end_of_a_session_frees_everything():
+    budget = Budget(SMALL.bytes_per_peer, SMALL.bytes_total)
+    near, far = make(budget=budget.child()), make()
+    for session in (near, far):
+        session.attach(0.0, True)
+    waiting, cancelled, answered = (near.request(1, [b"?"], 10.0, 0.0) for _ in range(3))
+    pass_on(near, far)
+    near.cancel(cancelled, 0.0)
+    far.respond(answered, [bytes(1000)], 0.0)
+    far.request(1, [bytes(600)], 10.0, 0.0)
+    for _ in range(3):
+        near.receive(joined(far.next_frame(0.0) or ()), 0.0)
+    assert budget.held == 1600
+    assert near.fail_all() == [waiting, answered]
+    assert budget.held == 0
+    assert nothing_left(near)
+    assert (near.next_tick(), near.has_output, effects(near)) == (None, False, [])
+
+
+# ---- large messages
+
+
+def test_large_messages_move_without_copies_and_let_small_ones_through():
+    limits = Limits()
+    near, far = pair(limits)
+    array = np.arange(100 * MIB // 8, dtype=np.float64)
+    near.request(1, [b"head" * 16, array.data], 60.0, 0.0)
+    waits, wait, whole = [], 0, 0
+    for step in range(1000):
+        if step % 5 == 0:
+            near.request(2, [b"small"], 10.0, 0.0)
+            wait = 0
+        frame = near.next_frame(0.0)
+        if frame is None:
+            break
+        wait += 1
+        if frame[-1] == b"small":
+            waits.append(wait)
+        whole += sum(1 for part in frame[1:] if isinstance(part, memoryview) and part.obj is array)
+        far.receive(joined(frame), 0.0)
+    assert max(waits) <= 2
+    assert whole == 101  # each frame's part of the array is a view of it
+    (large,) = [effect for effect in effects(far) if effect.kind == 1]
+    assert np.array_equal(np.frombuffer(large.message, np.float64, offset=64), array)

@@ -1,0 +1,410 @@
+"""Every state of a request with every frame, as a table; and any sequence of steps, against a ledger of what was asked and answered."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from aiograd.distributed.frame import FrameKind, pack_header
+from aiograd.distributed.session import Session
+from tests.distributed.link import Faults, Link, answer_to, joined
+from tests.distributed.pairs import effects, frames, kinds, pair, read
+
+# ---- the answerer: state, event -> state, frames out, effects
+
+ID = 3
+
+
+def request(offset: int, body: bytes, **fields: int) -> bytes:
+    return pack_header(FrameKind.REQUEST, ID, (body,), offset=offset, total=4, deadline_ms=1000, **fields) + body
+
+
+def about(kind: FrameKind) -> bytes:
+    return pack_header(kind, ID, watermark=1)
+
+
+def heard(*wire: bytes) -> Callable[[Session], None]:
+    def hear(session: Session) -> None:
+        for frame in wire:
+            session.receive(frame, 0.0)
+
+    return hear
+
+
+def then(*steps: Callable[[Session], None]) -> Callable[[Session], None]:
+    def do(session: Session) -> None:
+        for step in steps:
+            step(session)
+
+    return do
+
+
+WHOLE = heard(request(0, b"what"))
+PAST = pack_header(FrameKind.HEARTBEAT, 0, watermark=ID + 1)
+IDS = struct.pack("<2Q", ID + 1, 1)
+TOLD = pack_header(FrameKind.HEARTBEAT, 0, (IDS,), watermark=1) + IDS
+
+STATES: dict[str, Callable[[Session], None]] = {
+    "none": heard(),
+    "ASSEMBLING": heard(request(2, b"at")),
+    "RUNNING": WHOLE,
+    "ABANDONED": then(WHOLE, lambda session: session.tick(0.96)),
+    "DONE": then(WHOLE, lambda session: session.respond(ID, [b"so"], 0.0)),
+    "RESOLVED": then(WHOLE, lambda session: session.respond(ID, [b"so"], 0.0), heard(PAST)),
+    "TOLD": then(WHOLE, lambda session: session.respond(ID, [b"so"], 0.0), heard(TOLD)),
+}
+EVENTS: dict[str, Callable[[Session], None]] = {
+    "first half": heard(request(0, b"wh")),
+    "whole": WHOLE,
+    "PROBE": heard(about(FrameKind.PROBE)),
+    "CANCEL": heard(about(FrameKind.CANCEL)),
+    "respond": lambda session: session.respond(ID, [b"so"], 0.0),
+    "deadline": lambda session: session.tick(0.97),
+    "watermark": heard(PAST),
+    "told": heard(TOLD),
+}
+TABLE = """
+    none       | first half | ASSEMBLING |                  |
+    none       | whole      | RUNNING    |                  | Deliver
+    none       | PROBE      | none       | UNKNOWN          |
+    none       | CANCEL     | DONE       | FAILURE          |
+    none       | respond    | none       |                  |
+    none       | deadline   | none       |                  |
+    none       | watermark  | none       |                  |
+    none       | told       | none       |                  |
+    ASSEMBLING | first half | RUNNING    |                  | Deliver
+    ASSEMBLING | whole      | RUNNING    |                  | Deliver
+    ASSEMBLING | PROBE      | ASSEMBLING | UNKNOWN          |
+    ASSEMBLING | CANCEL     | DONE       | FAILURE          |
+    ASSEMBLING | respond    | ASSEMBLING |                  |
+    ASSEMBLING | deadline   | none       |                  |
+    ASSEMBLING | watermark  | none       |                  |
+    ASSEMBLING | told       | none       |                  |
+    RUNNING    | first half | RUNNING    |                  |
+    RUNNING    | whole      | RUNNING    | RECEIVED         |
+    RUNNING    | PROBE      | RUNNING    | RECEIVED         |
+    RUNNING    | CANCEL     | DONE       | FAILURE          | Abandon
+    RUNNING    | respond    | DONE       | RESPONSE         |
+    RUNNING    | deadline   | ABANDONED  |                  | Abandon
+    RUNNING    | watermark  | none       |                  | Abandon
+    RUNNING    | told       | none       |                  | Abandon
+    ABANDONED  | first half | ABANDONED  |                  |
+    ABANDONED  | whole      | ABANDONED  | RECEIVED         |
+    ABANDONED  | PROBE      | ABANDONED  | RECEIVED         |
+    ABANDONED  | CANCEL     | DONE       | FAILURE          |
+    ABANDONED  | respond    | ABANDONED  |                  |
+    ABANDONED  | deadline   | ABANDONED  |                  |
+    ABANDONED  | watermark  | none       |                  |
+    ABANDONED  | told       | none       |                  |
+    DONE       | first half | DONE       |                  |
+    DONE       | whole      | DONE       | RESPONSE         |
+    DONE       | PROBE      | DONE       | RESPONSE         |
+    DONE       | CANCEL     | DONE       | FAILURE          |
+    DONE       | respond    | DONE       |                  |
+    DONE       | deadline   | DONE       |                  |
+    DONE       | watermark  | none       |                  |
+    DONE       | told       | none       |                  |
+    RESOLVED   | first half | none       |                  |
+    RESOLVED   | whole      | none       |                  |
+    RESOLVED   | PROBE      | none       |                  |
+    RESOLVED   | CANCEL     | none       |                  |
+    RESOLVED   | respond    | none       |                  |
+    RESOLVED   | deadline   | none       |                  |
+    RESOLVED   | watermark  | none       |                  |
+    RESOLVED   | told       | none       |                  |
+    TOLD       | first half | none       |                  |
+    TOLD       | whole      | none       |                  |
+    TOLD       | PROBE      | none       |                  |
+    TOLD       | CANCEL     | none       |                  |
+    TOLD       | respond    | none       |                  |
+    TOLD       | deadline   | none       |                  |
+    TOLD       | watermark  | none       |                  |
+    TOLD       | told       | none       |                  |
+"""
+ROWS = [[cell.strip() for cell in line.split("|")] for line in TABLE.strip().splitlines()]
+
+
+def names(found: list[object]) -> str:
+    return " ".join(type(each).__name__ for each in found)
+
+
+def sent(session: Session) -> str:
+    """Kinds of frames that go out, apart from heartbeats, which are the clock's."""
+    return " ".join(kind for kind, _ in kinds(frames(session)) if kind != "HEARTBEAT")
+
+
+def test_the_table_is_complete():
+    assert [row[:2] for row in ROWS] == [[state, event] for state in STATES for event in EVENTS]
+
+
+@pytest.mark.parametrize(("state", "event", "after", "out", "done"), ROWS, ids=[f"{row[0]}-{row[1]}" for row in ROWS])
+def test_answerer(state, event, after, out, done):
+    _, session = pair()
+    STATES[state](session)
+    sent(session)
+    effects(session)
+    EVENTS[event](session)
+    row = session._answers.rows.get(ID)
+    assert (row.state.name if row else "none", sent(session), names(effects(session))) == (after, out, done)
+    held, running = {"RUNNING": (4, 1), "ASSEMBLING": (4, 1)}.get(after, (0, 0))
+    statistics = session.statistics()
+    assert (statistics.bytes_held, statistics.running) == (held, running)
+    assert statistics.bytes_stored == (2 if after == "DONE" and event != "CANCEL" else 0)
+
+
+# ---- the requester: what it has heard, what it hears -> what it sends, effects, whether it still waits
+
+ASKED = {
+    "queued": [],
+    "sent": ["pull"],
+    "received": ["pull", "RECEIVED"],
+    "in part": ["pull", "half"],
+    "cancelled": ["pull", "cancel"],
+    "answered": ["pull", "RESPONSE"],
+}
+HEARD = ["RESPONSE", "FAILURE", "half", "RECEIVED", "UNKNOWN", "retry", "replaced"]
+REQUESTER = """
+    queued    | RESPONSE |                 | Answered | no
+    queued    | FAILURE  |                 | Answered | no
+    queued    | half     | REQUEST         |          | yes
+    queued    | RECEIVED |                 |          | yes
+    queued    | UNKNOWN  | REQUEST         |          | yes
+    queued    | retry    | REQUEST         |          | yes
+    queued    | replaced | REQUEST         |          | yes
+    sent      | RESPONSE |                 | Answered | no
+    sent      | FAILURE  |                 | Answered | no
+    sent      | half     |                 |          | yes
+    sent      | RECEIVED |                 |          | yes
+    sent      | UNKNOWN  | REQUEST         |          | yes
+    sent      | retry    | REQUEST         |          | yes
+    sent      | replaced | REQUEST         |          | yes
+    received  | RESPONSE |                 | Answered | no
+    received  | FAILURE  |                 | Answered | no
+    received  | half     |                 |          | yes
+    received  | RECEIVED |                 |          | yes
+    received  | UNKNOWN  | REQUEST         |          | yes
+    received  | retry    | PROBE           |          | yes
+    received  | replaced | PROBE           |          | yes
+    in part   | RESPONSE |                 | Answered | no
+    in part   | FAILURE  |                 | changed  | yes
+    in part   | half     |                 |          | yes
+    in part   | RECEIVED |                 |          | yes
+    in part   | UNKNOWN  | REQUEST         |          | yes
+    in part   | retry    | REQUEST         |          | yes
+    in part   | replaced | REQUEST         |          | yes
+    cancelled | RESPONSE |                 |          | no
+    cancelled | FAILURE  |                 |          | no
+    cancelled | half     |                 |          | no
+    cancelled | RECEIVED | CANCEL          |          | yes
+    cancelled | UNKNOWN  | CANCEL          |          | yes
+    cancelled | retry    | CANCEL          |          | yes
+    cancelled | replaced | CANCEL          |          | yes
+    answered  | RESPONSE |                 |          | no
+    answered  | FAILURE  |                 |          | no
+    answered  | half     |                 |          | no
+    answered  | RECEIVED |                 |          | no
+    answered  | UNKNOWN  |                 |          | no
+    answered  | retry    |                 |          | no
+    answered  | replaced |                 |          | no
+"""
+REQUESTER_ROWS = [[cell.strip() for cell in line.split("|")] for line in REQUESTER.strip().splitlines()]
+
+
+def hear(session: Session, what: str) -> None:
+    if what == "pull":
+        frames(session)
+    elif what == "cancel":
+        session.cancel(1, 0.0)
+    elif what == "retry":
+        session.tick(0.45)
+    elif what == "replaced":
+        session.detach(0.0)
+        session.attach(0.0, False)
+    elif what == "half":
+        session.receive(pack_header(FrameKind.RESPONSE, 1, (b"so",), total=4) + b"so", 0.0)
+    elif what in ("RESPONSE", "FAILURE"):
+        session.receive(pack_header(FrameKind[what], 1, (b"so..",), total=4) + b"so..", 0.0)
+    else:
+        session.receive(pack_header(FrameKind[what], 1), 0.0)
+
+
+def test_the_requesters_table_is_complete():
+    assert [row[:2] for row in REQUESTER_ROWS] == [[state, event] for state in ASKED for event in HEARD]
+
+
+@pytest.mark.parametrize(("state", "event", "out", "done", "waits"), REQUESTER_ROWS, ids=[f"{row[0]}-{row[1]}" for row in REQUESTER_ROWS])
+def test_requester(state, event, out, done, waits):
+    session, _ = pair(reliable=False)
+    session.request(1, [b"what"], 10.0, 0.0)
+    for step in ASKED[state]:
+        hear(session, step)
+    effects(session)
+    try:
+        hear(session, event)
+    except Exception as error:
+        found = getattr(error, "code", repr(error))
+    else:
+        found = names(effects(session))
+    assert (sent(session), found) == (out, done)
+    statistics = session.statistics()
+    assert statistics.outstanding == (waits == "yes")
+    assert statistics.bytes_held == (4 if waits == "yes" and "half" in (*ASKED[state], event) and state != "cancelled" else 0)
+
+
+# ---- any sequence of steps
+
+
+class HandLink(Link):
+    """A link that does nothing by itself: the machine carries its frames and answers its requests, until `released`."""
+
+    def __init__(self, reliable: bool) -> None:
+        super().__init__(0, Faults() if reliable else Faults(jitter=0.1))
+        self.wires: tuple[list[bytes], list[bytes]] = ([], [])
+        self.released = False
+
+    def _send(self, to: int, frame: bytes) -> None:
+        if self.released:
+            super()._send(to, frame)
+        else:
+            self.wires[to].append(frame)
+
+    def handler_time(self, timeout: float) -> float:
+        return 0.0 if self.released else float("inf")
+
+
+SIDES = st.integers(0, 1)
+PICK = st.integers(0, 1000)
+
+
+class Sessions(RuleBasedStateMachine):
+    """Steps of both drivers, of the clock and of a bad link, in any order. The ledger is `Link`'s."""
+
+    @initialize(reliable=st.booleans())
+    def start(self, reliable: bool) -> None:
+        self.reliable = reliable
+        self.link = HandLink(reliable)
+        self.open()
+        self.asked = 0
+
+    def open(self) -> None:
+        self.link.channel += 1
+        for index in range(2):
+            self.link.wires[index].clear()
+            self.link.on_open(index, self.link.channel)
+
+    @rule(index=SIDES, size=st.sampled_from([0, 5, 250, 300, 2000]), timeout=st.sampled_from([0.3, 3.0, 30.0]))
+    def ask(self, index: int, size: int, timeout: float) -> None:
+        self.asked += 1
+        self.link.ask(index, b"%d|" % self.asked + b"." * size, timeout)
+
+    @rule(index=SIDES, pick=PICK)
+    def cancel(self, index: int, pick: int) -> None:
+        ids = [id for id, asked in self.link.sides[index].asked.items() if not asked.outcome]
+        if ids:
+            self.link.cancel(index, ids[pick % len(ids)])
+
+    @rule(index=SIDES, pick=PICK)
+    def respond(self, index: int, pick: int) -> None:
+        running = self.link.sides[index].running
+        if running:
+            id = [*running][pick % len(running)]
+            self.link.on_respond(index, id, running[id])
+
+    @rule(index=SIDES, count=st.integers(1, 6))
+    def pull(self, index: int, count: int) -> None:
+        while count and self.link.pull(index):
+            count -= 1
+
+    @rule(index=SIDES, count=st.integers(1, 6), pick=PICK)
+    def deliver(self, index: int, count: int, pick: int) -> None:
+        wire = self.link.wires[index]
+        for _ in range(min(count, len(wire))):
+            self.link.on_frame(index, wire.pop(0 if self.reliable else pick % len(wire)), self.link.channel)
+
+    @precondition(lambda self: not self.reliable)
+    @rule(index=SIDES, pick=PICK)
+    def drop(self, index: int, pick: int) -> None:
+        wire = self.link.wires[index]
+        if wire:
+            del wire[pick % len(wire)]
+
+    @precondition(lambda self: not self.reliable)
+    @rule(index=SIDES, pick=PICK)
+    def duplicate(self, index: int, pick: int) -> None:
+        wire = self.link.wires[index]
+        if wire:
+            wire.append(wire[pick % len(wire)])
+
+    @rule(index=SIDES, pick=PICK)
+    def alter(self, index: int, pick: int) -> None:
+        """A frame arrives with a bit flipped: the channel closes."""
+        wire = self.link.wires[index]
+        if wire:
+            frame = bytearray(wire.pop(0))
+            frame[pick % len(frame)] ^= 1 << pick % 8
+            self.link.on_frame(index, bytes(frame), self.link.channel)
+            assert self.link.sides[index].channel == 0
+
+    @rule(index=SIDES)
+    def cut(self, index: int) -> None:
+        """One side notices that the channel has closed."""
+        self.link.on_closed(index, self.link.channel)
+
+    @rule()
+    def replace(self) -> None:
+        self.open()
+
+    @rule(seconds=st.sampled_from([0.01, 0.3, 2.0]))
+    def wait(self, seconds: float) -> None:
+        self.link.now += seconds
+        self.link.tick()
+
+    @invariant()
+    def nothing_is_wrong(self) -> None:
+        if hasattr(self, "link"):
+            for index in range(2):
+                self.link.work_off(index)
+            assert self.link.broken == []
+            for side in self.link.sides:
+                statistics = side.session.statistics()
+                assert statistics.bytes_held == side.session._budget.held <= self.link.limits.bytes_per_peer
+                assert len(side.running) <= statistics.running <= self.link.limits.requests_per_peer
+
+    def teardown(self) -> None:
+        """The link heals and handlers answer: what has time is answered, the rest expires, and nothing is remembered."""
+        if not hasattr(self, "link"):
+            return
+        link = self.link
+        link.released = True
+        in_time = [asked for side in link.sides for asked in side.asked.values() if not asked.outcome and asked.deadline > link.now + 6]
+        for index, side in enumerate(link.sides):
+            for id, message in [*side.running.items()]:
+                link.on_respond(index, id, message)
+        link.settle()
+        assert link.faults() == []
+        assert all(asked.outcome in ("answered", "refused") or asked.cancelled for asked in in_time)
+
+
+TestSessions = Sessions.TestCase
+TestSessions.settings = settings(max_examples=60, stateful_step_count=60)
+
+
+def test_the_machine_can_answer():
+    """Its parts do what they say: a request goes through by hand."""
+    link = HandLink(True)
+    link.channel = 1
+    for index in range(2):
+        link.on_open(index, 1)
+    link.ask(0, b"1|what")
+    link.pull(0)
+    link.on_frame(1, link.wires[1].pop(), 1)
+    link.work_off(1)
+    link.on_respond(1, 1, link.sides[1].running[1])
+    link.pull(1)
+    (frame,) = read([joined([link.wires[0][0]])])
+    assert frame.body == answer_to(b"1|what")

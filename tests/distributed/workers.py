@@ -1,0 +1,109 @@
+"""Workers for tests: as many as wanted in one process, on one switchboard, each knowing the others; all closed and seen idle at the end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
+from typing import Any
+
+import numpy as np
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed.context import Context
+from aiograd.distributed.safeguards import ALL_ON, Safeguards
+from aiograd.testing import simulated_run
+from tests.distributed.memory import Switchboard
+
+SECRET = b"0123456789abcdef" * 2
+
+
+@contextlib.asynccontextmanager
+async def workers(
+    *names: str,
+    service: dist.Service | None = None,
+    services: Mapping[str, dist.Service] | None = None,
+    board: Switchboard | None = None,
+    safeguards: Safeguards = ALL_ON,
+    secrets: Mapping[str, Any] | None = None,
+    idle: bool = True,
+    **options: Any,
+) -> AsyncIterator[tuple[dist.Worker, ...]]:
+    """Open workers; ``async with workers("a", "b", service=service) as (a, b)``.
+
+    Args:
+        service: of all of them. services: of those that have one of their own.
+        secrets: secret or Keyring by name, where they are not all the same.
+        idle: check at the end that nothing is open or running any more.
+        options: of every Worker.
+    """
+    board = board or Switchboard()
+    opened: list[dist.Worker] = []
+    async with contextlib.AsyncExitStack() as stack:
+        for name in names:
+            mine = (services or {}).get(name, service)
+            secret = (secrets or {}).get(name, SECRET)
+            transport = board.transport(name, safeguards=safeguards)
+            opened.append(await stack.enter_async_context(dist.Worker(name, service=mine, secret=secret, transport=transport, **options)))
+        for worker in opened:
+            for other in opened:
+                worker.add_peer(other.name, other.url)
+        yield tuple(opened)
+        if idle:
+            await settled(*opened)
+
+
+def busy(worker: dist.Worker) -> dict[str, int]:
+    """What is open or running on a worker."""
+    figures = worker.statistics()
+    counts = {name: getattr(figures, name) for name in ("contexts", "passes", "calls", "in_doubt", "bytes_held")}
+    counts["running"] = sum(peer.running for peer in figures.peers)
+    counts["outstanding"] = sum(peer.outstanding for peer in figures.peers)
+    return {name: count for name, count in counts.items() if count}
+
+
+async def settled(*opened: dist.Worker, turns: int = 200) -> None:
+    """Wait until nothing is open or running, and fail if that does not come about by itself."""
+    for _ in range(turns):
+        if not any(map(busy, opened)):
+            return
+        await asyncio.sleep(0)
+    left = {worker.name: counts for worker in opened if (counts := busy(worker))}
+    assert not left, f"not idle at the end: {left}"
+
+
+async def until(condition: Callable[[], Any], turns: int = 10_000) -> None:
+    """Give the loop turns until something has happened."""
+    for _ in range(turns):
+        if condition():
+            return
+        await asyncio.sleep(0)
+    raise AssertionError("it never happened")
+
+
+def view(worker: dist.Worker, context: Context) -> Context:
+    """A context as another worker sees it."""
+    return next(each for each in worker._office.contexts if each.key == context.key)
+
+
+def knows(worker: dist.Worker, context: Context) -> bool:
+    """Whether a worker has a context."""
+    return any(each.key == context.key for each in worker._office.contexts)
+
+
+def leaf(*values: float, dtype: Any = np.float32) -> Any:
+    """A one-dimensional tensor that requires grad."""
+    return ag.tensor(np.array(values, dtype), requires_grad=True)
+
+
+def values(tensor: Any) -> list[Any]:
+    """A tensor's values as lists."""
+    return tensor.detach().tolist()  # type: ignore[no-any-return]
+
+
+def simulate(main: Callable[[], Coroutine[Any, Any, Any]], **options: Any) -> float:
+    """Run on virtual time; returns how many seconds it took. Nothing may be left running."""
+    run = simulated_run(main, **options)
+    assert not run.leftover_tasks, run.leftover_tasks
+    return run.time

@@ -1,0 +1,116 @@
+"""Endpoints on a switchboard, for tests of what endpoints do: nodes that know each other, and handlers that do as they are told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiograd.distributed.driver import Endpoint, PeerStatistics
+from aiograd.distributed.handshake import Identity
+from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.safeguards import Safeguards
+from aiograd.errors import WorkerLostError
+from aiograd.testing import simulated_run
+from tests.distributed.memory import Switchboard
+
+SECRET = b"0123456789abcdef" * 2
+LIMITS = Limits()
+CALL = 7
+
+
+class Node:
+    """An endpoint with a handler that does what its first argument says, and notes what happens to it."""
+
+    def __init__(self, world: World, name: str, options: dict[str, Any]) -> None:
+        self.world = world
+        self.name = name
+        self.ran: list[Any] = []
+        self.cancelled: list[Any] = []
+        self.callers: list[Identity] = []
+        self.timeouts: list[float] = []
+        self.lost: list[tuple[Identity, WorkerLostError]] = []
+        self.gate = asyncio.Event()
+        self.transport = world.board.transport(name, safeguards=options.pop("safeguards", Safeguards()))
+        options.setdefault("keyring", Keyring(SECRET))
+        options.setdefault("limits", world.limits)
+        self.endpoint = Endpoint(name, transport=self.transport, handler=self.handle, on_lost=lambda *lost: self.lost.append(lost), **options)
+
+    async def handle(self, peer: Identity, kind: int, value: Any, timeout: float) -> Any:
+        self.callers.append(peer)
+        self.timeouts.append(timeout)
+        word, argument = value
+        self.ran.append(argument)
+        try:
+            match word:
+                case "echo":
+                    return argument
+                case "gate":
+                    await self.gate.wait()
+                    return argument
+                case "sleep":
+                    await asyncio.sleep(argument)
+                    return argument
+                case "unsendable":
+                    return object()
+                case "raise":
+                    raise self.world.errors[argument]
+                case "relay":
+                    name, inner = argument
+                    return await self.endpoint.request(name, kind, inner, timeout)
+        except asyncio.CancelledError:
+            self.cancelled.append(argument)
+            raise
+        raise AssertionError(word)
+
+    async def ask(self, peer: str, word: str, argument: Any = None, timeout: float = 30.0, **options: Any) -> Any:
+        return await self.endpoint.request(peer, CALL, (word, argument), timeout, **options)
+
+    def statistics(self, peer: str) -> PeerStatistics:
+        (found,) = [each for each in self.endpoint.statistics().peers if each.name == peer]
+        return found
+
+
+class World:
+    """Nodes on one switchboard; all are closed at the end."""
+
+    def __init__(self, limits: Limits = LIMITS, **options: Any) -> None:
+        self.board = Switchboard(**options)
+        self.limits = limits
+        self.nodes: list[Node] = []
+        self.errors: dict[str, BaseException] = {}
+
+    async def node(self, name: str, *known: Node, **options: Any) -> Node:
+        node = Node(self, name, options)
+        await node.endpoint.open("memory", 0)
+        self.nodes.append(node)
+        for other in known:
+            node.endpoint.add_peer(other.name, other.transport.url)
+        return node
+
+    async def pair(self) -> tuple[Node, Node]:
+        """a, which knows b, and b."""
+        b = await self.node("b")
+        return await self.node("a", b), b
+
+    async def __aenter__(self) -> World:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for node in self.nodes:
+            await node.endpoint.aclose()
+        for node in self.nodes:
+            assert node.endpoint.statistics().bytes_held == 0
+
+
+async def turns(count: int = 20) -> None:
+    for _ in range(count):
+        await asyncio.sleep(0)
+
+
+def simulate(main: Callable[[], Coroutine[Any, Any, None]], **options: Any) -> float:
+    """Run on virtual time; returns how long it took."""
+    run = simulated_run(main, **options)
+    assert not run.leftover_tasks
+    return run.time
