@@ -1,5 +1,6 @@
 # Each target sets up what it needs in .venv, on a fresh machine too, and is quick to start the second time.
 #
+#   make demo                        two worker processes train a network together; one is killed on the way (about half a minute)
 #   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
@@ -16,7 +17,10 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := test
-.PHONY: test lint format bench parity examples clean
+.PHONY: demo test lint format bench parity examples clean
+
+demo: $(VENV)/.installed-demo
+	@$(BIN)/python -m aiograd demo $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)

@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
 import aiograd as ag
+import aiograd.distributed as dist
 from aiograd import cli
+from aiograd.errors import WorkerLostError
+
+ROOT = Path(__file__).parent.parent
+SERVICE = "tests.distributed.cluster_service:service"
 
 
 def test_doctor_says_what_there_is_and_that_it_works(capsys: pytest.CaptureFixture[str]) -> None:
@@ -48,3 +62,131 @@ def test_wrong_words_are_explained(words: list[str], capsys: pytest.CaptureFixtu
         cli.main(words)
     assert stop.value.code == 2
     assert "usage: aiograd" in capsys.readouterr().err
+
+
+# -------------------------------------------------------------------- worker
+
+
+KEY = bytes(range(32))
+
+
+@pytest.fixture
+def secret(tmp_path: Path) -> Path:
+    """A file with a secret that nobody else can read."""
+    path = tmp_path / "cluster.key"
+    path.touch(mode=0o600)
+    path.write_text(KEY.hex())
+    return path
+
+
+@contextmanager
+def serving(*words: str, **environment: str) -> Iterator[subprocess.Popen[str]]:
+    """A process that runs ``aiograd worker``."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("AIOGRAD_SECRET")}
+    command = [sys.executable, "-m", "aiograd", "worker", *words]
+    with subprocess.Popen(command, cwd=ROOT, env={**clean, **environment}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def url_of(process: subprocess.Popen[str]) -> str:
+    """Where it says that it listens."""
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    found = re.search(r"listens on (http\S+)", line)
+    assert found, line + (process.communicate()[1] if process.poll() is not None else "")
+    return found[1]
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+async def test_a_worker_serves_until_it_is_told_to_stop(secret: Path, number: signal.Signals) -> None:
+    with serving("--name", "w", "--service", SERVICE, "--secret-file", str(secret)) as process:
+        url = url_of(process)
+        async with dist.Worker("me", secret=KEY, peers={"w": url}) as me:
+            assert (await me.call("w", "double", ag.tensor([2.0]))).tolist() == [4.0]
+            process.send_signal(number)
+            began = time.monotonic()
+            output, complaints = process.communicate(timeout=20)
+        assert (process.returncode, complaints) == (0, ""), complaints
+        assert "worker w stops" in output and time.monotonic() - began < 5
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize(("function", "status"), [("wait_forever", 0), ("sleep_in_a_thread", 0), ("hold_the_loop_up", 1)])
+async def test_a_worker_ends_whatever_it_is_busy_with(secret: Path, function: str, status: int) -> None:
+    with serving("--name", "w", "--service", SERVICE, AIOGRAD_SECRET_FILE=str(secret)) as process:
+        url = url_of(process)
+        async with dist.Worker("me", secret=KEY, peers={"w": url}) as me:
+            await me.call("w", "process")
+            busy = asyncio.ensure_future(me.call("w", function, *([] if function == "wait_forever" else [60.0])))
+            await asyncio.sleep(0.2)  # it has arrived; nobody could tell us
+            process.terminate()
+            began = time.monotonic()
+            with pytest.raises(WorkerLostError):
+                await busy
+            _, complaints = await asyncio.to_thread(process.communicate, timeout=20)
+        assert process.returncode == status, complaints
+        assert ("in hold_the_loop_up" in complaints) == (status == 1), "the stacks say what was in the way"
+        assert time.monotonic() - began < 5.5
+
+
+@pytest.mark.proc
+def test_workers_in_two_terminals_know_each_other(secret: Path) -> None:
+    common = ("--service", SERVICE, "--secret-file", str(secret))
+    with serving("--name", "a", *common) as first, serving("--name", "b", *common, "--peer", f"a={url_of(first)}") as second:
+        url_of(second)
+        for process in (first, second):
+            process.terminate()
+            assert process.wait(20) == 0
+
+
+@pytest.mark.proc
+def test_a_worker_without_a_secret_says_how_to_get_one() -> None:
+    with serving("--name", "w", "--service", SERVICE) as process:
+        output, complaints = process.communicate(timeout=20)
+    assert process.returncode == 1 and output == ""
+    assert complaints.startswith("aiograd worker: ") and "openssl rand" in complaints and "Traceback" not in complaints
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--service", "tests.distributed.cluster_service"], "MODULE:NAME"),
+        (["--service", "tests.no_such_module:service"], "no module tests.no_such_module"),
+        (["--service", "tests.distributed.cluster_service:nothing"], "cluster_service:service"),
+        (["--service", "tests.distributed.cluster_service:no_service"], "expected an aiograd.distributed.Service"),
+        (["--service", SERVICE, "--listen", "7000"], "HOST:PORT"),
+        (["--service", SERVICE, "--listen", "127.0.0.1:x"], "HOST:PORT"),
+        (["--service", SERVICE, "--listen", "0.0.0.0:0"], "TLS"),
+        (["--service", SERVICE, "--peer", "a"], "NAME=URL"),
+        (["--service", SERVICE, "--limits", "{"], "JSON"),
+        (["--service", SERVICE, "--limits", '{"nothing": 1}'], "nothing"),
+        (["--service", SERVICE, "--limits", '{"frame_bytes": 0}'], "frame_bytes"),
+        (["--service", SERVICE, "--key", "key.pem"], "--certificate"),
+        (["--service", SERVICE, "--certificate", "none.pem", "--key", "none.pem"], "none.pem"),
+        (["--service", SERVICE, "--secret-file", "none.key"], "none.key"),
+    ],
+)
+def test_a_worker_explains_wrong_options(
+    words: list[str], complaint: str, secret: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIOGRAD_SECRET_FILE", str(secret))
+    assert cli.main(["worker", "--name", "w", *words]) == 1
+    captured = capsys.readouterr()
+    assert complaint in captured.err and captured.err.startswith("aiograd worker: ") and captured.out == ""
+
+
+def test_a_secret_that_others_can_read_is_refused(secret: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    secret.chmod(0o644)
+    assert cli.main(["worker", "--name", "w", "--service", SERVICE, "--secret-file", str(secret)]) == 1
+    assert "0600" in capsys.readouterr().err
+
+
+def test_what_a_services_module_raises_keeps_its_traceback(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, secret: Path) -> None:
+    (tmp_path / "broken_service_module.py").write_text("import no_such_package_at_all")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ModuleNotFoundError, match="no_such_package_at_all"):
+        cli.main(["worker", "--name", "w", "--service", "broken_service_module:service", "--secret-file", str(secret)])

@@ -25,7 +25,7 @@ Note [A message]
     tensor_count  more or fewer tensors in the tree than the prologue says
     dtype         a dtype code that is not in the table
     tensor_flags  a reserved flag of a tensor is set
-    dimension     a dimension above 2**31 - 1
+    dimension     a dimension above 2**31 - 1, or more than 64 of them
     encoding      no such encoding, or not for this dtype
     tensor_size   dtype, shape and encoding take another number of bytes than the descriptor says
     alignment     data at no multiple of 64

@@ -148,8 +148,8 @@ class ContextTable:
         count, limits = self._counts.get(principal, 0), self.limits
         if len(self._open) >= limits.contexts or count >= limits.contexts_per_principal:
             raise Overloaded(
-                f"worker {self.here} has {count} open contexts for this principal (Limits.contexts_per_principal={limits.contexts_per_principal}) and "
-                f"{len(self._open)} in all (Limits.contexts={limits.contexts}): leave some first, or raise the limits"
+                f"worker {self.here} has {count} open contexts for this principal (Limits.contexts_per_principal={limits.contexts_per_principal}) "
+                f"and {len(self._open)} in all (Limits.contexts={limits.contexts}): leave some first, or raise the limits"
             )
         context = self._open[key] = Context(key, origin, principal, self.here, self._backward, self.limits.edges_per_context)
         self._counts[principal] = count + 1

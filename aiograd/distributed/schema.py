@@ -50,7 +50,7 @@ class Schema:
         self.annotations: dict[str, Any] = {}
         for parameter in signature.parameters.values():
             hint = hints.get(parameter.name, parameter.annotation)
-            if hint is inspect.Parameter.empty or hint in _ANYTHING or isinstance(hint, (str, typing.TypeVar)):
+            if hint is inspect.Parameter.empty or hint in _ANYTHING or isinstance(hint, (str, typing.ForwardRef, typing.TypeVar)):
                 continue
             _check_annotation(name, parameter.name, hint)
             self.annotations[parameter.name] = hint
@@ -134,7 +134,7 @@ def matches(value: Any, hint: Any) -> bool:
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     target: Any = function
     if inspect.isclass(function):
-        target = function.__init__
+        target = function.__new__ if function.__init__ is object.__init__ else function.__init__
     elif not inspect.isroutine(function):
         target = getattr(type(function), "__call__", function)  # noqa: B004 - not a test: an object that is called like a function
     names = getattr(inspect.unwrap(target), "__globals__", {})

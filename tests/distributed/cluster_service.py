@@ -36,6 +36,11 @@ async def variable(name: str) -> str | None:
 
 
 @service.function
+async def limit_on_contexts() -> int:
+    return dist.current_worker().limits.contexts
+
+
+@service.function
 async def complain(text: str) -> None:
     print(text)
     print(text, file=sys.stderr)

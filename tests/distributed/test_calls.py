@@ -664,7 +664,7 @@ async def test_a_result_that_comes_after_the_context_was_left_is_an_error() -> N
             await gate.wait()
         except asyncio.CancelledError:
             await asyncio.sleep(0)
-        return x.detach()
+        return x
 
     async with workers("a", "b", service=own) as (a, b):
         async with a.context():

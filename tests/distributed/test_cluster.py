@@ -17,6 +17,7 @@ import pytest
 import pytest_asyncio
 
 import aiograd as ag
+from aiograd.distributed import Limits
 from aiograd.distributed.cluster import LocalCluster, WorkerProcess
 from aiograd.errors import ArgumentError, DeadlineError, ReferenceLostError, UnknownPeerError, WorkerLostError
 
@@ -151,9 +152,7 @@ async def test_a_killed_worker_is_noticed_and_can_be_restarted(cluster: LocalClu
     await cluster.restart("worker1")
     assert cluster.pids["worker1"] != first
     assert await driver.call("worker1", "process") == cluster.pids["worker1"]
-    x = ag.tensor([3.0])
-    assert (await driver.call("worker0", "double_at", "worker1", x)).tolist() == [6.0], "the others know where it is"
-    assert (await driver.call("worker1", "double_at", "worker0", x)).tolist() == [6.0], "and it knows the others"
+    assert (await driver.call("worker0", "double_at", "worker1", ag.tensor([3.0]))).tolist() == [6.0], "the others know where it is"
     with pytest.raises(ReferenceLostError):
         await counter.call("add", 1)
 
@@ -163,13 +162,17 @@ async def test_a_running_worker_can_be_restarted(cluster: LocalCluster) -> None:
     await cluster.restart("worker0")
     assert not is_running(first)
     assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"] != first
+    assert (await cluster.driver.call("worker0", "double_at", "worker1", ag.tensor([3.0]))).tolist() == [6.0], "it knows where the others are"
     with pytest.raises(UnknownPeerError):
         await cluster.restart("worker7")
 
 
 async def test_a_lost_worker_is_restarted_as_often_as_allowed() -> None:
     lost: list[tuple[str, int]] = []
-    async with LocalCluster(1, service=SERVICE, max_restarts=1, on_lost=lambda name, status: lost.append((name, status))) as cluster:
+    options: dict[str, Any] = {"limits": Limits(contexts=7), "environment": {"OF_THE_WORKERS": "yes"}}
+    async with LocalCluster(1, service=SERVICE, max_restarts=1, on_lost=lambda name, status: lost.append((name, status)), **options) as cluster:
+        assert await cluster.driver.call("worker0", "limit_on_contexts") == cluster.driver.limits.contexts == 7
+        assert await cluster.driver.call("worker0", "variable", "OF_THE_WORKERS") == "yes"
         first = cluster.pids["worker0"]
         os.kill(first, signal.SIGKILL)
         await cluster.wait_lost("worker0")
@@ -184,9 +187,10 @@ async def test_a_lost_worker_is_restarted_as_often_as_allowed() -> None:
 
 
 async def test_what_a_worker_prints_is_passed_on_with_its_name(cluster: LocalCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    await cluster.driver.call("worker1", "complain", "something is odd")
+    like_ours = '{"peer": "worker0", "url": "nowhere"}'
+    await cluster.driver.call("worker1", "complain", like_ours)
     await cluster.restart("worker1")  # after its end everything is there
-    assert capsys.readouterr().err.count("[worker1] something is odd\n") == 2
+    assert capsys.readouterr().err.count(f"[worker1] {like_ours}\n") == 2
 
 
 async def test_leaving_while_a_worker_is_busy_takes_no_longer_than_the_grace() -> None:

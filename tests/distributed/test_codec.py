@@ -315,16 +315,20 @@ def test_an_error_of_encode_has_no_ties_to_the_value():
 # ---- limits, which both sides hold to
 
 
-def nested(levels: int) -> Any:
+def nested(levels: int, *wraps: Any) -> Any:
     value: Any = 1
-    for _ in range(levels):
-        value = [value]
+    for level in range(levels):
+        value = wraps[level % len(wraps)](value)
     return value
+
+
+WRAPS = {"lists": lambda value: [value], "tuples": lambda value: (value,), "dicts": lambda value: {"": value}}
 
 
 WIDE = Limits(message_bytes=2**60, head_bytes=2**24, tensors=2**20, dimensions=64, depth=200)
 AT_LIMITS = {
-    "depth": (nested(5), nested(6)),
+    **{f"depth of {name}": (nested(5, wrap), nested(6, wrap)) for name, wrap in WRAPS.items()},
+    "depth of all": (nested(5, *WRAPS.values()), nested(6, *WRAPS.values())),
     "values": ([0] * 127, [0] * 128),
     "values in dicts": ({str(key): 0 for key in range(63)}, {str(key): 0 for key in range(64)}),
     "head_bytes": ("x" * (8_192 - 5), "x" * (8_192 - 4)),
@@ -371,6 +375,14 @@ def test_a_value_that_doubles_at_each_level_is_refused_at_once():
         value = [value] * 10
     with pytest.raises(LimitError, match=r"brings what is not tensor data above Limits\.head_bytes"):
         encode(value, LIMITS)
+
+
+def test_as_many_dimensions_as_numpy_has():
+    sent = tensor(*(2, *(1,) * 63))
+    assert same(there_and_back(sent, WIDE), sent)
+    with pytest.raises(ProtocolError) as caught:
+        decode(bytearray(one(shape=(1,) * 65, size=4, data=bytes(4))), replace(WIDE, dimensions=100))
+    assert caught.value.code == "dimension"
 
 
 def test_a_dimension_beyond_31_bits_is_refused():

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import gc
 import re
 import weakref
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -606,7 +607,7 @@ async def test_quotas_of_contexts_and_edges_between_workers() -> None:
                     pass
 
             a._office.service = own
-            await asyncio.create_task(another(), context=__import__("contextvars").Context())
+            await asyncio.create_task(another(), context=contextvars.Context())
 
 
 # -------------------------------------------------------------------- a context that is left while a pass runs
@@ -637,7 +638,7 @@ async def test_a_participant_that_is_told_to_release_during_a_pass(gate: asyncio
             running = asyncio.create_task(ctx.backward(y.sum()))
             await Gated.reached.wait()
             await b._office.release(view(b, ctx))
-            with pytest.raises((ContextError, RemoteError), match="Error on Node b: .*released"):
+            with pytest.raises((ContextError, RemoteError), match=r"Error on Node b: .*released"):
                 await running
             assert not busy(b)
 
@@ -652,8 +653,7 @@ class Holder:
 class Keeps(ag.Function):
     """Saves an array and holds an object."""
 
-    arrays: weakref.WeakSet[Any] = weakref.WeakSet()
-    holders: weakref.WeakSet[Any] = weakref.WeakSet()
+    holders: ClassVar[weakref.WeakSet[Any]] = weakref.WeakSet()
 
     @staticmethod
     def forward(ctx: Any, x: Any) -> Any:

@@ -239,6 +239,20 @@ async def test_cancelling_reaches_handlers_far_away() -> None:
         assert c.statistics("b").running == 0
 
 
+@pytest.mark.parametrize("peer", ["a", "b"])
+async def test_what_a_cancelled_handler_raises_is_of_no_interest(peer: str) -> None:
+    async with World() as world:
+        a, b = await world.pair()
+        asking = asyncio.create_task(a.ask(peer, "stubborn", 1))
+        await turns()
+        assert [*a.ran, *b.ran] == [1]
+        asking.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        await turns()
+        gc.collect()
+
+
 async def test_without_its_safeguard_cancelling_stays_at_home() -> None:
     async with World() as world:
         b = await world.node("b")
@@ -394,6 +408,7 @@ async def test_closing_while_dialling() -> None:
         asking = asyncio.create_task(a.ask("b", "echo", 1))
         await turns()
         await a.endpoint.aclose()
+        assert not [task for task in asyncio.all_tasks() if task.get_name().startswith("dial")]
         with pytest.raises(DistributedError, match="being closed"):
             await asking
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from collections.abc import Callable
 from typing import Any
 
@@ -84,7 +85,7 @@ async def test_a_message_has_one_node_on_each_side_with_its_differentiable_tenso
 
 async def test_message_ids_are_those_of_their_sender_and_never_meet() -> None:
     async with workers("a", "b", "c", service=service) as everybody, everybody[0].context() as ctx:
-        a, b, c = everybody
+        a, *_ = everybody
         x = leaf(1)
         for _ in range(5):
             x = await a.call("b", "relay", "c", "square", x)
@@ -191,7 +192,7 @@ async def test_inputs_that_do_not_matter_have_no_gradient() -> None:
 
 async def test_the_pass_is_over_everywhere_when_it_returns() -> None:
     async with workers("a", "b", "c", service=service) as everybody, everybody[0].context() as ctx:
-        a, b, c = everybody
+        a, *_ = everybody
         y = await a.call("b", "relay", "c", "square", leaf(1))
         z = await a.call("c", "square", y)
         await ctx.backward(z.sum())
@@ -259,7 +260,7 @@ async def test_a_callee_starts_a_pass_from_a_root_of_its_own() -> None:
         await ctx.backward(y.sum())
 
     own.function("square")(lambda x: x * x)
-    async with workers("a", "b", "c", service=own) as (a, b, c), a.context() as ctx:
+    async with workers("a", "b", "c", service=own) as (a, b, _), a.context() as ctx:
         x = leaf(3)
         await a.call("b", "loss", x * 2)
         assert values(ctx.grads[x]) == [10] and values(view(b, ctx).grads[weight]) == [6]
@@ -276,7 +277,7 @@ async def test_a_graph_that_is_retained_is_differentiated_again_on_every_worker(
         for n in (1, 2, 3):
             await ctx.backward(loss, retain_graph=n < 3, mode=mode)
             assert values(ctx.grads[x]) == [6 * n]
-        with pytest.raises(RemoteError, match="^Error on Node b: Error on Node c: Trying to backward through the graph a second time") as caught:
+        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: Trying to backward through the graph a second time") as caught:
             await ctx.backward(loss, mode=mode)
         assert (caught.value.worker, caught.value.type_name) == ("c", GraphFreedError.__name__)
         assert values(ctx.grads[x]) == [18], "nothing was added"
@@ -329,7 +330,7 @@ async def test_a_local_pass_cannot_cross_workers_and_changes_nothing() -> None:
 
 
 async def test_a_purely_local_loss_in_a_context() -> None:
-    async with workers("a", "b", service=service) as (a, b), a.context() as ctx:
+    async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
         x = leaf(1, 2)
         await ctx.backward((x * x).sum())
         assert values(ctx.grads[x]) == [2, 4] and x.grad is None and not ctx.known_workers
@@ -348,7 +349,7 @@ async def test_values_of_one_context_are_not_differentiated_in_another() -> None
                     with pytest.raises(ContextError, match=f"in context {second.id} reaches values that came from b in another context"):
                         await second.backward((y + z).sum())
 
-            await asyncio.create_task(other(), context=__import__("contextvars").Context())
+            await asyncio.create_task(other(), context=contextvars.Context())
             await first.backward(y.sum())
 
 
@@ -435,7 +436,7 @@ async def test_the_context_is_current_in_hooks_also_where_the_pass_was_started_o
         seen: list[Any] = []
         x.register_hook(lambda g: seen.append((dist.current_context(), dist.current_worker())))
         loss = (await a.call("b", "square", x)).sum()
-        await asyncio.create_task(ctx.backward(loss), context=__import__("contextvars").Context())
+        await asyncio.create_task(ctx.backward(loss), context=contextvars.Context())
         assert seen == [(ctx, a)]
 
 

@@ -261,17 +261,25 @@ async def test_a_peer_that_reads_a_trickle_is_dropped_and_a_slow_one_is_not(virt
         assert len(sink.closed) == 1
 
 
-@pytest.mark.parametrize("start", [wire(bytes(60_000))[:500], wire(bytes(500))[:100], wire(bytes(500))[:1], wire(b"part", framing.BINARY)])
-async def test_a_message_that_is_never_finished_drops_the_peer(virtual_clock: object, start: bytes) -> None:
+UNFINISHED = {
+    "large frame": wire(bytes(60_000))[:500],
+    "small frame": wire(bytes(500))[:100],
+    "header": wire(bytes(500))[:1],
+    "fragment": wire(b"part", framing.BINARY),
+}
+
+
+@pytest.mark.parametrize("name", UNFINISHED)
+async def test_a_message_that_is_never_finished_drops_the_peer(virtual_clock: object, name: str) -> None:
     loop = asyncio.get_running_loop()
     into, _, sink = channel(limits=Limits(handshake_timeout=5.0))
     into.feed(wire(b"whole"))
     await asyncio.sleep(30)
     begin = loop.time()
-    into.feed(start)
+    into.feed(UNFINISHED[name])
     for _ in range(4):
         await asyncio.sleep(1)
-        into.feed(wire(b"", framing.FIN | framing.PONG) if start[0] == framing.BINARY else b"\xfe")  # control frames are no progress, nor is a byte
+        into.feed(wire(b"", framing.FIN | framing.PONG) if name == "fragment" else b"\xfe")  # control frames are no progress, nor is a byte
     assert isinstance(await sink.until_closed(), WorkerLostError)
     assert 5.0 <= loop.time() - begin <= 6.0
 

@@ -8,14 +8,12 @@ from dataclasses import replace
 
 import pytest
 
-from aiograd.distributed.handshake import Dialler
+from aiograd.distributed.driver.link import Link
+from aiograd.distributed.handshake import Answerer, Dialler
 from aiograd.distributed.keyring import Keyring
-from aiograd.errors import (
-    AuthenticationError,
-    VersionMismatch,
-)
+from aiograd.errors import AuthenticationError, VersionMismatch
 from tests.distributed.memory import MemoryChannel
-from tests.distributed.world import LIMITS, World, simulate
+from tests.distributed.world import LIMITS, SECRET, World, simulate, turns
 
 
 def test_a_wrong_key_is_refused() -> None:
@@ -44,26 +42,69 @@ def test_a_worker_of_another_name_is_refused() -> None:
     simulate(main)
 
 
-def test_a_certificate_for_another_name_is_refused() -> None:
+@pytest.mark.parametrize("side", ["dialling", "answering"])
+def test_a_certificate_for_another_name_is_refused(side: str) -> None:
     async def main() -> None:
         async with World() as world:
             a, b = await world.pair()
             connect = a.transport.connect
+            accept = b.transport.accept
+            assert accept is not None
 
             async def connected(url: str, timeout: float) -> MemoryChannel:
                 channel = await connect(url, timeout)
-                channel.certified_names = frozenset({names})
+                channel.certified_names = names
                 return channel
 
-            a.transport.connect = connected  # type: ignore[method-assign]
-            names = "c"
+            def accepted(channel: MemoryChannel) -> None:
+                channel.certified_names = names
+                accept(channel)
+
+            if side == "dialling":
+                a.transport.connect = connected  # type: ignore[method-assign]
+            else:
+                b.transport.accept = accepted
+            names = frozenset({"c"})
             with pytest.raises(AuthenticationError):
                 await a.ask("b", "echo", 1)
-            names = "b"
+            await turns()
+            assert not world.board.channels
+            names = frozenset({"a", "b"})
             assert await a.ask("b", "echo", 2) == 2
             assert b.ran == [2]
 
     simulate(main)
+
+
+def test_there_is_a_limit_to_handshakes_under_way() -> None:
+    async def main() -> None:
+        async with World(replace(LIMITS, connections=3)) as world:
+            b = await world.node("b")
+            stranger = world.board.transport("stranger")
+            channels = [await stranger.connect(b.transport.url, 1.0) for _ in range(5)]
+            await turns()
+            assert [channel.closed for channel in channels] == [False] * 3 + [True] * 2
+            assert b.endpoint.statistics().handshakes == 3
+
+    simulate(main)
+
+
+async def test_frames_that_come_before_anybody_listens_wait() -> None:
+    async with World() as world:
+        b = await world.node("b")
+        channel = await world.board.transport("a").connect(b.transport.url, 1.0)
+        key = Keyring(SECRET).key_for("default")
+        answerer = Answerer("x", b"x" * 16, Keyring(SECRET), world.board.transport("x").entropy, LIMITS, lambda identity, session: False)
+        dialler = Dialler("a", b"a" * 16, key, "x", None, world.board.transport("y").entropy, LIMITS)
+        finish = dialler.receive(answerer.receive(dialler.hello()) or b"")
+        answerer.receive(finish)
+        link = Link(channel, answerer.result, 0.0, {})
+        received: list[bytes] = []
+        link._receive(memoryview(bytearray(dialler.result.seal.seal([b"one"]))))
+        link.start(lambda frame: received.append(bytes(frame)), lambda why: None, lambda: None)
+        link._receive(dialler.result.seal.seal([b"two"]))
+        assert received == [b"one", b"two"]
+        link.close()
 
 
 def test_versions_that_do_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,6 +156,7 @@ def test_lost_repeated_and_late_frames(seed: int) -> None:
             back = [b.ask("a", "sleep", 0.1 * number) for number in range(30)]
             b.endpoint.add_peer("a", a.transport.url)
             await asyncio.gather(*forth, *back)
+            assert world.board.dials == 2  # one by each; what is lost or comes twice is no reason to close
             assert sorted(a.ran) == sorted(b.ran) == [0.1 * number for number in range(30)]
             assert not a.lost and not b.lost
 
@@ -137,5 +179,9 @@ def test_each_message_of_the_handshake_may_be_lost(nth: int) -> None:
             assert await a.ask("b", "echo", 1) == 1
             assert b.ran == [1]
             assert world.board.dials == 1
+            assert asyncio.get_running_loop().time() < 2.0
+            before = sum(channel.sent for channel in world.board.channels)
+            await asyncio.sleep(5.0)
+            assert sum(channel.sent for channel in world.board.channels) - before <= 24  # heartbeats only
 
-    assert simulate(main) < 2.0
+    simulate(main)

@@ -183,6 +183,7 @@ def test_a_peer_without_url_that_does_not_come_back_is_lost() -> None:
             with pytest.raises(WorkerLostError, match="nothing was heard"):
                 await asking
             assert asyncio.get_running_loop().time() - started == pytest.approx(1.5, abs=0.2)
+            assert b.endpoint.peers == ()
             with pytest.raises(UnknownPeerError):
                 await b.ask("a", "echo")
 
@@ -589,5 +590,80 @@ def test_a_restart_seen_by_one_principal_ends_what_others_had() -> None:
                 await asking
             assert asyncio.get_running_loop().time() < 0.2
             assert await a.ask("b", "echo", 3, principal="tenant") == 3
+
+    simulate(main)
+
+
+def test_one_side_is_enough_to_dial_again() -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            b.endpoint.add_peer("a", a.transport.url)
+            world.board.latency = 0.02
+            await a.ask("b", "echo", 1)
+            await asyncio.sleep(1.0)
+            world.board.reset()
+            await asyncio.sleep(1.0)
+            assert world.board.dials == 2
+            assert len(world.board.channels) == 2
+
+    simulate(main)
+
+
+def test_attempts_to_reach_a_peer_are_spaced() -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, _ = await world.pair()
+            attempts = 0
+
+            async def connect(url: str, timeout: float) -> MemoryChannel:
+                nonlocal attempts
+                attempts += 1
+                raise OSError("no route to host")
+
+            a.transport.connect = connect  # type: ignore[method-assign]
+            with pytest.raises(WorkerLostError, match="no route to host"):
+                await a.ask("b", "echo", 1)
+            assert 6 <= attempts <= 16
+
+    simulate(main)
+
+
+def test_a_peer_with_whom_nothing_was_said_is_not_reported() -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            world.board.latency = 0.1
+            asking = asyncio.create_task(a.ask("b", "echo", 1))
+            await asyncio.sleep(0.01)
+            asking.cancel()
+            await asyncio.sleep(1.0)
+            assert b.endpoint.peers == ("a",)
+            a.transport.crash()
+            await asyncio.sleep(3.0)
+            assert b.endpoint.peers == ()
+            assert not b.lost and not b.ran
+
+    simulate(main)
+
+
+def test_a_restarted_peer_cannot_resume_what_was_before() -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            await a.ask("b", "echo", 1)
+            asking = asyncio.create_task(b.ask("a", "gate", 2))
+            await asyncio.sleep(0.1)
+            (before,) = a.endpoint._conversations()
+            a.transport.crash()
+            again = await world.node("a", b)
+            task = asyncio.create_task(again.ask("b", "echo", 3))
+            await turns(1)
+            (after,) = again.endpoint._conversations()
+            after.id = before.id  # though it cannot know
+            with pytest.raises(WorkerLostError, match="restarted"):
+                await asking
+            assert await task == 3
+            assert again.ran == []
 
     simulate(main)

@@ -210,10 +210,10 @@ def test_retries_over_an_unreliable_channel_are_spaced_out():
 def test_the_first_retry_waits_for_four_round_trips():
     near, far = pair(reliable=False)
     for _ in range(40):
-        near.request(1, [b"?"], 60.0, 0.0)
-        pass_on(near, far, 0.0)
-        far.respond(delivered(far).id, [b"!"], 0.3)
-        pass_on(far, near, 0.3)
+        near.request(1, [b"?"], 60.0, 5.0)
+        pass_on(near, far, 5.0)
+        far.respond(delivered(far).id, [b"!"], 5.3)
+        pass_on(far, near, 5.3)
     assert near.statistics().round_trip == pytest.approx(0.3)
     near.request(1, [b"?"], 60.0, 10.0)
     frames(near, 10.0)
@@ -246,6 +246,20 @@ def test_what_was_received_is_asked_after_and_not_sent_again():
         far.receive(frame, 1.7)
     pass_on(far, near, 1.7)
     assert effects(near) == [Answered(1, bytearray(b"!"), False)]
+
+
+def test_an_answer_that_is_arriving_is_not_asked_after():
+    near, far = pair(reliable=False)
+    near.request(1, [b"?"], 60.0, 0.0)
+    pass_on(near, far)
+    far.respond(delivered(far).id, [bytes(4000)], 0.0)
+    for step, frame in enumerate(frames(far)):
+        now = step * 0.15
+        near.tick(now)
+        assert {kind for kind, _ in kinds(frames(near, now))} <= {"HEARTBEAT"}
+        near.receive(frame, now)
+    assert len(effects(near)) == 1
+    assert near.statistics().resent == 0
 
 
 def test_retry_traffic_during_a_long_partition_is_bounded():
@@ -647,8 +661,10 @@ def test_the_end_of_a_session_frees_everything():
     far.request(1, [bytes(600)], 10.0, 0.0)
     for _ in range(3):
         near.receive(joined(far.next_frame(0.0) or ()), 0.0)
+    near.request(1, [bytes(700)], 10.0, 0.0)
+    assert near.next_frame(0.0) is not None
     assert budget.held == 1600
-    assert near.fail_all() == [waiting, answered]
+    assert near.fail_all() == [waiting, answered, 4]
     assert budget.held == 0
     assert nothing_left(near)
     assert (near.next_tick(), near.has_output, effects(near)) == (None, False, [])

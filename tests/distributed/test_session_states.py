@@ -151,6 +151,7 @@ def test_answerer(state, event, after, out, done):
     EVENTS[event](session)
     row = session._answers.rows.get(ID)
     assert (row.state.name if row else "none", sent(session), names(effects(session))) == (after, out, done)
+    assert row is None or (row.assembly is not None) is (after == "ASSEMBLING")  # its memory goes with it
     held, running = {"RUNNING": (4, 1), "ASSEMBLING": (4, 1)}.get(after, (0, 0))
     statistics = session.statistics()
     assert (statistics.bytes_held, statistics.running) == (held, running)

@@ -52,6 +52,11 @@ class Node:
                 case "sleep":
                     await asyncio.sleep(argument)
                     return argument
+                case "stubborn":
+                    try:
+                        await self.gate.wait()
+                    except asyncio.CancelledError:
+                        raise ValueError("not now") from None
                 case "unsendable":
                     return object()
                 case "raise":

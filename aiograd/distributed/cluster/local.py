@@ -205,7 +205,8 @@ class LocalCluster:
     # ---------------------------------------------------------------- starting and stopping
 
     async def _start(self, name: str) -> None:
-        limits = {key: value for key, value in dataclasses.asdict(self._limits).items() if value is not None}
+        defaults = dataclasses.asdict(Limits())
+        limits = {name: value for name, value in dataclasses.asdict(self._limits).items() if value != defaults[name]}
         command = [
             sys.executable, "-m", "aiograd", "worker", "--managed", "--name", name, "--listen", f"{_bracketed(self._host)}:0",
             "--service", self._service, "--limits", json.dumps(limits),

@@ -95,6 +95,8 @@ class Calls:
         if sent:
             send = context.add_send(sent, peer)
             send._seq = number
+            if scope is not None and scope.place:
+                context.recorder(scope.place)(send)
         heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
         context.known_workers.add(peer)
         try:
@@ -107,12 +109,12 @@ class Calls:
                 what = f"calling {_label(function, args)} on {peer}"
                 raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
             raise
-        context.check_open()
         context.opened_at.add(peer)
         value, edge = self._parse_answer(answer, peer)
         unpacking = Unpacking(office.reference)
         result = unpacking.unpack(value)
         if unpacking.differentiable:
+            context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
                 raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
             context.add_recv(unpacking.differentiable, edge, peer, answer_number)
@@ -199,6 +201,9 @@ class Calls:
         context.check_open()
         context.known_workers.add(caller.name)
         send = context.add_send(sent, caller.name)
+        scope = SCOPE.get()
+        if scope is not None:
+            context.recorder(scope.place)(send)
         failpoints.reach("fwd.before_reply")
         return wire, send.edge
 

@@ -2,8 +2,9 @@
 
 Note [Optimizer steps]
     Each optimizer counts its steps, and a step carries its number. One that arrives a second time is answered without being taken again;
-    one that leaves a gap is refused, for then this worker has missed one and has to be restored. A step that has begun is carried out
-    to its end whatever becomes of the request.
+    one that leaves a gap is refused, for then this worker has missed one and has to be restored; and so is one whose number was taken with
+    the gradients of another context: its sender never heard of that, so other workers may not have taken it. A step that has begun is
+    carried out to its end whatever becomes of the request and the context.
 """
 
 from __future__ import annotations
@@ -30,7 +31,11 @@ OPTIMIZERS: dict[str, Callable[..., Any]] = {}
 
 
 def register_optimizers(*classes: type[Any]) -> None:
-    """Let `DistributedOptimizer` make these on other workers. They take parameters and options, and have ``step(gradients)``."""
+    """Let `DistributedOptimizer` make these on other workers.
+
+    They take parameters and options, have ``step(gradients)`` (or ``async def astep(gradients)``, where a step takes long) and, for
+    checkpoints, ``state_dict`` and ``load_state_dict``, as those of ``ag.optim``. A class that a worker's service exposes needs this not.
+    """
     for cls in classes:
         OPTIMIZERS[cls.__name__] = cls
 
@@ -42,19 +47,29 @@ class SteppedOptimizer:
         self.optimizer = optimizer
         #: number of the last step that was taken
         self.taken = 0
+        #: the context whose gradients it was taken with; None after a restore
+        self.taken_with: bytes | None = None
         self.lock = asyncio.Lock()
 
-    async def step(self, number: int, grads: Mapping[Any, Any]) -> None:
-        """Take step `number`; see Note [Optimizer steps]."""
+    async def step(self, number: int, key: bytes, grads: Mapping[Any, Any]) -> None:
+        """Take step `number` with the gradients of the context `key`; see Note [Optimizer steps]."""
         async with self.lock:
-            if number <= self.taken:
+            if number == self.taken and key == self.taken_with:
                 return
+            if number <= self.taken:
+                raise DistributedError(
+                    f"step {number} of an optimizer that has taken {self.taken}, with the gradients of another context: its confirmation must have "
+                    "been lost. Restore all workers from a checkpoint."
+                )
             if number != self.taken + 1:
                 raise DistributedError(
                     f"step {number} of an optimizer that has taken {self.taken}: this worker has missed one. Restore all workers from a checkpoint."
                 )
-            await self.optimizer.astep(grads)
-            self.taken = number
+            if hasattr(self.optimizer, "astep"):
+                await self.optimizer.astep(grads)
+            else:
+                await current_engine().offload(functools.partial(self.optimizer.step, grads))
+            self.taken, self.taken_with = number, key
 
 
 class Objects:
@@ -158,7 +173,10 @@ class Objects:
     async def _load_state_dict(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
         _check(state=(state, dict))
         module = self._module(caller, ref)
-        await current_engine().offload(functools.partial(module.load_state_dict, state))
+        try:
+            await current_engine().offload(functools.partial(module.load_state_dict, state))
+        except ArgumentError as error:  # what does not fit is told in further lines, and only the first would cross
+            raise type(error)("; ".join(line.strip() for line in str(error).splitlines())) from error
         return True
 
     async def _train(self, caller: Caller, ref: RemoteRef, mode: bool) -> bool:
@@ -171,6 +189,8 @@ class Objects:
     async def _create_optimizer(self, caller: Caller, name: str, refs: list[RemoteRef], options: dict[str, Any]) -> RemoteRef:
         _check(name=(name, str), refs=(refs, list), options=(options, dict))
         make = OPTIMIZERS.get(name) or self.office.service.find_class(name).cls
+        if not hasattr(make, "step") and not hasattr(make, "astep"):
+            raise ArgumentTypeError(f"{name} is no optimizer: it has no step(gradients)")
         parameters: list[Any] = []
         for ref in refs:
             value = self._find(caller, ref).value
@@ -202,7 +222,8 @@ class Objects:
                 "from a checkpoint and run it again in a new context.",
                 workers=(self.office.name,),
             )
-        stepping = self.office.keep(stepped.step(number, context.grads), "step")
+        context.calls.discard(asyncio.current_task())  # leaving the context no longer ends it
+        stepping = self.office.keep(stepped.step(number, context.key, context.grads), "step")
         await asyncio.shield(stepping)
         return stepped.taken
 
@@ -220,7 +241,7 @@ class Objects:
             raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
         async with stepped.lock:
             stepped.optimizer.load_state_dict({"param_groups": state["groups"], "state": {n: values for n, values in state["state"]}})
-            stepped.taken = state["taken"]
+            stepped.taken, stepped.taken_with = state["taken"], None
         return True
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -11,6 +12,8 @@ from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, StepError
 from aiograd.tensors.core import TensorCore
+
+logger = logging.getLogger("aiograd.distributed")
 
 
 class DistributedOptimizer:
@@ -80,43 +83,53 @@ class DistributedOptimizer:
     async def step(self, ctx: Any, *, timeout: float | None = None) -> None:
         """Update every parameter that has a gradient in `ctx`, on every worker.
 
-        Steps of one optimizer are taken one after the other. A step that has begun on a worker is carried out there, also when this is
-        cancelled.
+        Steps of one optimizer are taken one after the other. Cancelling one that waits for its turn withdraws it. One that has begun is
+        carried out on all workers: cancelling only stops the waiting, and the next step waits for it.
 
         Args:
-            ctx: the context whose gradients to use, open in the running code.
+            ctx: the context whose gradients to use, open on this worker.
             timeout: seconds for the whole step.
 
         Raises:
             StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
-            checkpoint (`load_state_dict`) before going on.
+            checkpoint (`load_state_dict`) before going on. ContextReleasedError, ContextError: the context cannot be used.
         """
         ctx.check_open()
-        async with self._lock:
+        await self._lock.acquire()
+        taking = asyncio.get_running_loop().create_task(self._step(ctx, timeout), name=f"aiograd:{self.worker.name}:optimizer step")
+        taking.add_done_callback(self._taken)
+        await asyncio.shield(taking)
+
+    def _taken(self, taking: asyncio.Task[None]) -> None:
+        self._lock.release()
+        if not taking.cancelled() and (error := taking.exception()) is not None:  # who asked for it may have gone
+            logger.info("worker %s: %s", self.worker.name, error)
+
+    async def _step(self, ctx: Any, timeout: float | None) -> None:
+        with self.worker.within(ctx):
             await self._prepare()
             self._steps += 1
             number = self._steps
             owners = list(self._optimizers)
-            with self.worker.within(ctx):
-                results = await asyncio.gather(
-                    *(self.worker.call(owner, "aiograd.optimizer.step", ref, number, timeout=timeout) for owner, ref in self._optimizers.items()),
-                    return_exceptions=True,
-                )
-            failures = {owner: result for owner, result in zip(owners, results, strict=True) if isinstance(result, BaseException)}
-            if not failures:
-                return
-            first = next(iter(failures.values()))
-            applied = tuple(owner for owner in owners if owner not in failures)
-            if not applied:
-                self._steps -= 1  # nobody has taken it, as far as is known: it may be tried again under its number
-            if not isinstance(first, Exception):
-                raise first
-            raise StepError(
-                f"optimizer step {number} was taken on {', '.join(applied) or 'no worker'} and not confirmed by {', '.join(failures)} ({first})",
-                step=number,
-                applied=applied,
-                failed=tuple(failures),
-            ) from first
+            results = await asyncio.gather(
+                *(self.worker.call(owner, "aiograd.optimizer.step", ref, number, timeout=timeout) for owner, ref in self._optimizers.items()),
+                return_exceptions=True,
+            )
+        failures = {owner: result for owner, result in zip(owners, results, strict=True) if isinstance(result, BaseException)}
+        if not failures:
+            return
+        first = next(iter(failures.values()))
+        applied = tuple(owner for owner in owners if owner not in failures)
+        if not applied:
+            self._steps -= 1  # nobody has taken it, as far as is known: it may be tried again under its number
+        if not isinstance(first, Exception):
+            raise first
+        raise StepError(
+            f"optimizer step {number} was taken on {', '.join(applied) or 'no worker'} and not confirmed by {', '.join(failures)} ({first})",
+            step=number,
+            applied=applied,
+            failed=tuple(failures),
+        ) from first
 
     async def state_dict(self) -> dict[str, Any]:
         """The number of the last step, and the state of every worker's optimizer, by worker. Cancelling leaves everything as it is."""
@@ -133,11 +146,11 @@ class DistributedOptimizer:
         Raises:
             ArgumentError: it is of other workers.
         """
-        if not isinstance(state, Mapping) or set(state.get("workers", ())) != set(self._refs):
+        states = state.get("workers") if isinstance(state, Mapping) else None
+        if not isinstance(states, Mapping) or set(states) != set(self._refs) or not isinstance(state.get("steps"), int):
             raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(self._refs)}, as state_dict() returned it")
         async with self._lock:
             await self._prepare()
-            states = state["workers"]
             await asyncio.gather(
                 *(self.worker.call(owner, "aiograd.optimizer.load_state_dict", ref, states[owner]) for owner, ref in self._optimizers.items())
             )

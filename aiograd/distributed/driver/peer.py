@@ -79,9 +79,6 @@ class Owner(Protocol):
     def seen(self, identity: Identity, but: Conversation | None = None) -> None:
         """A peer has proved who it is: what was under way with earlier incarnations is lost, except for `but`, which is looked at."""
 
-    def refused(self, peer: str) -> None:
-        """No process listens where that peer was: what was under way with it and is not connected is lost."""
-
     def lost(self, peer: Peer, conversation: Conversation, reason: str) -> None:
         """A conversation has ended."""
 
@@ -209,14 +206,10 @@ class Peer:
         self._choose()
         if conversation.is_lost:
             return
-        silence = self.limits.silence
-        now = self.loop.time()
-        if now >= conversation.heard + silence:
-            self.gave_up(conversation)
-        elif not conversation.is_used and len(self.conversations) > 1:
+        if not conversation.is_used and len(self.conversations) > 1:
             self.lose(conversation, "it was not needed")
         elif self.name in self.owner.urls:
-            conversation.short_lived = 0 if now - conversation.attached_at >= LONG else conversation.short_lived + 1
+            conversation.short_lived = 0 if self.loop.time() - conversation.attached_at >= LONG else conversation.short_lived + 1
             pause = self._pause(conversation.short_lived - 1) if conversation.short_lived else 0.0
             if not conversation.dialled:
                 pause += COURTESY + 4 * conversation.round_trip
@@ -281,7 +274,6 @@ class Peer:
                 link = await dial(self.owner.transport, url, functools.partial(self._dialler, conversation), self.name, seconds)
             except ConnectionRefusedError as error:
                 self.lose(conversation, f"nobody listens at {url}", error)
-                self.owner.refused(self.name)
                 return
             except AuthenticationError as error:
                 conversation.trouble = error

@@ -1,0 +1,49 @@
+"""The command line: ``aiograd demo``, ``worker``, ``trace`` and ``doctor``.
+
+The one place that may install things process-wide (an event loop, signal handlers); the library never does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from aiograd import __version__
+from aiograd.cli.demo import add_demo
+from aiograd.cli.doctor import doctor
+from aiograd.cli.trace import trace
+from aiograd.cli.worker import add_worker
+from aiograd.errors import AiogradError
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a subcommand; returns the exit status.
+
+    Args:
+        arguments: the words after the program's name; those of the process by default.
+    """
+    parser = argparse.ArgumentParser(prog="aiograd", description="Autograd for async Python.")
+    parser.add_argument("--version", action="version", version=f"aiograd {__version__}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="command")
+    add_demo(commands)
+    add_worker(commands)
+
+    traces = commands.add_parser("trace", help="merge Chrome traces, or print a table of one")
+    traces.add_argument("traces", nargs="+", type=Path, metavar="TRACE.json", help="files written by the profiler")
+    traces.add_argument("-o", "--output", type=Path, help="write the merged trace here; open it in ui.perfetto.dev")
+    traces.add_argument("-n", "--limit", type=int, default=20, help="rows of the table (default 20)")
+    traces.set_defaults(run=trace)
+
+    commands.add_parser("doctor", help="print what this installation has and whether it works").set_defaults(run=doctor)
+
+    options = parser.parse_args(arguments)
+    command: Callable[[argparse.Namespace], int] = options.run
+    try:
+        return command(options)
+    except (AiogradError, OSError) as error:
+        print(f"aiograd {options.command}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130  # as a shell says of a command that Ctrl-C ended

@@ -1,0 +1,370 @@
+"""The distributed optimizer: parameters of several workers updated where they live, with the gradients of one context, once per step."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommitUnknown,
+    ContextError,
+    ContextReleasedError,
+    NoContextError,
+    NotExposedError,
+    ReferenceLostError,
+    RemoteError,
+    StepError,
+)
+from tests.distributed.workers import leaf, settled, until, values, view, workers
+
+service = dist.Service()
+
+
+@service.reference
+class Layer(ag.nn.Module):
+    def __init__(self, *factors: float) -> None:
+        self.weight = ag.nn.Parameter(list(factors))
+        self.unused = ag.nn.Parameter([1.0])
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight
+
+
+@service.reference
+class Fragile:
+    """An optimizer of plain steps that fails or waits on demand."""
+
+    broken: set[str] = set()  # noqa: RUF012
+    steps: list[tuple[str, list[Any]]] = []  # noqa: RUF012
+    gate: threading.Event | None = None
+
+    def __init__(self, params: list[Any], where: str = "") -> None:
+        self.params = params
+
+    def step(self, gradients: Mapping[Any, Any]) -> None:
+        name = threading.current_thread().name
+        first = values(self.params[0])
+        if Fragile.gate is not None:
+            Fragile.gate.wait(10)
+        if str(first[0]) in Fragile.broken:
+            raise ValueError(f"cannot step {first[0]}")
+        Fragile.steps.append((name, first))
+
+
+@pytest.fixture(autouse=True)
+def _whole() -> None:
+    Fragile.broken, Fragile.steps, Fragile.gate = set(), [], None
+
+
+async def made(worker: dist.Worker, peer: str, *factors: float) -> dist.RemoteModule:
+    return dist.RemoteModule(worker, peer, await worker.remote(peer, Layer, *factors))
+
+
+async def weight_of(module: dist.RemoteModule) -> list[float]:
+    return values((await module.state_dict())["weight"])
+
+
+@pytest.mark.parametrize(("name", "options"), [("SGD", {"lr": 0.1, "momentum": 0.9}), ("Adam", {"lr": 0.1}), ("AdamW", {"lr": 0.1})])
+async def test_steps_are_those_of_one_process_to_the_bit(name: str, options: dict[str, Any]) -> None:
+    head, first, second = Layer(0.5, 0.25), Layer(2.0, 3.0), Layer(-1.0, 4.0)
+    local = getattr(ag.optim, name)([*first.parameters(), *second.parameters(), *head.parameters()], **options)
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        stages = [await made(a, "b", 2.0, 3.0), await made(a, "c", -1.0, 4.0)]
+        here = Layer(0.5, 0.25)
+        optimizer = dist.DistributedOptimizer(a, getattr(ag.optim, name), [*stages, here], **options)
+        for n in range(4):
+            x = ag.tensor([1.0, 0.5 * n])
+            async with a.context() as ctx:
+                y = here(await stages[1](await stages[0](x)))
+                await ctx.backward((y * y).sum())
+                await optimizer.step(ctx)
+            local.zero_grad()
+            z = head(second(first(x)))
+            await (z * z).sum().backward()
+            local.step()
+            assert optimizer.steps == n + 1
+        assert [await weight_of(stage) for stage in stages] == [values(first.weight), values(second.weight)]
+        assert values(here.weight) == values(head.weight) and here.weight.grad is None
+        assert values((await stages[0].state_dict())["unused"]) == [1.0], "what has no gradient stays"
+
+
+async def test_what_may_be_optimized() -> None:
+    async with workers("a", "b", service=service) as (a, b):
+        module = await made(a, "b", 2.0)
+        named = await module.named_parameters()
+        here, other = leaf(3), Layer(5.0)
+        refs = [named["weight"], module, module.ref, here, a.refer(here), other, other.weight]
+        optimizer = dist.DistributedOptimizer(a, "SGD", refs, lr=1.0)
+        async with a.context() as ctx:
+            y = await module(here * other.weight)
+            await ctx.backward(y.sum())
+            await optimizer.step(ctx)
+        assert await weight_of(module) == [2 - 15] and values(here) == [3 - 10] and values(other.weight) == [5 - 6], "each once"
+        del b
+
+
+async def test_what_may_not_be_optimized() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, "b", 2.0)
+        for refs, error, text in (
+            ([], ArgumentError, "empty list of parameters"),
+            ([3], ArgumentTypeError, "expected RemoteRefs, RemoteModules, parameters or modules, found int"),
+        ):
+            with pytest.raises(error, match=text):
+                dist.DistributedOptimizer(a, ag.optim.SGD, refs)
+        with pytest.raises(ArgumentTypeError, match=r"expected a class such as ag\.optim\.SGD"):
+            dist.DistributedOptimizer(a, 3, [module])
+        async with a.context() as ctx:
+            for optimizer, error, text in (
+                (dist.DistributedOptimizer(a, ag.optim.SGD, [module], lr=-1.0), RemoteError, "Error on Node b: .*lr"),
+                (dist.DistributedOptimizer(a, ag.optim.SGD, [module], colour=1), RemoteError, "Error on Node b: .*colour"),
+                (dist.DistributedOptimizer(a, "Nothing", [module]), NotExposedError, "Error on Node b: no class 'Nothing' is exposed"),
+                (dist.DistributedOptimizer(a, "Layer", [module]), RemoteError, r"Layer is no optimizer: it has no step\(gradients\)"),
+                (dist.DistributedOptimizer(a, "SGD", [await a.remote("b", Fragile, [])]), RemoteError, "is neither a parameter nor a module"),
+            ):
+                for _ in range(2):
+                    with pytest.raises(error, match=text):
+                        await optimizer.step(ctx)
+                assert optimizer.steps == 0
+            await module.delete()
+            with pytest.raises(ReferenceLostError):
+                await dist.DistributedOptimizer(a, "SGD", [module]).step(ctx)
+
+
+async def test_a_step_needs_a_context_that_is_open() -> None:
+    async with workers("a", "b", service=service) as (a, b):
+        module = await made(a, "b", 2.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [module], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await module(leaf(1))).sum())
+            with pytest.raises(ContextError, match="that is how worker b sees a context, and this is worker a"):
+                await optimizer.step(view(b, ctx))
+        with pytest.raises(ContextReleasedError):
+            await optimizer.step(ctx)
+        await optimizer.state_dict()
+        ref = optimizer._optimizers["b"]
+        with pytest.raises(NoContextError, match=r"await optimizer.step\(ctx\)"):
+            await a.call("b", "aiograd.optimizer.step", ref, 1)
+        assert await weight_of(module) == [2]
+        async with a.context() as ctx:  # with no gradients at all: a step that changes nothing
+            await optimizer.step(ctx)
+        assert await weight_of(module) == [2]
+
+
+async def test_a_context_that_the_owner_does_not_know_changes_nothing_there() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await left(leaf(1))).sum())
+            await optimizer.step(ctx)
+        assert await weight_of(left) == [1] and await weight_of(right) == [3]
+
+
+async def test_contexts_side_by_side_step_with_their_own_gradients() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, "b", 0.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [module], lr=1.0)
+
+        async def train(n: int) -> None:
+            async with a.context() as ctx:
+                await ctx.backward((await module(ag.tensor([float(n)]))).sum())
+                await optimizer.step(ctx)
+
+        await asyncio.gather(*map(train, range(1, 11)))
+        assert await weight_of(module) == [-55] and optimizer.steps == 10
+
+
+# -------------------------------------------------------------------- steps that fail
+
+
+async def test_a_step_that_fails_on_one_worker_says_who_has_taken_it() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, Fragile, [left, right])
+        async with a.context() as ctx:
+            await optimizer.step(ctx)
+            Fragile.broken = {"3.0"}
+            text = r"optimizer step 2 was taken on b and not confirmed by c \(Error on Node c: cannot step 3.0\)"
+            with pytest.raises(StepError, match=text) as caught:
+                await optimizer.step(ctx)
+            assert (caught.value.step, caught.value.applied, caught.value.failed) == (2, ("b",), ("c",))
+            assert isinstance(caught.value.__cause__, RemoteError)
+            Fragile.broken = set()
+            with pytest.raises(StepError, match="this worker has missed one") as caught:
+                await optimizer.step(ctx)  # b goes on, c cannot
+            assert (caught.value.step, caught.value.applied, caught.value.failed) == (3, ("b",), ("c",))
+        assert [first for _, first in Fragile.steps].count([3.0]) == 1
+
+
+async def test_a_step_that_nobody_has_taken_is_tried_again_under_its_number() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, "Fragile", [left, right])
+        async with a.context() as ctx:
+            Fragile.broken = {"2.0", "3.0"}
+            with pytest.raises(StepError, match="was taken on no worker and not confirmed by b, c") as caught:
+                await optimizer.step(ctx)
+            assert caught.value.applied == () and optimizer.steps == 0
+            Fragile.broken = set()
+            await optimizer.step(ctx)
+            assert optimizer.steps == 1 and len(Fragile.steps) == 2
+
+
+async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, "b", 2.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [module], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await module(leaf(1))).sum())
+            await optimizer.step(ctx)
+            ref = optimizer._optimizers["b"]
+            assert await asyncio.gather(*(a.call("b", "aiograd.optimizer.step", ref, 1) for _ in range(5))) == [1] * 5
+            assert await weight_of(module) == [1]
+            assert await asyncio.gather(*(a.call("b", "aiograd.optimizer.step", ref, 2) for _ in range(5))) == [2] * 5
+            assert await weight_of(module) == [0]
+            with pytest.raises(Exception, match="step 4 of an optimizer that has taken 2: this worker has missed one"):
+                await a.call("b", "aiograd.optimizer.step", ref, 4)
+
+
+@pytest.mark.parametrize("when", ["begun", "just sent"])
+async def test_a_step_that_has_begun_is_carried_out_everywhere_though_its_caller_goes_away(when: str) -> None:
+    async with workers("a", "b", "c", service=service) as (a, b, _):
+        modules = [await made(a, "b", 2.0), await made(a, "c", 3.0)]
+        optimizer = dist.DistributedOptimizer(a, "Fragile", modules)
+        await optimizer._prepare()
+        Fragile.gate = threading.Event()
+        async with a.context() as ctx:
+            step = asyncio.ensure_future(optimizer.step(ctx))
+            waiting = asyncio.ensure_future(optimizer.step(ctx))
+            await until(lambda: taking(b) if when == "begun" else optimizer.steps)
+            for each in (waiting, step):
+                each.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await each
+            assert not Fragile.steps
+        Fragile.gate.set()
+        async with a.context() as ctx:
+            await optimizer.step(ctx)
+        taken = [first[0] for _, first in Fragile.steps]
+        assert taken.count(2) == taken.count(3) == optimizer.steps, "the same steps everywhere"
+        assert optimizer.steps == 2 if when == "begun" else optimizer.steps in (1, 2), "and the one that waited was withdrawn"
+
+
+def taking(worker: dist.Worker) -> bool:
+    """Whether a step is under way on a worker."""
+    return any(task.get_name().endswith(":step") for task in worker._office._kept)
+
+
+async def test_a_number_that_was_taken_with_other_gradients_is_not_taken_for_a_repetition() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await right(await left(leaf(1)))).sum())
+            await optimizer.state_dict()
+            await a.call("b", "aiograd.optimizer.step", optimizer._optimizers["b"], 1)  # taken, but its confirmation was lost, and c heard nothing
+        async with a.context() as ctx:
+            await ctx.backward((await right(await left(leaf(1)))).sum())
+            with pytest.raises(StepError, match="taken 1, with the gradients of another context: its confirmation must have been lost") as caught:
+                await optimizer.step(ctx)
+            assert (caught.value.applied, caught.value.failed) == (("c",), ("b",))
+
+
+async def test_gradients_that_are_in_doubt_are_not_stepped_with() -> None:
+    async with workers("a", "b", service=service) as (a, b):
+        module = await made(a, "b", 2.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [module], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await module(leaf(1))).sum())
+            view(b, ctx).in_doubt.add(("a", 1))
+            with pytest.raises(StepError, match="worker b does not know whether the gradients of context") as caught:
+                await optimizer.step(ctx)
+            assert isinstance(caught.value.__cause__, CommitUnknown) and caught.value.__cause__.workers == ("b",)
+            view(b, ctx).in_doubt.clear()
+        assert await weight_of(module) == [2]
+        await settled(a, b)
+
+
+# -------------------------------------------------------------------- checkpoints
+
+
+async def train(a: dist.Worker, modules: list[dist.RemoteModule], optimizer: dist.DistributedOptimizer, steps: int) -> None:
+    for n in range(steps):
+        async with a.context() as ctx:
+            x: Any = ag.tensor([1.0, float(n)])
+            for module in modules:
+                x = await module(x)
+            await ctx.backward((x * x).sum())
+            await optimizer.step(ctx)
+
+
+@pytest.mark.parametrize(("name", "options"), [("SGD", {"lr": 0.01, "momentum": 0.9}), ("Adam", {"lr": 0.1, "betas": (0.8, 0.9)})])
+async def test_training_goes_on_from_a_checkpoint_on_other_workers_to_the_bit(name: str, options: dict[str, Any]) -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        modules = [await made(a, "b", 2.0, 1.0), await made(a, "c", 3.0, 1.0)]
+        optimizer = dist.DistributedOptimizer(a, name, modules, **options)
+        await train(a, modules, optimizer, 3)
+        checkpoint = await optimizer.state_dict(), [await module.state_dict() for module in modules]
+        await train(a, modules, optimizer, 3)
+        expected = [await weight_of(module) for module in modules]
+
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        modules = [await made(a, "b", 0.0, 0.0), await made(a, "c", 0.0, 0.0)]
+        optimizer = dist.DistributedOptimizer(a, name, modules, **{**options, "lr": 99.0})
+        await optimizer.load_state_dict(checkpoint[0])
+        for module, state in zip(modules, checkpoint[1], strict=True):
+            await module.load_state_dict(state)
+        assert optimizer.steps == 3
+        await train(a, modules, optimizer, 3)
+        assert [await weight_of(module) for module in modules] == expected
+        assert optimizer.steps == 6
+
+
+async def test_after_a_partial_step_a_checkpoint_makes_everybody_agree_again() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, ag.optim.SGD, [left, right], lr=1.0)
+        state = await optimizer.state_dict()
+        async with a.context() as ctx:
+            ref = optimizer._optimizers["b"]
+            await a.call("b", "aiograd.optimizer.step", ref, 1)  # as if c had not heard of it
+            optimizer._steps = 1
+            with pytest.raises(StepError, match="missed one"):
+                await optimizer.step(ctx)
+            await optimizer.load_state_dict(state)
+            await optimizer.step(ctx)
+        assert optimizer.steps == 1
+
+
+async def test_a_state_that_does_not_fit() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+        optimizer = dist.DistributedOptimizer(a, ag.optim.SGD, [left, right], lr=1.0)
+        one = await dist.DistributedOptimizer(a, ag.optim.SGD, [left], lr=1.0).state_dict()
+        for state in (one, {}, 3, {"steps": 1}, {"workers": 3}):
+            with pytest.raises(ArgumentError, match=r"expected a state of the workers \['b', 'c'\]"):
+                await optimizer.load_state_dict(state)  # type: ignore[arg-type]
+        state = await optimizer.state_dict()
+        with pytest.raises(RemoteError, match="Error on Node b: load_state_dict: expected what"):
+            await optimizer.load_state_dict({**state, "workers": {**state["workers"], "b": {"taken": 1}}})
+        async with a.context() as ctx:
+            await optimizer.step(ctx)
+
+
+async def test_large_parameters_are_stepped_off_the_loop() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, "b", *np.ones(1000).tolist())
+        optimizer = dist.DistributedOptimizer(a, Fragile, [module])
+        async with a.context() as ctx:
+            await optimizer.step(ctx)
+        assert Fragile.steps[0][0] != threading.main_thread().name

@@ -1,0 +1,171 @@
+"""Remote modules: called as if they were here, with parameters, state and mode of the ones that live elsewhere."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import ArgumentTypeError, NotExposedError, ReferenceLostError, RemoteError
+from aiograd.testing import ToyDevice
+from tests.distributed.workers import leaf, values, view, workers
+
+service = dist.Service()
+
+
+@service.reference
+class Affine(ag.nn.Module):
+    def __init__(self, size: int, device: str = "cpu") -> None:
+        self.weight = ag.nn.Parameter(ag.tensor(np.arange(1.0, size + 1, dtype=np.float32)).to(device))
+        self.bias = ag.nn.Parameter(ag.tensor(np.zeros(size, np.float32)).to(device))
+        self.register_buffer("seen", ag.tensor([0.0]).to(device))
+
+    def forward(self, x: Any, negate: bool = False) -> Any:
+        self.seen += 1
+        y = x.to(self.weight.device) * self.weight + self.bias
+        return -y if negate else y
+
+    def is_training(self) -> bool:
+        return self.training
+
+
+@service.reference
+class Waiting(ag.nn.Module):
+    def __init__(self) -> None:
+        self.inner = Affine(2)
+
+    async def forward(self, x: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.inner(x) * 2
+
+
+@service.reference
+class Plain:
+    pass
+
+
+async def made(worker: dist.Worker, cls: Any = Affine, *args: Any) -> dist.RemoteModule:
+    return dist.RemoteModule(worker, "b", await worker.remote("b", cls, *args))
+
+
+async def test_a_remote_module_is_called_and_differentiated_like_a_local_one() -> None:
+    local = Affine(3)
+    async with workers("a", "b", service=service) as (a, b):
+        module = await made(a, Affine, 3)
+        assert repr(module) == "RemoteModule(Affine on b)"
+        async with a.context() as ctx:
+            x = leaf(1, 2, 3)
+            for y in (await module(x), await module.forward(x, negate=True), await module(x, timeout=5.0)):
+                await ctx.backward((y * y).sum())
+            here = leaf(1, 2, 3)
+            for negate in (False, True, False):
+                z = local(here, negate)
+                await (z * z).sum().backward()
+            assert values(ctx.grads[x]) == values(here.grad)
+            there = {values(parameter)[0]: values(grad) for parameter, grad in view(b, ctx).grads.items()}
+            assert there == {1.0: values(local.weight.grad), 0.0: values(local.bias.grad)}
+
+
+async def test_a_module_whose_forward_waits() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, Waiting)
+        async with a.context() as ctx:
+            x = leaf(1, 1)
+            y = await module(x)
+            assert values(y) == [2, 4]
+            await ctx.backward(y.sum())
+            assert values(ctx.grads[x]) == [2, 4]
+
+
+async def test_parameters_are_references_in_the_modules_order() -> None:
+    async with workers("a", "b", service=service) as (a, b):
+        module = await made(a, Waiting)
+        named = await module.named_parameters()
+        assert list(named) == ["inner.weight", "inner.bias"] and all(ref.owner == "b" for ref in named.values())
+        assert values(await named["inner.weight"].get()) == [1, 2]
+        count = b.statistics().references
+        assert await module.parameters() == list(named.values()) and b.statistics().references == count, "asking again takes no more room"
+        async with a.context() as ctx:
+            weight = await named["inner.weight"].get()
+            await ctx.backward((weight * weight).sum())
+            (grad,) = view(b, ctx).grads.values()
+            assert values(grad) == [2, 4]
+
+
+async def test_state_goes_to_a_checkpoint_and_back() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, Waiting)
+        await module(ag.tensor([1.0, 1.0]))
+        state = await module.state_dict()
+        assert {path: values(value) for path, value in state.items()} == {
+            "inner.weight": [1, 2], "inner.bias": [0, 0], "inner.seen": [1],
+        }  # fmt: skip
+        assert not any(value.requires_grad for value in state.values())
+        await module(ag.tensor([1.0, 1.0]))
+        state["inner.weight"] = ag.tensor([5.0, 6.0])
+        await module.load_state_dict(state)
+        back = await module.state_dict()
+        assert values(back["inner.weight"]) == [5, 6] and values(back["inner.seen"]) == [1]
+        assert values(await module(ag.tensor([1.0, 1.0]))) == [10, 12]
+
+
+async def test_state_that_does_not_fit_changes_nothing() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, Affine, 2)
+        before = {path: values(value) for path, value in (await module.state_dict()).items()}
+        for state, text in (
+            ({"weight": ag.tensor([9.0, 9.0])}, "nothing was loaded.*missing: bias"),
+            ({**await module.state_dict(), "weight": ag.tensor([9.0]), "bias": ag.tensor([9.0, 9.0])}, "nothing was loaded.*weight: "),
+            ({**await module.state_dict(), "other": ag.tensor([9.0])}, "unexpected: other"),
+        ):
+            with pytest.raises(RemoteError, match=f"^Error on Node b: load_state_dict of Affine: .*{text}"):
+                await module.load_state_dict(state)
+        assert {path: values(value) for path, value in (await module.state_dict()).items()} == before
+
+
+async def test_training_and_evaluation() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        module = await made(a, Affine, 2)
+        assert await module.ref.call("is_training")
+        assert await module.eval() is module and not await module.ref.call("is_training")
+        assert await module.train() is module and await module.ref.call("is_training")
+
+
+async def test_a_module_that_is_deleted_or_is_none() -> None:
+    async with workers("a", "b", "c", service=service) as (a, *_):
+        module = await made(a, Affine, 2)
+        await module.delete()
+        await module.delete()
+        for use in (module(ag.tensor([1.0, 1.0])), module.parameters(), module.state_dict(), module.train()):
+            with pytest.raises(ReferenceLostError):
+                await use
+        plain = await made(a, Plain)
+        with pytest.raises(RemoteError, match=r"<RemoteRef to Plain .* on b> is no module: it has no parameters and state"):
+            await plain.state_dict()
+        with pytest.raises(NotExposedError, match="Plain has no public method '__call__'"):
+            await plain(1)
+        with pytest.raises(ArgumentTypeError, match="the object lives on b, not on c"):
+            dist.RemoteModule(a, "c", module.ref)
+        with pytest.raises(ArgumentTypeError, match=r"expected what `await worker\.remote"):
+            dist.RemoteModule(a, "b", Affine(2))  # type: ignore[arg-type]
+
+
+async def test_a_module_on_a_device() -> None:
+    with ToyDevice() as toy:
+        async with workers("a", "b", service=service) as (a, b):
+            module = await made(a, Affine, 2, toy.name)
+            async with a.context() as ctx:
+                x = leaf(1, 1)
+                y = await module(x)
+                assert y.device == "cpu" and values(y) == [1, 2]
+                await ctx.backward(y.sum())
+                assert values(ctx.grads[x]) == [1, 2] and {grad.device for grad in view(b, ctx).grads.values()} == {toy.name}
+            state = await module.state_dict()
+            assert {value.device for value in state.values()} == {"cpu"} and values(state["weight"]) == [1, 2]
+            await module.load_state_dict({**state, "weight": ag.tensor([7.0, 8.0])})
+            assert values((await module.state_dict())["weight"]) == [7, 8]
+            await module.delete()
