@@ -177,12 +177,14 @@ class WorkerLostError(DistributedError, ConnectionError):
     Attributes:
         worker: its name.
         stage: what was being done with it.
+        is_gone: its process is known to have ended, with everything in its memory; otherwise it may only be out of reach.
     """
 
-    def __init__(self, message: str, *, worker: str = "", stage: str = "") -> None:
+    def __init__(self, message: str, *, worker: str = "", stage: str = "", is_gone: bool = False) -> None:
         super().__init__(message)
         self.worker = worker
         self.stage = stage
+        self.is_gone = is_gone
 
 
 class UnknownPeerError(DistributedError, LookupError):

@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+from aiograd.distributed.cluster import LocalCluster as LocalCluster
 from aiograd.distributed.context import Context as Context
 from aiograd.distributed.context import ContextGradients as ContextGradients
 from aiograd.distributed.driver.objects import register_optimizers as register_optimizers

@@ -9,9 +9,10 @@ Source: etcd's gofail, whose failpoints are set through the environment as well.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+import types
+from collections.abc import Callable, Coroutine, Generator, Mapping
 from types import MappingProxyType, TracebackType
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 from aiograd.errors import AiogradError, ArgumentError
 
@@ -72,6 +73,40 @@ def reach(point: str) -> None:
         _check(point)
         for listener in _listeners:
             listener(point)
+
+
+def is_watched() -> bool:
+    """Whether anybody listens."""
+    return bool(_listeners)
+
+
+@types.coroutine
+def reach_within(point: str, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
+    """Await `coroutine`, and say that the running code has come to a point when it waits for the first time, or is done without waiting.
+
+    Returns:
+        What it returned.
+    """
+    step, value = coroutine.send, None
+    is_first = True
+    while True:
+        try:
+            pending = step(value)
+        except StopIteration as stop:
+            if is_first:
+                reach(point)
+            return stop.value
+        if is_first:
+            is_first = False
+            try:
+                reach(point)
+            except BaseException:
+                coroutine.close()
+                raise
+        try:
+            step, value = coroutine.send, (yield pending)
+        except BaseException as error:
+            step, value = coroutine.throw, error
 
 
 def observe(callback: Callable[[str], None]) -> Callable[[], None]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -284,6 +285,62 @@ async def test_a_graph_that_is_retained_is_differentiated_again_on_every_worker(
         assert not any(worker.statistics().passes for worker in (a, b, c))
         await ctx.backward((await a.call("b", "square", x)).sum(), mode="smart")
         assert values(ctx.grads[x]) == [24]
+
+
+class Times(ag.Function):
+    @staticmethod
+    async def forward(ctx: Any, x: Any, factor: float) -> Any:
+        ctx.factor = factor
+        await asyncio.sleep(0)
+        return x * factor
+
+    @staticmethod
+    async def backward(ctx: Any, g: Any) -> Any:
+        await asyncio.sleep(0)
+        return g * ctx.factor, None
+
+
+async def test_sums_on_every_worker_are_those_of_one_process_to_the_bit() -> None:
+    """Four contributions to one parameter, whose sum in single precision depends on their order; every order of recording them."""
+    own = dist.Service()
+    weight = leaf(1)
+
+    @own.function
+    async def same(x: Any) -> Any:
+        return x * 1
+
+    async def build(weight: Any, x: Any, order: str, call: Callable[[Any], Any]) -> Any:
+        parts = {}
+        for kind in order:
+            match kind:
+                case "A":
+                    parts[kind] = await Times.apply(weight, 1e8)
+                case "B":
+                    parts[kind] = (await call(weight)) * -1e8
+                case "C":
+                    parts[kind] = weight * 1
+                case "D":
+                    parts[kind] = (await call(weight * 1)) * 3e7
+        return sum(parts[kind] for kind in sorted(parts)) * x
+
+    @own.function
+    async def compute(x: Any, order: str) -> Any:
+        return await build(weight, x, order, lambda value: dist.current_worker().call("c", "same", value))
+
+    own.function("relay")(relay)
+    sums = set()
+    async with workers("a", "b", "c", service=own) as (a, b, _):
+        for order in map("".join, itertools.permutations("ABCD")):
+            mine = leaf(1)
+            y = await build(mine, leaf(1), order, same)
+            await y.sum().backward()
+            sums.add(values(mine.grad)[0])
+            for where, call in ((b, ("b", "compute")), (a, ("b", "relay", "a", "compute"))):
+                async with a.context() as ctx:
+                    y = await a.call(*call, leaf(1), order)
+                    await ctx.backward(y.sum())
+                    assert values(view(where, ctx).grads[weight]) == values(mine.grad), (order, where.name)
+    assert len(sums) > 2, "the order matters"
 
 
 async def test_a_graph_spent_here_says_so_here() -> None:

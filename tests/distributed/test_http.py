@@ -347,6 +347,18 @@ async def test_a_handler_that_fails_to_accept_closes_the_channel() -> None:
 # ---- TLS
 
 
+async def test_closing_does_not_wait_for_the_other_side_of_tls(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    listener = HttpTransport(ssl=authority.server("alice"))
+    async with listening(listener) as url:
+        _, writer = await asyncio.open_connection("127.0.0.1", int(url.rpartition(":")[2]), ssl=authority.client())
+        writer.transport.pause_reading()
+        assert listener.connections == 1
+    await asyncio.sleep(0.01)
+    assert listener.connections == 0
+    writer.transport.abort()
+
+
 async def test_mutual_tls_tells_who_the_peer_is(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     alice = HttpTransport(ssl=authority.server("alice", mutual=True), client_ssl=authority.client("alice"))

@@ -17,10 +17,10 @@ import aiohttp.web
 import pytest
 
 from aiograd.distributed.http import HttpTransport, framing
-from aiograd.distributed.http.addresses import HostAllowList
+from aiograd.distributed.http.addresses import HostAllowList, PeerAddress
 from aiograd.distributed.http.admission import Admission
 from aiograd.distributed.http.channel import OVERHEAD, STRANGER
-from aiograd.distributed.http.server import HttpServer
+from aiograd.distributed.http.server import HttpServer, accept_key
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Channel
 from aiograd.errors import WorkerLostError
@@ -387,8 +387,9 @@ async def malicious(answer: bytes) -> AsyncIterator[str]:
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(ConnectionError, asyncio.IncompleteReadError):
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(answer)
+            head = await reader.readuntil(b"\r\n\r\n")
+            key = head.partition(b"Sec-WebSocket-Key: ")[2].partition(b"\r\n")[0].decode()
+            writer.write(answer.replace(b"{accept}", accept_key(key).encode()))
             await writer.drain()
             await reader.read()
         writer.close()
@@ -407,11 +408,9 @@ async def test_redirects_are_not_followed(status: int) -> None:
     canary = await asyncio.start_server(lambda reader, writer: visits.append(writer.close()), "127.0.0.1", 0)
     place = f"http://127.0.0.1:{canary.sockets[0].getsockname()[1]}/aiograd/v1"
     answer = f"HTTP/1.1 {status} Elsewhere\r\nLocation: {place}\r\nRefresh: 0; url={place}\r\nContent-Length: 0\r\n\r\n"
-    async with malicious(answer.encode()) as url:
-        transport = HttpTransport()
+    async with malicious(answer.encode()) as url, contextlib.aclosing(HttpTransport()) as transport:
         with pytest.raises(OSError, match=r"redirects are not followed"):
             await transport.connect(url, 5)
-        await transport.aclose()
     await asyncio.sleep(0.02)
     canary.close()
     await canary.wait_closed()
@@ -431,13 +430,16 @@ async def test_proxies_of_the_environment_are_not_used(monkeypatch: pytest.Monke
     assert not visits
 
 
-GOOD = "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n"
+GOOD = b"HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Accept: {accept}\r\n"
 ANSWERS = {
     "an ordinary page": b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nhi",
     "an endless page": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n" + b"ffff\r\n" + b"a" * 65535,
     "a bomb": b"HTTP/1.1 200 OK\r\nContent-Encoding: gzip\r\nContent-Length: 100\r\n\r\n" + b"\x1f\x8b\x08" + bytes(97),
     "cookies": b"HTTP/1.1 403 Forbidden\r\nSet-Cookie: a=b; Domain=.org\r\nContent-Length: 0\r\n\r\n",
-    "a wrong key": GOOD.format(accept="AAAA").encode() + b"\r\n",
+    "a wrong key": GOOD.replace(b"{accept}", b"AAAA") + b"\r\n",
+    "an extension": GOOD + b"Sec-WebSocket-Extensions: permessage-deflate\r\n\r\n",
+    "a protocol": GOOD + b"Sec-WebSocket-Protocol: chat\r\n\r\n",
+    "another upgrade": GOOD.replace(b"websocket", b"h2c") + b"\r\n",
     "no upgrade": b"HTTP/1.1 101 Switching Protocols\r\n\r\n",
     "garbage": b"\x00\x01\x02\x03\x04\r\n\r\n",
     "no status": b"HTTP/1.1 \r\n\r\n",
@@ -450,11 +452,25 @@ ANSWERS = {
 
 @pytest.mark.parametrize("name", ANSWERS)
 async def test_what_is_no_worker_gives_an_error_that_says_so(name: str) -> None:
-    async with malicious(ANSWERS[name]) as url:
-        transport = HttpTransport()
+    async with malicious(ANSWERS[name]) as url, contextlib.aclosing(HttpTransport()) as transport:
         with pytest.raises((OSError, TimeoutError), match=r"connecting to http://127\.0\.0\.1"):
             await transport.connect(url, 0.3)
-        await transport.aclose()
+
+
+async def test_a_server_that_answers_like_a_worker_is_connected_to() -> None:
+    async with malicious(GOOD + b"\r\n" + b"\x82\x02hi") as url, contextlib.aclosing(HttpTransport()) as transport:
+        assert await Sink(await transport.connect(url, 5)).next() == b"hi", "so the answers above fail for what they say"
+
+
+async def test_refused_means_that_every_address_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def addresses(peer: PeerAddress) -> list[str]:
+        return ["127.0.0.1", "127.0.0.2"]
+
+    monkeypatch.setattr("aiograd.distributed.http.transport.resolve", addresses)
+    async with malicious(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url, contextlib.aclosing(HttpTransport()) as transport:
+        with pytest.raises(OSError, match="404") as caught:
+            await transport.connect(url, 5)
+        assert not isinstance(caught.value, ConnectionRefusedError)
 
 
 async def test_random_answers_give_ordinary_errors() -> None:

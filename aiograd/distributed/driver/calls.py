@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
 from aiograd.distributed import failpoints
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from aiograd.distributed.driver.office import Office
 
 #: a function of the library's own, which is told who calls
-Builtin = Callable[..., Awaitable[Any]]
+Builtin = Callable[..., Coroutine[Any, Any, Any]]
 
 
 class Calls:
@@ -100,7 +100,6 @@ class Calls:
         heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
         context.known_workers.add(peer)
         try:
-            failpoints.reach("fwd.mid_send")
             answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, heading), seconds, context.principal)
         except BaseException as error:
             if send is not None:
@@ -181,15 +180,15 @@ class Calls:
             context.add_recv(received, edge, caller.name)
         failpoints.reach("fwd.after_receive")
         if isinstance(target, Exposed):
-            result = await self.invoke(target, args, kwargs)
+            running: Coroutine[Any, Any, Any] = self.invoke(target, args, kwargs)
         else:
             try:
                 running = target(caller, *args, **kwargs)
             except TypeError as error:  # of the arguments: what a coroutine function itself raises comes when it is awaited
                 raise ArgumentTypeError(f"a malformed call of one of the library's own functions: {error}") from error
-            result = await running
-        failpoints.reach("fwd.in_compute")
+        result = await (failpoints.reach_within("fwd.in_compute", running) if failpoints.is_watched() else running)
         await ready(result)
+        failpoints.reach("fwd.before_reply")
         try:
             packing = await self._packing(result, grad and context is not None)
             wire = packing.pack(result)
@@ -204,7 +203,6 @@ class Calls:
         scope = SCOPE.get()
         if scope is not None:
             context.recorder(scope.place)(send)
-        failpoints.reach("fwd.before_reply")
         return wire, send.edge
 
     async def invoke(self, exposed: Exposed, args: list[Any], kwargs: dict[str, Any]) -> Any:

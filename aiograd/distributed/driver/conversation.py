@@ -21,12 +21,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from aiograd.distributed import failpoints
 from aiograd.distributed.codec import decode, encode, message_size
 from aiograd.distributed.driver.link import Link
 from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.effects import Abandon, Answered, Deliver, Expired
 from aiograd.distributed.faults import from_wire
 from aiograd.distributed.handshake import Identity
+from aiograd.distributed.kinds import Kind
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer
 from aiograd.errors import DeadlineError, WorkerLostError
@@ -121,6 +123,8 @@ class Conversation:
         del message
         self._requests[id] = _Request(answer, kind, size, timeout)
         self._pump(now)
+        if kind == Kind.GRADIENT:
+            failpoints.reach("bwd.after_send")
         try:
             return await answer
         except asyncio.CancelledError:
@@ -199,7 +203,9 @@ class Conversation:
         if self._handlers.pop(id, None) is not None:
             now = self._loop.time()
             self.session.respond(id, answer, now, failed)
-            self._pump(now)
+            self._pump(now, "fwd.mid_send" if kind == Kind.CALL else None)
+            if kind == Kind.CALL:
+                failpoints.reach("fwd.after_send")
         if stop is not None:
             raise stop
 
@@ -264,8 +270,8 @@ class Conversation:
         else:
             request.answer.set_result(value)
 
-    def _pump(self, now: float) -> None:
-        """Send what there is to send while the link takes it."""
+    def _pump(self, now: float, point: str | None = None) -> None:
+        """Send what there is to send while the link takes it; `point` is come to between two frames."""
         link = self.link
         if link is not None and not self._blocked:
             session = self.session
@@ -273,6 +279,8 @@ class Conversation:
                 if not link.send(frame):
                     self._blocked = True
                     break
+                if point is not None and session.has_output:
+                    failpoints.reach(point)
         self._arm(now)
 
     def _writable(self) -> None:

@@ -19,7 +19,7 @@ from aiograd.distributed.codec import encode
 from aiograd.distributed.driver.conversation import Conversation
 from aiograd.distributed.driver.link import Greeting, Link
 from aiograd.distributed.driver.loopback import Loopback
-from aiograd.distributed.driver.peer import Handler, Peer
+from aiograd.distributed.driver.peer import RESTARTED, Handler, Peer
 from aiograd.distributed.driver.statistics import EndpointStatistics, PeerStatistics
 from aiograd.distributed.faults import to_wire
 from aiograd.distributed.handshake import Answerer, Identity
@@ -288,7 +288,7 @@ class Endpoint:
         for conversation in list(self._conversations()):
             known = conversation.identity
             if conversation is not but and known is not None and known.name == identity.name and known.incarnation != identity.incarnation:
-                conversation.peer.lose(conversation, "it was restarted")
+                conversation.peer.lose(conversation, RESTARTED)
 
     def lost(self, peer: Peer, conversation: Conversation, reason: str) -> None:
         """A conversation has ended."""

@@ -94,6 +94,7 @@ class Objects:
                 "aiograd.module.train": self._train,
                 "aiograd.optimizer.create": self._create_optimizer,
                 "aiograd.optimizer.step": self._step,
+                "aiograd.optimizer.set_options": self._set_options,
                 "aiograd.optimizer.state_dict": self._optimizer_state,
                 "aiograd.optimizer.load_state_dict": self._load_optimizer_state,
             }
@@ -226,6 +227,16 @@ class Objects:
         stepping = self.office.keep(stepped.step(number, context.key, context.grads), "step")
         await asyncio.shield(stepping)
         return stepped.taken
+
+    async def _set_options(self, caller: Caller, ref: RemoteRef, options: dict[str, Any]) -> bool:
+        stepped = self._optimizer(caller, ref)
+        unknown = [name for name in options for group in stepped.optimizer.param_groups if name not in group or name == "params"]
+        if unknown:
+            raise ArgumentError(f"{type(stepped.optimizer).__name__} has no option {unknown[0]!r}")
+        async with stepped.lock:
+            for group in stepped.optimizer.param_groups:
+                group.update(options)
+        return True
 
     async def _optimizer_state(self, caller: Caller, ref: RemoteRef) -> dict[str, Any]:
         stepped = self._optimizer(caller, ref)

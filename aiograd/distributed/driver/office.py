@@ -248,9 +248,9 @@ class Office:
                 return
             except (ContextNotFoundError, ContextReleasedError, UnknownPeerError):
                 return
-            except WorkerLostError:
+            except WorkerLostError as error:
                 lost += 1
-                if lost > LOST or name not in self.endpoint.urls:
+                if error.is_gone or lost > LOST or name not in self.endpoint.urls:
                     return  # gone, or to find its own way back: there the lease ends
             except DistributedError as error:
                 logger.debug("worker %s: releasing %s at %s failed: %s", self.name, context.id, name, error)

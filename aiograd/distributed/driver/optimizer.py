@@ -131,6 +131,24 @@ class DistributedOptimizer:
             failed=tuple(failures),
         ) from first
 
+    async def set_options(self, **options: Any) -> None:
+        """Change options on every worker, for the steps to come: ``await optimizer.set_options(lr=1e-4)``.
+
+        Cancelled or failed midway, some workers may have the new options and others the old ones.
+        """
+        async with self._lock:
+            await self._prepare()
+            await asyncio.gather(
+                *(self.worker.call(owner, "aiograd.optimizer.set_options", ref, options) for owner, ref in self._optimizers.items())
+            )
+            self.options.update(options)
+
+    async def delete(self) -> None:
+        """Let every worker forget its optimizer; a later step begins with new ones."""
+        async with self._lock:
+            optimizers, self._optimizers, self._steps = self._optimizers, {}, 0
+            await asyncio.gather(*(ref.delete() for ref in optimizers.values()))
+
     async def state_dict(self) -> dict[str, Any]:
         """The number of the last step, and the state of every worker's optimizer, by worker. Cancelling leaves everything as it is."""
         async with self._lock:

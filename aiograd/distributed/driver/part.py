@@ -40,7 +40,7 @@ import numpy as np
 from aiograd import devices
 from aiograd.distributed import failpoints
 from aiograd.distributed.codec import WireTensor
-from aiograd.distributed.context import Context, PassId
+from aiograd.distributed.context import Context, ContextSlot, PassId
 from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.kinds import Kind
@@ -50,6 +50,7 @@ from aiograd.distributed.safeguards import Safeguards
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import CommitUnknown, ContextError, DeadlineError, DistributedError, PassAbortedError, ProtocolError, WorkerLostError
+from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.boundary import to_array
 from aiograd.graph.node import Node
 from aiograd.tensors.core import make
@@ -257,7 +258,7 @@ class Part:
             keep_graph=self.retain_graph or self.create_graph,
             create_graph=self.create_graph,
             sources=tuple(self.sends),
-            slots=self.context.slot,
+            slots=self._slot,
             gate=self._gate,
             order=self.context.place_of,
         )
@@ -291,8 +292,13 @@ class Part:
         self.office.part_ended(self)
         self._changed()
 
+    def _slot(self, node: AccumulateGrad) -> ContextSlot:
+        failpoints.reach("bwd.in_compute")
+        return self.context.slot(node)
+
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
+        failpoints.reach("bwd.in_compute")
         if node.peer == self.asker:
             self._held_back.append((node, list(grads)))
         else:
@@ -400,7 +406,6 @@ class Part:
             error = sending.exception()
             if error is None:
                 self.behind.update(sending.result())
-                failpoints.reach("bwd.after_send")
         if error is not None:
             self.fail(error)
         self._changed()
@@ -493,6 +498,7 @@ class Part:
         if self.task is None or not self.task.committed:  # the commit itself failed
             await self.tell_abort(others, "its initiator could not commit")
             return []
+        failpoints.reach("commit.half")
         outcomes = await asyncio.gather(*(self._tell_commit(name) for name in others))
         return [(name, error) for name, error in zip(others, outcomes, strict=True) if error is not None]
 
@@ -507,7 +513,7 @@ class Part:
                 return None
             except WorkerLostError as error:
                 tries += 1
-                if tries > 2 or self._loop.time() + heartbeat > deadline:
+                if error.is_gone or tries > 2 or self._loop.time() + heartbeat > deadline:
                     return error
                 await asyncio.sleep(heartbeat)
             except Exception as error:

@@ -41,6 +41,8 @@ from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer, Channel, Transport
 from aiograd.errors import AuthenticationError, DistributedError, UnknownPeerError, VersionMismatch, WorkerLostError
 
+#: why a peer is lost whose process has been replaced by another
+RESTARTED = "it was restarted"
 #: seconds between two attempts to reach a peer: the first, and at most; each is drawn from the upper half of its range
 FIRST_PAUSE, LONGEST_PAUSE = 0.025, 0.25
 #: seconds after which a link that closes counts as having worked: the peer is dialled without a pause
@@ -247,7 +249,10 @@ class Peer:
         if conversation.identity is None and isinstance(cause, AuthenticationError | VersionMismatch):
             return (AuthenticationError if isinstance(cause, AuthenticationError) else VersionMismatch)(str(cause))
         text = f"worker {self.name!r} was lost ({stage}): {reason}"
-        error = WorkerLostError(text if cause is None else f"{text} ({type(cause).__name__}: {cause})", worker=self.name, stage=stage)
+        is_gone = reason == RESTARTED or isinstance(cause, ConnectionRefusedError)
+        error = WorkerLostError(
+            text if cause is None else f"{text} ({type(cause).__name__}: {cause})", worker=self.name, stage=stage, is_gone=is_gone
+        )
         error.__cause__ = cause
         return error
 

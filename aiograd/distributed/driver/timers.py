@@ -12,7 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 
-def call_at(context: contextvars.Context, loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., Any], *args: Any) -> asyncio.TimerHandle:
+def call_at(
+    context: contextvars.Context, loop: asyncio.AbstractEventLoop, when: float, callback: Callable[..., Any], *args: Any
+) -> asyncio.TimerHandle:
     """As ``loop.call_at``, in a copy of `context`."""
     return loop.call_at(when, callback, *args, context=context.copy())
 

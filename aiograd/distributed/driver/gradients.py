@@ -1,0 +1,223 @@
+"""Gradients: what one part of a pass sends to other workers, and what comes from them.
+
+Note [Who waits for whom]
+    The answer to the first gradients that reach a worker is held back until its part is prepared; later ones are answered at once. So the
+    workers form a tree with the initiator as its root, whatever cycles the graph has among them, and an answered tree is a prepared one.
+    (Dijkstra and Scholten, Termination detection for diffusing computations, 1980.)
+
+Note [Fewer messages]
+    Gradients for the worker whose first gradients are being answered go with that answer, where nothing else is being waited for: they are
+    held back only until the engine pauses or waits, so nobody waits for them any longer than for the answer.
+
+Note [Hearsay]
+    When a rule fails somewhere, its error travels up the tree. Whoever sends later gradients to a worker that has given up by then only
+    learns that it has, which says nothing of the reason. So that is not taken for the failure of this part as long as other answers, one
+    of which brings the reason, are outstanding; but not for longer than it takes to notice a lost worker.
+
+Note [Passes that record a graph]
+    With ``create_graph`` gradients are Tensors, and a message of gradients is one more edge of the graph: a SendNode on the worker it leaves,
+    a RecvNode where it arrives. So second derivatives need nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aiograd import devices
+from aiograd.distributed import failpoints
+from aiograd.distributed.codec import WireTensor
+from aiograd.distributed.driver.timers import call_at
+from aiograd.distributed.driver.walk import send_node
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.nodes import RecvNode, SendNode
+from aiograd.errors import PassAbortedError, ProtocolError
+from aiograd.graph.boundary import to_array
+from aiograd.tensors.core import make
+from aiograd.types import Array
+
+if TYPE_CHECKING:
+    from aiograd.distributed.driver.part import Part
+
+#: flags of a message of gradients
+RETAIN, SMART, CREATE = 1, 2, 4
+
+
+class Gradients:
+    """What one part sends and gets.
+
+    Args:
+        part: on whose behalf.
+    """
+
+    __slots__ = ("asker", "outgoing", "_part", "_loop", "_held_back", "_hearsay", "_patience")
+
+    def __init__(self, part: Part) -> None:
+        #: the worker whose first gradients wait for their answer
+        self.asker: str | None = None
+        #: gradients that have not been answered, by the task that sends them
+        self.outgoing: dict[asyncio.Task[Any], RecvNode] = {}
+        self._part = part
+        self._loop = asyncio.get_running_loop()
+        #: what goes back with that answer
+        self._held_back: list[tuple[RecvNode, list[Array | None]]] = []
+        #: see Note [Hearsay]
+        self._hearsay: PassAbortedError | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    # ---------------------------------------------------------------- on their way out
+
+    def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
+        """Send gradients to the worker that the node's values came from."""
+        if node.peer == self.asker:
+            self._held_back.append((node, list(grads)))
+        else:
+            self._start(node, list(grads))
+
+    def release_held(self) -> None:
+        """See Note [Fewer messages]."""
+        held, self._held_back = self._held_back, []
+        for node, grads in held:
+            self._start(node, grads)
+
+    async def answer(self) -> list[Any]:
+        """What goes back with the answer to the first gradients, once prepared."""
+        self.asker = None
+        held, self._held_back = self._held_back, []
+        return [await self._bundle(node, grads) for node, grads in held]
+
+    async def stop(self) -> None:
+        """Wait for no answers any more. Whoever was sent something is told by the request that is cancelled."""
+        if self._patience is not None:
+            self._patience.cancel()
+        self._held_back.clear()
+        for sending in self.outgoing:
+            sending.cancel()
+        if self.outgoing:
+            await asyncio.wait(list(self.outgoing))
+
+    def _start(self, node: RecvNode, grads: list[Array | None]) -> None:
+        self._part.downstream.add(node.peer)
+        sending = self._loop.create_task(self._send(node, grads), name=f"aiograd:gradient-{node.edge}")
+        self.outgoing[sending] = node
+        sending.add_done_callback(self._sent)
+
+    async def _send(self, node: RecvNode, grads: list[Array | None]) -> Any:
+        part = self._part
+        flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
+        value = (*part.address(), await self._bundle(node, grads), flags, part.others)
+        answer = await part.office.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
+            raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
+        for bundle in answer[1]:
+            send, arrays = await self.parse(bundle, node.peer)
+            if part.task is not None and part.error is None:
+                part.task.deliver(send, arrays)
+        return answer[0]
+
+    def _sent(self, sending: asyncio.Task[Any]) -> None:
+        del self.outgoing[sending]
+        part = self._part
+        error = PassAbortedError("sending gradients was cancelled") if sending.cancelled() else sending.exception()
+        if error is None:
+            part.behind.update(sending.result())
+            failpoints.reach("bwd.after_send")
+        elif isinstance(error, PassAbortedError):
+            self._hearsay = self._hearsay or error
+        else:
+            part.fail(error)
+        if self._hearsay is not None:
+            self._consider(self._hearsay)
+        part.changed()
+
+    def _consider(self, hearsay: PassAbortedError) -> None:
+        if not self.outgoing:
+            self._part.fail(hearsay)
+        elif self._patience is None and self._part.error is None:
+            office = self._part.office
+            self._patience = call_at(office.endpoint.context, self._loop, self._loop.time() + office.limits.silence, self._part.fail, hearsay)
+
+    async def _bundle(self, node: RecvNode, grads: list[Array | None]) -> tuple[int, list[WireTensor | None], int]:
+        """Gradients of one edge as they travel: the edge, the gradients, and the edge that they make themselves (0: none)."""
+        part = self._part
+        encoding = part.office.gradient_encoding
+        wire: list[WireTensor | None] = []
+        recorded: list[Any] = []
+        for grad in grads:
+            if grad is None:
+                wire.append(None)
+                continue
+            is_recorded = part.create_graph and grad.requires_grad
+            if is_recorded:
+                recorded.append(grad)
+            array = to_array(grad, False)
+            if array.__class__ is not np.ndarray:
+                array = await on_host(array)
+            plain = array.dtype.kind != "f" or array.dtype.itemsize < 4
+            wire.append(WireTensor(array, is_recorded, Encoding.PLAIN if plain else encoding))
+        return node.edge, wire, part.context.add_send(recorded, node.peer).edge if recorded else 0
+
+    # ---------------------------------------------------------------- on their way in
+
+    async def parse(self, bundle: Any, peer: str) -> tuple[SendNode, list[Any]]:
+        """The send node that gradients are for, and the gradients, each as the node recorded it in forward.
+
+        Raises:
+            ProtocolError: they are not what this part waits for.
+        """
+        part = self._part
+        if not (isinstance(bundle, tuple) and len(bundle) == 3 and isinstance(bundle[1], list) and bundle[2].__class__ is int):
+            raise ProtocolError("malformed gradients", code="gradient")
+        edge, grads, recorded_edge = bundle
+        send = send_node(part.context, edge, peer)
+        if send not in part.sends or (part.task is not None and send not in part.task.waiting):
+            raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
+        expected = send.input_metadata
+        if len(grads) != len(expected):
+            raise ProtocolError(f"{len(grads)} gradients of message {edge}; expected {len(expected)} of them", code="gradient")
+        arrived: list[Any] = []
+        recorded: list[Any] = []
+        for i, (grad, metadata) in enumerate(zip(grads, expected, strict=True)):
+            if grad is None or metadata is None:
+                arrived.append(None)
+                continue
+            if not isinstance(grad, WireTensor) or grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
+                found = f"{grad.array.dtype} {list(grad.array.shape)}" if isinstance(grad, WireTensor) else type(grad).__name__
+                sent = f"{metadata.dtype} {list(metadata.shape)}"
+                raise ProtocolError(f"gradient {i} of message {edge} is {found}; what was sent in forward was {sent}", code="gradient")
+            value: Any = grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device)
+            if part.create_graph:
+                value = make(value)
+                if grad.requires_grad:
+                    recorded.append(value)
+            arrived.append(value)
+        if recorded:
+            if recorded_edge <= 0 or recorded_edge in part.context.recv_nodes:
+                raise ProtocolError(f"gradients of message {edge} claim gradients of their own without an edge", code="edge")
+            part.context.add_recv(recorded, recorded_edge, peer)
+        return send, arrived
+
+
+async def on_host(array: Array) -> np.ndarray[Any, Any]:
+    """The values of a device array, copied on its device's thread."""
+    if isinstance(array, (np.ndarray, np.generic)):  # the gradient of a 0-d value may be a scalar of numpy
+        return np.asarray(array)
+    await array.__aiograd_wait__()
+    device = devices.device(devices.device_name_of(array))
+    if device is None:
+        return np.asarray(array)
+    copied: np.ndarray[Any, Any] = await asyncio.wrap_future(device.submit(functools.partial(device.to_host, array)))
+    return copied
+
+
+async def on_device(array: np.ndarray[Any, Any], name: str) -> Array:
+    """A copy of a host array on a device."""
+    device = devices.device(name)
+    if device is None:
+        return array
+    return await asyncio.wrap_future(device.submit(functools.partial(device.from_host, array)))
