@@ -22,7 +22,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from aiograd.errors import (
-    AiogradError,
     AuthenticationError,
     CommitUnknown,
     ContextError,
@@ -65,7 +64,7 @@ class _Form(NamedTuple):
 
 _FORMS: dict[str, _Form] = {
     "distributed": _Form(DistributedError, {}),
-    "lost": _Form(WorkerLostError, {"worker": str, "stage": str}),
+    "lost": _Form(WorkerLostError, {"worker": str, "stage": str, "is_gone": bool}),
     "unknown_peer": _Form(UnknownPeerError, {}),
     "deadline": _Form(DeadlineError, {}),
     "remote": _Form(RemoteError, {}),
@@ -115,7 +114,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
         "type": _clean(type(error).__name__, NAME),
         "text": _text(error),
         "worker": worker,
-        "function": _clean(function, NAME),
+        "function": _clean(str(getattr(error, "_aiograd_function", function)), NAME),  # of a backward pass: the node that raised it
         "id": correlation_id,
         "code": "cancelled" if type(error).__name__ == "CancelledError" else "raised",
         "path": list(path),
@@ -125,7 +124,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
     if isinstance(error, RemoteError):
         origin = {"worker": error.worker, "function": error.function, "code": error.code, "type": error.type_name}
         value.update((part, _clean(str(known), NAME)) for part, known in origin.items() if known)
-    if isinstance(error, AiogradError) and error.committed:
+    if getattr(error, "committed", False) is True:  # also of an error of a user's hook
         value["committed"] = True
     for name, kind in form.attributes.items():
         value["." + name] = _plain(getattr(error, name), kind)
@@ -240,8 +239,8 @@ def _attribute(value: dict[str, Any], name: str, kind: type) -> Any:
         return tuple(_clean(each, NAME) for each in _names(value, name)[:1024])
     if kind is str:
         return _name(value, name)
-    if kind is int:
-        return _part(value, name, int)
+    if kind is int or kind is bool:
+        return _part(value, name, kind)
     number: Any = value.get(name)
     if type(number) not in (int, float) or not 0 <= number < float("inf"):
         raise _NonsenseError(f"{name!r} is not a number of at least 0")

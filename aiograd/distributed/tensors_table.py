@@ -14,7 +14,7 @@ Note [Nothing is made for what is only claimed]
 from __future__ import annotations
 
 import struct
-from typing import Any, Final, NamedTuple, TypeAlias
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 
@@ -146,16 +146,9 @@ class TensorTable:
         return buffers
 
 
-class _Plan(NamedTuple):
-    """One checked descriptor."""
-
-    dtype: np.dtype[Any]
-    code: int
-    encoding: Encoding
-    shape: tuple[int, ...]
-    #: in the payload
-    start: int
-    end: int
+#: one checked descriptor: dtype, its code, encoding, shape, and from where to where in the payload its data is; plain, since it is made
+#: for each tensor of each call
+_Plan: TypeAlias = "tuple[np.dtype[Any], int, Encoding, tuple[int, ...], int, int]"
 
 
 def read_descriptors(head: bytes, position: int, tensors: list[WireTensor], payload: int, limits: Limits) -> list[_Plan]:
@@ -213,7 +206,7 @@ def read_descriptors(head: bytes, position: int, tensors: list[WireTensor], payl
         last = start + size
         tensor.requires_grad = flags == _REQUIRES_GRAD
         tensor.encoding = encoding = _ENCODINGS[encoding_code]
-        plans.append(_Plan(dtype, code, encoding, shape, start, last))
+        plans.append((dtype, code, encoding, shape, start, last))
     if position != len(head):
         raise broken("head_end", f"its head has {len(head)} bytes, its values and descriptors take {position}")
     if last != payload:

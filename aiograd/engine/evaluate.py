@@ -269,6 +269,7 @@ def annotate(error: BaseException, task: GraphTask, node: Node | None) -> None:
         return
     try:
         error._aiograd_task = task.id  # type: ignore[attr-defined]
+        error._aiograd_node = "final callback" if node is None else node.name  # type: ignore[attr-defined]
     except AttributeError:
         return
     if node is None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Callable
+from typing import Any
 
 from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.distributed.transport import Buffer
@@ -87,12 +88,16 @@ class MemoryChannel:
             self.queued += len(frame)
             if self.held:
                 self._waiting.append(frame)
-            elif self.board.latency:
-                self.loop.call_later(self.board.latency, self._cross, frame)
             else:
-                self.loop.call_soon(self._cross, frame)
+                self._soon(self._cross, frame)
         self._full = self.queued > self.board.high_water
         return not self._full
+
+    def _soon(self, callback: Callable[[Any], object], argument: object) -> None:
+        if self.board.latency:
+            self.loop.call_later(self.board.latency, callback, argument)
+        else:
+            self.loop.call_soon(callback, argument)
 
     def _cross(self, frame: bytes) -> None:
         if self.held:
@@ -121,7 +126,7 @@ class MemoryChannel:
         if not self.closed:
             self._end(None)
             if not self.held:
-                self.loop.call_soon(self.other._end, None)
+                self._soon(self.other._end, None)
 
     def abort(self, error: BaseException) -> None:
         self._end(error)

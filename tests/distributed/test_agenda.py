@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from random import Random
+
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,6 +36,20 @@ def test_against_a_dictionary(steps):
                 del naive[id]
         else:
             assert agenda.next() == min(naive.values(), default=None)
+
+
+def test_a_rebuild_keeps_the_order():
+    rng, agenda, naive = Random(3), Agenda(), {}
+    for _ in range(20 * SLACK):
+        id = rng.randrange(SLACK)
+        naive[id] = rng.random()
+        agenda.set(id, naive[id])
+        assert agenda.next() == min(naive.values())
+        if rng.random() < 0.8:
+            id = rng.choice([*naive])
+            del naive[id]
+            agenda.remove(id)
+    assert agenda.take(1.0) == sorted(naive, key=naive.__getitem__)
 
 
 def test_entries_that_never_come_due_take_no_room():

@@ -20,6 +20,7 @@ from aiograd.errors import (
     Overloaded,
     ProtocolError,
     RemoteError,
+    StepError,
     WorkerLostError,
 )
 
@@ -51,9 +52,12 @@ def test_every_distributed_error_comes_out_as_its_class(cls: type[DistributedErr
 
 
 def test_attributes_cross() -> None:
-    lost = cross(WorkerLostError("gone", worker="w7", stage="CALL"))
+    lost = cross(WorkerLostError("gone", worker="w7", stage="CALL", is_gone=True))
     assert isinstance(lost, WorkerLostError)
-    assert (lost.worker, lost.stage) == ("w7", "CALL")
+    assert (lost.worker, lost.stage, lost.is_gone) == ("w7", "CALL", True)
+    step = cross(StepError("half", step=7, applied=("w1",), failed=("w2", "w3")))
+    assert isinstance(step, StepError)
+    assert (step.step, step.applied, step.failed) == (7, ("w1",), ("w2", "w3"))
     unknown = cross(CommitUnknown("?", workers=("w2", "w3")))
     assert isinstance(unknown, CommitUnknown)
     assert unknown.workers == ("w2", "w3")

@@ -320,7 +320,7 @@ async def test_sums_on_every_worker_are_those_of_one_process_to_the_bit() -> Non
                 case "C":
                     parts[kind] = weight * 1
                 case "D":
-                    parts[kind] = (await call(weight * 1)) * 3e7
+                    parts[kind] = (await call(weight * 1)) * 5
         return sum(parts[kind] for kind in sorted(parts)) * x
 
     @own.function

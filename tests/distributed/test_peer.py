@@ -501,6 +501,7 @@ def test_a_conversation_that_is_given_up_does_not_take_the_other_with_it() -> No
             assert await asking == 3
             assert b.ran == [1, 3]
             assert len(a.endpoint.statistics().peers) == len(b.endpoint.statistics().peers) == 1
+            assert world.board.dials == 3  # one each, and one that found out
 
     simulate(main)
 

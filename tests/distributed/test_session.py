@@ -47,6 +47,9 @@ def test_a_request_and_its_answer(size):
     near.tick(1.0)
     pass_on(near, far, 1.0)
     assert nothing_left(near, far)
+    here, there = near.statistics(), far.statistics()
+    assert (here.frames_in, here.bytes_in) == (there.frames_out, there.bytes_out)
+    assert (here.frames_out, here.bytes_out) == (there.frames_in, there.bytes_in)
 
 
 def test_failures_are_marked():
@@ -182,6 +185,17 @@ def test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next():
         pass_on(far, near, 4.0)
         pass_on(near, far, 4.0)
     assert effects(near) == [Answered(1, bytearray(1000), False)]
+
+
+def test_an_answer_cut_by_the_end_of_its_channel_is_sent_again_unasked():
+    near, far = pair()
+    near.request(1, [b"?"], 100.0, 0.0)
+    pass_on(near, far)
+    far.respond(delivered(far).id, [bytes(600)], 0.0)
+    far.request(1, [bytes(700)], 100.0, 0.0)  # has the same id
+    assert kinds([joined(far.next_frame(0.0) or ()) for _ in range(2)]) == [("RESPONSE", 1), ("REQUEST", 1)]
+    far.attach(1.0, True)
+    assert sorted(kinds(frames(far, 1.0))) == [("REQUEST", 1)] * 3 + [("RESPONSE", 1)] * 3
 
 
 def test_frames_are_no_larger_than_the_peer_takes():

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context
 from aiograd.distributed.contexts import NESTED, Caller, Heading
-from aiograd.distributed.driver.part import on_host
+from aiograd.distributed.driver.gradients import on_host
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.scope import SCOPE, Scope

@@ -132,8 +132,6 @@ class Conversation:
                 now = self._loop.time()
                 self.session.cancel(id, now)
                 self._pump(now)
-            elif answer.done() and not answer.cancelled():
-                answer.exception()  # it came in the same moment, and nobody will look
             raise
 
     async def _wait_for_room(self, kind: int, size: int, seconds: float) -> float:

@@ -205,8 +205,6 @@ class _Dialling:
     def _done(self, result: asyncio.Future[Link]) -> None:
         if self._repeat is not None:
             self._repeat.cancel()
-        if not result.cancelled():
-            result.exception()  # seen, should it have come in the moment of a cancellation
 
 
 class Greeting:

@@ -12,8 +12,11 @@ import numpy as np
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.contexts import Caller
-from aiograd.distributed.driver.part import CREATE, RETAIN, SMART, Part, send_node
+from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, tell_abort
+from aiograd.distributed.driver.gradients import CREATE, RETAIN, SMART
+from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.timers import expire_at
+from aiograd.distributed.driver.walk import send_node
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.errors import (
     ArgumentError,
@@ -97,18 +100,18 @@ class Passes:
         context.next_pass += 1
         pass_id = (office.name, self._first + context.next_pass)
         smart, create_graph = bool(flags & SMART), bool(flags & CREATE)
-        part = Part(office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=smart, deadline=deadline, create_graph=create_graph)
         edges = [(root._node, root._nr) for root in roots]
         seeds: list[Any] = [np.ones_like(root._data) for root in roots]
         if create_graph:
             seeds = [make(seed) for seed in seeds]
         del roots
+        part = Part(office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=smart, deadline=deadline, create_graph=create_graph)
         try:
             try:
                 async with asyncio.timeout(None) as clock:
                     expire_at(office.endpoint.context, clock, deadline)
                     if smart and office.safeguards.mark_needed_edges:
-                        names, _ = await part.mark([node for node, _ in edges])
+                        names, _ = await part.walk.mark([node for node, _ in edges])
                         part.others = sorted(names)
                     else:
                         part.sends.update(dict.fromkeys(context.send_nodes.values()))
@@ -128,57 +131,63 @@ class Passes:
         await self._settled(part)
 
     async def _given_up(self, part: Part, error: BaseException) -> None:
-        """Waiting for the pass has ended early: give it up everywhere, unless it has been committed."""
-        part.fail(error if isinstance(error, Exception) else PassAbortedError(f"ctx.backward() was cancelled on {self.office.name}"))
-        if part.state in ("committing", "committed"):
-            error.committed = True  # type: ignore[attr-defined]
-            await self._spread(part)
+        """Waiting for the pass has ended early: give it up everywhere; where it has been committed, end its hooks and callbacks."""
+        part.stop(error if isinstance(error, Exception) else PassAbortedError(f"ctx.backward() was cancelled on {self.office.name}"))
+        if not part.is_decided:
+            await asyncio.shield(self.office.keep(self._abort(part, type(error).__name__), "abort"))
             return
-        aborting = self.office.keep(self._abort(part, type(error).__name__), "abort")
-        await asyncio.shield(aborting)
+        error.committed = True  # type: ignore[attr-defined]
+        try:
+            await part.wait_ended()
+            await self._spread(part)
+        except asyncio.CancelledError as again:
+            again.committed = True  # type: ignore[attr-defined]
+            raise
+
+    async def _abort(self, part: Part, reason: str) -> None:
+        telling = asyncio.ensure_future(tell_abort(part, {*part.others, *part.downstream, *part.behind}, reason))
+        try:
+            await part.wait_ended()
+        finally:
+            await telling
 
     async def _spread(self, part: Part) -> None:
         """Who waited for a pass goes away after its commit: give the other workers a moment to hear of it."""
-        if part.verdict is None:
-            return
-        done, _ = await asyncio.wait([part.verdict], timeout=self.office.limits.silence)
-        if not done or any(not getattr(failure, "committed", False) for _, failure in part.verdict.result()):
-            part.context.in_doubt.add(part.pass_id)
-
-    async def _abort(self, part: Part, reason: str) -> None:
-        telling = asyncio.ensure_future(part.tell_abort({*part.others, *part.downstream, *part.behind}, reason))
-        await part.wait_ended()
-        await telling
+        if part.verdict is not None:
+            await asyncio.wait([part.verdict], timeout=self.office.limits.silence)
+            if _unknown(part):
+                part.context.in_doubt.add(part.pass_id)
 
     async def _settled(self, part: Part) -> None:
         """The pass is over on this worker: wait for the others and raise what there is to raise."""
         error = part.error
-        if part.state != "committed":
-            await self._given_up(part, error or PassAbortedError("the pass was aborted"))
-            raise error or PassAbortedError("the pass was aborted")
-        failures: list[tuple[str, BaseException]] = []
+        if part.state != COMMITTED:
+            error = error or PassAbortedError("the pass was aborted")
+            await self._given_up(part, error)
+            raise error
         if part.verdict is not None:
             try:
-                failures = await asyncio.shield(part.verdict)
+                await asyncio.wait([part.verdict])
             except asyncio.CancelledError as cancelled:
                 cancelled.committed = True  # type: ignore[attr-defined]
                 await self._spread(part)
                 raise
+        unknown = _unknown(part)
+        if unknown:
+            part.context.in_doubt.add(part.pass_id)
         if error is not None:
             raise error
-        unknown = [(name, failure) for name, failure in failures if not getattr(failure, "committed", False)]
         if unknown:
-            names = tuple(name for name, _ in unknown)
-            part.context.in_doubt.add(part.pass_id)
+            first = part.untold[unknown[0]]
             lost = CommitUnknown(
-                f"the gradients of this pass are committed on {self.office.name}, and {', '.join(names)} could not be told ({unknown[0][1]}). Do not "
+                f"the gradients of this pass are committed on {self.office.name}, and {', '.join(unknown)} could not be told ({first}). Do not "
                 "step with the gradients of this context: restore a lost worker from a checkpoint and run the pass again in a new one.",
-                workers=names,
+                workers=unknown,
             )
             lost.committed = True
-            raise lost from unknown[0][1]
-        if failures:
-            raise failures[0][1]
+            raise lost from first
+        for failure in part.untold.values():
+            raise failure
 
     # ---------------------------------------------------------------- on workers that take part
 
@@ -194,7 +203,7 @@ class Passes:
             part = self._join(context, pass_id, SMART, timeout)
         elif part.task is not None:
             raise PassAbortedError("a pass goes on finding out who takes part although it is running already")
-        names, back = await part.mark(part.take_sends(edges, caller.name), caller.name)
+        names, back = await part.walk.mark(part.walk.take_sends(edges, caller.name), caller.name)
         return sorted({*names, self.office.name}), back
 
     async def on_gradient(self, caller: Caller, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
@@ -212,14 +221,14 @@ class Passes:
             part.sends.update(dict.fromkeys(context.send_nodes.values()))
         part.retain_graph = bool(flags & RETAIN)
         part.create_graph = bool(flags & CREATE)
-        send, arrays = await part.parse(bundle, caller.name)
+        send, arrays = await part.gradients.parse(bundle, caller.name)
         failpoints.reach("bwd.after_receive")
         if part.error is not None:
             raise part.error
         is_first = part.task is None
         if is_first:
             part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
-            part.asker = caller.name
+            part.gradients.asker = caller.name
             failpoints.reach("bwd.before_compute")
             with ModeScope(profiler=self.office.profiler):
                 part.start(context=self._surroundings(context, part))
@@ -233,15 +242,18 @@ class Passes:
             if part.state != "prepared":
                 part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
             raise
+        except BaseException as error:
+            _locate(error)
+            raise
         failpoints.reach("bwd.before_ack")
-        return sorted({*part.behind, self.office.name}), await part.answer()
+        return sorted({*part.behind, self.office.name}), await part.gradients.answer()
 
     async def on_commit(self, caller: Caller, value: Any, timeout: float) -> bool:
         """See `Kind.COMMIT`."""
         context, pass_id, _ = self._parse(caller, value, 0, ended=True)
         part = context.parts.get(pass_id)
         if part is None:
-            if context.outcomes.get(pass_id) != "committed":
+            if context.outcomes.get(pass_id) != COMMITTED:
                 raise PassAbortedError(f"told to commit a pass that {self.office.name} has not prepared")
             if not self.office.safeguards.commit_idempotent:
                 for slot in context.slots.values():
@@ -253,8 +265,13 @@ class Passes:
         if caller.name != part.initiator or not part.commit():
             raise PassAbortedError(f"told to commit a pass that {self.office.name} has not prepared")
         failpoints.reach("commit.half")
-        await part.wait_ended()
+        try:
+            await part.wait_ended()
+        except asyncio.CancelledError:
+            part.stop(DeadlineError(f"{caller.name} waits no longer for hooks and callbacks of a pass"))
+            raise
         if part.error is not None:
+            _locate(part.error)
             raise part.error
         failpoints.reach("commit.before_reply")
         return True
@@ -264,25 +281,22 @@ class Passes:
         context, pass_id, (reason,) = self._parse(caller, value, 1, ended=True)
         part = context.parts.get(pass_id)
         if part is None:
-            context.outcomes.setdefault(pass_id, "aborted")
+            if pass_id not in context.outcomes:
+                remember(context, pass_id, ABORTED)
             return True
-        if part.state in ("committing", "committed"):
+        if part.is_decided:
             return True
-        downstream = {*part.downstream} - {caller.name, pass_id[0]}
-        part.fail(PassAbortedError(f"the pass was given up by {caller.name}: {str(reason)[:200]}"))
-        telling = self.office.keep(part.tell_abort(downstream, str(reason)[:200]), "abort") if downstream and not part.smart else None
+        is_news = part.fail(PassAbortedError(f"the pass was given up by {caller.name}: {str(reason)[:200]}"))
         await part.wait_ended()
-        if telling is not None:
-            await asyncio.shield(telling)
+        if part.telling is not None and (is_news or caller.name == part.initiator):
+            await asyncio.wait([part.telling])
         return True
 
     async def on_outcome(self, caller: Caller, value: Any, timeout: float) -> str:
         """See `Kind.OUTCOME`."""
         context, pass_id, _ = self._parse(caller, value, 0, ended=True)
         part = context.parts.get(pass_id)
-        if part is not None:
-            return "committed" if part.state in ("committing", "committed") else part.state
-        return context.outcomes.get(pass_id, "unknown")
+        return part.outcome if part is not None else context.outcomes.get(pass_id, UNKNOWN)
 
     def _parse(self, caller: Caller, value: Any, more: int, *, ended: bool = False) -> tuple[Context, PassId, tuple[Any, ...]]:
         """What a message about a pass begins with: the context, the pass, and `more` values."""
@@ -292,10 +306,12 @@ class Passes:
         pass_id = (value[1], value[2])
         outcome = context.outcomes.get(pass_id)
         if outcome is not None and not ended:
-            raise PassAbortedError(f"the pass has {outcome} on {self.office.name} already: too late for more of it")
+            raise PassAbortedError(f"the pass is over on {self.office.name} already ({outcome}): too late for more of it")
         return context, pass_id, value[3:]
 
     def _join(self, context: Context, pass_id: PassId, flags: int, timeout: float) -> Part:
+        if pass_id[0] == self.office.name:
+            raise PassAbortedError(f"{self.office.name} has started no such pass")
         loop = asyncio.get_running_loop()
         part = Part(self.office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=bool(flags & SMART), deadline=loop.time() + timeout)
         part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
@@ -316,14 +332,31 @@ class Passes:
             if context.principal != principal:
                 continue
             for part in list(context.parts.values()):
-                if part.is_undecided and (name == part.initiator or (part.is_initiator and name in {*part.others, *part.downstream, *part.behind})):
-                    part.fail(error)
-                elif part.state == "prepared" and name == part.initiator:
-                    part.ask_around()
+                if part.is_initiator:
+                    if part.is_undecided and name in {*part.others, *part.downstream, *part.behind}:
+                        part.fail(error)
+                elif name == part.initiator:
+                    if part.is_undecided:
+                        part.fail(error)
+                        part.tell_abort({*part.others, *part.downstream})
+                    elif part.state == "prepared":
+                        part.ask_around()
 
     def on_released(self, context: Context) -> Sequence[Part]:
         """A context is being released: give up its passes."""
         parts = list(context.parts.values())
         for part in parts:
-            part.fail(ContextError(f"context {context.id} was released while a backward pass was running in it"))
+            part.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
         return parts
+
+
+def _unknown(part: Part) -> tuple[str, ...]:
+    """Workers that are not known to have committed a pass that was."""
+    return tuple(name for name, failure in part.untold.items() if not getattr(failure, "committed", False))
+
+
+def _locate(error: BaseException) -> None:
+    """Let an error say to other workers which node raised it, if one did."""
+    node = getattr(error, "_aiograd_node", None)
+    if node is not None:
+        error._aiograd_function = node  # type: ignore[attr-defined]
