@@ -2,6 +2,11 @@
 
 A Tensor that appears twice is sent once and arrives as one Tensor. The differentiable Tensors of a message, each once and in the order in
 which they appear, are what its send and recv nodes have as edges and inputs, on both sides.
+
+Note [Parameters are copied]
+    Large arrays are not copied into a message: they are read while frames go out, and again where frames have to be repeated. So what is
+    sent must stay as it is until the answer is there. Nobody modifies the results of operations in place as a rule, but optimizers do so
+    with parameters, while a call may be under way; leaves that require grad are therefore copied.
 """
 
 from __future__ import annotations
@@ -14,6 +19,7 @@ import numpy as np
 from aiograd.distributed.codec import WireReference, WireTensor
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.tensors_table import INLINE
 from aiograd.errors import ArgumentTypeError, LimitError
 from aiograd.tensors.core import TensorCore, make
 
@@ -131,6 +137,8 @@ class Packing:
             is_wanted = self.records and tensor.requires_grad
             if is_wanted:
                 self.differentiable.append(tensor)
+            if array.nbytes > INLINE and tensor.requires_grad and tensor.is_leaf:
+                array = array.copy()  # see Note [Parameters are copied]
             encoding = self.encoding if array.dtype.kind == "f" and array.dtype.itemsize >= 4 else Encoding.PLAIN
             wire = self._memo[id(tensor)] = WireTensor(array, is_wanted, encoding)
         return wire

@@ -35,7 +35,7 @@ class Schema:
         ArgumentError: an annotation names a type that cannot be sent, or the function has no signature.
     """
 
-    __slots__ = ("name", "signature", "annotations")
+    __slots__ = ("name", "signature", "annotations", "_plain", "_required")
 
     def __init__(self, name: str, function: Callable[..., Any], *, is_method: bool = False) -> None:
         self.name = name
@@ -54,6 +54,11 @@ class Schema:
                 continue
             _check_annotation(name, parameter.name, hint)
             self.annotations[parameter.name] = hint
+        parameters = signature.parameters.values()
+        is_plain = all(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
+        #: the names, where every parameter may be given by position: then most calls need not go through ``Signature.bind``
+        self._plain = tuple(signature.parameters) if is_plain else None
+        self._required = sum(parameter.default is parameter.empty for parameter in parameters)
 
     def check(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Raise unless the function can be called with these arguments.
@@ -61,6 +66,12 @@ class Schema:
         Raises:
             ArgumentTypeError: it cannot.
         """
+        if self._plain is not None and not kwargs and self._required <= len(args) <= len(self._plain):
+            for name, value in zip(self._plain, args, strict=False):
+                hint = self.annotations.get(name)
+                if hint is not None and not matches(value, hint):
+                    raise self._mismatch(name, value, hint)
+            return
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as error:
@@ -75,7 +86,10 @@ class Schema:
             values = value if kind is kind.VAR_POSITIONAL else value.values() if kind is kind.VAR_KEYWORD else (value,)
             for each in values:
                 if not matches(each, hint):
-                    raise ArgumentTypeError(f"calling {self.name}: argument {name!r} is {_describe(each)}; expected {_name(hint)}")
+                    raise self._mismatch(name, each, hint)
+
+    def _mismatch(self, name: str, value: Any, hint: Any) -> ArgumentTypeError:
+        return ArgumentTypeError(f"calling {self.name}: argument {name!r} is {_describe(value)}; expected {_name(hint)}")
 
     def _shown(self) -> inspect.Signature:
         """The signature as peers may see it: types by their names, and no values of defaults."""
