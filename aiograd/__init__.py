@@ -23,6 +23,7 @@ from aiograd import graph as graph
 from aiograd import kernels as kernels
 from aiograd import nn as nn
 from aiograd import optim as optim
+from aiograd import parallel as parallel
 from aiograd import profiler as profiler
 from aiograd import viz as viz
 from aiograd.array_functions import abs as abs

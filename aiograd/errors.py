@@ -19,12 +19,14 @@
     ├── ArgumentError (ValueError)     a call with wrong values
     │   ├── ShapeError                shapes do not fit
     │   ├── IndexRangeError (IndexError) an index or axis outside of its range, or no index at all
+    │   ├── ScheduleError             a pipeline schedule that cannot run; says where
     │   └── ArgumentTypeError (TypeError) a call with wrong types or dtypes
     ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
     ├── NotReadyError (RuntimeError)   reading a value that is still being computed, inside a running loop
     ├── EngineClosedError (RuntimeError)
     ├── CancelGraceError (RuntimeError) a cancelled coroutine did not stop within the grace period
+    ├── PipelineError (RuntimeError)   a stage of a pipeline failed; says which, and doing what
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
     ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
     │   └── DeviceMismatchError
@@ -130,6 +132,26 @@ class ArgumentTypeError(ArgumentError, TypeError):
     """A call with wrong types or dtypes."""
 
 
+class ScheduleError(ArgumentError):
+    """A pipeline schedule that cannot run.
+
+    Attributes:
+        rank: row of the schedule with the offending action, or None where no single one is to blame.
+        step: its position in that row, idle cells included.
+        stage: stage of the offending action.
+        microbatch: microbatch of the offending action.
+    """
+
+    def __init__(
+        self, message: str, *, rank: int | None = None, step: int | None = None, stage: int | None = None, microbatch: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.rank = rank
+        self.step = step
+        self.stage = stage
+        self.microbatch = microbatch
+
+
 class ModeError(AiogradError, RuntimeError):
     """A mode was left in another context than the one it was entered in."""
 
@@ -148,6 +170,26 @@ class EngineClosedError(AiogradError, RuntimeError):
 
 class CancelGraceError(AiogradError, RuntimeError):
     """A cancelled coroutine did not stop within the grace period."""
+
+
+class PipelineError(AiogradError, RuntimeError):
+    """A stage of a pipeline failed; the whole step was given up and no gradient changed. The cause is chained.
+
+    Attributes:
+        stage: index of the stage, or None where none is to blame.
+        microbatch: index of the microbatch, or None.
+        action: text of the action that failed, such as "1F0", or "".
+        rank: which rank carried it out, or None.
+    """
+
+    def __init__(
+        self, message: str, *, stage: int | None = None, microbatch: int | None = None, action: str = "", rank: int | None = None
+    ) -> None:
+        super().__init__(message)
+        self.stage = stage
+        self.microbatch = microbatch
+        self.action = action
+        self.rank = rank
 
 
 class GradcheckError(AiogradError, RuntimeError):

@@ -91,6 +91,11 @@ _mode: ContextVar[Mode] = ContextVar("aiograd_mode", default=DEFAULT_MODE)
 current_mode = _mode.get
 
 
+def restore_mode(mode: Mode) -> None:
+    """Make `mode` the caller's again, where code that had entered others was left in the middle and goes on in a task of its own."""
+    _mode.set(mode)
+
+
 class ModeScope:
     """Context manager and decorator that changes some fields of the mode.
 

@@ -96,7 +96,7 @@ class Context:
 
     __slots__ = (
         "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at",
-        "openers", "parts", "outcomes", "in_doubt", "calls", "next_pass", "turn", "_backward", "_salt", "_edges", "_places", "_edge_limit",
+        "openers", "beat", "beats", "parts", "outcomes", "in_doubt", "calls", "next_pass", "turn", "_backward", "_salt", "_edges", "_places", "_edge_limit",
         "__weakref__",
     )  # fmt: skip
 
@@ -118,6 +118,9 @@ class Context:
         self.opened_at: set[str] = set()
         #: who opened it here (name and incarnation) -> when its lease ends; empty where it was opened by this worker's own code
         self.openers: dict[tuple[str, bytes], float] = {}
+        #: the latest sign of life of the worker that opened the context in the first place, and the latest that each opener has passed on
+        self.beat = 0
+        self.beats: dict[tuple[str, bytes], int] = {}
         #: passes under way here
         self.parts: dict[PassId, Part] = {}
         #: what became of passes that took part here

@@ -9,9 +9,14 @@ Note [Leases]
     A worker keeps a context for those who opened it there: each renews its lease now and then. When the last lease has run out, or
     the worker that opened the context in the first place releases it, the context goes, and with it what it opened elsewhere.
 
+    Workers that call each other open the context on each other, so leases go in circles. A renewal therefore carries a number that the worker
+    which opened the context in the first place counts up and the others pass on, and only a number that is new from there renews
+    anything: once that worker is gone, no new ones come, and the circle ends.
+
 Note [Tombstones]
     The id of a released context is remembered until no message about it can be under way any more, so that a late call does not open it
-    again.
+    again. So is one that is released before it was known: a large call may be overtaken by the release of its context. Each principal has
+    tombstones of its own.
 """
 
 from __future__ import annotations
@@ -25,7 +30,7 @@ from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.errors import ContextNotFoundError, ContextReleasedError, Overloaded, ProtocolError
 
-#: released contexts that are remembered at most
+#: released contexts that are remembered at most, of one principal
 TOMBSTONES = 1 << 16
 #: calls within calls of one context, each made by the handler of the one before
 NESTED = 64
@@ -97,7 +102,8 @@ class ContextTable:
         self._entropy = entropy
         self._backward = backward
         self._open: dict[bytes, Context] = {}
-        self._released: dict[bytes, tuple[str, float]] = {}
+        #: by principal and id: until when; in the order of their ends
+        self._released: dict[str, dict[bytes, float]] = {}
         self._counts: dict[str, int] = {}
 
     def __len__(self) -> int:
@@ -156,12 +162,11 @@ class ContextTable:
         return context
 
     def _check_tombstone(self, key: bytes, principal: str, now: float) -> None:
-        if self.safeguards.tombstone and key in self._released:
+        if self.safeguards.tombstone and key in self._released.get(principal, ()):
             raise self._unknown(key, principal, now)
 
     def _unknown(self, key: Any, principal: str, now: float) -> ContextNotFoundError | ContextReleasedError:
-        stone = self._released.get(key) if key.__class__ is bytes else None
-        if stone is not None and stone[0] == principal and stone[1] > now:
+        if key.__class__ is bytes and self._released.get(principal, {}).get(key, now) > now:
             return ContextReleasedError(f"the context has been released on {self.here}: nothing can be done in it any more")
         return ContextNotFoundError(
             f"worker {self.here} knows no such autograd context: a context becomes known by the first call made in it, and is forgotten when its "
@@ -177,14 +182,18 @@ class ContextTable:
         self._counts[context.principal] -= 1
         if not self._counts[context.principal]:
             del self._counts[context.principal]
-        self._bury(now)
-        self._released[context.key] = (context.principal, now + 2 * max(self.limits.default_deadline, self.limits.lease_seconds))
+        self.bury(context.key, context.principal, now)
         return True
 
-    def _bury(self, now: float) -> None:
-        stones = self._released  # in the order of their ends
-        while stones and ((oldest := next(iter(stones.items())))[1][1] <= now or len(stones) >= TOMBSTONES):
+    def bury(self, key: Any, principal: str, now: float) -> None:
+        """Remember that a principal's context has been released."""
+        if key.__class__ is not bytes or len(key) != 16:
+            return
+        stones = self._released.setdefault(principal, {})
+        stones.pop(key, None)
+        while stones and ((oldest := next(iter(stones.items())))[1] <= now or len(stones) >= TOMBSTONES):
             del stones[oldest[0]]
+        stones[key] = now + 2 * max(self.limits.default_deadline, self.limits.lease_seconds)
 
     def let_go(self, context: Context, caller: Caller) -> bool:
         """One of those who opened a context needs it no more; returns whether nobody does.
@@ -200,12 +209,21 @@ class ContextTable:
             del context.openers[opener]
         return not context.openers
 
-    def renew(self, caller: Caller, keys: Iterable[Any], now: float) -> None:
-        """Renew the leases that a worker names. Others are left alone: a call that opens one may have overtaken this."""
+    def renew(self, caller: Caller, renewals: Iterable[Any], now: float) -> None:
+        """Renew the leases that a worker names, see Note [Leases]. Others are left alone: a call that opens one may have overtaken this.
+
+        Args:
+            renewals: keys of contexts, each with the latest number that the worker knows of it.
+        """
         opener = (caller.name, caller.incarnation)
-        for key in keys:
-            context = self._open.get(key) if key.__class__ is bytes else None
-            if context is not None and context.principal == caller.principal and opener in context.openers:
+        for renewal in renewals:
+            if not (renewal.__class__ is tuple and len(renewal) == 2 and renewal[0].__class__ is bytes and renewal[1].__class__ is int):
+                continue
+            key, beat = renewal
+            context = self._open.get(key)
+            if context is not None and context.principal == caller.principal and opener in context.openers and beat > context.beats.get(opener, 0):
+                context.beats[opener] = beat
+                context.beat = max(beat, context.beat)
                 context.openers[opener] = now + self.limits.lease_seconds
 
     def expired(self, now: float) -> list[Context]:
@@ -220,12 +238,14 @@ class ContextTable:
                 over.append(context)
         return over
 
-    def held_elsewhere(self) -> dict[tuple[str, str], list[bytes]]:
-        """By worker and principal: the contexts that this worker has made known there."""
-        held: dict[tuple[str, str], list[bytes]] = {}
+    def renewals(self) -> dict[tuple[str, str], list[tuple[bytes, int]]]:
+        """By worker and principal: what `renew` needs there, of the contexts that this worker has made known there."""
+        held: dict[tuple[str, str], list[tuple[bytes, int]]] = {}
         for context in self:
+            if context.origin == self.here:
+                context.beat += 1
             for name in context.known_workers - {self.here}:
-                held.setdefault((name, context.principal), []).append(context.key)
+                held.setdefault((name, context.principal), []).append((context.key, context.beat))
         return held
 
 

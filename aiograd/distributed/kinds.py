@@ -13,7 +13,7 @@ COMMIT     make the gradients of a pass visible: (context, pass) → True
 ABORT      drop a pass: (context, pass, reason) → True
 OUTCOME    what became of a pass: (context, pass) → a word
 RELEASE    drop a context: (context,) → True
-RENEW      these contexts are still in use: (contexts,) → True
+RENEW      these contexts are still in use: ([(context, sign of life), ...],) → True
 =========  ===================================================================================================================
 """
 

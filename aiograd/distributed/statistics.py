@@ -16,6 +16,8 @@ class WorkerStatistics:
     contexts: int
     passes: int
     calls: int
+    #: functions that were given up and have not ended: each holds a thread
+    stuck: int
     #: objects held for remote references
     references: int
     #: passes whose outcome could not be learnt

@@ -257,6 +257,7 @@ class Worker:
             contexts=len(contexts),
             passes=sum(len(context.parts) for context in contexts),
             calls=sum(len(context.calls) for context in contexts),
+            stuck=office.calls.stuck,
             references=len(office.objects.table),
             in_doubt=sum(len(context.in_doubt) for context in contexts),
             passes_committed=office.passes_committed,

@@ -101,7 +101,7 @@ def _run_builtin(task: GraphTask, node: Node, grads: list[Any], values: tuple[An
     for i, output in enumerate(outputs):
         if output.__class__ is Partial and node.next_nodes[i] not in task._expected:
             outputs[i] = output.dense()
-    if not task.keep_graph:
+    if not task.keep_graph and node not in task.kept:
         node.release_variables(task.released)
     return outputs
 
@@ -109,7 +109,7 @@ def _run_builtin(task: GraphTask, node: Node, grads: list[Any], values: tuple[An
 def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     """All steps at a node; returns the gradients for its edges."""
     extra = node._extra
-    if extra is not None:
+    if extra is not None and node not in task.resumed:
         for nr, hooks in list(extra.tensor_hooks.items()):
             for hook in hooks.calls():
                 if grads[nr] is not None or getattr(hook, "takes_none", False):
@@ -128,7 +128,10 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     values = None
     saved = getattr(node, "_saved", None)
     if saved.__class__ is Packed:
-        values = yield from _unpack(task, node, saved)
+        values = task.unpacked(node)
+        if values is None:
+            values = yield from _unpack(task, node, saved)
+            task.keep_unpacked(node, values)
     raw = yield Run(node, grads, values)
     if suspends(raw):
         profiler = task.profiler
@@ -141,7 +144,7 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     else:
         task.recording_for = node
         outputs = check_outputs(node, raw, task.create_graph)
-        if not task.keep_graph:
+        if not task.keep_graph and node not in task.kept:
             node.release_variables(task.released)
     if node.is_leaf and task.is_eager(node):  # type: ignore[arg-type]
         yield from _accumulate_now(task, node)  # type: ignore[arg-type]

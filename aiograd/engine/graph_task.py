@@ -24,7 +24,8 @@ Note [Parts of a larger pass]
     A pass over several machines is one GraphTask on each of them. `sources` are nodes whose gradients come from elsewhere while the pass
     runs (`deliver`); they count as outstanding from the start. `slots` says where the gradients of leaves accumulate instead of in the
     leaves. `gate` is awaited when everything is staged and before the commit, which follows it without another suspension. `order` gives
-    nodes their place in sums, where the numbers of this process do not say in which order the whole graph was recorded.
+    nodes their place in sums, where the numbers of this process do not say in which order the whole graph was recorded. Without `post_hooks`
+    the post-accumulate hooks of leaves are left to whoever moves the gradients from the slots into the leaves.
 
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
 """
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
 from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
@@ -123,7 +124,7 @@ class GraphTask:
         reentrant_depth: how many passes this one is nested in.
         anomaly: None, or whether to look for NaN.
         profiler: what records scopes, or None.
-        sources, slots, gate, order: see Note [Parts of a larger pass].
+        sources, slots, gate, order, post_hooks: see Note [Parts of a larger pass].
     """
 
     def __init__(
@@ -144,6 +145,7 @@ class GraphTask:
         slots: Callable[[AccumulateGrad], Slot] | None = None,
         gate: Callable[[], Awaitable[None]] | None = None,
         order: Callable[[Node], tuple[float, ...]] | None = None,
+        post_hooks: bool = True,
     ) -> None:
         self.id = _next_id()
         self.roots = tuple(roots)
@@ -168,6 +170,11 @@ class GraphTask:
                     self._accumulate_into.add(node)
                 else:
                     self.captures.setdefault(node, []).append(Capture(nr, index))
+        #: nodes that keep what they saved, those whose hooks have run already, and those whose rules asked which of their outputs are wanted;
+        #: see `aiograd.engine.halves`
+        self.kept: Collection[Node] = ()
+        self.resumed: Collection[Node] = ()
+        self.asked: set[Node] | None = None
         #: nodes that run; None: all of them
         self.exec_info: dict[Node, bool] | None = None
         #: every node of the graph with how many gradients are still to come
@@ -178,10 +185,13 @@ class GraphTask:
         self.slots = slots
         self.gate = gate
         self._order = order
+        self.post_hooks = post_hooks
         #: made by the driver: called when `deliver` has made something ready
         self.on_delivery: Callable[[], None] | None = None
         #: called when the driver has nothing more to do for now
         self.on_wait: Callable[[], None] | None = None
+        #: gives the nodes whose rules or hooks have begun and not ended; for a pass that is part of a larger one
+        self.busy: Callable[[], list[Node]] | None = None
         #: what was delivered before the pass had begun
         self._early: list[tuple[Node, list[Any]]] | None = []
         #: what makes the pass fail from outside
@@ -373,6 +383,17 @@ class GraphTask:
         """Whether this pass runs the node (for a leaf: accumulates into it)."""
         return node in self.dependencies and self._runs(node)
 
+    def edges_of(self, node: Node) -> Iterable[tuple[int, Node | None]]:
+        """The edges along which this pass sends gradients of the node: number and target of each."""
+        return enumerate(node.next_nodes)
+
+    def unpacked(self, node: Node) -> tuple[Any, ...] | None:
+        """What the node saved, where it has been unpacked already."""
+        return None
+
+    def keep_unpacked(self, node: Node, values: tuple[Any, ...]) -> None:
+        """What the node saved has been unpacked."""
+
     def gets_gradient(self, node: Node) -> bool:
         """Whether a gradient arrives at the node in this pass, be it run or captured."""
         return node in self.dependencies
@@ -382,7 +403,7 @@ class GraphTask:
         waiting: dict[Node, int] = {}
         for node in self.dependencies:
             if self._runs(node):
-                for child in node.next_nodes:
+                for _, child in self.edges_of(node):
                     if child is not None and child in self.dependencies:
                         waiting[child] = waiting.get(child, 0) + 1
         heap = ReadyQueue()
@@ -394,8 +415,8 @@ class GraphTask:
             node, _ = heap.pop()
             if self._runs(node):
                 order.append(node)
-                for child in node.next_nodes:
-                    if child in waiting:
+                for _, child in self.edges_of(node):
+                    if child is not None and child in waiting:
                         waiting[child] -= 1
                         if not waiting[child]:
                             heap.push(child, [])
@@ -635,7 +656,7 @@ class GraphTask:
         self._expected.clear()
         self.waiting.clear()
         self.part = None
-        self.on_delivery = self.on_wait = self.gate = self.slots = self._order = None
+        self.on_delivery = self.on_wait = self.busy = self.gate = self.slots = self._order = None
         self.shared_hook_state.clear()
         self.callbacks.clear()
         self._walk = iter(())

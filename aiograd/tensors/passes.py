@@ -50,7 +50,7 @@ def backward(
         NoGraphError, ShapeError, ArgumentError: the arguments do not work. LoopError: there is no running loop.
         When awaited: `GraphError` and `GradientError`, and whatever rules and hooks raise, with notes that name the node.
     """
-    roots, seeds = _roots_and_seeds("backward()", tensors, grad_tensors, create_graph)
+    roots, seeds = roots_and_seeds("backward()", tensors, grad_tensors, create_graph)
     keepers: list[Any] = []
     wanted = None
     if inputs is not None:
@@ -122,7 +122,7 @@ def grad(
     if materialize_grads and allow_unused is False:
         raise ArgumentError("grad(): expected allow_unused to be True or not passed when materialize_grads=True, but got allow_unused=False.")
     allow = materialize_grads if allow_unused is None else allow_unused
-    roots, seeds = _roots_and_seeds("grad()", outputs, grad_outputs, create_graph)
+    roots, seeds = roots_and_seeds("grad()", outputs, grad_outputs, create_graph)
     listed = _listed("grad()", inputs)
     if not listed:
         raise ArgumentError("grad() requires non-empty inputs.")
@@ -196,7 +196,12 @@ def _input_edge(what: str, i: int, item: Any) -> tuple[Node, int]:
     return edge_of(what, i, item)
 
 
-def _roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> tuple[list[tuple[Node, int]], list[Any]]:
+def roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> tuple[list[tuple[Node, int]], list[Any]]:
+    """The gradient edges of Tensors or GradientEdges to start from, and their gradients (None: ones, for one element), checked.
+
+    Raises:
+        NoGraphError, ShapeError, ArgumentError, DeviceMismatchError: they do not fit; the message starts with `what`.
+    """
     if isinstance(tensors, TensorCore):
         listed: list[Any] = [tensors]
         given = [grads]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import contextvars
 from collections.abc import AsyncIterator, Coroutine
 from random import Random
 from typing import Any
@@ -70,7 +71,8 @@ class Work:
         """Forward, then some backward passes; gradients are checked before the context is left."""
         host = self.host
         program = programs.draw(random, self.peers, 1, NESTING)
-        want = await programs.reference(program, host.name, self.peers)
+        # outside of all hosts: no fault touches it
+        want = await asyncio.create_task(programs.reference(program, host.name, self.peers), context=contextvars.Context())
         async with self.open() as ctx:
             x = programs.new_input()
             book = Book(self.world, host, ctx, x, want, {name: self.world.hosts[name] for name in self.hosts()})
@@ -106,7 +108,11 @@ class Work:
         task = asyncio.ensure_future(programs.execute(program, [x], self.host.served.leaves, self.host.served))
         self.give_up(task, random)
         try:
-            return await task
+            async with asyncio.timeout(2 * self.world.limits.default_deadline):  # of a job that never returns nobody is told
+                return await task
+        except TimeoutError:
+            self.notes.count("forward TimeoutError")
+            self.notes.expect(not self.notes.quiet(begun), "forward did not end although nothing was wrong")
         except asyncio.CancelledError:
             self.notes.count("forward cancelled")
             _pass_on_cancellation()
@@ -153,7 +159,7 @@ class Work:
             outcome = "commit unknown"
         except (AiogradError, *USERS) as error:
             committed = getattr(error, "committed", False)
-            book.end(number, is_in=committed)
+            book.end(number, is_in=committed, doubtful=others if len(ctx.in_doubt) > doubts else ())
             outcome = f"{type(error).__name__}, committed" if committed else type(error).__name__
             self.notes.tell(f"{what}: {error}")
             self.notes.expect(is_fast or not self.notes.quiet(begun), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
@@ -289,7 +295,7 @@ class Work:
                 for name in refs:
                     maybe[name] |= power(number)
                 try:
-                    await self.host.timed("a step", self.world.limits.default_deadline, optimizer.step(ctx))
+                    await self.host.timed("a step", 2 * self.world.limits.default_deadline, optimizer.step(ctx))  # it makes the optimizers first
                 except StepError as error:
                     for name in error.applied:
                         taken[name] |= power(number)

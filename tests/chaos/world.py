@@ -1,351 +1,275 @@
-"""One seed: workers on a simulated network run random programs forward and backward while things go wrong, and every promise is checked.
+"""One run: workers on a simulated network run random programs forward and backward while things go wrong, and every promise is checked.
 
-Note [The oracle]
-    Each pass of a context is the same graph, scaled by its own power of two. A worker's gradients must therefore be the reference gradient
-    times a sum of distinct powers: those of the passes that were committed, and none of those that failed. A wrong factor names the pass
-    that was lost or counted twice. A pass whose outcome was reported as unknown may be in or out, on each of the workers that were
-    named.
+A run begins with everything that a `Mix` says; then the network heals, every driver has to succeed with a fresh pass to every worker at the
+first attempt, everything has to come to rest, and all workers close. What has to hold meanwhile is in `promises` and `oracle`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
+import sys
 from collections import Counter
-from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from random import Random
 from typing import Any
 
 import numpy as np
 
-import aiograd as ag
-from aiograd import distributed as dist
-from aiograd.distributed import failpoints
 from aiograd.distributed.safeguards import ALL_ON, Safeguards
-from aiograd.errors import AiogradError, CommitUnknown, DistributedError
-from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
+from aiograd.testing import HostKilledError, SimulatedLoop, SimulatedNetwork, simulated_run
 from tests.chaos import programs
+from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
+from tests.chaos.jobs import FaultyJobs, JobFaults
+from tests.chaos.mix import Activity, Mix
+from tests.chaos.oracle import Book
+from tests.chaos.promises import Broken, Notes
+from tests.chaos.trouble import Troubles
+from tests.chaos.work import Work
 
-KEY = b"c" * 32
-LIMITS = dist.Limits(frame_bytes=1024, handshake_timeout=2.0, default_deadline=20.0, lease=30.0)
-#: an await may outlast its deadline by as much: telling the others
-SLACK = LIMITS.silence + LIMITS.heartbeat
-DRIVER = "driver"
-#: a gradient of zeros fits every factor
-ANY = -1
-
-
-class Broken(AssertionError):
-    """A promise was not kept."""
-
-
-def expect(condition: bool, promise: str) -> None:
-    """Raise `Broken` unless `condition`."""
-    if not condition:
-        raise Broken(promise)
+#: virtual seconds in which the drivers have to be done
+LONGEST = 600.0
+#: virtual seconds after the last trouble until everybody has to be there again
+RECOVERY = 2.0
+#: kinds of what a network counts that are no faults
+HARMLESS = ("close", "slow")
 
 
 @dataclass
 class Outcome:
-    """What one seed did."""
+    """What one run did."""
 
     seed: int | str
-    order: str
+    mix: Mix
     counts: Counter[str] = field(default_factory=Counter)
-    coverage: dict[tuple[str, str], int] = field(default_factory=dict)
+    #: (protocol point, fault) -> how often that fault came after that point
+    points: Counter[tuple[str, str]] = field(default_factory=Counter)
     trace_hash: str = ""
     steps: int = 0
-
-
-class Host:
-    """A worker's process: its leaves, and what it exposes."""
-
-    def __init__(self, world: World, name: str) -> None:
-        self.world = world
-        self.name = name
-        self.leaves = programs.parameters(name)
-        self.service = dist.Service()
-        self.service.function("run")(self.run)
-        self.worker = dist.Worker(name, service=self.service, secret=KEY, limits=LIMITS, transport=world.network.transport(name))
-
-    async def open(self) -> None:
-        """Begin to serve."""
-        await self.worker.__aenter__()
-        for other in self.world.names:
-            if other != self.name:
-                self.worker.add_peer(other, f"sim://{other}")
-
-    async def run(self, program: list, inputs: list) -> list:
-        """The exposed function."""
-        nap = self.world.naps.random()
-        if nap < 0.2:
-            await asyncio.sleep(nap)
-        return await programs.execute(program, inputs, self.leaves, self.call, asyncio.gather)
-
-    async def call(self, peer: str, program: list[Any], given: list[ag.Tensor]) -> list[Any]:
-        """Run a part of a program elsewhere."""
-        if self.world.fails.random() < self.world.failing:
-            raise ValueError("a rule that fails")
-        return await self.worker.call(peer, "run", program, given)
+    story: list[str] = field(default_factory=list)
 
 
 class World:
-    """Everything of one seed."""
+    """Everything of one run."""
 
-    def __init__(self, seed: int | str, network: SimulatedNetwork, *, calm: bool = False) -> None:
-        self.seed = seed
-        self.network = network
-        self.random = Random(f"{seed}:world")
-        self.naps = Random(f"{seed}:naps")
-        self.fails = Random(f"{seed}:fails")
-        self.failing = self.random.choice((0.0, 0.0, 0.05))
-        self.calm = calm
-        self.names = [DRIVER, *(f"w{i}" for i in range(self.random.randint(1, 3)))]
-        self.hosts: dict[str, Host] = {}
-        self.counts: Counter[str] = Counter()
-        self.errors: list[str] = []
-        self.armed: list[failpoints.Failpoint] = []
-        #: when a host that was frozen goes on: its awaits may be late
-        self.frozen_until = 0.0
-
-    async def start(self, name: str) -> None:
-        """Run a worker on its host; returns when it listens."""
-        host = Host(self, name)
-        await host.open()
-        self.hosts[name] = host
-
-    # ---------------------------------------------------------------- the work
-
-    async def train(self) -> None:
-        """What the driver does: contexts one after the other, some passes in each."""
-        driver = self.hosts[DRIVER]
-        for number in range(self.random.randint(1, 3)):
-            await self.one_context(driver, Random(f"{self.seed}:context:{number}"))
-
-    async def one_context(self, driver: Host, random: Random) -> None:
-        """Forward, then some backward passes; gradients are checked before the context is left."""
+    def __init__(self, seed: int | str, mix: Mix, network: SimulatedNetwork, jobs: FaultyJobs, story: list[str] | None) -> None:
         loop = asyncio.get_running_loop()
-        program = programs.draw(random, self.names, DRIVER, 1, 3)
-        x = ag.tensor(np.array([1.0, 2.0, 3.0]), requires_grad=True)
-        try:
-            async with driver.worker.context() as ctx:
-                held = {name: host for name, host in self.hosts.items()}
-                try:
-                    outputs = await programs.execute(program, [x], driver.leaves, driver.call, asyncio.gather)
-                except (DistributedError, ValueError) as error:
-                    self.counts[f"forward {type(error).__name__}"] += 1
-                    return
-                loss = programs.total(outputs)
-                if not loss.requires_grad or loss.grad_fn is None:
-                    return
-                want, passes = await self.wanted(program, x), random.randint(1, 3)
-                committed, unknown = 0, 0
-                for number in range(passes):
-                    scaled = loss * float(1 << (8 * number))
-                    seconds = random.choice((2.0, 20.0))
-                    mode = "fast" if random.random() < 0.15 else "smart"
-                    begun = loop.time()
-                    task = asyncio.ensure_future(ctx.backward(scaled, retain_graph=number + 1 < passes, mode=mode, timeout=seconds))
-                    if random.random() < 0.15:
-                        loop.call_later(random.uniform(0, 0.1), task.cancel)
-                    outcome = "committed"
-                    try:
-                        await task
-                    except asyncio.CancelledError as error:
-                        outcome = "cancelled" if not getattr(error, "committed", False) else "unknown" if ctx.in_doubt else "committed"
-                    except CommitUnknown:
-                        outcome = "unknown"
-                    except AiogradError as error:
-                        outcome = "committed" if error.committed else type(error).__name__
-                        self.errors.append(str(error))
-                    self.counts[outcome] += 1
-                    if outcome == "committed":
-                        committed |= 1 << (8 * number)
-                    elif outcome == "unknown":
-                        unknown |= 1 << (8 * number)
-                    took = loop.time() - begun
-                    if took > seconds + SLACK and self.frozen_until < begun:
-                        raise Broken(f"a backward pass took {took:g} s of {seconds:g} s and {outcome}")
-                    self.check(ctx, held, x, want, committed, unknown)
-        finally:
-            await asyncio.sleep(self.random.choice((0.0, 0.5)))
+        self.seed = seed
+        self.mix = mix
+        self.network = network
+        self.jobs = jobs
+        self.limits = new_limits(mix.frame_bytes)
+        self.notes = Notes(loop.time, self.strikes, mix.is_gentle, self.limits.heartbeat, self.limits.silence)
+        self.notes.story = story
+        self.streams = {name: Random(f"{seed}:{name}") for name in ("pauses", "failures")}
+        self.names = [DRIVER, *(f"w{i}" for i in range(mix.workers)), *((TENANT,) if mix.tenant else ())]
+        self.hosts: dict[str, Host] = {}
+        #: whether user code may fail and callers may give up
+        self.may_fail = True
+        self.troubles = Troubles(self, Random(f"{seed}:trouble"))
+        #: what drivers have yet to do, and the contexts that they have open
+        self.plans: dict[str, list[tuple[tuple[Activity, str], ...]]] = {}
+        self.books: dict[str, list[Book]] = {DRIVER: [], TENANT: []}
+        self.healed = asyncio.Event()
+        self._plan(DRIVER, mix.rounds)
+        if mix.tenant:
+            self._plan(TENANT, mix.tenant_rounds)
+        self.trained = {name: asyncio.Event() for name in self.plans}
+        self.refreshed = {name: asyncio.Event() for name in self.plans}
+        self.is_over = False
 
-    async def wanted(self, program: list[Any], x: ag.Tensor) -> dict[str, list[Any]]:
-        """The reference gradients: of x under the driver's name with ``.x``, and of each worker's leaves."""
-        leaves = {name: programs.parameters(name) for name in self.names}
-        mine = ag.tensor(x.detach().numpy(), requires_grad=True)
-        loss = await programs.reference(program, DRIVER, mine, leaves)
-        everything = [mine, *(leaf for name in self.names for leaf in leaves[name])]
-        grads = list(await ag.grad(loss, everything, allow_unused=True))
-        want: dict[str, list[Any]] = {".x": [grads.pop(0)]}
-        for name in self.names:
-            want[name] = [grads.pop(0) for _ in leaves[name]]
-        return want
+    def _plan(self, name: str, rounds: tuple[tuple[Activity, ...], ...]) -> None:
+        self.plans[name] = [tuple((activity, f"{self.seed}:{name}:{i}:{j}") for j, activity in enumerate(each)) for i, each in enumerate(rounds)]
 
-    def check(self, ctx: Any, held: dict[str, Host], x: ag.Tensor, want: dict[str, list[Any]], committed: int, unknown: int) -> None:
-        """See Note [The oracle]."""
-        for name, host in held.items():
-            if self.hosts.get(name) is not host:
-                continue  # restarted: it has nothing of this context any more
-            context = next((known for known in host.worker._office.contexts if known.key == ctx.key), None)
-            leaves = [*zip(host.leaves, want[name], strict=True), *([(x, want[".x"][0])] if name == DRIVER else ())]
-            for number, (leaf, expected) in enumerate(leaves):
-                grad = None if context is None else context.grads.get(leaf)
-                expect(leaf.grad is None, f"{name}: .grad of leaf {number} was touched")
-                if context is None:
-                    continue
-                factor = self._factor(grad, expected)
-                expect(
-                    factor is not None and (factor == ANY or self._fits(factor, committed, unknown)),
-                    f"{name}: gradient {number} in {ctx.id} is {grad}, which is {factor} times the reference {expected}; committed passes make {committed}, "
-                    f"unknown ones {unknown}",
-                )
+    def strikes(self) -> int:
+        """How many faults have struck so far, of all kinds."""
+        counts = self.notes.counts
+        of_frames = sum(count for (kind, _), count in self.network.coverage.items() if kind not in HARMLESS)
+        return of_frames + self.jobs.hits.total() + self.troubles.struck + counts["failure"] + counts["killed"]
 
-    @staticmethod
-    def _factor(grad: Any, expected: Any) -> int | None:
-        if expected is None or not expected.numpy().any():
-            return ANY if grad is None or not np.any(grad.numpy()) else None
-        reference = expected.numpy()
-        if grad is None:
-            return 0
-        found = grad.numpy()
-        nonzero = reference != 0
-        factor = found[nonzero][0] / reference[nonzero][0]
-        if factor != int(factor) or not np.array_equal(found, reference * factor):
-            return None
-        return int(factor)
+    # ---------------------------------------------------------------- processes
 
-    @staticmethod
-    def _fits(factor: int, committed: int, unknown: int) -> bool:
-        return factor >= 0 and factor & ~unknown == committed & ~unknown and factor & ~(committed | unknown) == 0
-
-    # ---------------------------------------------------------------- trouble
-
-    async def trouble(self) -> None:
-        """Things that happen to hosts and links rather than to frames."""
-        random, network = self.random, self.network
-        points = [point for point in failpoints.POINTS]
-        for _ in range(random.choice((0, 0, 1, 2, 3))):
-            await asyncio.sleep(random.uniform(0, 1.0))
-            a, b = random.sample(self.names, 2)
-            workers = [name for name in self.names if name != DRIVER]
-            match random.choice(("cut", "cut one way", "reset", "freeze", "kill", "silent kill", "swizzle", "kill at a point", "kill at a point")):
-                case "cut":
-                    network.cut(a, b)
-                case "cut one way":
-                    network.cut(a, b, both=False)
-                case "reset":
-                    network.reset(a, b)
-                case "freeze":
-                    seconds = random.choice((0.2, 1.0, 3.0))
-                    self.frozen_until = max(self.frozen_until, asyncio.get_running_loop().time() + seconds)
-                    network.freeze(random.choice(workers), seconds)
-                case "swizzle":
-                    await network.swizzle_clog(seconds=1.0)
-                case "kill at a point":
-                    point, name = random.choice(points), random.choice(workers)
-                    self.armed.append(network.at(point, name, "kill", hit=random.randint(1, 3)))
-                    self.counts[f"armed {point}"] += 1
-                case word:
-                    name = random.choice(workers)
-                    network.kill(name, silent=word == "silent kill")
-                    self.counts[word] += 1
-            if random.random() < 0.5:
-                await asyncio.sleep(random.uniform(0, 2.0))
-                network.heal_all()
-        await asyncio.sleep(random.uniform(0, 1.0))
-        network.heal_all()
-
-    async def respawn(self) -> None:
-        """A supervisor: what was killed comes back after a while."""
+    async def supervise(self, name: str) -> None:
+        """Run a host's process, and again whenever it has ended."""
+        work = self.work if name in self.plans else None
+        random = Random(f"{self.seed}:supervisor:{name}")
         while True:
-            await asyncio.sleep(0.2)
-            for name in self.names:
-                host = self.network.find(name)
-                if host is not None and host.owner.is_dead:
-                    self.hosts.pop(name, None)
-                    self.network.restart(name)
-                    await self.network.spawn(name, self.start(name))
-                    self.counts["restarts"] += 1
+            host = Host(self, name, work)
+            try:
+                await self.network.spawn(name, host.main())
+            except HostKilledError:
+                self.notes.count("killed")
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
+                self.notes.count("stopped")
+            except Exception as error:
+                self.notes.expect(False, f"{name} ended with {error!r}")
+                raise
+            if self.hosts.get(name) is host:
+                del self.hosts[name]
+            if self.is_over:
+                return
+            for book in self.books.get(name, ()):
+                if book.running:
+                    asyncio.get_running_loop().call_later(random.choice((0.1, 5.0)), book.check_orphan)
+            self.books[name] = []
+            await asyncio.sleep(random.uniform(0.02, 0.5))
+            self.network.restart(name)
+
+    async def work(self, host: Host) -> None:
+        """What a driver does, over all of its incarnations."""
+        name = host.name
+        while len(self.hosts) < len(self.names):
+            await asyncio.sleep(0.01)
+        work, plan = Work(self, host, self.books[name]), self.plans[name]
+        while plan:
+            activities = plan.pop(0)
+            async with asyncio.TaskGroup() as group:
+                for activity, seed in activities:
+                    group.create_task(work.do(activity, Random(seed)))
+        self.trained[name].set()
+        await self.healed.wait()
+        for peer in work.peers:
+            await self.fresh_pass(host, peer)
+        self.refreshed[name].set()
+
+    async def fresh_pass(self, host: Host, peer: str) -> None:
+        """A pass that has to succeed."""
+        async with host.worker.context() as ctx:
+            x = programs.new_input()
+            (y,) = await host.served.call(peer, [[["multiply", 0, 0]], [1]], [x])
+            await ctx.backward(y.sum())
+            is_right = np.array_equal(ctx.grads[x].numpy(), programs.parameters(peer)[0].numpy())
+            self.notes.expect(is_right, f"after everything has healed {peer} gives {host.name} wrong gradients")
+
+    # ---------------------------------------------------------------- the course of a run
+
+    async def run(self) -> None:
+        """Everything."""
+        stop = self.network.observe_points()
+        supervisors = [asyncio.ensure_future(self.supervise(name)) for name in self.names]
+        trouble = asyncio.ensure_future(self.troubles.run())
+        try:
+            await self._until_all(self.trained, supervisors, "the work of the drivers", LONGEST)
+            trouble.cancel()
+            await asyncio.wait([trouble])
+            await self.heal()
+            await self._until_all(self.refreshed, supervisors, "a fresh pass to every worker", 2 * self.limits.default_deadline)
+            await self.rest()
+            self.is_over = True
+            for host in list(self.hosts.values()):
+                if host.main_task is not None:
+                    host.main_task.cancel()
+            await asyncio.wait(supervisors)
+            await asyncio.sleep(0.1)
+            self.notes.expect(not self.network.open_channels, f"{self.network.open_channels} channels are open after everybody has closed")
+        finally:
+            self.is_over = True
+            stop()
+            for task in (trouble, *supervisors):
+                task.cancel()
+            await asyncio.wait([trouble, *supervisors])
+        for task in (trouble, *supervisors):
+            if not task.cancelled():
+                task.result()
+
+    async def heal(self) -> None:
+        """Let nothing go wrong any more, and wait until everybody is there."""
+        self.troubles.end()
+        self.may_fail = False
+        self.jobs.faults = JobFaults()
+        await asyncio.sleep(RECOVERY)
+        while len(self.hosts) < len(self.names) or any(self.network.find(name).frozen_until > self.notes.clock() for name in self.names):  # type: ignore[union-attr]
+            await asyncio.sleep(0.1)
+        await asyncio.sleep(RECOVERY)
+        self.notes.tell("everything has healed")
+        self.healed.set()
+
+    async def rest(self) -> None:
+        """Wait until nothing is left of anything; contexts of drivers that were killed go when their leases end."""
+        until = self.notes.clock() + 2.5 * self.limits.lease_seconds
+        while left := self.left():
+            if self.notes.clock() > until:
+                self.notes.expect(False, f"left over: {left}")
+                return
+            await asyncio.sleep(self.limits.heartbeat)
+
+    def left(self) -> dict[str, Any]:
+        """What is open, held or remembered, by host."""
+        found: dict[str, Any] = {}
+        for name, host in self.hosts.items():
+            figures = host.worker.statistics()
+            counts: Counter[str] = Counter({key: getattr(figures, key) for key in ("contexts", "passes", "calls", "in_doubt", "bytes_held")})
+            for conversation in host.worker.endpoint._conversations():
+                session = conversation.session.statistics()
+                counts.update({key: getattr(session, key) for key in ("outstanding", "running", "remembered", "bytes_stored", "bytes_unsent")})
+            living = self.network.find(name)
+            counts["channels to the dead"] = 0 if living is None else sum(channel._peer.place.owner.is_dead for channel in living.channels)
+            if +counts:
+                found[name] = dict(+counts)
+        return found
+
+    async def _until_all(self, events: dict[str, asyncio.Event], supervisors: list[asyncio.Future[None]], what: str, seconds: float) -> None:
+        waiting = asyncio.ensure_future(asyncio.wait([asyncio.ensure_future(event.wait()) for event in events.values()]))
+        done, _ = await asyncio.wait([waiting, *supervisors], timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        if waiting in done:
+            return
+        waiting.cancel()
+        for supervisor in supervisors:
+            if supervisor.done():
+                supervisor.result()
+        raise Broken(f"{what} did not end within {seconds:g} s: {self.notes.broken[:3]}")
 
 
-async def _main(seed: int | str, safeguards: Safeguards, faults: Faults | None) -> Counter[str]:
+async def _main(seed: int | str, mix: Mix, safeguards: Safeguards, story: list[str] | None, holder: list[FaultyJobs], outcome: Outcome) -> None:
     loop = asyncio.get_running_loop()
     complaints: list[str] = []
     loop.set_exception_handler(lambda _, what: complaints.append(f"{what.get('message')}: {what.get('exception')!r}"))
-    random = Random(f"{seed}:network")
-    network = SimulatedNetwork(seed, faults=Faults.drawn(random) if faults is None else faults, safeguards=safeguards, reliable=None)
-    stop = network.observe_points()
-    world = World(seed, network)
-    for name in world.names:
-        await network.spawn(name, world.start(name))
-    supervisor = asyncio.ensure_future(world.respawn())
-    trouble = asyncio.ensure_future(world.trouble())
+    network = SimulatedNetwork(seed, faults=mix.faults, safeguards=safeguards, reliable=mix.reliable)
+    world = World(seed, mix, network, holder[0], story)
     try:
-        async with asyncio.timeout(600):
-            await network.spawn(DRIVER, world.train())
-    except HostKilledError:
-        world.counts["driver killed"] += 1
-    except TimeoutError:
-        raise Broken("the driver hangs: its work did not end within ten minutes") from None
+        await world.run()
     finally:
-        trouble.cancel()
-        await asyncio.wait([trouble])
-    for failpoint in world.armed:
-        failpoint.disarm()
-    network.calm()
-    await asyncio.sleep(3.0)  # whoever was killed last comes back
-    supervisor.cancel()
-    await asyncio.wait([supervisor])
-    # a fresh pass succeeds, no other process restarted
-    driver = world.hosts[DRIVER]
-    world.failing = 0.0
-    await network.spawn(DRIVER, _fresh_pass(world, driver))
-    await asyncio.sleep(2.5 * LIMITS.lease_seconds)
-    for name, host in world.hosts.items():
-        found = host.worker.statistics()
-        expect(found.contexts == 0 and found.passes == 0 and found.calls == 0 and found.bytes_held == 0, f"{name} is left with {found}")
-    for host in list(world.hosts.values()):
-        await network.spawn(host.name, host.worker.aclose())
-    stop()
-    expect(not complaints, f"the loop was told of: {complaints[:3]}")
-    world.counts.update({f"fault {kind}": count for kind, count in _faults(network).items()})
-    return world.counts
+        outcome.counts = world.notes.counts
+        for (kind, *_), count in network.coverage.items():
+            outcome.counts[f"fault: {kind}"] += count
+        outcome.counts.update({f"job: {kind}": count for kind, count in world.jobs.hits.items()})
+        outcome.points = network.point_coverage
+        if world.notes.broken and (error := sys.exception()) is not None:
+            error.add_note(f"broken before: {world.notes.broken[:3]}")
+    gc.collect(0)
+    world.notes.expect(not complaints, f"the loop was told of: {complaints[:3]}")
+    if world.notes.broken:
+        raise Broken("; ".join(world.notes.broken[:3]))
 
 
-async def _fresh_pass(world: World, driver: Host) -> None:
-    for name in world.names:
-        if name == DRIVER:
-            continue
-        async with driver.worker.context() as ctx:
-            x = ag.tensor(np.array([1.0, 2.0, 3.0]), requires_grad=True)
-            (y,) = await driver.worker.call(name, "run", [[["multiply", 0, 0]], [1]], [x], timeout=LIMITS.default_deadline)
-            await ctx.backward(y.sum())
-            expect(np.array_equal(ctx.grads[x].numpy(), programs.parameters(name)[0].numpy()), f"after everything has healed {name} gives wrong gradients")
+def run_seed(seed: int | str, *, safeguards: Safeguards = ALL_ON, mix: Mix | None = None, story: list[str] | None = None) -> Outcome:
+    """Run one seed.
 
-
-def _faults(network: SimulatedNetwork) -> Counter[str]:
-    found: Counter[str] = Counter()
-    for (kind, *_), count in network.coverage.items():
-        found[kind] += count
-    return found
-
-
-def run_seed(seed: int | str, *, safeguards: Safeguards = ALL_ON, faults: Faults | None = None, order: str | None = None) -> Outcome:
-    """Run one seed; half of the seeds run first-in first-out, half permuted.
+    Args:
+        mix: what happens; None: what the seed draws.
+        story: gets what happened, in words.
 
     Raises:
         Broken: a promise was not kept; the note says how to see it again.
     """
-    chosen: Any = order or ("fifo" if Random(f"{seed}:order").random() < 0.5 else "permuted")
+    chosen = Mix.drawn(seed) if mix is None else mix
+    outcome = Outcome(seed, chosen)
+    holder: list[FaultyJobs] = []
+
+    def executor(loop: SimulatedLoop) -> FaultyJobs:
+        holder.append(FaultyJobs(loop, chosen.jobs))
+        return holder[0]
+
     try:
-        run = simulated_run(_main, seed, safeguards, faults, seed=seed, order=chosen)
+        run = simulated_run(partial(_main), seed, chosen, safeguards, story, holder, outcome, seed=seed, order=chosen.order, executor=executor)
+        if run.leftover_tasks:
+            raise Broken(f"tasks were left behind: {run.leftover_tasks[:3]}")
     except BaseException as error:
         error.add_note(f"see it again: python -m tests.chaos --seed {seed}")
         raise
-    outcome = Outcome(seed, chosen, run.value, trace_hash=run.trace_hash, steps=run.steps)
-    expect(not run.leftover_tasks, f"seed {seed}: tasks were left behind: {run.leftover_tasks[:3]}")
+    outcome.trace_hash, outcome.steps = run.trace_hash, run.steps
     return outcome
-
-
-Check = Callable[[], None]

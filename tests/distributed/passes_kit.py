@@ -21,7 +21,6 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.context import Context
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from tests.distributed.memory import MemoryChannel, MemoryTransport, Switchboard
 from tests.distributed.workers import knows, view, workers
 
@@ -42,13 +41,18 @@ class Here:
 
 
 class Stage:
-    """Leaves of some workers, and functions that all of them expose."""
+    """Leaves of some workers, and functions that all of them expose.
 
-    def __init__(self, names: str = "abcd", seed: int = 0, dtype: Any = np.float32) -> None:
+    Args:
+        whole: small whole numbers in float64, whose sums and products are exact in any order, instead of random float32.
+    """
+
+    def __init__(self, names: str = "abcd", seed: int = 0, *, whole: bool = False) -> None:
         random = np.random.default_rng(seed)
 
         def leaf() -> Any:
-            return ag.tensor(random.standard_normal(SIZE).astype(dtype), requires_grad=True)
+            data = random.integers(1, 9, SIZE).astype(np.float64) if whole else random.standard_normal(SIZE).astype(np.float32)
+            return ag.tensor(data, requires_grad=True)
 
         self.names = names
         self.x = leaf()
@@ -92,13 +96,15 @@ class Stage:
         grads: dict[str, list[Any]] = {}
         for worker in opened:
             context = view(worker, ctx) if knows(worker, ctx) else None
-            grads[worker.name] = [None if context is None or leaf not in context.grads else context.grads[leaf].numpy() for leaf in self.leaves[worker.name]]
+            grads[worker.name] = [
+                None if context is None or leaf not in context.grads else context.grads[leaf].detach().numpy() for leaf in self.leaves[worker.name]
+            ]
         return grads
 
     @contextlib.asynccontextmanager
-    async def open(self, board: Switchboard | None = None, *, safeguards: Safeguards = ALL_ON, **options: Any) -> AsyncIterator[tuple[dist.Worker, ...]]:
+    async def open(self, board: Switchboard | None = None, **options: Any) -> AsyncIterator[tuple[dist.Worker, ...]]:
         """Workers that expose the functions."""
-        async with workers(*self.names, service=self.service(), board=board or Net(), safeguards=safeguards, **options) as opened:
+        async with workers(*self.names, service=self.service(), board=board or Net(), **options) as opened:
             yield opened
 
 
@@ -230,7 +236,7 @@ async def callee_wastes(here: Here, x: Any) -> Any:
 
 
 async def dropped(here: Here, x: Any) -> Any:
-    """Something comes from c, goes to b and is dropped there."""
+    """Something comes from c, goes to b and is dropped there. Edges are those of messages, so c takes part, and gets no gradients."""
     y = await here.call("c", "weigh", x)
     return (await here.call("b", "keep", x, y, y * 2)).sum()
 
@@ -266,7 +272,7 @@ async def other_root(here: Here, x: Any) -> Any:
 WASTEFUL: dict[str, tuple[Function, str]] = {
     f.__name__: (f, idle)
     for f, idle in (
-        (unused, "d"), (beside, "c"), (callee_wastes, "c"), (dropped, "c"), (detached, "c"), (half_used, "c"), (without_grad, "c"), (other_root, ""),
+        (unused, "d"), (beside, "c"), (callee_wastes, "c"), (dropped, ""), (detached, "c"), (half_used, "c"), (without_grad, "c"), (other_root, ""),
     )
 }  # fmt: skip
 

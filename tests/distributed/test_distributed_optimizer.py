@@ -24,7 +24,8 @@ from aiograd.errors import (
     RemoteError,
     StepError,
 )
-from tests.distributed.workers import leaf, settled, until, values, view, workers
+from tests.distributed.memory import Switchboard
+from tests.distributed.workers import leaf, settled, simulate, until, values, view, workers
 
 service = dist.Service()
 
@@ -212,7 +213,7 @@ async def test_a_step_that_nobody_has_taken_is_tried_again_under_its_number() ->
         optimizer = dist.DistributedOptimizer(a, "Fragile", [left, right])
         async with a.context() as ctx:
             Fragile.broken = {"2.0", "3.0"}
-            with pytest.raises(StepError, match="was taken on no worker and not confirmed by b, c") as caught:
+            with pytest.raises(StepError, match=r"was taken on no worker and not confirmed by b, c") as caught:
                 await optimizer.step(ctx)
             assert caught.value.applied == () and optimizer.steps == 0
             Fragile.broken = set()
@@ -258,6 +259,57 @@ async def test_a_step_that_has_begun_is_carried_out_everywhere_though_its_caller
         taken = [first[0] for _, first in Fragile.steps]
         assert taken.count(2) == taken.count(3) == optimizer.steps, "the same steps everywhere"
         assert optimizer.steps == 2 if when == "begun" else optimizer.steps in (1, 2), "and the one that waited was withdrawn"
+
+
+@service.reference
+class Patient:
+    """An optimizer whose steps take a second."""
+
+    taken = 0
+
+    def __init__(self, params: list[Any]) -> None: ...
+
+    async def astep(self, gradients: Mapping[Any, Any]) -> None:
+        await asyncio.sleep(1.0)
+        Patient.taken += 1
+
+
+def test_a_step_whose_confirmation_comes_too_late_is_confirmed_when_it_is_asked_for_again() -> None:
+    async def main() -> None:
+        Patient.taken = 0
+        async with workers("a", "b", service=service) as (a, _):
+            optimizer = dist.DistributedOptimizer(a, Patient, [await made(a, "b", 2.0)])
+            async with a.context() as ctx:
+                with pytest.raises(StepError, match=r"was taken on no worker and not confirmed by b .*did not end within"):
+                    await optimizer.step(ctx, timeout=0.5)
+                await asyncio.sleep(1.0)
+                assert Patient.taken == 1, "it was carried out all the same"
+                await optimizer.step(ctx)
+                assert Patient.taken == 1 and optimizer.steps == 1
+
+    simulate(main)
+
+
+def test_a_step_is_taken_by_all_workers_though_it_is_cancelled_right_after_it_was_sent() -> None:
+    async def main() -> None:
+        Patient.taken = 0
+        board = Switchboard()
+        board.latency = 0.01  # what is sent at one moment arrives at one moment
+        async with workers("a", "b", "c", service=service, board=board) as (a, *_):
+            optimizer = dist.DistributedOptimizer(a, Patient, [await made(a, "b", 2.0), await made(a, "c", 3.0)])
+            async with a.context() as ctx:
+                await optimizer.step(ctx)
+                step = asyncio.ensure_future(optimizer.step(ctx))
+                for _ in range(5):
+                    await asyncio.sleep(0)
+                assert optimizer.steps == 2
+                step.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await step
+                await optimizer.step(ctx)
+                assert Patient.taken == 6 and optimizer.steps == 3
+
+    simulate(main)
 
 
 def taking(worker: dist.Worker) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import functools
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -343,6 +344,39 @@ async def test_sums_on_every_worker_are_those_of_one_process_to_the_bit() -> Non
     assert len(sums) > 2, "the order matters"
 
 
+@pytest.mark.parametrize("function", ["scale", "hand_over"])
+def test_sums_do_not_depend_on_when_calls_are_served(function: str) -> None:
+    """Calls made one after the other are served in every order; the sum is that of the order in which they were made."""
+    own = dist.Service()
+    weight = leaf(1)
+
+    @own.function
+    async def scale(x: Any, factor: float, delay: float) -> Any:
+        await asyncio.sleep(delay)
+        return x * (weight * factor)
+
+    @own.function
+    async def hand_over(x: Any, factor: float, delay: float) -> Any:
+        await asyncio.sleep(delay)
+        return weight
+
+    found = set()
+
+    async def main(delays: tuple[float, ...]) -> None:
+        async with workers("a", "b", service=own) as (a, b), a.context() as ctx:
+            x = leaf(1)
+            factors = (1e8, 5, -1e8, 3)
+            y = await asyncio.gather(*(a.call("b", function, x, factor, delay) for factor, delay in zip(factors, delays, strict=True)))
+            if function == "hand_over":
+                y = [part * factor for part, factor in zip(y, factors, strict=True)]
+            await ctx.backward((y[0] + y[1] + y[2] + y[3]).sum())
+            found.add(values(view(b, ctx).grads[weight])[0])
+
+    for delays in itertools.permutations((1.0, 2.0, 3.0, 4.0)):
+        simulate(functools.partial(main, delays))
+    assert found == {8.0}, "((3 - 1e8) + 5) + 1e8 in single precision"
+
+
 async def test_a_graph_spent_here_says_so_here() -> None:
     async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
         loss = (await a.call("b", "square", leaf(3) * 1)) * ag.tensor([2.0])
@@ -657,6 +691,17 @@ async def test_gradients_that_do_not_fit_are_refused(spoil: Callable[[int, Any],
         await a.endpoint.request("b", Kind.MARK, (ctx.key, "a", 99, [edge]), 5)
         with pytest.raises(ProtocolError, match=text):
             await a.endpoint.request("b", Kind.GRADIENT, (ctx.key, "a", 99, spoil(edge, good), 2, []), 5)
+        await a.endpoint.request("b", Kind.ABORT, (ctx.key, "a", 99, "done"), 5)
+        assert not b.statistics().passes
+
+
+async def test_gradients_for_an_edge_that_does_not_take_part_are_refused() -> None:
+    async with workers("a", "b", service=service) as (a, b), a.context() as ctx:
+        edge, other = await _one_edge(a, ctx), await _one_edge(a, ctx)
+        await a.endpoint.request("b", Kind.MARK, (ctx.key, "a", 99, [edge]), 5)
+        bundle = (other, [WireTensor(np.ones(2, np.float32), False)], 0)
+        with pytest.raises(ProtocolError, match="which the pass does not wait for"):
+            await a.endpoint.request("b", Kind.GRADIENT, (ctx.key, "a", 99, bundle, 2, []), 5)
         await a.endpoint.request("b", Kind.ABORT, (ctx.key, "a", 99, "done"), 5)
         assert not b.statistics().passes
 

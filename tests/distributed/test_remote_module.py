@@ -12,6 +12,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import ArgumentTypeError, NotExposedError, ReferenceLostError, RemoteError
 from aiograd.testing import ToyDevice
+from tests.distributed.memory import Switchboard
 from tests.distributed.workers import leaf, values, view, workers
 
 service = dist.Service()
@@ -125,6 +126,21 @@ async def test_state_that_does_not_fit_changes_nothing() -> None:
             with pytest.raises(RemoteError, match=f"^Error on Node b: load_state_dict of Affine: .*{text}"):
                 await module.load_state_dict(state)
         assert {path: values(value) for path, value in (await module.state_dict()).items()} == before
+
+
+async def test_a_checkpoint_is_of_one_moment() -> None:
+    async with workers("a", "b", service=service, board=Switchboard(high_water=1 << 16)) as (a, b):
+        module = await made(a, Affine, 1_000_000)
+        (local,) = [held.value for held in b._office.objects.table._held.values()]
+        with ag.no_grad():
+            local.weight.zero_()
+        asking = asyncio.ensure_future(module.state_dict())
+        while not asking.done():
+            await asyncio.sleep(0)
+            with ag.no_grad():
+                local.weight.add_(1.0)
+        weight = (await asking)["weight"].numpy()
+        assert (weight == weight[0]).all() and weight[0] < local.weight.detach().numpy()[0]
 
 
 async def test_training_and_evaluation() -> None:

@@ -304,6 +304,13 @@ def test_a_class_is_called_as_its_constructor_says() -> None:
             schema.check(args, {})
     Schema("Base", Base).check([], {})
 
+    class Made:
+        def __new__(cls, n: int) -> Made:
+            return super().__new__(cls)
+
+    with pytest.raises(ArgumentTypeError, match="calling Made: argument 'n' is str; expected int"):
+        Schema("Made", Made).check(["3"], {})
+
 
 def test_matching_looks_at_classes_not_at_looks() -> None:
     class MyInt(int):

@@ -490,3 +490,37 @@ def test_a_pass_suspended_in_a_hook_does_not_switch_gradients_off_for_others() -
         return seen
 
     assert simulated_run(main).value == [True, True]
+
+
+def test_a_rule_cancelled_inside_no_grad_that_still_cleans_up_takes_its_mode_along() -> None:
+    ends: list[bool] = []
+
+    class Slow(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            return x * 1.0
+
+        @staticmethod
+        async def backward(ctx: Any, g: Any) -> Any:
+            try:
+                with ag.no_grad():
+                    try:
+                        await asyncio.sleep(60)
+                    finally:
+                        await asyncio.sleep(0.01)
+                        ends.append(ag.is_grad_enabled())
+            finally:
+                ends.append(ag.is_grad_enabled())
+            return g
+
+    async def main() -> bool:
+        x = ag.tensor([1.0], requires_grad=True)
+        task = asyncio.ensure_future(Slow.apply(x).sum().backward())
+        await asyncio.sleep(1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        return ag.is_grad_enabled()
+
+    assert simulated_run(main).value
+    assert ends == [False, False]  # a pass that records nothing runs its rules without grad

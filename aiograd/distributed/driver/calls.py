@@ -7,14 +7,19 @@ Note [Numbers of a call]
     The caller reserves two sequence numbers when it makes a call, whatever the time at which the answer comes: one is the place of the call
     (see Note [Places] in `context`), the other belongs to the results. Sums of gradients so do not depend on which answer came first.
 
+Note [Functions that never return]
+    A thread cannot be stopped. When a call is given up, its function goes on by itself, its result is dropped, and the executor starts
+    another thread in place of the one that is stuck. Such functions count against `Limits.executor_queue` until they end, so that threads do
+    not become more and more; the statistics of a worker tell how many there are.
+
 Source: PyTorch ``distributed/autograd/utils.cpp`` for what is attached to which message; unlike there, grad mode travels with the call.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
+import weakref
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +32,7 @@ from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, dev
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Exposed
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentTypeError, ContextReleasedError, LimitError, NoContextError, Overloaded, ProtocolError, RemoteError
+from aiograd.errors import ArgumentTypeError, ContextReleasedError, DeadlineError, LimitError, NoContextError, Overloaded, ProtocolError, RemoteError
 from aiograd.graph.node import _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.offloading import ready
@@ -53,6 +58,8 @@ class Calls:
         self.builtins: dict[str, Builtin] = {}
         #: functions that run on the executor or wait for it
         self._on_executor = 0
+        #: those that are not waited for any more; see Note [Functions that never return]
+        self._given_up: weakref.WeakSet[_Job] = weakref.WeakSet()
 
     # ---------------------------------------------------------------- making one
 
@@ -84,7 +91,10 @@ class Calls:
                     "never come back. Call inside `async with worker.context()`, or under no_grad() if none are wanted, or detach() the arguments."
                 )
             principal = None if scope is None else scope.principal
-            answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, None), seconds, principal)
+            try:
+                answer = await office.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, None), seconds, principal)
+            except DeadlineError as error:
+                raise _late(error, f"calling {_label(function, args)} on {peer}") from None
             return Unpacking(office.reference).unpack(self._parse_answer(answer, peer)[0])
         context.check_open()
         place = (*(scope.place if scope is not None else ()), -number)
@@ -104,8 +114,10 @@ class Calls:
         except BaseException as error:
             if send is not None:
                 context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
+            what = f"calling {_label(function, args)} on {peer}"
+            if error.__class__ is DeadlineError:
+                raise _late(error, what) from None
             if context.is_released and isinstance(error, RemoteError) and error.code == "cancelled":
-                what = f"calling {_label(function, args)} on {peer}"
                 raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
             raise
         context.opened_at.add(peer)
@@ -164,6 +176,10 @@ class Calls:
                 modes["collect"] = context.recorder(place)
             with ModeScope(**modes):
                 return await self._serve(caller, target, args, kwargs, context, heading.edge, grad)
+        except asyncio.CancelledError:
+            if office.is_closing:
+                raise office.leaving("CALL") from None
+            raise
         finally:
             context.calls.discard(task)
 
@@ -205,22 +221,61 @@ class Calls:
             context.recorder(scope.place)(send)
         return wire, send.edge
 
+    @property
+    def stuck(self) -> int:
+        """Functions that were given up and run all the same."""
+        return sum(job.is_running for job in self._given_up) if self._given_up else 0
+
     async def invoke(self, exposed: Exposed, args: list[Any], kwargs: dict[str, Any]) -> Any:
         """Call an exposed function with arguments that came from a peer: on the loop if it is ``async def``, else on the executor."""
         exposed.schema.check(args, kwargs)
         if exposed.is_async:
             return await exposed.function(*args, **kwargs)
         engine = current_engine()
-        if self._on_executor >= self.office.limits.executor_queue * engine.executor.threads:
-            raise Overloaded(f"worker {self.office.name} has {self._on_executor} functions waiting for its executor, which is its limit")
+        stuck = self.stuck
+        if self._on_executor + stuck >= self.office.limits.executor_queue * engine.executor.threads:
+            more = f" and {stuck} that were given up and have not ended" if stuck else ""
+            raise Overloaded(f"worker {self.office.name} has {self._on_executor} functions waiting for its executor{more}, which is its limit")
+        job = _Job(exposed.function, args, kwargs)
         self._on_executor += 1
         try:
-            result = await engine.offload(functools.partial(exposed.function, *args, **kwargs))
+            result = await engine.offload(job)
+        except asyncio.CancelledError:
+            self._given_up.add(job)
+            raise
         finally:
             self._on_executor -= 1
         if inspect.isawaitable(result) and not isinstance(result, TensorCore):
             result = await result  # a module whose forward is async, called through a plain method
         return result
+
+
+class _Job:
+    """A call of a function on a thread of the executor."""
+
+    __slots__ = ("function", "args", "kwargs", "is_running", "__weakref__")
+
+    def __init__(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.is_running = False
+
+    def __call__(self) -> Any:
+        self.is_running = True
+        args, kwargs, self.args, self.kwargs = self.args, self.kwargs, [], {}  # nothing is kept alive for longer than it takes
+        try:
+            return self.function(*args, **kwargs)
+        except (KeyboardInterrupt, SystemExit) as error:  # on a thread they end the thread by convention, so here the request and nothing else
+            kind = type(error).__name__
+            raise RemoteError(f"{kind} in a function that ran on a thread: {error}", type_name=kind) from error
+        finally:
+            self.is_running = False
+
+
+def _late(error: DeadlineError, what: str) -> DeadlineError:
+    """The same, with the name of the function; an error of the function's own stays as it is."""
+    return error if error.path else DeadlineError(f"{what}: {error}")
 
 
 def _label(function: str, args: list[Any]) -> str:

@@ -196,7 +196,7 @@ class Conversation:
                 raise  # abandoned: nobody waits for an answer
             failed = True
             answer = peer.failure(error, kind, value)
-            if not isinstance(error, Exception | asyncio.CancelledError):
+            if isinstance(error, KeyboardInterrupt | SystemExit):
                 stop = error
         if self._handlers.pop(id, None) is not None:
             now = self._loop.time()
@@ -204,8 +204,8 @@ class Conversation:
             self._pump(now, "fwd.mid_send" if kind == Kind.CALL else None)
             if kind == Kind.CALL:
                 failpoints.reach("fwd.after_send")
-        if stop is not None:
-            raise stop
+        if stop is not None:  # meant for the process: it leaves the loop, as out of any task, but the answer goes first
+            self._loop.call_soon(_raise, stop)
 
     def _abandon(self, id: int) -> None:
         task = self._handlers.pop(id, None)
@@ -413,3 +413,7 @@ class Conversation:
 def _expire(room: asyncio.Future[None], error: BaseException) -> None:
     if not room.done():
         room.set_exception(error)
+
+
+def _raise(error: BaseException) -> None:
+    raise error

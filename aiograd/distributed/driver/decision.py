@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import CommitUnknown, DistributedError, PassAbortedError, WorkerLostError
@@ -50,6 +51,7 @@ async def tell(part: Part, others: Iterable[str]) -> None:
         part.untold.clear()
         await tell_abort(part, others, "its initiator could not commit")
         return
+    failpoints.reach("commit.half")
     await asyncio.gather(*(_tell_commit(part, name) for name in others))
 
 

@@ -29,7 +29,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd import devices
-from aiograd.distributed import failpoints
 from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.driver.walk import send_node
@@ -95,7 +94,6 @@ class Gradients:
         """Wait for no answers any more. Whoever was sent something is told by the request that is cancelled."""
         if self._patience is not None:
             self._patience.cancel()
-        self._held_back.clear()
         for sending in self.outgoing:
             sending.cancel()
         if self.outgoing:
@@ -115,8 +113,10 @@ class Gradients:
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
             raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
         for bundle in answer[1]:
+            if part.error is not None:
+                break  # it is being wound up, and waits for nothing
             send, arrays = await self.parse(bundle, node.peer)
-            if part.task is not None and part.error is None:
+            if part.task is not None:
                 part.task.deliver(send, arrays)
         return answer[0]
 
@@ -126,7 +126,6 @@ class Gradients:
         error = PassAbortedError("sending gradients was cancelled") if sending.cancelled() else sending.exception()
         if error is None:
             part.behind.update(sending.result())
-            failpoints.reach("bwd.after_send")
         elif isinstance(error, PassAbortedError):
             self._hearsay = self._hearsay or error
         else:

@@ -59,7 +59,7 @@ class Loopback:
             if answer.done():
                 raise
             reply = bytearray().join(owner.failure(error, kind, value)), True
-            if not isinstance(error, Exception | asyncio.CancelledError):
+            if isinstance(error, KeyboardInterrupt | SystemExit):  # meant for the process: it leaves the loop, as out of any task
                 answer.set_result(reply)
                 raise
         if not answer.done():

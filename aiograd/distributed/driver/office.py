@@ -84,6 +84,7 @@ class Office:
         self.contexts = ContextTable(name, limits, transport.safeguards, transport.entropy, self.passes.backward)
         self.calls = Calls(self)
         self.objects = Objects(self)
+        self.is_closing = False
         self.passes_begun = 0
         self.passes_committed = 0
         self.passes_aborted = 0
@@ -110,6 +111,7 @@ class Office:
 
     async def aclose(self) -> None:
         """Release this worker's contexts, end what runs, say goodbye. Idempotent."""
+        self.is_closing = True
         try:
             await asyncio.gather(*map(self.release, self.contexts))
         finally:
@@ -151,6 +153,10 @@ class Office:
                 raise DeadlineError("the request that is being served has expired: nothing more is asked on its behalf")
             seconds = min(seconds, left)
         return seconds
+
+    def leaving(self, stage: str) -> WorkerLostError:
+        """What a worker that is being closed says to those for whom something runs there."""
+        return WorkerLostError(f"worker {self.name!r} was lost ({stage}): it was closed", worker=self.name, stage=stage)
 
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something that outlives its caller; it is cancelled when the worker closes."""
@@ -205,12 +211,12 @@ class Office:
         for context in self.contexts.expired(self.now()):
             logger.info("worker %s: nobody has renewed the lease of context %s: released", self.name, context.id)
             self.keep(self.release(context), "release")
-        for (name, principal), keys in self.contexts.held_elsewhere().items():
-            self.keep(self._renew(name, principal, keys), "renew")
+        for (name, principal), renewals in self.contexts.renewals().items():
+            self.keep(self._renew(name, principal, renewals), "renew")
 
-    async def _renew(self, name: str, principal: str, keys: list[bytes]) -> None:
+    async def _renew(self, name: str, principal: str, renewals: list[tuple[bytes, int]]) -> None:
         try:
-            await self.request(name, Kind.RENEW, (keys,), self.limits.lease_seconds / 3, principal)
+            await self.request(name, Kind.RENEW, (renewals,), self.limits.lease_seconds / 3, principal)
         except DistributedError as error:
             logger.debug("worker %s: renewing leases at %s failed: %s", self.name, name, error)
 
@@ -260,7 +266,11 @@ class Office:
     async def _on_release(self, caller: Caller, value: Any, timeout: float) -> bool:
         if not (isinstance(value, tuple) and len(value) == 1):
             raise ProtocolError("a malformed release", code="release")
-        context = self.contexts.find(value[0], caller, self.now())
+        try:
+            context = self.contexts.find(value[0], caller, self.now())
+        except ContextNotFoundError:
+            self.contexts.bury(value[0], caller.principal, self.now())
+            raise
         if self.contexts.let_go(context, caller):
             await self.release(context)
         return True

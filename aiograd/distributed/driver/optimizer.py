@@ -10,7 +10,7 @@ from typing import Any
 from aiograd.distributed.module import RemoteModule
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ArgumentTypeError, StepError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, StepError
 from aiograd.tensors.core import TensorCore
 
 logger = logging.getLogger("aiograd.distributed")
@@ -92,9 +92,15 @@ class DistributedOptimizer:
 
         Raises:
             StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
-            checkpoint (`load_state_dict`) before going on. ContextReleasedError, ContextError: the context cannot be used.
+            checkpoint (`load_state_dict`) before going on. ContextReleasedError, ContextError: the context cannot be used. CommitUnknown: its
+            gradients may not be complete.
         """
         ctx.check_open()
+        if ctx.in_doubt:
+            raise CommitUnknown(
+                f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, so they may not be complete. "
+                "Restore from a checkpoint and run it again in a new context."
+            )
         await self._lock.acquire()
         taking = asyncio.get_running_loop().create_task(self._step(ctx, timeout), name=f"aiograd:{self.worker.name}:optimizer step")
         taking.add_done_callback(self._taken)

@@ -22,7 +22,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any, Protocol
 
 from aiograd.distributed import failpoints
-from aiograd.distributed.context import Context, PassId
+from aiograd.distributed.context import Context, ContextSlot, PassId
 from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, resolve, tell, tell_abort
 from aiograd.distributed.driver.gradients import Gradients
 from aiograd.distributed.driver.timers import call_at
@@ -33,6 +33,7 @@ from aiograd.distributed.safeguards import Safeguards
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import DeadlineError, DistributedError, PassAbortedError
+from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
 from aiograd.types import Array
 
@@ -82,6 +83,8 @@ class Part:
         self.state = "marked"
         #: workers that take part, as far as they are known
         self.others: list[str] = []
+        #: whose first gradients made this worker begin
+        self.parent = ""
         #: workers behind this one that have answered, and those that were asked or sent anything
         self.behind: set[str] = set()
         self.downstream: set[str] = set()
@@ -137,7 +140,12 @@ class Part:
 
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
+        failpoints.reach("bwd.in_compute")
         self.gradients.send(node, grads)
+
+    def _slot(self, node: AccumulateGrad) -> ContextSlot:
+        failpoints.reach("bwd.in_compute")
+        return self.context.slot(node)
 
     # ---------------------------------------------------------------- time
 
@@ -160,6 +168,7 @@ class Part:
             return "its gradients are committed, and hooks or callbacks were still running"
         waits: list[str] = []
         if self.task is not None:
+            waits += [f"the rule or a hook of {node.name}" for node in (self.task.busy() if self.task.busy is not None else ())]
             waits += [f"gradients of message {node.edge} that was sent to {node.peer}" for node in self.task.waiting if isinstance(node, SendNode)]
         waits += [f"{node.peer} to take the gradients of message {node.edge}" for node in self.gradients.outgoing.values()]
         if not waits:
@@ -180,7 +189,7 @@ class Part:
             keep_graph=self.retain_graph or self.create_graph,
             create_graph=self.create_graph,
             sources=tuple(self.sends),
-            slots=self.context.slot,
+            slots=self._slot,
             gate=self._gate,
             order=self.context.place_of,
         )
@@ -234,8 +243,8 @@ class Part:
         self.state = "committing"
         others = sorted({*self.others, *self.behind} - {self.office.name})
         if others:
-            closed = DistributedError(f"worker {self.office.name} was closed meanwhile")
-            self.untold = dict.fromkeys(others, closed)
+            silent = DistributedError(f"no confirmation of the commit has come to {self.office.name}")
+            self.untold = dict.fromkeys(others, silent)
             self.verdict = self.office.keep(tell(self, others), "commit")
 
     def commit(self) -> bool:
@@ -264,8 +273,11 @@ class Part:
 
     def _failed(self, error: BaseException) -> None:
         self.error = error
-        if self.is_undecided and (self.state == "marked" or not self.smart):
-            self.tell_abort(self.downstream)
+        node = getattr(error, "_aiograd_node", None)
+        if node is not None and not self.is_initiator:
+            error._aiograd_function = node  # type: ignore[attr-defined]  # what the other workers are told: see `faults`
+        if self.state == "marked" or not (self.smart or self.is_decided):
+            self.tell_abort(self.downstream | self.behind)
 
     def tell_abort(self, names: set[str]) -> None:
         """Tell other workers that this part has failed; once, and not the initiator, who finds out."""

@@ -15,7 +15,7 @@ from aiograd.distributed.contexts import Caller
 from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, tell_abort
 from aiograd.distributed.driver.gradients import CREATE, RETAIN, SMART
 from aiograd.distributed.driver.part import Part
-from aiograd.distributed.driver.timers import expire_at
+from aiograd.distributed.driver.timers import expire_at, wait_for
 from aiograd.distributed.driver.walk import send_node
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.errors import (
@@ -134,7 +134,8 @@ class Passes:
         """Waiting for the pass has ended early: give it up everywhere; where it has been committed, end its hooks and callbacks."""
         part.stop(error if isinstance(error, Exception) else PassAbortedError(f"ctx.backward() was cancelled on {self.office.name}"))
         if not part.is_decided:
-            await asyncio.shield(self.office.keep(self._abort(part, type(error).__name__), "abort"))
+            aborting = self.office.keep(self._abort(part, type(error).__name__), "abort")
+            await wait_for(self.office.endpoint.context, aborting, self._patience(part))
             return
         error.committed = True  # type: ignore[attr-defined]
         try:
@@ -143,6 +144,10 @@ class Passes:
         except asyncio.CancelledError as again:
             again.committed = True  # type: ignore[attr-defined]
             raise
+
+    def _patience(self, part: Part) -> float:
+        """Seconds to wait for what other workers say of the end of a pass: not much longer than for the pass; telling them goes on after that."""
+        return part.left() + self.office.limits.heartbeat / 2
 
     async def _abort(self, part: Part, reason: str) -> None:
         telling = asyncio.ensure_future(tell_abort(part, {*part.others, *part.downstream, *part.behind}, reason))
@@ -154,7 +159,7 @@ class Passes:
     async def _spread(self, part: Part) -> None:
         """Who waited for a pass goes away after its commit: give the other workers a moment to hear of it."""
         if part.verdict is not None:
-            await asyncio.wait([part.verdict], timeout=self.office.limits.silence)
+            await wait_for(self.office.endpoint.context, part.verdict, min(self.office.limits.silence, self._patience(part)))
             if _unknown(part):
                 part.context.in_doubt.add(part.pass_id)
 
@@ -167,7 +172,7 @@ class Passes:
             raise error
         if part.verdict is not None:
             try:
-                await asyncio.wait([part.verdict])
+                await wait_for(self.office.endpoint.context, part.verdict, self._patience(part))
             except asyncio.CancelledError as cancelled:
                 cancelled.committed = True  # type: ignore[attr-defined]
                 await self._spread(part)
@@ -219,6 +224,8 @@ class Passes:
                 raise PassAbortedError(f"gradients of message {bundle[0]} for a pass that has not asked for them: it was given up here")
             part = self._join(context, pass_id, flags, timeout)
             part.sends.update(dict.fromkeys(context.send_nodes.values()))
+        if part.error is not None:  # it is being wound up, and waits for nothing
+            raise part.error
         part.retain_graph = bool(flags & RETAIN)
         part.create_graph = bool(flags & CREATE)
         send, arrays = await part.gradients.parse(bundle, caller.name)
@@ -228,7 +235,7 @@ class Passes:
         is_first = part.task is None
         if is_first:
             part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
-            part.gradients.asker = caller.name
+            part.parent = part.gradients.asker = caller.name
             failpoints.reach("bwd.before_compute")
             with ModeScope(profiler=self.office.profiler):
                 part.start(context=self._surroundings(context, part))
@@ -241,9 +248,6 @@ class Passes:
         except asyncio.CancelledError:
             if part.state != "prepared":
                 part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
-            raise
-        except BaseException as error:
-            _locate(error)
             raise
         failpoints.reach("bwd.before_ack")
         return sorted({*part.behind, self.office.name}), await part.gradients.answer()
@@ -271,7 +275,6 @@ class Passes:
             part.stop(DeadlineError(f"{caller.name} waits no longer for hooks and callbacks of a pass"))
             raise
         if part.error is not None:
-            _locate(part.error)
             raise part.error
         failpoints.reach("commit.before_reply")
         return True
@@ -335,28 +338,24 @@ class Passes:
                 if part.is_initiator:
                     if part.is_undecided and name in {*part.others, *part.downstream, *part.behind}:
                         part.fail(error)
-                elif name == part.initiator:
-                    if part.is_undecided:
-                        part.fail(error)
-                        part.tell_abort({*part.others, *part.downstream})
-                    elif part.state == "prepared":
+                elif part.state == "prepared":
+                    if name in (part.initiator, part.parent):  # who is lost may have been the only one who could tell of the decision
                         part.ask_around()
+                elif name == part.initiator and part.is_undecided:
+                    part.fail(error)
+                    part.tell_abort({*part.others, *part.downstream})
 
     def on_released(self, context: Context) -> Sequence[Part]:
         """A context is being released: give up its passes."""
         parts = list(context.parts.values())
         for part in parts:
-            part.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
+            if self.office.is_closing and not part.is_initiator:
+                part.stop(self.office.leaving("GRADIENT"))
+            else:
+                part.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
         return parts
 
 
 def _unknown(part: Part) -> tuple[str, ...]:
     """Workers that are not known to have committed a pass that was."""
     return tuple(name for name, failure in part.untold.items() if not getattr(failure, "committed", False))
-
-
-def _locate(error: BaseException) -> None:
-    """Let an error say to other workers which node raised it, if one did."""
-    node = getattr(error, "_aiograd_node", None)
-    if node is not None:
-        error._aiograd_function = node  # type: ignore[attr-defined]

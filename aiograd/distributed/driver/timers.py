@@ -22,3 +22,13 @@ def call_at(
 def expire_at(context: contextvars.Context, clock: asyncio.Timeout, when: float) -> None:
     """Let a timeout expire at a time of the loop: ``async with asyncio.timeout(None) as clock: expire_at(context, clock, deadline)``."""
     context.copy().run(clock.reschedule, when)
+
+
+async def wait_for(context: contextvars.Context, task: asyncio.Future[Any], seconds: float) -> None:
+    """As ``asyncio.wait([task], timeout=seconds)``. Cancelling stops the waiting only."""
+    try:
+        async with asyncio.timeout(None) as clock:
+            expire_at(context, clock, asyncio.get_running_loop().time() + seconds)
+            await asyncio.wait([task])
+    except TimeoutError:
+        pass  # asyncio.wait raises nothing of the task's

@@ -35,7 +35,7 @@ from aiograd.errors import CancelGraceError, EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.node import Node
-from aiograd.modes import ModeScope, current_mode
+from aiograd.modes import ModeScope, current_mode, restore_mode
 
 
 class Limits(Protocol):
@@ -124,7 +124,7 @@ class Driver:
             task.renumber(outer)
             await self.arrive()
             await self.restage()
-            leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks]
+            leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks] if task.post_hooks else []
             if task.gate is not None:
                 self.close()
                 await task.gate()
@@ -138,6 +138,7 @@ class Driver:
         limit = self.engine.concurrency or (1 << 60)
         if task.slots is not None:
             task.on_delivery = self.wake
+            task.busy = self.busy
         task.begin()
         while True:
             if task.intruder is not None:
@@ -281,6 +282,7 @@ class Driver:
         """Wait for what user code returned, in this task and without a turn. See Note [Cancelled while awaited inline]."""
         self.close()
         token = CURRENT.set(Current(self.task, node))
+        mode = current_mode()
         try:
             if not asyncio.iscoroutine(awaitable):
                 return await awaitable
@@ -290,6 +292,7 @@ class Driver:
             finally:
                 if inline.rest is not None:
                     self.rest = asyncio.get_running_loop().create_task(inline.rest, name=f"aiograd:{'callback' if node is None else node.name}")
+                    restore_mode(mode)  # what the rest has entered goes on with it
         except BaseException as raised:
             annotate(raised, self.task, node)
             raise
@@ -362,6 +365,10 @@ class Driver:
             annotate(error, self.task, node)
             raise error
         self.advance(node, evaluation, None if error is not None else future.result(), error)
+
+    def busy(self) -> list[Node]:
+        """The nodes that are in flight."""
+        return [then.args[0] for then in self.in_flight.values() if isinstance(then, functools.partial)]
 
     def interrupt(self) -> asyncio.Future[None]:
         """Make the pass fail because its engine is being closed; the future resolves when it has."""

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
@@ -24,6 +24,8 @@ from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
 from aiograd.modes import current_mode
 from aiograd.types import Array
+
+Task = TypeVar("Task", bound=GraphTask)
 
 #: default seconds of computation on the loop between two pauses
 BUDGET = 0.0015
@@ -256,12 +258,12 @@ class Engine:
                 profiler.end_pass(began, task)
 
 
-def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> GraphTask:
-    """A GraphTask for the running code: its nesting depth, anomaly mode and profiler are the caller's."""
+def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], *, kind: type[Task] = GraphTask, **options: Any) -> Task:  # type: ignore[assignment]
+    """A GraphTask (or one of `kind`) for the running code: its nesting depth, anomaly mode and profiler are the caller's."""
     current = CURRENT.get()
     mode = current_mode()
     depth = 0 if current is None else current.task.reentrant_depth + 1
-    return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
+    return kind(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
 
 
 _engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)

@@ -69,6 +69,8 @@ class SimulatedNetwork(Links):
         try:
             running = asyncio.get_running_loop()
         except RuntimeError as error:
+            if self._loop is not None and self._loop.is_running():
+                return self._loop  # the caller is a job of the executor
             raise LoopError("a simulated network is used inside a running event loop, such as that of simulated_run") from error
         if self._loop is None:
             self._loop = running

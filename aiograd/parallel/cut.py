@@ -1,0 +1,63 @@
+"""Cut: where the graph that a function recorded is separated from everything around it.
+
+While the function runs, every node it records is noted. Afterwards each edge that leaves these nodes, for an argument, a parameter
+that the function uses or whatever else it closes over, is led to one `Cut` instead, with an input per target. A pass over the isolated graph
+then ends at the cut, where its gradients are taken; nobody's hooks run and nothing is accumulated. What they were for goes on from there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.graph.node import InputMetadata, Node
+from aiograd.types import Array
+
+
+class Cut(Node):
+    """The end of an isolated graph.
+
+    Args:
+        nodes: the nodes that belong to it; their edges to other nodes are changed to lead here.
+    """
+
+    __slots__ = ("targets", "_numbers")
+
+    def __init__(self, nodes: Sequence[Node]) -> None:
+        super().__init__()
+        self._seq = 0  # below whatever leads here: the graph keeps its order
+        #: where the gradient of each input is to go
+        self.targets: list[tuple[Node, int]] = []
+        self._numbers: dict[tuple[Node, int], int] = {}
+        inside = set(nodes)
+        for node in nodes:
+            for i, (child, nr) in enumerate(node.next_edges):
+                if child is not None and child not in inside:
+                    node.set_next_edge(i, (self, self.number_of(child, nr)))
+
+    def number_of(self, node: Node, nr: int) -> int:
+        """The input of the cut that stands for input `nr` of a node outside."""
+        number = self._numbers.get((node, nr))
+        if number is None:
+            metadata = node.metadata_of(nr)
+            if metadata is None:
+                number = len(self._own_metadata)
+                self._own_metadata.append(None)
+            else:
+                number = self.add_input_metadata(*metadata)
+            self._numbers[node, nr] = number
+            self.targets.append((node, nr))
+        return number
+
+    def metadata_at(self, number: int) -> InputMetadata | None:
+        """What gradients at an input look like."""
+        return self._own_metadata[number]
+
+    def apply(self, grads: Sequence[Array | None]) -> tuple[()]:
+        """Nothing: gradients are taken before."""
+        return ()
+
+
+def edge_of(tensor: Any) -> tuple[Node, int] | None:
+    """The gradient edge of a Tensor; None where it carries no gradient."""
+    return None if tensor._node is None else (tensor._node, tensor._nr)

@@ -1,0 +1,199 @@
+"""Isolated passes: forward and backward of one call, outside of the caller's graph.
+
+Source: hivemind, ``run_isolated_forward`` and ``run_isolated_backward`` of its ``moe/client`` as of May 2020, with the contract its docstrings
+state; see Note [What upstream meant].
+
+Note [What upstream meant]
+    The forward returns the context first and then the outputs; a function that returns a bare Tensor has one output; gradients come one
+    per argument, None for what is no Tensor. Here the function may also be any callable on Tensors, whose backward the engine makes, and
+    may be ``async def``.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.engine.run import current_engine, new_graph_task
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.function import Function, FunctionNode
+from aiograd.graph.current import CURRENT
+from aiograd.graph.node import Node
+from aiograd.modes import ModeScope
+from aiograd.offloading import offload
+from aiograd.parallel.cut import Cut, edge_of
+from aiograd.tensors.core import TensorCore, make
+
+
+class IsolatedContext:
+    """What an isolated forward leaves for its backward: the graph it recorded, cut off from everything else.
+
+    For a `Function` class, ``saved_tensors`` and the attributes that its forward set are those of its own context.
+
+    Attributes:
+        needs_input_grad: per argument, whether it is a Tensor that required grad.
+    """
+
+    __slots__ = ("needs_input_grad", "_outputs", "_cut", "_arguments", "_function")
+
+    def __init__(self, needs: tuple[bool, ...], outputs: Sequence[Any], cut: Cut, arguments: tuple[int | None, ...], function: Any) -> None:
+        self.needs_input_grad = needs
+        #: per output: its edge and metadata, or None
+        self._outputs = tuple(outputs)
+        self._cut = cut
+        #: per argument: the input of the cut where its gradient arrives
+        self._arguments = arguments
+        #: context of the Function's own, if there is one
+        self._function = function
+
+    def __getattr__(self, name: str) -> Any:
+        function = object.__getattribute__(self, "_function")
+        if name.startswith("__") or function is None:
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        return getattr(function, name)
+
+    @property
+    def closure(self) -> list[tuple[int, tuple[Node, int]]]:
+        """What the function depends on besides its arguments: inputs of the cut, and the edges they stand for."""
+        own = set(self._arguments)
+        return [(number, target) for number, target in enumerate(self._cut.targets) if number not in own]
+
+    def run(self, grads: Sequence[Any], keep_graph: bool) -> Any:
+        """A coroutine that gives the gradients at every input of the cut."""
+        roots: list[tuple[Node, int]] = []
+        seeds: list[Any] = []
+        for output, grad in zip(self._outputs, grads, strict=True):
+            if output is not None and grad is not None:
+                roots.append(output)
+                seeds.append(grad._data if isinstance(grad, TensorCore) else grad)
+        return self._run(roots, seeds, keep_graph)
+
+    async def _run(self, roots: list[tuple[Node, int]], seeds: list[Any], keep_graph: bool) -> list[Any]:
+        wanted = [(self._cut, number) for number in range(self._cut.num_inputs)]
+        if not roots or not wanted:
+            return [None] * len(wanted)
+        return await current_engine().run(new_graph_task(roots, seeds, inputs=wanted, keep_graph=keep_graph))
+
+    def of_arguments(self, captured: Sequence[Any]) -> tuple[Any, ...]:
+        """The gradients of the arguments among those at the cut."""
+        return tuple(None if number is None else captured[number] for number in self._arguments)
+
+
+async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]]:
+    """Run a function on detached arguments; the caller's graph and modes see nothing of it.
+
+    A `Function` class or plain function runs on the executor (a Function with ``inline = True`` on the loop), an ``async def`` on the loop.
+    Cancelling cancels an ``async def``; what runs on the executor runs to its end and is dropped.
+
+    Args:
+        fn: a `Function` class, or a callable on Tensors, ``def`` or ``async def``.
+        args: Tensors (their ``requires_grad`` counts, their graph does not), and anything else, which passes through untouched.
+
+    Returns:
+        The context for `run_isolated_backward`, and a tuple of what the function returned, Tensors detached. A bare Tensor is one output.
+
+    Raises:
+        ArgumentTypeError: `fn` cannot be called. Whatever `fn` raises.
+    """
+    call = _callable(fn)
+    needs = tuple(isinstance(arg, TensorCore) and arg.requires_grad for arg in args)
+    detached = [arg.detach().requires_grad_(need) if isinstance(arg, TensorCore) else arg for arg, need in zip(args, needs, strict=True)]
+    nodes: list[Node] = []
+    with ModeScope(grad=True, collect=nodes.append):
+        if _is_async(fn):
+            result = await call(*detached)
+        elif getattr(fn, "inline", False) is True:
+            result = call(*detached)
+        else:
+            result = await offload(_keep_coroutine(call), *detached)
+            if isinstance(result, _Later):
+                result = await result.coroutine
+    outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    cut = Cut(nodes)
+    inside = set(nodes)
+    edges: list[tuple[Node, int] | None] = []
+    for output in outputs:
+        edge = edge_of(output) if isinstance(output, TensorCore) else None
+        edges.append(edge if edge is None or edge[0] in inside else (cut, cut.number_of(*edge)))
+    arguments = tuple(cut.number_of(*edge_of(tensor)) if need else None for tensor, need in zip(detached, needs, strict=True))  # type: ignore[misc]
+    node = next((output._node for output in outputs if isinstance(output, TensorCore) and isinstance(output._node, FunctionNode)), None)
+    own = node.context.for_run(node, None) if node is not None and node.function is fn else None
+    context = IsolatedContext(needs, edges, cut, arguments, own)
+    return context, tuple(make(output._data) if isinstance(output, TensorCore) else output for output in outputs)
+
+
+async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> tuple[Any, ...]:
+    """The gradients of the arguments of an isolated forward.
+
+    Parameters that the function uses besides its arguments accumulate into their ``grad``, as in any backward pass. Runs once, unless the
+    pass that it is part of keeps its graph. Cancelling stops the pass; nothing is accumulated then.
+
+    Args:
+        fn: the function of the forward.
+        ctx: what the forward returned first.
+        grads: one per output, Tensor or None.
+
+    Returns:
+        One gradient per argument: a Tensor, or None for what is no Tensor, required no grad or got none.
+
+    Raises:
+        ArgumentError: not one gradient per output. ArgumentTypeError: not such a context. Whatever the function's backward raises.
+    """
+    check_context(ctx, grads)
+    current = CURRENT.get()
+    keep = current is not None and current.task.keep_graph
+    captured = await ctx.run(grads, keep)
+    rest = [(target, captured[number]) for number, target in ctx.closure if captured[number] is not None]
+    if rest:
+        task = new_graph_task([target for target, _ in rest], [grad._data for _, grad in rest], keep_graph=keep)
+        await current_engine().run(task)
+    return ctx.of_arguments(captured)
+
+
+def check_context(ctx: Any, grads: Sequence[Any]) -> None:
+    """Raise unless `ctx` is an isolated context with that many outputs."""
+    if not isinstance(ctx, IsolatedContext):
+        raise ArgumentTypeError(f"run_isolated_backward: expected the context that run_isolated_forward returned first, found {type(ctx).__name__}")
+    if len(grads) != len(ctx._outputs):
+        raise ArgumentError(f"run_isolated_backward: got {len(grads)} gradients for {len(ctx._outputs)} outputs; pass one (or None) per output")
+    for i, (grad, output) in enumerate(zip(grads, ctx._outputs, strict=True)):
+        metadata = None if output is None else output[0].metadata_of(output[1])
+        if grad is None or metadata is None:
+            continue
+        if not isinstance(grad, (TensorCore, np.ndarray)) or tuple(grad.shape) != metadata.shape:
+            found = f"shape {list(grad.shape)}" if hasattr(grad, "shape") else type(grad).__name__
+            raise ArgumentError(f"run_isolated_backward: gradient {i} has {found}, its output has shape {list(metadata.shape)}")
+
+
+class _Later:
+    """A coroutine that a plain function returned, on its way back from the executor."""
+
+    __slots__ = ("coroutine",)
+
+    def __init__(self, coroutine: Any) -> None:
+        self.coroutine = coroutine
+
+
+def _keep_coroutine(call: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any) -> Any:
+        result = call(*args)
+        return _Later(result) if inspect.iscoroutine(result) else result
+
+    return run
+
+
+def _callable(fn: Any) -> Callable[..., Any]:
+    if inspect.isclass(fn) and issubclass(fn, Function):
+        return fn.apply
+    if not callable(fn) or inspect.isclass(fn):
+        found = f"the class {fn.__name__}" if inspect.isclass(fn) else type(fn).__name__
+        raise ArgumentTypeError(f"expected a Function class or a callable on Tensors, found {found}")
+    return fn  # type: ignore[no-any-return]
+
+
+def _is_async(fn: Any) -> bool:
+    target = getattr(fn, "forward", fn) if inspect.isclass(fn) else fn
+    return inspect.iscoroutinefunction(target) or inspect.iscoroutinefunction(getattr(target, "__call__", None))  # noqa: B004

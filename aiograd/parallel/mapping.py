@@ -1,0 +1,117 @@
+"""map_with_parallel_backward: one graph node for many calls of one function, all of them at the same time, forward and backward.
+
+Source: hivemind, ``map_with_parallel_backward`` (May 2020) and the later fixes of its contract.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentError
+from aiograd.function import Function, once_differentiable
+from aiograd.graph.current import CURRENT
+from aiograd.graph.node import Node
+from aiograd.modes import is_grad_enabled
+from aiograd.parallel.isolated import IsolatedContext, run_isolated_forward
+from aiograd.tensors.core import make
+
+
+class ParallelMap(Function):
+    """The one node: its arguments are those of all calls, and what the function depends on besides."""
+
+    @staticmethod
+    def forward(ctx: Any, runs: Sequence[IsolatedContext], outputs: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
+        """Hand out the outputs that were computed."""
+        ctx.runs = runs
+        ctx.set_materialize_grads(False)
+        return tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    async def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Backward of all calls at once."""
+        current = CURRENT.get()
+        keep = current is not None and current.task.keep_graph
+        passes = []
+        position = 0
+        for run in ctx.runs:
+            count = len(run._outputs)
+            passes.append(run.run(grads[position : position + count], keep))
+            position += count
+        captured = await all_of(passes)
+        flat: list[Any] = [None, None]
+        for run, found in zip(ctx.runs, captured, strict=True):
+            flat += run.of_arguments(found)
+        for run, found in zip(ctx.runs, captured, strict=True):
+            flat += [found[number] for number, _ in run.closure]
+        return tuple(flat)
+
+
+async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> tuple[tuple[Any, ...], ...]:
+    """Apply one function to several argument sets, at the same time; backward of all of them runs at the same time as well.
+
+    The calls are one node of the graph: what depends on any output waits for all calls, and backward begins when the gradients of all outputs
+    are there. Arguments reach the function detached. Parameters that the function uses besides its arguments get their gradients too.
+    The result can be differentiated once.
+
+    Cancelling cancels the calls and waits for those that are ``async def``. Where one raises, the others are cancelled and its error is raised.
+
+    Args:
+        fn: a `Function` class, or a callable on Tensors, ``def`` (runs on the executor) or ``async def`` (on the loop).
+        args_per_call: one tuple of arguments per call, all of the same length; what is no Tensor passes through.
+
+    Returns:
+        One tuple of outputs per call, in the order of the calls; a bare Tensor is a tuple of one.
+
+    Raises:
+        ArgumentError: the tuples differ in length. Whatever a call raises.
+    """
+    calls = [tuple(args) for args in args_per_call]
+    if len({len(args) for args in calls}) > 1:
+        lengths = ", ".join(str(len(args)) for args in calls)
+        raise ArgumentError(f"All input sets must have the same number of arguments, found {lengths}")
+    done = await all_of([run_isolated_forward(fn, *args) for args in calls])
+    runs = [context for context, _ in done]
+    outputs = [outputs for _, outputs in done]
+    if is_grad_enabled():
+        arguments = [arg for args in calls for arg in args]
+        closure = [_stand_in(target) for run in runs for _, target in run.closure]
+        recorded = iter(ParallelMap.apply(tuple(runs), [output for each in outputs for output in each], *arguments, *closure))
+        outputs = [tuple(next(recorded) for _ in each) for each in outputs]
+    return tuple(outputs)
+
+
+def _stand_in(target: tuple[Node, int]) -> Any:
+    """A Tensor without values in the place of whatever an edge belongs to, so that the node gets that edge."""
+    node, nr = target
+    metadata = node.metadata_of(nr)
+    tensor = make(np.broadcast_to(np.zeros((), np.float32 if metadata is None else metadata.dtype), () if metadata is None else metadata.shape))
+    tensor._node, tensor._nr = node, nr
+    return tensor
+
+
+async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
+    """Results of coroutines that run at the same time, in order; the first error cancels the others, waits for them and is raised."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        if tasks:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            for task in tasks:
+                if task in done:
+                    task.result()
+        return [task.result() for task in tasks]
+    finally:
+        pending = [task for task in tasks if not task.done()]
+        for task in pending:
+            task.cancel()
+        if pending:
+            await asyncio.wait(pending)
+        for task in tasks:
+            if not task.cancelled():
+                task.exception()
+
+

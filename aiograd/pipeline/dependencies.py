@@ -1,0 +1,103 @@
+"""What an action of a schedule waits for and what it makes available: the one place where that is written down.
+
+Validation, lowering, tick counting and simulation all ask here, so that they agree on which schedules can run.
+
+Note [Facts]
+    What has been done is a set of *facts*: tuples of kind, stage and microbatch. An action may start when the facts it needs are there, and
+    adds one when it is done. B and I give the same fact, since what another stage waits for is the gradient of the input, however it was
+    made. Between stages of one rank values are handed over directly; between ranks a lowered schedule moves them by SEND and RECV, and a
+    compute-only schedule takes the move for granted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias
+
+from aiograd.pipeline.action import Action, ActionKind
+
+#: kind, stage, microbatch; the kind is I for a B too
+Fact: TypeAlias = tuple[ActionKind, int, int | None]
+
+_K = ActionKind
+
+
+def fact_of(part: Action) -> Fact:
+    """What a single action (no OVERLAP_F_B) makes available when it is done."""
+    return _K.I if part.kind is _K.B else part.kind, part.stage, part.microbatch
+
+
+def facts_needed(part: Action, stage_to_rank: Sequence[int], lowered: bool) -> Iterator[Fact]:
+    """What a single action (no OVERLAP_F_B) waits for.
+
+    Args:
+        part: the action, or one part of an overlap.
+        stage_to_rank: for each stage its rank.
+        lowered: whether the schedule has SEND and RECV.
+
+    Returns:
+        The facts, those of other stages last.
+    """
+    kind, stage, microbatch = part.kind, part.stage, part.microbatch
+    if kind is _K.F:
+        if stage > 0:
+            crosses = lowered and stage_to_rank[stage - 1] != stage_to_rank[stage]
+            yield (_K.RECV_F, stage, microbatch) if crosses else (_K.F, stage - 1, microbatch)
+    elif kind is _K.I or kind is _K.B:
+        yield _K.F, stage, microbatch
+        if stage < len(stage_to_rank) - 1:
+            crosses = lowered and stage_to_rank[stage + 1] != stage_to_rank[stage]
+            yield (_K.RECV_B, stage, microbatch) if crosses else (_K.I, stage + 1, microbatch)
+    elif kind is _K.W or kind is _K.SEND_B:
+        yield _K.I, stage, microbatch
+    elif kind is _K.SEND_F:
+        yield _K.F, stage, microbatch
+    elif kind is _K.RECV_F:
+        yield _K.SEND_F, stage - 1, microbatch
+    elif kind is _K.RECV_B:
+        yield _K.SEND_B, stage + 1, microbatch
+
+
+def transfer_after(part: Action, stage_to_rank: Sequence[int]) -> Action | None:
+    """The SEND that has to follow a single compute action, or None where its result stays on the rank (or ends the pipeline)."""
+    if part.kind is _K.F:
+        kind, receiver = _K.SEND_F, part.stage + 1
+    elif part.kind is _K.I or part.kind is _K.B:
+        kind, receiver = _K.SEND_B, part.stage - 1
+    else:
+        return None
+    if not 0 <= receiver < len(stage_to_rank) or stage_to_rank[receiver] == stage_to_rank[part.stage]:
+        return None
+    return Action(part.stage, kind, part.microbatch)
+
+
+def run_dry(ranks: Sequence[Sequence[Action | None]], needs: Callable[[Action], Iterator[Fact]]) -> list[tuple[int, int, Fact]]:
+    """Carries out rows as far as they go, in time proportional to their length.
+
+    Args:
+        ranks: the actions of each rank.
+        needs: what a single action waits for.
+
+    Returns:
+        Rank, step and the missing fact of each rank that cannot go on; empty if every row gets to its end.
+    """
+    done: set[Fact] = set()
+    positions = [0] * len(ranks)
+    waiting: dict[Fact, list[int]] = {}
+    runnable = list(range(len(ranks)))
+    while runnable:
+        rank = runnable.pop()
+        row = ranks[rank]
+        while positions[rank] < len(row):
+            action = row[positions[rank]]
+            parts = () if action is None else action.parts or (action,)
+            missing = next((fact for part in parts for fact in needs(part) if fact not in done), None)
+            if missing is not None:
+                waiting.setdefault(missing, []).append(rank)
+                break
+            for part in parts:
+                fact = fact_of(part)
+                done.add(fact)
+                runnable += waiting.pop(fact, ())
+            positions[rank] += 1
+    return sorted((rank, positions[rank], fact) for fact, ranks_waiting in waiting.items() for rank in ranks_waiting)

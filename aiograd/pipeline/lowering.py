@@ -1,0 +1,210 @@
+"""Passes over schedules: joins I and W, and adds what has to move between and around the computations.
+
+Each pass takes rows and returns rows; `Schedule.merge` and `Schedule.lower` put them together.
+
+Note [Order of transfers]
+    `add_transfers` carries the schedule out, one action per rank and round, ranks in order. When an action is done that another rank needs,
+    SEND goes right after it and RECV to the end of what the receiver has done so far, so both ends see the transfers between them in one
+    order and the whole has an order in which nothing waits for something later. That order survives `defer_receives`, which moves each RECV
+    later, never past its consumer.
+
+    Where both ends of a transfer take part in it at the same time (a send that returns when the other side receives), two ranks that send to
+    each other block. So the lower rank of a pair receives what it owes before it sends: its RECVs from that peer are not moved past a SEND
+    to that peer.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from aiograd.errors import ScheduleError
+from aiograd.pipeline.action import Action, ActionKind
+from aiograd.pipeline.dependencies import Fact, fact_of, facts_needed, transfer_after
+from aiograd.pipeline.grid import format_grid
+
+if TYPE_CHECKING:
+    from aiograd.pipeline.schedule import Schedule
+
+Rows: TypeAlias = Sequence[Sequence[Action | None]]
+
+#: stages whose parameters a rank keeps gathered: one in forward, one in backward, one on its way
+ACTIVE_STAGES: Final = 3
+
+_K = ActionKind
+_RECEIVED_FOR = {_K.F: _K.RECV_F, _K.I: _K.RECV_B, _K.B: _K.RECV_B}
+
+
+def merge_backwards(schedule: Schedule) -> Schedule:
+    """I and W of one stage and microbatch that follow each other directly, idle cells aside, become one B.
+
+    A full backward is cheaper than its halves. Idle cells between the two go away, others stay.
+    """
+    return schedule.with_ranks([_merge_row(row) for row in schedule.ranks])
+
+
+def _merge_row(row: Sequence[Action | None]) -> list[Action | None]:
+    merged: list[Action | None] = []
+    last = -1  # position in `merged` of the last action that is not idle
+    for action in row:
+        if action is not None:
+            before = merged[last] if last >= 0 else None
+            if action.kind is _K.W and before is not None and (before.kind, before.stage, before.microbatch) == (_K.I, action.stage, action.microbatch):
+                merged[last:] = [Action(action.stage, _K.B, action.microbatch)]
+                continue
+            last = len(merged)
+        merged.append(action)
+    return merged
+
+
+def lower_schedule(schedule: Schedule, defer: bool, *, unshard: bool, reduce_gradients: bool) -> Schedule:
+    """See `Schedule.lower`."""
+    if schedule.is_lowered:
+        raise ScheduleError(f"cannot lower {schedule!r} again: take its compute_only() first")
+    rows: Rows = schedule.ranks
+    if unshard:
+        rows = [add_unshard(row) for row in rows]
+    if reduce_gradients:
+        rows = [add_reduce_gradients(row, schedule.num_microbatches) for row in rows]
+    rows = add_transfers(rows, schedule.stage_to_rank)
+    if defer:
+        rows = defer_receives(rows, schedule.stage_to_rank)
+    return schedule.with_ranks(rows)
+
+
+def add_unshard(row: Sequence[Action | None], active: int = ACTIVE_STAGES) -> list[Action | None]:
+    """Adds UNSHARD before and RESHARD after the use of each stage of a rank.
+
+    Before each action the next `active` distinct stages of the row are gathered, in the order of their use, and others let go. Idle cells
+    stay.
+
+    Args:
+        row: the compute actions of one rank.
+        active: how many stages are kept gathered, the one in use included.
+    """
+    gathered: dict[int, None] = {}  # in the order of gathering
+    result: list[Action | None] = []
+    for position, action in enumerate(row):
+        if action is not None:
+            upcoming = _next_stages(row[position:], active)
+            for stage in [stage for stage in gathered if stage not in upcoming]:
+                del gathered[stage]
+                result.append(Action(stage, _K.RESHARD))
+            for stage in upcoming:
+                if stage not in gathered:
+                    gathered[stage] = None
+                    result.append(Action(stage, _K.UNSHARD))
+        result.append(action)
+    return result + [Action(stage, _K.RESHARD) for stage in gathered]
+
+
+def _next_stages(row: Sequence[Action | None], count: int) -> dict[int, None]:
+    found: dict[int, None] = {}
+    for action in row:
+        if action is not None:
+            found.update(dict.fromkeys(part.stage for part in action.computations))
+            if len(found) >= count:
+                break
+    return found
+
+
+def add_reduce_gradients(row: Sequence[Action | None], microbatches: int) -> list[Action | None]:
+    """Adds REDUCE_GRAD right after the action that completes a stage's gradients, its last B or W. Idle cells stay.
+
+    Args:
+        row: the actions of one rank.
+        microbatches: how many B or W complete a stage.
+    """
+    backwards: Counter[int] = Counter()
+    result: list[Action | None] = []
+    for action in row:
+        result.append(action)
+        for part in action.computations if action is not None else ():
+            if part.kind in (_K.B, _K.W):
+                backwards[part.stage] += 1
+                if backwards[part.stage] == microbatches:
+                    result.append(Action(part.stage, _K.REDUCE_GRAD))
+    return result
+
+
+def add_transfers(rows: Rows, stage_to_rank: Sequence[int]) -> list[list[Action | None]]:
+    """Adds SEND and RECV between stages on different ranks; see Note [Order of transfers]. Idle cells go away.
+
+    Args:
+        rows: the actions of each rank, without SEND and RECV.
+        stage_to_rank: for each stage its rank.
+
+    Raises:
+        ScheduleError: no rank can go on, though there is more to do.
+    """
+    result: list[list[Action | None]] = [[] for _ in rows]
+    done: set[Fact] = set()
+    heads = [0] * len(rows)
+    active = [rank for rank, row in enumerate(rows) if row]
+    while active:
+        progress = False
+        for rank in active:
+            action = rows[rank][heads[rank]]
+            parts = () if action is None else action.parts or (action,)
+            if not all(fact in done for part in parts for fact in facts_needed(part, stage_to_rank, False)):
+                continue
+            if action is not None:
+                result[rank].append(action)
+            for part in parts:
+                done.add(fact_of(part))
+                send = transfer_after(part, stage_to_rank)
+                if send is not None:
+                    receive = send.other_end
+                    result[rank].append(send)
+                    result[stage_to_rank[receive.stage]].append(receive)
+            heads[rank] += 1
+            progress = True
+        if not progress:
+            rank = active[0]
+            step, action = heads[rank], rows[rank][heads[rank]]
+            raise ScheduleError(
+                f"Malformed compute schedule: no rank can go on. Rank {rank} stands at step {step}, {action}, whose inputs nobody gives; "
+                f"call validate() first\n\n{format_grid(rows, (rank, step))}",
+                rank=rank, step=step, stage=action.stage if action else None, microbatch=action.microbatch if action else None,
+            )  # fmt: skip
+        active = [rank for rank in active if heads[rank] < len(rows[rank])]
+    return result
+
+
+def defer_receives(rows: Rows, stage_to_rank: Sequence[int]) -> list[list[Action | None]]:
+    """Moves each RECV to right before its consumer, as far as Note [Order of transfers] lets it.
+
+    Args:
+        rows: the actions of each rank, with SEND and RECV.
+        stage_to_rank: for each stage its rank.
+
+    Returns:
+        Rows with the same actions. A RECV that nothing consumes stands at the end.
+    """
+    return [_defer_row(row, rank, stage_to_rank) for rank, row in enumerate(rows)]
+
+
+def _defer_row(row: Sequence[Action | None], rank: int, stage_to_rank: Sequence[int]) -> list[Action | None]:
+    result: list[Action | None] = []
+    pending: dict[Action, int] = {}  # RECV -> the rank it is from, in the order of the row
+    for action in row:
+        if action is not None:
+            if action.kind.is_receive:
+                pending[action] = stage_to_rank[action.other_end.stage]
+                continue
+            due: list[Action] = []
+            if action.kind.is_send:
+                peer = stage_to_rank[action.other_end.stage]
+                if rank < peer:
+                    due = [receive for receive, source in pending.items() if source == peer]
+            for part in action.computations:
+                kind = _RECEIVED_FOR.get(part.kind)
+                receive = None if kind is None else Action(part.stage, kind, part.microbatch)
+                if receive is not None and receive in pending:
+                    due.append(receive)
+            for receive in due:
+                del pending[receive]
+            result += due
+        result.append(action)
+    return result + list(pending)

@@ -1,0 +1,63 @@
+"""Counts the steps of a schedule when every action, transfers included, takes one.
+
+A coarse measure that needs no costs: it shows whether a pass over the schedule has made it longer, and that it gets to its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiograd.errors import ScheduleError
+from aiograd.pipeline.dependencies import Fact, fact_of, facts_needed
+from aiograd.pipeline.grid import format_grid
+
+if TYPE_CHECKING:
+    from aiograd.pipeline.schedule import Schedule
+
+
+def tick_count(schedule: Schedule) -> int:
+    """Number of ticks until every rank is at the end of its row.
+
+    In a tick each rank, in order, carries out its next action if what that needs is there, and idles otherwise; ranks that idle look again at
+    the end of the tick, so that what a later rank has just sent can be received in the tick.
+
+    Args:
+        schedule: a lowered schedule; a compute-only one is lowered first, with its receives as early as possible. Idle cells do not count.
+
+    Raises:
+        ScheduleError: no rank can go on, though there is more to do.
+    """
+    if not schedule.is_lowered:
+        schedule = schedule.lower(defer_receives=False)
+    homes = schedule.stage_to_rank
+    rows = [[action for action in row if action is not None] for row in schedule.ranks]
+    steps = [[step for step, action in enumerate(row) if action is not None] for row in schedule.ranks]
+    heads = [0] * len(rows)
+    done: set[Fact] = set()
+
+    def advance(rank: int) -> bool:
+        action = rows[rank][heads[rank]]
+        parts = action.parts or (action,)
+        if not all(fact in done for part in parts for fact in facts_needed(part, homes, True)):
+            return False
+        done.update(map(fact_of, parts))
+        heads[rank] += 1
+        return True
+
+    ticks = 0
+    active = [rank for rank, row in enumerate(rows) if row]
+    while active:
+        idle = [rank for rank in active if not advance(rank)]
+        if len(idle) == len(active):
+            rank = active[0]
+            action, step = rows[rank][heads[rank]], steps[rank][heads[rank]]
+            raise ScheduleError(
+                f"the schedule is not progressing: rank {rank} waits at step {step} ({action}) for something that never comes\n\n"
+                f"{format_grid(schedule.ranks, (rank, step))}",
+                rank=rank, step=step, stage=action.stage, microbatch=action.microbatch,
+            )  # fmt: skip
+        for rank in idle:
+            advance(rank)
+        ticks += 1
+        active = [rank for rank in active if heads[rank] < len(rows[rank])]
+    return ticks

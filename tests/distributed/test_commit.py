@@ -1,0 +1,496 @@
+"""A pass is a transaction over workers: gradients appear on all of them or on none, whatever happens to messages and workers around the commit.
+
+Every scene has a chain a → b → c: a starts the pass, b and c have a weight each.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.safeguards import Safeguards
+from aiograd.errors import CommitUnknown, PassAbortedError, StepError, WorkerLostError
+from tests.distributed.passes_kit import Here, Net, Stage, after, before, passes, same
+from tests.distributed.workers import knows, simulate, values, view
+
+LIMITS = Limits(default_deadline=10.0, lease=30.0)
+
+
+class Scene:
+    """The workers of a test, their context, and a loss."""
+
+    def __init__(self, stage: Stage, board: Net, opened: tuple[dist.Worker, ...], ctx: Any, loss: Any, wanted: dict[str, list[Any]]) -> None:
+        self.stage = stage
+        self.board = board
+        self.opened = opened
+        self.a, self.b, self.c = opened
+        self.ctx = ctx
+        self.loss = loss
+        self.wanted = wanted
+
+    def committed(self) -> str:
+        """The workers that have the gradients; fails where one has others."""
+        names = ""
+        found = self.stage.found(self.ctx, self.opened)
+        for name, grads in found.items():
+            if any(grad is not None for grad in grads):
+                same({name: grads}, {name: self.wanted[name]})
+                names += name
+        return names
+
+    def start(self, **options: Any) -> asyncio.Task[None]:
+        return asyncio.ensure_future(self.ctx.backward(self.loss, **options))
+
+    async def outcome(self, worker: dist.Worker) -> list[str]:
+        return list(view(worker, self.ctx).outcomes.values())
+
+
+async def graph(here: Here, x: Any) -> Any:
+    y = await here.call("b", "weigh", x)
+    return ((await here.call("c", "weigh", y)) * here.weight).sum()
+
+
+@contextlib.asynccontextmanager
+async def scene(board: Net | None = None, *, idle: bool = True, **options: Any) -> AsyncIterator[Scene]:
+    board = board or Net()
+    stage = Stage("abc")
+    wanted = await stage.reference(graph)
+    async with stage.open(board, idle=idle, limits=LIMITS, **options) as opened, opened[0].context() as ctx:
+        loss = await graph(stage.here(opened[0]), stage.x)
+        yield Scene(stage, board, opened, ctx, loss, wanted)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+# -------------------------------------------------------------------- the commit point
+
+
+def test_gradients_appear_at_the_commit_and_not_before() -> None:
+    async def main() -> None:
+        seen: list[tuple[str, str]] = []
+        async with scene() as s:
+            with contextlib.ExitStack() as stack:
+                for worker in s.opened[1:]:
+                    stack.enter_context(after(worker, Kind.GRADIENT, lambda: seen.append(("gradients taken", s.committed()))))
+                    stack.enter_context(before(worker, Kind.COMMIT, lambda: seen.append(("told", s.committed()))))
+                s.stage.weights["c"].register_post_accumulate_grad_hook(lambda t: seen.append(("hook on c", s.committed())))
+                with before(s.c, Kind.COMMIT, lambda: asyncio.sleep(2)):
+                    running = s.start()
+                    await asyncio.sleep(1)
+                    assert s.committed() == "ab" and not running.done()
+                    await running
+            assert [where for what, where in seen if what == "gradients taken"] == ["", ""], "all is staged on all of them, and nothing can be seen"
+            assert [where[0] for what, where in seen if what == "told"] == ["a", "a"], "the decision falls on the initiator"
+            assert seen[-1] == ("hook on c", "abc"), "hooks see what was committed"
+            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0]
+
+    simulate(main)
+
+
+def test_a_leafs_hook_sees_all_gradients_of_its_worker() -> None:
+    async def main() -> None:
+        stage = Stage("ab")
+        extra = ag.tensor(np.ones(3, np.float32), requires_grad=True)
+        seen: list[bool] = []
+
+        async def two(here: Here, x: Any) -> Any:
+            return x * here.weight * extra
+
+        stage.functions["two"] = two
+        async with stage.open() as opened, opened[0].context() as ctx:
+
+            def hook(leaf: Any) -> None:
+                grads = dist.current_context().grads  # type: ignore[union-attr]
+                seen.append(extra in grads and stage.weights["b"] in grads)
+
+            extra.register_post_accumulate_grad_hook(hook)
+            stage.weights["b"].register_post_accumulate_grad_hook(hook)
+            await ctx.backward((await opened[0].call("b", "two", stage.x)).sum())
+            assert seen == [True, True]
+
+    simulate(main)
+
+
+async def test_only_the_initiator_commits_and_only_what_is_prepared() -> None:
+    async with scene() as s:
+        address: list[Any] = []
+        held, go = asyncio.Event(), asyncio.Event()
+
+        async def hold() -> None:
+            address.extend(view(s.c, s.ctx).parts)
+            held.set()
+            await go.wait()
+
+        with after(s.c, Kind.GRADIENT, hold):
+            running = s.start()
+            await held.wait()
+            (pass_id,) = address
+            with pytest.raises(PassAbortedError, match="told to commit a pass that c has not prepared"):
+                await s.b.endpoint.request("c", Kind.COMMIT, (s.ctx.key, *pass_id), 5)
+            with pytest.raises(PassAbortedError, match="told to commit a pass that b has not prepared"):
+                await s.a.endpoint.request("b", Kind.COMMIT, (s.ctx.key, "a", pass_id[1] + 1), 5)
+            assert await s.b.endpoint.request("c", Kind.OUTCOME, (s.ctx.key, *pass_id), 5) == "prepared"
+            assert await s.c.endpoint.request("a", Kind.OUTCOME, (s.ctx.key, *pass_id), 5) == "running"
+            assert await s.c.endpoint.request("a", Kind.OUTCOME, (s.ctx.key, "a", 5), 5) == "unknown"
+            assert s.committed() == ""
+            go.set()
+            await running
+        assert s.committed() == "abc"
+
+
+def test_a_second_commit_joins_the_first_and_counts_nothing_twice() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            ran: list[float] = []
+
+            async def hook(leaf: Any) -> None:
+                await asyncio.sleep(2)
+                ran.append(now())
+
+            s.stage.weights["c"].register_post_accumulate_grad_hook(hook)
+            running = s.start()
+            await asyncio.sleep(1)
+            (pass_id,) = view(s.c, s.ctx).parts
+            assert s.committed() == "abc"
+            again = [s.a.endpoint.request("c", Kind.COMMIT, (s.ctx.key, *pass_id), 5) for _ in range(3)]
+            assert await asyncio.gather(*again) == [True, True, True] and len(ran) == 1 and now() >= ran[0]
+            await running
+            assert await s.a.endpoint.request("c", Kind.COMMIT, (s.ctx.key, *pass_id), 5) is True
+            assert s.committed() == "abc"
+
+    simulate(main)
+
+
+# -------------------------------------------------------------------- messages and connections that are lost
+
+
+@pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])
+@pytest.mark.parametrize("side", ["before", "after"])
+@pytest.mark.parametrize("who", ["b", "c"])
+def test_a_connection_that_breaks_at_any_message(who: str, side: str, kind: Kind) -> None:
+    """Before it is served, or before it is answered; the session says it again, and it counts once."""
+
+    async def main() -> None:
+        async with scene() as s:
+            (worker,) = [worker for worker in s.opened if worker.name == who]
+            with (before if side == "before" else after)(worker, kind, s.board.reset):
+                await s.ctx.backward(s.loss)
+            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0]
+            assert not s.ctx.in_doubt
+
+    assert simulate(main) < 5
+
+
+@pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])
+@pytest.mark.parametrize("side", ["before", "after"])
+def test_frames_that_are_dropped_for_a_while(side: str, kind: Kind) -> None:
+    async def main() -> None:
+        async with scene(Net(reliable=False)) as s:
+            begun = now()
+
+            def cut() -> None:
+                if now() < begun + 0.5:
+                    s.board.cut("c")
+                    asyncio.get_running_loop().call_later(1.0, s.board.heal, "c")
+
+            with (before if side == "before" else after)(s.c, kind, cut):
+                await s.ctx.backward(s.loss)
+            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0] and not s.ctx.in_doubt
+
+    assert simulate(main) < 5
+
+
+def _cut_at_commit(s: Scene, seconds: float, *pairs: str) -> Callable[[], None]:
+    """When c is about to be told of the commit, it loses sight of others for a while."""
+    request = s.a._office.endpoint.request
+    at: list[float] = []
+
+    async def spied(peer: str, kind: int, *rest: Any) -> Any:
+        if kind == Kind.COMMIT and peer == "c" and not at:
+            at.append(now())
+            for pair in pairs:
+                s.board.cut(*pair)
+                asyncio.get_running_loop().call_later(seconds, s.board.heal, *pair)
+        return await request(peer, kind, *rest)
+
+    s.a._office.endpoint.request = spied  # type: ignore[method-assign]
+    return lambda: setattr(s.a._office.endpoint, "request", request)
+
+
+def test_a_commit_that_is_half_told_when_the_network_breaks_is_completed_when_it_heals() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            _cut_at_commit(s, 3.0, "ca", "cb")
+            running = s.start()
+            await asyncio.sleep(2.5)
+            assert s.committed() == "ab" and passes(s.opened)[2] == 1
+            await running
+            assert s.committed() == "abc" and not s.ctx.in_doubt
+            await s.ctx.backward((s.stage.x * 1).sum())
+
+    assert simulate(main) < 10
+
+
+def test_who_cannot_reach_the_initiator_learns_of_the_commit_from_others() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            _cut_at_commit(s, 20.0, "ca")
+            with pytest.raises(CommitUnknown, match=r"are committed on a, and c could not be told") as caught:
+                await s.start()
+            assert caught.value.committed is True and caught.value.workers == ("c",)
+            await asyncio.sleep(5)
+            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0], "b has told c"
+            assert len(s.ctx.in_doubt) == 1 and not view(s.c, s.ctx).in_doubt
+            await asyncio.sleep(20)
+
+    simulate(main)
+
+
+def test_who_can_reach_nobody_asks_until_it_can() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            _cut_at_commit(s, 20.0, "ca", "cb")
+            with pytest.raises(CommitUnknown):
+                await s.start()
+            await asyncio.sleep(8)
+            assert s.committed() == "ab" and passes(s.opened) == [0, 0, 1], "prepared, and in doubt"
+            await asyncio.sleep(12)
+            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0], "settled, once"
+
+    simulate(main)
+
+
+def test_who_was_never_told_of_an_abort_asks_when_its_time_is_over() -> None:
+    """a is cancelled while c is prepared, and c cannot be reached just then, but nobody is lost."""
+
+    async def main() -> None:
+        async with scene(Net(reliable=False)) as s:
+            ready = asyncio.Event()
+
+            async def hold() -> None:
+                ready.set()
+                await asyncio.sleep(1000)
+
+            with after(s.b, Kind.GRADIENT, hold):
+                running = s.start(timeout=6, retain_graph=True)
+                await ready.wait()
+            assert view(s.c, s.ctx).parts and [part.state for part in view(s.c, s.ctx).parts.values()] == ["prepared"]
+            s.board.cut("c", "a")
+            s.board.cut("c", "b")
+            running.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await running
+            assert passes(s.opened)[2] == 1
+            s.board.heal("c", "a")
+            s.board.heal("c", "b")
+            await asyncio.sleep(6)
+            assert passes(s.opened) == [0, 0, 0] and s.committed() == ""
+            assert await s.outcome(s.c) == ["aborted"]
+            await s.ctx.backward(s.loss)
+            assert s.committed() == "abc"
+
+    simulate(main)
+
+
+def test_an_initiator_that_knows_nothing_of_a_pass_never_decided_for_it() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            held = asyncio.Event()
+
+            async def hold() -> None:
+                held.set()
+                await asyncio.sleep(1000)
+
+            with after(s.c, Kind.GRADIENT, hold):
+                running = s.start()
+                await held.wait()
+                (part,) = view(s.c, s.ctx).parts.values()
+                mine = view(s.a, s.ctx).parts.pop(part.pass_id)
+                part.ask_around()
+                part.ask_around()
+                await asyncio.sleep(1)
+                assert await s.outcome(s.c) == ["aborted"]
+                view(s.a, s.ctx).parts[part.pass_id] = mine
+                with pytest.raises(PassAbortedError, match="the pass was aborted: a says so"):
+                    await asyncio.wait_for(asyncio.shield(_error_of(part)), 5)
+                running.cancel()
+                await asyncio.wait([running])
+            assert s.committed() == ""
+
+    simulate(main)
+
+
+async def _error_of(part: Any) -> None:
+    await part.wait_ended()
+    raise part.error
+
+
+# -------------------------------------------------------------------- workers that are lost
+
+
+def test_a_prepared_worker_that_is_lost_before_the_decision_aborts_the_pass() -> None:
+    async def main() -> None:
+        async with scene(idle=False) as s:
+
+            async def die() -> None:
+                s.board.kill("c")
+                await asyncio.sleep(1)
+
+            with after(s.b, Kind.GRADIENT, die), pytest.raises(WorkerLostError) as caught:
+                await s.start()
+            assert caught.value.worker == "c" and not caught.value.committed
+            assert s.committed() == "" and passes((s.a, s.b)) == [0, 0] and not s.ctx.in_doubt
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("when", ["before it is told", "while it commits", "before it answers"])
+def test_a_prepared_worker_that_is_lost_after_the_decision_is_named(when: str) -> None:
+    async def main() -> None:
+        async with scene(idle=False) as s:
+            if when == "before it answers":
+                at = after(s.c, Kind.COMMIT, lambda: s.board.kill("c"))
+            else:
+                at = before(s.c, Kind.COMMIT, lambda: s.board.kill("c"))
+            with at, pytest.raises(CommitUnknown, match=r"committed on a, and c could not be told \(.*c.*\)") as caught:
+                await s.start()
+            error = caught.value
+            assert error.committed is True and error.workers == ("c",) and "restore a lost worker from a checkpoint" in str(error)
+            assert s.committed().startswith("ab") and passes((s.a, s.b)) == [0, 0] and len(s.ctx.in_doubt) == 1
+            assert s.a.statistics().in_doubt == 1
+
+    assert simulate(main) < 10
+
+
+def test_an_initiator_that_dies_after_telling_some_workers() -> None:
+    async def main() -> None:
+        async with scene(idle=False) as s:
+            with after(s.b, Kind.COMMIT, lambda: s.board.kill("a")), before(s.c, Kind.COMMIT, lambda: asyncio.sleep(1000)):
+                running = s.start()
+                await asyncio.sleep(5)
+                assert s.committed() == "abc", "c has asked b"
+                assert passes((s.b, s.c)) == [0, 0] and not view(s.c, s.ctx).in_doubt
+            with contextlib.suppress(CommitUnknown):
+                await running
+
+    simulate(main)
+
+
+def test_nobody_can_tell_until_the_lease_ends() -> None:
+    """The initiator dies with its decision, and b and c are both prepared: neither commits, and neither steps."""
+
+    async def main() -> None:
+        async with scene(idle=False) as s:
+            refused: list[BaseException] = []
+            with after(s.b, Kind.GRADIENT, lambda: s.board.kill("a")):
+                running = s.start()
+                await asyncio.sleep(5)
+                assert passes((s.b, s.c)) == [1, 1], "prepared"
+                for worker in (s.b, s.c):
+                    with worker.within(view(worker, s.ctx)):
+                        optimizer = dist.DistributedOptimizer(worker, ag.optim.SGD, [s.stage.weights[worker.name]], lr=1.0)
+                        with pytest.raises((CommitUnknown, StepError)) as caught:
+                            await optimizer.step(view(worker, s.ctx))
+                        refused.append(caught.value)
+                assert len(refused) == 2 and "does not know whether the gradients" in str(refused[0])
+                await asyncio.sleep(2 * LIMITS.lease_seconds)
+                for worker in (s.b, s.c):
+                    assert not worker.statistics().passes and (not knows(worker, s.ctx) or view(worker, s.ctx).in_doubt)
+                assert s.committed() in ("", "a")
+            running.cancel()
+            await asyncio.wait([running])
+
+    simulate(main)
+
+
+def test_in_doubt_is_for_good_where_the_context_outlives_the_doubt() -> None:
+    """c is kept alive by b, with which it can talk, but which does not know either: a has died before telling anybody."""
+
+    async def main() -> None:
+        async with scene(idle=False) as s:
+            with after(s.b, Kind.GRADIENT, lambda: s.board.kill("a")):
+                running = s.start()
+                await asyncio.sleep(2)
+            contexts = [view(worker, s.ctx) for worker in (s.b, s.c)]
+            for context in contexts:
+                context.openers.clear()  # as where its own code had opened it: no lease ends
+            await asyncio.sleep(LIMITS.lease_seconds + 10)
+            for worker, context in zip((s.b, s.c), contexts, strict=True):
+                assert len(context.in_doubt) == 1 and not context.parts and worker.statistics().in_doubt == 1
+                assert list(context.outcomes.values()) == ["unknown"], "what is not known is not said to be aborted"
+                with worker.within(context):
+                    optimizer = dist.DistributedOptimizer(worker, ag.optim.SGD, [s.stage.weights[worker.name]], lr=1.0)
+                    with pytest.raises((CommitUnknown, StepError)):
+                        await optimizer.step(context)
+            assert s.committed() in ("", "a")
+            running.cancel()
+            await asyncio.wait([running])
+            for worker, context in zip((s.b, s.c), contexts, strict=True):
+                await worker._office.release(context)
+
+    simulate(main)
+
+
+def test_no_step_is_taken_while_a_pass_is_undecided_somewhere_nor_after_it_stayed_unknown() -> None:
+    async def main() -> None:
+        async with scene() as s:
+            _cut_at_commit(s, 8.0, "ca", "cb")
+            optimizer = dist.DistributedOptimizer(s.a, ag.optim.SGD, [s.a.refer(s.stage.x)], lr=1.0)
+            before_step = values(s.stage.x)
+            with pytest.raises(CommitUnknown) as caught:
+                await s.start()
+            assert caught.value.workers == ("c",)
+            with pytest.raises(CommitUnknown, match="may not be complete"):
+                await optimizer.step(s.ctx)
+            assert values(s.stage.x) == before_step
+            await asyncio.sleep(10)
+            with pytest.raises(CommitUnknown):
+                await optimizer.step(s.ctx)  # also when all has settled: the caller was told to begin again
+
+    simulate(main)
+
+
+# -------------------------------------------------------------------- each protection is needed
+
+
+def test_without_an_atomic_commit_a_failed_pass_leaves_gradients_behind() -> None:
+    def boom(g: Any) -> Any:
+        raise ValueError("boom")
+
+    def main(safeguards: Safeguards) -> Callable[[], Any]:
+        async def run() -> None:
+            async with scene(safeguards=safeguards) as s:
+                s.stage.x.register_hook(boom)  # the last thing that happens
+                with pytest.raises(ValueError, match="boom"):
+                    await s.start()
+                found.append(s.committed())
+
+        return run
+
+    found: list[str] = []
+    simulate(main(Safeguards()))
+    simulate(main(Safeguards(atomic_commit=False)))
+    assert found == ["", "bc"]
+
+
+def test_without_a_memory_of_commits_a_repeated_one_counts_twice() -> None:
+    async def main() -> None:
+        async with scene(safeguards=Safeguards(commit_idempotent=False)) as s:
+            await s.start()
+            (pass_id,) = view(s.c, s.ctx).outcomes
+            await s.a.endpoint.request("c", Kind.COMMIT, (s.ctx.key, *pass_id), 5)
+            with pytest.raises(AssertionError):
+                s.committed()
+
+    simulate(main)

@@ -1,0 +1,191 @@
+"""The end of a process or of its loop in the middle of a pass: quick, quiet, and known to the peers."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed.cluster import LocalCluster
+from aiograd.errors import DistributedError, RemoteError, WorkerLostError
+from tests.distributed.shutdown_service import OnLoop
+from tests.distributed.workers import SECRET, leaf
+
+pytestmark = pytest.mark.proc
+
+SERVICE = "tests.distributed.shutdown_service:service"
+#: every warning is an error, and the interpreter looks closely
+STRICT = {"PYTHONDEVMODE": "1", "PYTHONWARNINGS": "error", "OPENBLAS_NUM_THREADS": "1"}
+#: what a process must not say at its end
+COMPLAINT = re.compile(r"Traceback|Warning|Error|never (awaited|retrieved)|destroyed|Exception ignored|unclosed")
+SECONDS = 5.0
+
+
+async def begun(driver: dist.Worker, name: str) -> None:
+    while not await driver.call(name, "has_begun", timeout=5):  # noqa: ASYNC110 - of another process
+        await asyncio.sleep(0.005)
+
+
+async def test_a_worker_that_is_told_to_end_in_the_middle_of_its_work_ends_quickly_and_tells_its_peers(capfd: pytest.CaptureFixture[str]) -> None:
+    kinds = ("on_loop", "on_thread", "never_returns")
+    lost: list[tuple[str, int]] = []
+    cluster = LocalCluster(3, names=kinds, service=SERVICE, environment=STRICT, on_lost=lambda name, status: lost.append((name, status)))
+    async with cluster:
+        driver, pids = cluster.driver, cluster.pids
+
+        async def one(kind: str) -> tuple[float, BaseException]:
+            async with driver.context() as ctx:
+                x = leaf(1.0)
+
+                async def work() -> None:
+                    await ctx.backward((await driver.call(kind, kind, x)).sum())
+
+                working = asyncio.create_task(work())
+                await begun(driver, kind)
+                started = time.monotonic()
+                os.kill(pids[kind], signal.SIGTERM)
+                with pytest.raises(DistributedError) as caught:
+                    await working
+                assert x not in ctx.grads
+                return time.monotonic() - started, caught.value
+
+        for seconds, error in await asyncio.gather(*map(one, kinds)):
+            assert isinstance(error, WorkerLostError) and "it was closed" in str(error), f"told, rather than found silent: {error!r}"
+            assert seconds < driver.limits.silence
+        deadline = time.monotonic() + SECONDS
+        while len(lost) < 3:  # noqa: ASYNC110 - of other processes
+            assert time.monotonic() < deadline, f"only {lost} have ended"
+            await asyncio.sleep(0.01)
+        assert sorted(lost) == sorted((kind, 0) for kind in kinds)
+        assert driver.statistics().contexts == driver.statistics().passes == 0
+    said = capfd.readouterr().err
+    assert not COMPLAINT.search(said), said
+
+
+async def test_a_function_that_ends_its_process_answers_and_tells_peers_first(capfd: pytest.CaptureFixture[str]) -> None:
+    lost: list[int] = []
+    async with LocalCluster(1, names=["w"], service=SERVICE, environment=STRICT, on_lost=lambda name, status: lost.append(status)) as cluster:
+        async with cluster.driver.context():
+            waiting = asyncio.create_task(cluster.driver.call("w", "never_returns", leaf(1.0)))
+            await begun(cluster.driver, "w")
+            with pytest.raises(RemoteError, match="^Error on Node w: 7$") as caught:
+                await cluster.driver.call("w", "ends_the_process", leaf(1.0))
+            assert caught.value.type_name == "SystemExit"
+            with pytest.raises(WorkerLostError, match="it was closed"):
+                await waiting
+        deadline = time.monotonic() + SECONDS
+        while not lost:  # noqa: ASYNC110 - of another process
+            assert time.monotonic() < deadline
+            await asyncio.sleep(0.01)
+        assert lost == [7]
+    assert "Traceback" not in capfd.readouterr().err
+
+
+#: a process with a worker that is in the middle of a pass in which the peer "t" takes part, when it ends in the way of its third argument
+CHILD = """
+import asyncio, signal, sys
+import aiograd as ag
+import aiograd.distributed as dist
+
+url, secret, how = sys.argv[1:]
+
+async def work(worker, ctx):
+    x = ag.tensor([1.0], requires_grad=True)
+    try:
+        await ctx.backward((await worker.call("t", "on_loop", x)).sum())
+    except ag.errors.DistributedError as error:
+        print(error)
+
+async def main():
+    worker = dist.Worker("c", peers={"t": url}, secret=bytes.fromhex(secret))
+    if how == "left open":
+        await worker.__aenter__()
+        ctx = await worker.context().__aenter__()
+        asyncio.create_task(work(worker, ctx))
+        while not await worker.call("t", "has_begun"):
+            await asyncio.sleep(0.005)
+        print("begun", flush=True)
+        return
+    async with worker, worker.context() as ctx:
+        working = asyncio.create_task(work(worker, ctx))
+        while not await worker.call("t", "has_begun"):
+            await asyncio.sleep(0.005)
+        print("begun", flush=True)
+        if how == "raise":
+            raise ValueError("the end of main")
+        if how == "stop":
+            asyncio.get_running_loop().stop()
+        if how == "return":
+            return
+        await working
+
+ag.run(main()) if how.endswith("uvloop") else asyncio.run(main())
+"""
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "last"),
+    [
+        ("return", 0, ""),
+        ("raise", 1, "ValueError: the end of main"),
+        ("stop", 1, "RuntimeError: Event loop stopped before Future completed."),
+        ("interrupt", -signal.SIGINT, "KeyboardInterrupt"),
+        ("interrupt uvloop", -signal.SIGINT, "KeyboardInterrupt"),
+        ("left open", 0, ""),
+    ],
+)
+async def test_a_loop_that_ends_in_the_middle_of_a_pass(how: str, status: int, last: str) -> None:
+    service = dist.Service()
+    begun = asyncio.Event()
+
+    @service.function
+    async def on_loop(x: ag.Tensor) -> ag.Tensor:
+        y = OnLoop.apply(x)
+        y.grad_fn.register_prehook(lambda grads: begun.set())
+        return y
+
+    service.function("has_begun")(_is_set(begun))
+    async with dist.Worker("t", service=service, secret=SECRET) as t:
+        environment = {**os.environ, **STRICT, "PYTHONPATH": str(Path(__file__).parents[2])}
+        pipe = asyncio.subprocess.PIPE
+        child = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", CHILD, t.url, SECRET.hex(), how, env=environment, stdout=pipe, stderr=pipe
+        )
+        assert child.stdout is not None
+        assert (await asyncio.wait_for(child.stdout.readline(), 30)).startswith(b"begun")
+        started = time.monotonic()
+        if how.startswith("interrupt"):
+            child.send_signal(signal.SIGINT)
+        _, written = await asyncio.wait_for(child.communicate(), SECONDS)
+        said = written.decode().strip()
+        assert time.monotonic() - started < SECONDS and child.returncode == status, said
+        if how == "left open":  # nothing told the peer, who finds out by itself, and keeps the context for its lease; sockets are reported
+            assert not re.search("destroyed|never", said), said
+            deadline = time.monotonic() + t.limits.silence + 1.0
+        else:
+            assert (said.splitlines() or [""])[-1] == last, said
+            assert said.count("Traceback") == (2 if "interrupt" in how else 1 if last else 0), said
+            assert not re.search("destroyed|never|Warning|unclosed|Exception ignored", said), said
+            deadline = time.monotonic() + 0.5
+            while t.statistics().contexts:  # noqa: ASYNC110 - of another process
+                assert time.monotonic() < deadline, "the peer was not told"
+                await asyncio.sleep(0.005)
+        while t.statistics().passes:  # noqa: ASYNC110 - of another process
+            assert time.monotonic() < deadline, "the pass goes on"
+            await asyncio.sleep(0.005)
+
+
+def _is_set(event: asyncio.Event) -> Any:
+    async def has_begun() -> bool:
+        return event.is_set()
+
+    return has_begun
