@@ -36,19 +36,27 @@ from aiograd.tensors.record import note, pack_value
 class FunctionCtx:
     """Carries values from ``forward`` to ``backward``. Besides the methods below it takes attributes of your own."""
 
-    __slots__ = ("__dict__", "needs_input_grad", "_to_save", "_non_differentiable", "_dirty", "_materialize", "_node", "_values")
-
-    #: per argument of forward, whether its gradient is wanted; in backward: by the running pass
-    needs_input_grad: tuple[bool, ...]
+    __slots__ = ("__dict__", "_needs", "_to_save", "_non_differentiable", "_dirty", "_materialize", "_node", "_values", "_task")
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
-        self.needs_input_grad = needs_input_grad
+        self._needs = needs_input_grad
         self._to_save: tuple[Any, ...] = ()
         self._non_differentiable: tuple[Any, ...] = ()
         self._dirty: tuple[Any, ...] = ()
         self._materialize = True
         self._node: FunctionNode | None = None
         self._values: tuple[Any, ...] | None = None
+        #: in backward: the pass that has not been asked yet what it needs
+        self._task: Any = None
+
+    @property
+    def needs_input_grad(self) -> tuple[bool, ...]:
+        """Per argument of forward, whether its gradient is wanted; in backward: by the running pass."""
+        task, node = self._task, self._node
+        if task is not None:
+            self._needs = tuple([need and task.should_compute(node, i) for i, need in enumerate(self._needs)])
+            self._task = None
+        return self._needs
 
     def save_for_backward(self, *tensors: Any) -> None:
         """Save tensors (or None) for backward; call once, in forward. Inputs, outputs and intermediates alike.
@@ -94,10 +102,8 @@ class FunctionCtx:
         run = object.__new__(type(self))
         run.__dict__ = self.__dict__
         current = CURRENT.get()
-        if current is None:
-            run.needs_input_grad = self.needs_input_grad
-        else:
-            run.needs_input_grad = tuple(need and current.task.should_compute(node, i) for i, need in enumerate(self.needs_input_grad))
+        run._needs = self._needs
+        run._task = None if current is None else current.task
         run._materialize = self._materialize
         run._node = node
         run._values = values
@@ -310,7 +316,7 @@ class Function:
     def _record(cls, context: FunctionCtx, args: tuple[Any, ...], result: Any, line: str) -> Any:
         is_tuple = isinstance(result, tuple)
         outputs = list(result) if is_tuple else [result]
-        records = current_mode().grad and any(context.needs_input_grad)
+        records = current_mode().grad and any(context._needs)
         cls._check_dirty(context._dirty, args, outputs, records)
         if not records:
             context._to_save = ()

@@ -32,7 +32,7 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph modes devices",
             "engine",
-            "tensors function functional checkpointing gradient_check random offloading array_functions",
+            "tensors function functional checkpointing gradient_check random offloading isolation array_functions",
             "nn optim parallel pipeline distributed cuda serialization",
             "profiler viz testing",
             "__init__ __main__ cli demo",

@@ -1,8 +1,19 @@
-"""The recipes of the README, run as they stand there."""
+"""The code in the README, run as it stands there, and what it prints."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
+import os
+import re
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +21,87 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import DistributedError
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 LABELS = np.arange(16) % 10
+
+
+# -------------------------------------------------------------------- finding code
+
+
+def blocks(language: str, text: str = README) -> list[str]:
+    """The fenced blocks of a language."""
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
+
+
+def recipes() -> dict[str, list[str]]:
+    """The code of each recipe, fenced or within a line, by its title in bold."""
+    (section,) = (part for part in README.split("\n## ") if part.startswith("Recipes\n"))
+    found: dict[str, list[str]] = {}
+    for title, text in re.findall(r"^\*\*(.+?)\*\*(.*?)(?=^\*\*|\Z)", section, re.MULTILINE | re.DOTALL):
+        found[title.rstrip(".")] = blocks("python", text) or [span for span in re.findall(r"`([^`]+)`", text) if "(" in span]
+    return found
+
+
+RECIPES = recipes()
+
+
+def block(start: str) -> str:
+    """The one block of Python that starts so."""
+    (found,) = (code for code in blocks("python") if code.startswith(start))
+    return found
+
+
+def after(start: str, language: str) -> str:
+    """The first block of a language behind the block of Python that starts so."""
+    return blocks(language, README[README.index(f"```python\n{start}") :])[0]
+
+
+def start(code: str, names: dict[str, Any]) -> Any:
+    """Run code; returns a coroutine if it awaits something."""
+    names["__name__"] = "readme"
+    return types.FunctionType(compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)()
+
+
+async def run(code: str, **names: Any) -> dict[str, Any]:
+    """Run code that may await; returns its names."""
+    running = start(code, names)
+    if inspect.iscoroutine(running):
+        await running
+    return names
+
+
+async def cook(title: str, **names: Any) -> dict[str, Any]:
+    """Run a recipe."""
+    for code in RECIPES[title]:
+        names = await run(code, **names)
+    return names
+
+
+def numbers(text: str) -> list[float]:
+    """All numbers in a text that have a point in them."""
+    return [float(number) for number in re.findall(r"-?\d+\.\d+", text)]
+
+
+def test_every_block_is_run_by_a_test() -> None:
+    """A block that is new in the README needs a test here."""
+    here = Path(__file__).read_text()
+    for title, codes in RECIPES.items():
+        assert codes, f"the recipe {title!r} has no code"
+        starts = [code.split("\n")[0] for code in codes]
+        assert f'cook("{title}"' in here or any(f'block("{start}' in here for start in starts), f"no test runs the recipe {title!r}"
+    cooked = {code for codes in RECIPES.values() for code in codes}
+    for code in blocks("python"):
+        start = code.split("\n")[0]
+        assert code in cooked or f'block("{start}")' in here or f'block("{start.split(" = ")[0]} = ")' in here, f"no test runs the block {start!r}"
+
+
+# -------------------------------------------------------------------- in one process
 
 
 @pytest.fixture
@@ -21,40 +110,46 @@ def model() -> ag.nn.Module:
     return ag.nn.Sequential(ag.nn.Linear(64, 128), ag.nn.ReLU(), ag.nn.Linear(128, 10))
 
 
-def model_and_loss(model: ag.nn.Module) -> Any:
-    return ag.nn.functional.cross_entropy(model(ag.asarray(IMAGES)), LABELS)
+def model_and_loss(model: ag.nn.Module, images: Any = IMAGES, labels: Any = LABELS) -> Any:
+    return ag.nn.functional.cross_entropy(model(ag.asarray(images)), labels)
 
 
-async def test_train_and_save(model: ag.nn.Module, tmp_path: Path) -> None:
-    optimizer = ag.optim.AdamW(model.parameters(), lr=1e-2)
-    losses = []
-    for _ in range(20):
-        loss = model_and_loss(model)
-        optimizer.zero_grad()
-        await loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    assert losses[-1] < 0.5 * losses[0]
-    ag.save(model.state_dict(), tmp_path / "model.safetensors")
-    for name, value in ag.load(tmp_path / "model.safetensors").items():
-        np.testing.assert_array_equal(value.numpy(), model.state_dict()[name].detach().numpy())
+def test_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    code = block("import numpy as np")
+    start(code, {})
+    printed = capsys.readouterr().out
+    claimed = "".join(re.findall(r"# (?=[-t])(.*)", code))
+    assert len(numbers(printed)) == 4
+    np.testing.assert_allclose(numbers(printed), numbers(claimed), rtol=1e-8, atol=2e-9)
 
 
-async def test_a_timeout_that_does_not_strike_changes_nothing_but_the_gradients(model: ag.nn.Module) -> None:
-    async with asyncio.timeout(60):
-        await model_and_loss(model).backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
+async def test_train(model: ag.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    first = model_and_loss(model).item()
+
+    def batches() -> Iterator[tuple[Any, Any]]:
+        for _ in range(20):
+            yield ag.asarray(IMAGES), LABELS
+
+    trained = (await cook("Train", ag=ag, batches=batches()))["model"]
+    assert model_and_loss(trained).item() < first
+    for name, value in ag.load("model.safetensors").items():
+        np.testing.assert_array_equal(value.numpy(), trained.state_dict()[name].detach().numpy())
 
 
-class RemoteScale(ag.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Any, client: Any) -> Any:
-        ctx.client = client
-        return x * 2
+async def test_time_out(model: ag.nn.Module) -> None:
+    await cook("Time out, or stop", asyncio=asyncio, loss=model_and_loss(model))
+    before = [parameter.grad.numpy().copy() for parameter in model.parameters()]
 
-    @staticmethod
-    async def backward(ctx: Any, g: Any) -> Any:
-        return ag.asarray(await ctx.client.scale(g.numpy())), None
+    async def slow(gradient: Any) -> None:
+        await asyncio.Event().wait()
+
+    loss = model_and_loss(model)
+    loss.register_hook(slow)
+    with pytest.raises(TimeoutError):
+        await run(RECIPES["Time out, or stop"][0].replace("0.5", "0"), asyncio=asyncio, loss=loss)
+    for parameter, gradient in zip(model.parameters(), before, strict=True):
+        np.testing.assert_array_equal(parameter.grad.numpy(), gradient)
 
 
 class Client:
@@ -64,21 +159,28 @@ class Client:
 
 
 async def test_a_function_whose_backward_waits_for_somebody_else() -> None:
+    names = await cook("A function of your own", ag=ag)
     x = ag.tensor([1.0, 2.0], requires_grad=True)
-    await RemoteScale.apply(x, Client()).sum().backward()
+    await names["RemoteScale"].apply(x, Client()).sum().backward()
     assert x.grad.tolist() == [2.0, 2.0]
 
 
 async def test_attribution_touches_no_gradient(model: ag.nn.Module) -> None:
-    image = ag.tensor(IMAGES[:1], requires_grad=True)
-    (attribution,) = await ag.grad(model(image)[0, 3], [image])
-    assert attribution.shape == (1, 64)
+    image = ag.tensor(IMAGES[0], requires_grad=True)
+    names = await cook("Per-example attribution in a request handler", ag=ag, model=model, image=image, label=3)
+    assert names["attribution"].shape == (64,)
     assert image.grad is None and all(parameter.grad is None for parameter in model.parameters())
 
 
 async def test_offload_and_checkpoint_give_the_same_gradients(model: ag.nn.Module) -> None:
+    def block(images: Any) -> Any:
+        return model_and_loss(model, images)
+
+    plain = model_and_loss(model)
+    offloaded = await cook("Keep the forward off the loop too", ag=ag, model_and_loss=lambda i, n: model_and_loss(model, i, n), images=IMAGES, labels=LABELS)
+    recomputed = await cook("Trade time for memory", ag=ag, block=block, x=ag.asarray(IMAGES))
     gradients = []
-    for loss in (model_and_loss(model), await ag.offload(model_and_loss, model), ag.checkpoint(model_and_loss, model)):
+    for loss in (plain, offloaded["loss"], recomputed["y"]):
         await loss.backward()
         gradients.append([parameter.grad.numpy().copy() for parameter in model.parameters()])
         for parameter in model.parameters():
@@ -96,17 +198,112 @@ async def test_optimizer_in_backward(model: ag.nn.Module) -> None:
 
     before = model_and_loss(model)
     for parameter in model.parameters():
-        parameter.register_post_accumulate_grad_hook(step, eager=True)
+        await cook("Optimizer in backward", parameter=parameter, hook=step)
     await before.backward()
     assert model_and_loss(model).item() < before.item()
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-async def test_see_what_happens(model: ag.nn.Module, tmp_path: Path) -> None:
-    with ag.profiler.profile() as prof:
-        loss = model_and_loss(model)
-        await loss.backward()
-    assert "linear" in prof.table()
-    prof.chrome_trace(tmp_path / "trace.json")
-    assert (tmp_path / "trace.json").stat().st_size > 0
-    assert "LinearBackward" in ag.viz.graph_svg(loss)
+async def test_see_what_happens(model: ag.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    loss = model_and_loss(model)
+    record, draw = RECIPES["See what happens"]
+    await run(record.replace("...", "await loss.backward()"), ag=ag, loss=loss)
+    assert "linear" in capsys.readouterr().out.lower()
+    assert Path("trace.json").stat().st_size > 0
+    await run(f"svg = {draw}", ag=ag, loss=loss)
+    await cook("See what happens", ag=ag, loss=loss)
+    assert "LinearBackward" in (await run(f"svg = {draw}", ag=ag, loss=loss))["svg"]
+
+
+@pytest.mark.proc
+def test_what_tests_may_look_like(pytester: pytest.Pytester) -> None:
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
+    pytester.makepyfile(across=block("# across.py"), test_mine=block("# test_mine.py"), test_clock=block("# test_clock.py"))
+    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+# -------------------------------------------------------------------- across processes
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the files that the README names, and an environment in which `aiograd` and `python` are ours."""
+    for name in ("across.py", "drive.py"):
+        (tmp_path / name).write_text(block(f"# {name}"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    for name in ("AIOGRAD_SECRET", "AIOGRAD_SECRET_FILE"):
+        monkeypatch.delenv(name, raising=False)
+    return tmp_path
+
+
+def typed(console: str) -> list[str]:
+    """What is typed in a terminal."""
+    return [line.removeprefix("$ ") for line in console.splitlines() if line.startswith("$ ")]
+
+
+def shown(console: str) -> str:
+    """What appears in a terminal."""
+    return "\n".join(line for line in console.splitlines() if not line.startswith("$ "))
+
+
+@pytest.mark.proc
+def test_two_workers_in_one_process(folder: Path) -> None:
+    done = subprocess.run([sys.executable, "across.py"], cwd=folder, capture_output=True, text=True, check=True)
+    np.testing.assert_allclose(numbers(done.stdout), numbers(after("# across.py", "text")), atol=1e-4)
+    assert len(numbers(done.stdout)) == 9 and done.stderr == ""
+
+
+@pytest.mark.proc
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the secret is drawn with openssl")
+def test_two_terminals(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = str(free.getsockname()[1])
+    first, second = (console.replace("7000", port) for console in (after("# across.py", "console"), after("# drive.py", "console")))
+    (folder / "drive.py").write_text(block("# drive.py").replace("7000", port))
+    *preparing, serving = typed(first)
+    with subprocess.Popen(["bash", "-c", "\n".join([*preparing, f"exec {serving}"])], stdout=subprocess.PIPE, text=True) as worker:
+        try:
+            assert worker.stdout is not None
+            line = worker.stdout.readline().strip()
+            assert re.sub(r"pid \d+", "", line) == re.sub(r"pid \d+", "", shown(first))
+            done = subprocess.run(["bash", "-c", "\n".join(typed(second))], capture_output=True, text=True, check=True)
+            np.testing.assert_allclose(numbers(done.stdout), numbers(shown(second)), atol=1e-4)
+            assert len(numbers(done.stdout)) == 9
+            worker.send_signal(signal.SIGINT)
+            assert worker.wait(20) == 0
+        finally:
+            worker.kill()
+
+
+@pytest.mark.proc
+async def test_a_lost_worker_is_restored(folder: Path) -> None:
+    x = ag.tensor([0.5, -1.0])
+    dies = [False]
+
+    async def train_on(layer: dist.RemoteModule, optimizer: dist.DistributedOptimizer) -> None:
+        for step in range(4):
+            async with driver.context() as ctx:
+                y = await layer(x)
+                if dies[0] and step == 2:
+                    dies[0] = False
+                    os.kill(cluster.pids["left"], signal.SIGKILL)
+                await ctx.backward((y**2).sum())
+                await optimizer.step(ctx)
+
+    weights = []
+    for dies[0] in (False, True):
+        async with dist.LocalCluster(1, names=["left"], service="across:service", environment={"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}) as cluster:
+            driver = cluster.driver
+            layer = dist.RemoteModule(driver, "left", await driver.remote("left", "Layer"))
+            optimizer = dist.DistributedOptimizer(driver, ag.optim.SGD, [layer], lr=0.2, momentum=0.9)
+            names = await run(
+                block("saved = "), ag=ag, dist=dist, DistributedError=DistributedError, driver=driver, cluster=cluster, layer=layer, optimizer=optimizer,
+                train_on=train_on,
+            )  # fmt: skip
+            weights.append(await names["layer"].state_dict())
+            assert names["optimizer"].steps == 4
+    for name, value in weights[0].items():
+        np.testing.assert_array_equal(value.numpy(), weights[1][name].numpy())

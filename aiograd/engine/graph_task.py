@@ -170,11 +170,9 @@ class GraphTask:
                     self._accumulate_into.add(node)
                 else:
                     self.captures.setdefault(node, []).append(Capture(nr, index))
-        #: nodes that keep what they saved, those whose hooks have run already, and those whose rules asked which of their outputs are wanted;
-        #: see `aiograd.engine.halves`
+        #: nodes that keep what they saved for another pass, and nodes whose hooks have run in an earlier one; see `aiograd.engine.halves`
         self.kept: Collection[Node] = ()
         self.resumed: Collection[Node] = ()
-        self.asked: set[Node] | None = None
         #: nodes that run; None: all of them
         self.exec_info: dict[Node, bool] | None = None
         #: every node of the graph with how many gradients are still to come

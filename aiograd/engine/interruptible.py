@@ -4,8 +4,8 @@ Note [Cancelled while awaited inline]
     A coroutine that is awaited inline has the cancellation of the pass thrown into it. It might catch that and return as if nothing had
     happened, or go on for a minute. So it is stepped by hand: what it returns or raises once the pass has been cancelled is not
     wanted any more, and if it suspends again, what is left of it is put into `rest`, which the driver runs as a task of its own and waits
-    for as long as for every other coroutine of the pass, and whose modes (`no_grad`) are its own. Cancellations that are the coroutine's own business (a timeout inside it)
-    are none of the pass, and it handles them as it would anywhere.
+    for as long as for every other coroutine of the pass. Modes that it had entered (`no_grad`) go with it. Cancellations that are the
+    coroutine's own business (a timeout inside it) are none of the pass, and it handles them as it would anywhere.
 
 Rejected: a task for every coroutine (4 µs for each, also for the many that never suspend).
 """

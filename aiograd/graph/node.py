@@ -268,11 +268,7 @@ class Node:
     def task_should_compute_output(self, i: int) -> bool:
         """Whether the running pass wants output `i`; outside of a pass as `should_compute_output`."""
         current = CURRENT.get()
-        if current is None:
-            return self.should_compute_output(i)
-        if current.task.asked is not None:
-            current.task.asked.add(self)
-        return bool(current.task.should_compute(self, i))
+        return self.should_compute_output(i) if current is None else bool(current.task.should_compute(self, i))
 
     # ---------------------------------------------------------------- inputs
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiograd.parallel.isolated import IsolatedContext as IsolatedContext
-from aiograd.parallel.isolated import run_isolated_backward as run_isolated_backward
-from aiograd.parallel.isolated import run_isolated_forward as run_isolated_forward
+from aiograd.isolation import IsolatedContext as IsolatedContext
+from aiograd.isolation import run_isolated_backward as run_isolated_backward
+from aiograd.isolation import run_isolated_forward as run_isolated_forward
 from aiograd.parallel.mapping import map_with_parallel_backward as map_with_parallel_backward

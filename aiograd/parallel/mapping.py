@@ -15,8 +15,8 @@ from aiograd.errors import ArgumentError
 from aiograd.function import Function, once_differentiable
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
+from aiograd.isolation import IsolatedContext, run_isolated_forward
 from aiograd.modes import is_grad_enabled
-from aiograd.parallel.isolated import IsolatedContext, run_isolated_forward
 from aiograd.tensors.core import make
 
 

@@ -47,6 +47,9 @@ class ActionKind(enum.Enum):
     #: a forward and a backward side by side; see `Action.parts`
     OVERLAP_F_B = "OVERLAP_F_B"
 
+    # Members are singletons. The enum's own hash runs Python code, and passes over schedules are made of look-ups.
+    __hash__ = object.__hash__
+
     @property
     def is_compute(self) -> bool:
         """Whether it computes: F, I, W, B or OVERLAP_F_B. A schedule before lowering has these only."""

@@ -67,7 +67,7 @@ class SlotAssignment:
 
     def _missing(self, what: str, stage: int, microbatch: int) -> NoReturn:
         stages = sorted({stage for stage, _ in self.slots})
-        raise IndexRangeError(f"No activation {what} exists for stage {stage}, microbatch {microbatch}; rank {self.rank} has slots for stages {stages}")
+        raise IndexRangeError(f"No activation {what} exists for stage {stage}, microbatch {microbatch}; rank {self.rank} has stages {stages}")
 
 
 def assign_slots(schedule: Schedule, granularity: Granularity = "stage_microbatch") -> tuple[SlotAssignment, ...]:
@@ -146,22 +146,18 @@ def _lives(schedule: Schedule, rank: int, stages: Sequence[int]) -> dict[Key, Li
                 if key in ends:
                     _fail("multiple release actions (B or W)", part, rank, step)
                 ends[key] = step, part.kind
-    keys = [(stage, microbatch) for stage in stages for microbatch in range(schedule.num_microbatches)]
     for what, found in (("Forward actions (F)", starts), ("Backward release actions (B or W)", ends)):
-        missing = [key for key in keys if key not in found]
-        if missing:
-            stage, microbatch = missing[0]
-            raise ScheduleError(
-                f"{what} are missing on rank {rank} for {len(missing)} activations, the first of stage {stage}, microbatch {microbatch}",
-                rank=rank, stage=stage, microbatch=microbatch,
-            )  # fmt: skip
-    for key in keys:
-        step, kind = ends[key]
+        for stage in stages:
+            for microbatch in range(schedule.num_microbatches):
+                if (stage, microbatch) not in found:
+                    text = f"{what} are missing on rank {rank}, the first of stage {stage}, microbatch {microbatch}"
+                    raise ScheduleError(text, rank=rank, stage=stage, microbatch=microbatch)
+    for key, (step, kind) in ends.items():
         if kind is _K.W and key not in inputs:
             _fail("a weight backward (W) without input backward (I)", Action(key[0], kind, key[1]), rank, step)
         if step < starts[key]:
             _fail("a life that ends before its forward (F)", Action(key[0], kind, key[1]), rank, step)
-    return {key: (starts[key], ends[key][0]) for key in keys}
+    return {key: (start, ends[key][0]) for key, start in starts.items()}
 
 
 def _fail(reason: str, part: Action, rank: int, step: int) -> NoReturn:

@@ -4,13 +4,13 @@ Each pass takes rows and returns rows; `Schedule.merge` and `Schedule.lower` put
 
 Note [Order of transfers]
     `add_transfers` carries the schedule out, one action per rank and round, ranks in order. When an action is done that another rank needs,
-    SEND goes right after it and RECV to the end of what the receiver has done so far, so both ends see the transfers between them in one
-    order and the whole has an order in which nothing waits for something later. That order survives `defer_receives`, which moves each RECV
-    later, never past its consumer.
+    SEND goes right after it and RECV to the end of what the receiver has done so far. So there is one order of all actions in which SEND and
+    RECV of each transfer are neighbours, and the rows run to their end even where a SEND returns only when the other side receives.
 
-    Where both ends of a transfer take part in it at the same time (a send that returns when the other side receives), two ranks that send to
-    each other block. So the lower rank of a pair receives what it owes before it sends: its RECVs from that peer are not moved past a SEND
-    to that peer.
+    `defer_receives` moves each RECV later, never past its consumer, so that waiting for it holds nothing else up. That keeps an order in
+    which each SEND precedes its RECV: enough where a SEND hands its values over and returns, as it does here, but not where both ends take
+    part in a transfer at the same time. Between those two, the lower rank of a pair posts what it is to receive before it sends: its
+    RECVs from that peer are not moved past a SEND to that peer.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _merge_row(row: Sequence[Action | None]) -> list[Action | None]:
     for action in row:
         if action is not None:
             before = merged[last] if last >= 0 else None
-            if action.kind is _K.W and before is not None and (before.kind, before.stage, before.microbatch) == (_K.I, action.stage, action.microbatch):
+            if action.kind is _K.W and before == Action(action.stage, _K.I, action.microbatch):
                 merged[last:] = [Action(action.stage, _K.B, action.microbatch)]
                 continue
             last = len(merged)
@@ -85,13 +85,14 @@ def add_unshard(row: Sequence[Action | None], active: int = ACTIVE_STAGES) -> li
     """
     gathered: dict[int, None] = {}  # in the order of gathering
     result: list[Action | None] = []
-    for position, action in enumerate(row):
+    for action, upcoming in zip(row, _upcoming_stages(row), strict=True):
         if action is not None:
-            upcoming = _next_stages(row[position:], active)
-            for stage in [stage for stage in gathered if stage not in upcoming]:
+            # An overlap uses two stages at once, so `active` of 1 does not keep the second one out.
+            wanted = upcoming[: max(active, len(dict.fromkeys(part.stage for part in action.computations)))]
+            for stage in [stage for stage in gathered if stage not in wanted]:
                 del gathered[stage]
                 result.append(Action(stage, _K.RESHARD))
-            for stage in upcoming:
+            for stage in wanted:
                 if stage not in gathered:
                     gathered[stage] = None
                     result.append(Action(stage, _K.UNSHARD))
@@ -99,14 +100,16 @@ def add_unshard(row: Sequence[Action | None], active: int = ACTIVE_STAGES) -> li
     return result + [Action(stage, _K.RESHARD) for stage in gathered]
 
 
-def _next_stages(row: Sequence[Action | None], count: int) -> dict[int, None]:
-    found: dict[int, None] = {}
-    for action in row:
-        if action is not None:
-            found.update(dict.fromkeys(part.stage for part in action.computations))
-            if len(found) >= count:
-                break
-    return found
+def _upcoming_stages(row: Sequence[Action | None]) -> list[tuple[int, ...]]:
+    """For each cell the stages it and those after it use, in the order of their first use."""
+    upcoming: list[tuple[int, ...]] = []
+    later: tuple[int, ...] = ()
+    for action in reversed(row):
+        now = dict.fromkeys(part.stage for part in action.computations) if action is not None else {}
+        later = (*now, *(stage for stage in later if stage not in now)) if now else later
+        upcoming.append(later)
+    upcoming.reverse()
+    return upcoming
 
 
 def add_reduce_gradients(row: Sequence[Action | None], microbatches: int) -> list[Action | None]:

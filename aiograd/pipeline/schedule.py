@@ -77,7 +77,7 @@ class Schedule:
         if stage_to_rank is None:
             homeless = next((stage for stage in range(stages) if stage not in homes), None)
             if homeless is not None:
-                raise ScheduleError(f"no rank has an action of stage {homeless} of {stages}; give stage_to_rank, or that stage's actions", stage=homeless)
+                raise ScheduleError(f"no rank has an action of stage {homeless} of {stages}; add them, or give stage_to_rank", stage=homeless)
             self._stage_to_rank = tuple(homes[stage] for stage in range(stages))
 
     @property
@@ -219,7 +219,8 @@ class Schedule:
 
     def __repr__(self) -> str:
         form = "lowered" if self._lowered else "compute-only"
-        return f"<Schedule {self._name or 'without name'}: {self.num_ranks} ranks, {self.num_stages} stages, {self._microbatches} microbatches, {form}>"
+        size = f"{self.num_ranks} ranks, {self.num_stages} stages, {self._microbatches} microbatches"
+        return f"<Schedule {self._name or 'without name'}: {size}, {form}>"
 
     def __str__(self) -> str:
         return format_grid(self._ranks)
@@ -236,7 +237,9 @@ def _rows(ranks: Sequence[Sequence[Action | None]] | Mapping[int, Sequence[Actio
     for rank, row in enumerate(rows):
         for step, action in enumerate(row):
             if action is not None and not isinstance(action, Action):
-                raise ArgumentTypeError(f"rank {rank}, step {step} of a schedule must be an Action or None, not {type(action).__name__}; see Action.parse")
+                raise ArgumentTypeError(
+                    f"rank {rank}, step {step} of a schedule must be an Action or None, not {type(action).__name__}; see Action.parse"
+                )
     return rows
 
 

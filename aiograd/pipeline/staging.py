@@ -7,8 +7,8 @@ Note [Order of a step's sums]
     until all that come before them in that order are there, and are then added: the prefix is folded as it arrives. With schedules that
     keep to the order nothing ever waits.
 
-    Whether something still comes before is known from how far each stage is, and from which stages a leaf belongs to. Leaves of stages that do
-    not tell their parameters may belong to any stage that does not either.
+    Whether something still comes before is known from how far each stage is, and from which stages a leaf belongs to: those that have it among
+    their parameters and those that do not tell theirs; a leaf that no stage has told of may belong to any.
 
 Note [Two sums]
     The gradient that a leaf has already takes part in the sum from the start, as in a serial run. In case another pass changes it before the
@@ -23,12 +23,11 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.engine.evaluate import suspends
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.engine.run import current_engine
 from aiograd.errors import GraphError, HookError
-from aiograd.engine.evaluate import suspends
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
-from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import hook_name
 from aiograd.types import Array
 
@@ -38,7 +37,7 @@ class Sum(Staged):
 
     __slots__ = ("waiting", "stages", "is_folding", "place")
 
-    def __init__(self, leaf: AccumulateGrad, stages: tuple[int, ...]) -> None:
+    def __init__(self, leaf: AccumulateGrad, stages: set[int]) -> None:
         self.slot = leaf
         #: the sum without what the leaf had: None, or an array of our own
         self.grad = None
@@ -46,7 +45,7 @@ class Sum(Staged):
         self.version = 0
         #: contributions that others have to come before, by (microbatch, -stage)
         self.waiting: dict[tuple[int, int], Array] = {}
-        #: which stages may contribute, last stage first
+        #: which stages may contribute
         self.stages = stages
         self.is_folding = False
         #: its place among all leaves; the least key that it got
@@ -93,6 +92,7 @@ class Staging:
             entry = self._sums.get(leaf)
             if entry is None:
                 entry = self._sums[leaf] = Sum(leaf, self._stages_of(leaf))
+            entry.stages.add(stage)
             entry.waiting[key] = grad
             entry.place = (*key, index) if entry.place is None else min(entry.place, (*key, index))
             self._blocked[leaf] = None
@@ -124,9 +124,9 @@ class Staging:
             ready.append(entry.waiting.pop(key))
         return ready
 
-    def _stages_of(self, leaf: AccumulateGrad) -> tuple[int, ...]:
-        known = [stage for stage, leaves in self._leaves.items() if leaves is not None and leaf in leaves]
-        return tuple(known + [stage for stage, leaves in self._leaves.items() if leaves is None])
+    def _stages_of(self, leaf: AccumulateGrad) -> set[int]:
+        known = {stage for stage, leaves in self._leaves.items() if leaves is not None and leaf in leaves}
+        return known | {stage for stage, leaves in self._leaves.items() if leaves is None} if known else set(self._leaves)
 
     @property
     def is_complete(self) -> bool:
@@ -178,6 +178,4 @@ def _add_to(have: Array, grad: Array) -> Array:
     """The sum, in the memory of `have` where it is on the host."""
     if have.__class__ is np.ndarray and grad.__class__ is np.ndarray:
         return np.add(have, grad, out=have)
-    if BOUNDARY.is_tensor(have):  # the base was a Tensor: sums with it are Tensors
-        have = BOUNDARY.unwrap(have)
     return have + grad

@@ -50,7 +50,7 @@ class _Checker:
         for rank, row in enumerate(self.schedule.ranks):
             if not self.schedule.stages_of(rank):
                 raise ScheduleError(
-                    f"rank {rank} of {self.schedule.num_ranks} has no stage: each rank needs at least one; drop the rank or give it a stage", rank=rank
+                    f"rank {rank} of {self.schedule.num_ranks} has no stage: drop the rank, or give it the actions of a stage", rank=rank
                 )
             parameters = _Parameters(self, rank)
             done: set[Fact] = set()
@@ -76,7 +76,7 @@ class _Checker:
     def check_place(self, part: Action, rank: int, step: int, done: set[Fact]) -> None:
         where = f"of stage {part.stage}" + ("" if part.microbatch is None else f", microbatch {part.microbatch}")
         if self.homes[part.stage] != rank:
-            self.fail(f"{part} {where} is assigned to rank {rank} and the stage to rank {self.homes[part.stage]}; a stage lives on one", rank, step, part)
+            self.fail(f"{part} {where}, which is assigned to rank {self.homes[part.stage]}: a stage lives on one rank", rank, step, part)
         after = _AFTER.get(part.kind)
         if after is not None and (after[0], part.stage, part.microbatch) not in done:
             self.fail(f"{after[1]} {where} without {after[2]} in an earlier step", rank, step, part)
@@ -98,14 +98,14 @@ class _Checker:
         for stage, rank in enumerate(self.homes):
             forwards, full, inputs, weights = (counts[stage, kind] for kind in (_K.F, _K.B, _K.I, _K.W))
             if forwards != expected:
-                raise ScheduleError(f"stage {stage} has {forwards} forwards (F), expected one for each of {expected} microbatches", rank=rank, stage=stage)
+                raise ScheduleError(f"stage {stage} has {forwards} forwards (F), expected {expected}: one per microbatch", rank=rank, stage=stage)
             if inputs != weights:
                 raise ScheduleError(
                     f"stage {stage} has {inputs} input backwards (I) and {weights} weight backwards (W): each I needs its W", rank=rank, stage=stage
                 )
             if not forward_only and full + inputs != expected:
                 raise ScheduleError(
-                    f"stage {stage} has {full + inputs} backwards (B={full}, I={inputs}, W={weights}), expected one for each of {expected} microbatches",
+                    f"stage {stage} has {full + inputs} backwards (B={full}, I={inputs}, W={weights}), expected {expected}: one per microbatch",
                     rank=rank, stage=stage,
                 )  # fmt: skip
 

@@ -144,6 +144,15 @@ class OpNode(Node):
         tensor._nr = nr
         return tensor
 
+    def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """Whether one rule makes outputs of both groups at once, so that two runs would do part of the work twice."""
+        op = self.row.op
+        if op.variadic:
+            return True
+        firsts = {op.arrays[i] for i in some}
+        seconds = {op.arrays[i] for i in others}
+        return any(firsts.intersection(arguments) and seconds.intersection(arguments) for arguments, _, _ in self.row.fast)
+
     # ---------------------------------------------------------------- saved values
 
     def cannot_run(self) -> Exception:

@@ -250,9 +250,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def create_task(self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> asyncio.Task[T]:
         """A task that belongs to the owner in its context."""
-        task: asyncio.Task[T] = super().create_task(coro, **options)
         context: contextvars.Context | None = options.get("context")
         owner = OWNER.get() if context is None else context.get(OWNER)
+        if owner is not None and owner.is_dead and self.is_closed():
+            coro.close()  # what a dead owner's cleanup would still like to do: nobody is to hear of it
+        task: asyncio.Task[T] = super().create_task(coro, **options)
         if owner is not None:
             owner.adopt_task(task)
         return task

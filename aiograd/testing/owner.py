@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import gc
 import sys
 import warnings
 import weakref
@@ -121,7 +120,6 @@ class Owner:
                         coroutine: Any = item.get_coro()
                         contextvars.Context().run(_close, coroutine, self)
                 buried.clear()
-                gc.collect(1)  # coroutines that their cleanup has made and could not start: nobody is to hear of them
         finally:
             sys.unraisablehook = hook
 

@@ -38,6 +38,7 @@ class World(Protocol):
     hosts: dict[str, Host]
     streams: dict[str, Random]
     may_fail: bool
+    buried: set[tuple[str, bytes]]
 
 
 class Host:
@@ -158,24 +159,24 @@ class _Journal:
 
 
 class ContextWatch:
-    """Sees to it that a released context never comes back to the worker that has released it."""
+    """Sees to it that a released context never comes back, for its principal, to the worker that has released it."""
 
     def __init__(self, host: Host) -> None:
         self._host = host
-        self._released: set[bytes] = set()
+        self._released: set[tuple[bytes, str]] = set()
 
     def start(self) -> None:
         """Look on from now on."""
         table: Any = self._host.worker._office.contexts
         add, remove = table._add, table.remove
 
-        def watched_add(key: bytes, *rest: Any) -> Any:
-            if key in self._released:
+        def watched_add(key: bytes, origin: str, principal: str) -> Any:
+            if (key, principal) in self._released:
                 self._host.world.notes.expect(False, f"{self._host.name}: context {key.hex()[:8]} was released and is opened again")
-            return add(key, *rest)
+            return add(key, origin, principal)
 
         def watched_remove(context: Context, now: float) -> Any:
-            self._released.add(context.key)
+            self._released.add((context.key, context.principal))
             return remove(context, now)
 
         table._add, table.remove = watched_add, watched_remove

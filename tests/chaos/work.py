@@ -17,6 +17,7 @@ from aiograd.errors import (
     AiogradError,
     CommitUnknown,
     ContextNotFoundError,
+    ContextReleasedError,
     DistributedError,
     ReferenceLostError,
     RemoteError,
@@ -124,18 +125,18 @@ class Work:
     async def passes(self, ctx: Context, book: Book, loss: ag.Tensor, random: Random) -> None:
         """Some backward passes over one graph, which all but the last of them keep; some at the same time."""
         count = random.randint(1, 3)
-        at_once = random.random() < 0.25
+        at_once, is_fast = random.random() < 0.25, random.random() < 0.1
         numbers = list(range(count))
         while numbers:
             now, numbers = (numbers, []) if at_once else (numbers[:1], numbers[1:])
             keep = bool(numbers) or len(now) > 1
-            await _together([self.one_pass(ctx, book, loss, number, keep, Random(random.random())) for number in now])
+            await _together([self.one_pass(ctx, book, loss, number, Random(random.random()), keep=keep, is_fast=is_fast) for number in now])
             book.check()
 
-    async def one_pass(self, ctx: Context, book: Book, loss: ag.Tensor, number: int, keep: bool, random: Random) -> None:
+    async def one_pass(self, ctx: Context, book: Book, loss: ag.Tensor, number: int, random: Random, *, keep: bool, is_fast: bool) -> None:
         """One backward pass, entered into the book."""
         seconds = random.choice(SECONDS)
-        is_fast, create_graph = random.random() < 0.1, random.random() < 0.1
+        create_graph = random.random() < 0.1
         begun, doubts = self.notes.moment(), len(ctx.in_doubt)
         pass_ = ctx.backward(
             loss * float(power(number)), retain_graph=keep, create_graph=create_graph, mode="fast" if is_fast else "smart", timeout=seconds
@@ -332,11 +333,11 @@ class Work:
 
     async def intrude(self, name: str, context: Context, random: Random) -> None:
         """Send one message about a foreign context."""
-        key, pass_id = context.key, next(iter(context.parts), (DRIVER, 1))
+        key, pass_id, host = context.key, next(iter(context.parts), (DRIVER, 1)), self.world.hosts[name]
         edge = next(iter(context.send_nodes), 1)
         heading = (key, context.origin, (-1,), 0, random.random() < 0.5)
         messages: dict[Kind, tuple[Any, ...]] = {
-            Kind.CALL: ("nap", [0.0, name, 0, 0.0], {}, True, heading),
+            Kind.CALL: ("nap", [0.0, name, self.notes.new_token(self.notes.clock() + 2.0, None), 0.0], {}, True, heading),
             Kind.MARK: (key, *pass_id, [edge]),
             Kind.GRADIENT: (key, *pass_id, (edge, [None], 0), 2, []),
             Kind.COMMIT: (key, *pass_id),
@@ -345,12 +346,17 @@ class Work:
             Kind.RELEASE: (key,),
         }
         kind = random.choice(list(messages))
+        if kind is Kind.RELEASE:
+            self.world.buried.add((name, key))
         try:
             await self.host.timed("a probe", 2.0, self.host.worker.endpoint.request(name, kind, messages[kind], 2.0))
-            self.notes.expect(False, f"{name} took a {kind.name} about a context of another principal from {self.host.name}")
+            is_own = kind is Kind.CALL and (host.find(key) or context).principal == self.host.keyring.default_principal  # its own one, of the same id
+            self.notes.expect(is_own, f"{name} took a {kind.name} about a context of another principal from {self.host.name}")
         except ContextNotFoundError as error:
             self.notes.expect("knows no such autograd context" in str(error), f"{name} tells strangers of its contexts: {error}")
             self.notes.count("probe refused")
+        except ContextReleasedError as error:
+            self.notes.expect((name, key) in self.world.buried, f"{name} tells strangers of its contexts: {error}")
         except DistributedError as error:
             is_network = not isinstance(error, RemoteError | ReferenceLostError) and not error.path
             self.notes.expect(is_network, f"{name} answers a {kind.name} about a foreign context with {type(error).__name__}: {error}")

@@ -71,6 +71,8 @@ class World:
         #: what drivers have yet to do, and the contexts that they have open
         self.plans: dict[str, list[tuple[tuple[Activity, str], ...]]] = {}
         self.books: dict[str, list[Book]] = {DRIVER: [], TENANT: []}
+        #: foreign contexts that the tenant has claimed to release, and the workers that were told: they may tell it that much
+        self.buried: set[tuple[str, bytes]] = set()
         self.healed = asyncio.Event()
         self._plan(DRIVER, mix.rounds)
         if mix.tenant:

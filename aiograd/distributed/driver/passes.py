@@ -138,12 +138,7 @@ class Passes:
             await wait_for(self.office.endpoint.context, aborting, self._patience(part))
             return
         error.committed = True  # type: ignore[attr-defined]
-        try:
-            await part.wait_ended()
-            await self._spread(part)
-        except asyncio.CancelledError as again:
-            again.committed = True  # type: ignore[attr-defined]
-            raise
+        await self._spread(part)
 
     def _patience(self, part: Part) -> float:
         """Seconds to wait for what other workers say of the end of a pass: not much longer than for the pass; telling them goes on after that."""
@@ -157,11 +152,16 @@ class Passes:
             await telling
 
     async def _spread(self, part: Part) -> None:
-        """Who waited for a pass goes away after its commit: give the other workers a moment to hear of it."""
-        if part.verdict is not None:
-            await wait_for(self.office.endpoint.context, part.verdict, min(self.office.limits.silence, self._patience(part)))
-            if _unknown(part):
-                part.context.in_doubt.add(part.pass_id)
+        """Who waited for a pass goes away after its commit: let hooks here end, and give the other workers a moment to hear of it."""
+        try:
+            await part.wait_ended()
+            if part.verdict is not None:
+                await wait_for(self.office.endpoint.context, part.verdict, min(self.office.limits.silence, self._patience(part)))
+        except asyncio.CancelledError as again:
+            again.committed = True  # type: ignore[attr-defined]
+            raise
+        finally:
+            _note_doubt(part)
 
     async def _settled(self, part: Part) -> None:
         """The pass is over on this worker: wait for the others and raise what there is to raise."""
@@ -177,9 +177,7 @@ class Passes:
                 cancelled.committed = True  # type: ignore[attr-defined]
                 await self._spread(part)
                 raise
-        unknown = _unknown(part)
-        if unknown:
-            part.context.in_doubt.add(part.pass_id)
+        unknown = _note_doubt(part)
         if error is not None:
             raise error
         if unknown:
@@ -359,3 +357,13 @@ class Passes:
 def _unknown(part: Part) -> tuple[str, ...]:
     """Workers that are not known to have committed a pass that was."""
     return tuple(name for name, failure in part.untold.items() if not getattr(failure, "committed", False))
+
+
+def _note_doubt(part: Part) -> tuple[str, ...]:
+    """Let the context say that a pass may not be committed everywhere, unless and until it is known to be; returns where it is not."""
+    unknown = _unknown(part)
+    if unknown:
+        part.context.in_doubt.add(part.pass_id)
+        if part.verdict is not None and not part.verdict.done():  # telling them goes on
+            part.verdict.add_done_callback(lambda _: None if _unknown(part) else part.context.in_doubt.discard(part.pass_id))
+    return unknown

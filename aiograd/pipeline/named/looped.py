@@ -16,7 +16,7 @@ def looped_bfs(rank: int, size: Size) -> Row:
 
     2 ranks, 2 microbatches, 2 stages per rank::
 
-        rank 0 | 0F0 0F1 2F0 2F1  .   .  2B1---- 2B0---- 0B1---- 0B0----
+        rank 0 | 0F0 0F1 2F0 2F1  .   .   .  2B1---- 2B0---- 0B1---- 0B0----
         rank 1 |  .  1F0 1F1 3F0 3F1 3B1---- 3B0---- 1B1---- 1B0----
 
     Source: Lamy-Poirier, "Breadth-First Pipeline Parallelism", 2022.
@@ -35,7 +35,7 @@ def interleaved_1f1b(rank: int, size: Size) -> Row:
 
     2 ranks, 4 microbatches, 2 stages per rank::
 
-        rank 0 | 0F0 0F1 2F0 2F1 0F2  .  2B0---- 0F3 2B1---- 2F2 0B0---- 2F3 0B1---- 2B2---- 2B3---- 0B2---- 0B3----
+        rank 0 | 0F0 0F1 2F0 2F1 0F2  .  2B0---- 0F3 2B1---- 2F2 0B0---- 2F3 0B1----  .  2B2----  .  2B3---- 0B2---- 0B3----
         rank 1 |  .  1F0 1F1 3F0 3B0---- 3F1 3B1---- 1F2 1B0---- 1F3 1B1---- 3F2 3B2---- 3F3 3B3---- 1B2---- 1B3----
 
     Source: Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM", 2021.
@@ -55,7 +55,7 @@ def interleaved_zero_bubble(rank: int, size: Size) -> Row:
 
     2 ranks, 4 microbatches, 2 stages per rank::
 
-        rank 0 | 0F0 0F1 2F0  .  2F1 2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 0I2 0W2 0I3 0W3
+        rank 0 | 0F0 0F1 2F0 2F1  .  2I0 2W0 0F2 2I1 2W1 0F3 0I0 0W0 2F2 0I1 0W1 2F3 2I2 2W2 2I3 2W3 0I2 0W2 0I3 0W3
         rank 1 |  .  1F0 1F1 3F0 3I0 3F1 3I1 3W0 1F2 1I0 3W1 1F3 1I1 1W0 3F2 3I2 1W1 3F3 3I3 3W2 1I2 3W3 1I3 1W2 1W3
 
     Source: Qi et al., "Zero Bubble Pipeline Parallelism", 2024, with chunks as in PyTorch.

@@ -22,9 +22,9 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.function import Function, FunctionNode
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
+from aiograd.isolation.cut import Cut, edge_of
 from aiograd.modes import ModeScope
 from aiograd.offloading import offload
-from aiograd.parallel.cut import Cut, edge_of
 from aiograd.tensors.core import TensorCore, make
 
 

@@ -1,0 +1,7 @@
+"""Isolated passes: forward and backward of one call, outside of the caller's graph; what parallel maps and mixtures of experts are made of."""
+
+from __future__ import annotations
+
+from aiograd.isolation.passes import IsolatedContext as IsolatedContext
+from aiograd.isolation.passes import run_isolated_backward as run_isolated_backward
+from aiograd.isolation.passes import run_isolated_forward as run_isolated_forward
