@@ -20,6 +20,7 @@
     │   ├── ShapeError                shapes do not fit
     │   ├── IndexRangeError (IndexError) an index or axis outside of its range, or no index at all
     │   ├── ScheduleError             a pipeline schedule that cannot run; says where
+    │   ├── MicrobatchError (RuntimeError) a batch that cannot be split into microbatches, or results that cannot be put together
     │   └── ArgumentTypeError (TypeError) a call with wrong types or dtypes
     ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
@@ -27,6 +28,7 @@
     ├── EngineClosedError (RuntimeError)
     ├── CancelGraceError (RuntimeError) a cancelled coroutine did not stop within the grace period
     ├── PipelineError (RuntimeError)   a stage of a pipeline failed; says which, and doing what
+    ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
     ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
     │   └── DeviceMismatchError
@@ -34,6 +36,7 @@
         ├── WorkerLostError (ConnectionError) a worker crashed, fell silent or was restarted
         ├── UnknownPeerError (LookupError)    no worker of that name is known here
         ├── DeadlineError (TimeoutError)      a call or pass did not end in time
+        ├── ExpertLostError                   an expert of a mixture failed, or too few of them answered
         ├── RemoteError                       a remote function, rule or hook raised
         ├── PassAbortedError                  a distributed pass was given up because another worker failed
         ├── CommitUnknown                     contact was lost between prepare and commit: the outcome is not known everywhere
@@ -152,6 +155,10 @@ class ScheduleError(ArgumentError):
         self.microbatch = microbatch
 
 
+class MicrobatchError(ArgumentError, RuntimeError):
+    """A batch cannot be split into microbatches, or their results cannot be put together."""
+
+
 class ModeError(AiogradError, RuntimeError):
     """A mode was left in another context than the one it was entered in."""
 
@@ -192,6 +199,10 @@ class PipelineError(AiogradError, RuntimeError):
         self.rank = rank
 
 
+class StageBackwardError(AiogradError, RuntimeError):
+    """The backward pass of a stage failed; the cause is chained. ``committed`` is that of the cause."""
+
+
 class GradcheckError(AiogradError, RuntimeError):
     """Analytic and numeric derivatives disagree."""
 
@@ -230,11 +241,11 @@ class WorkerLostError(DistributedError, ConnectionError):
 
 
 class UnknownPeerError(DistributedError, LookupError):
-    """No worker of that name is known here."""
+    """No worker of that name is known here: it is not among the peers of this worker, and has not called it."""
 
 
 class DeadlineError(DistributedError, TimeoutError):
-    """A call or a pass did not end before its deadline."""
+    """A call or a pass did not end before its deadline. What ran for it on other workers has been cancelled."""
 
 
 class RemoteError(DistributedError):
@@ -269,12 +280,29 @@ class RemoteError(DistributedError):
         self.path = path
 
 
+class ExpertLostError(DistributedError):
+    """An expert failed, or too many of a sample's experts did.
+
+    Attributes:
+        sample: number of the sample in the batch.
+        position: of the expert among those that the sample asked.
+    """
+
+    def __init__(self, message: str, *, sample: int = 0, position: int = 0) -> None:
+        super().__init__(message)
+        self.sample = sample
+        self.position = position
+
+
 class PassAbortedError(DistributedError):
-    """A distributed pass was given up, because another worker failed or its initiator gave up."""
+    """A distributed pass was given up, because another worker failed or its initiator gave up. Nothing was committed anywhere."""
 
 
 class CommitUnknown(DistributedError):
     """Contact was lost between prepare and commit, so some worker's outcome is not known.
+
+    From ``backward``, ``committed`` is True: the gradients are there on this worker, and on the others but for those named, which ask for the
+    outcome when they can reach anybody. Who cannot wait for that restores all workers from a checkpoint.
 
     Attributes:
         workers: those whose outcome is not known.
@@ -318,7 +346,7 @@ class StepError(DistributedError):
 
 
 class ReferenceLostError(DistributedError, LookupError):
-    """A remote reference names an object that is gone: deleted, or its worker was restarted."""
+    """A remote reference names an object that is gone: deleted, or its worker was restarted. Make it anew with `Worker.remote`."""
 
 
 class NotExposedError(DistributedError, LookupError):

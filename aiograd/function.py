@@ -16,6 +16,7 @@ from __future__ import annotations
 import functools
 import inspect
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
@@ -46,16 +47,16 @@ class FunctionCtx:
         self._materialize = True
         self._node: FunctionNode | None = None
         self._values: tuple[Any, ...] | None = None
-        #: in backward: the pass that has not been asked yet what it needs
-        self._task: Any = None
+        #: in backward: the pass, until it has been asked what it needs; weak, since its error refers to who raised it
+        self._task: weakref.ref[Any] | None = None
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
         """Per argument of forward, whether its gradient is wanted; in backward: by the running pass."""
-        task, node = self._task, self._node
-        if task is not None:
-            self._needs = tuple([need and task.should_compute(node, i) for i, need in enumerate(self._needs)])
-            self._task = None
+        if self._task is not None:
+            task, self._task = self._task(), None
+            if task is not None:
+                self._needs = tuple([need and task.should_compute(self._node, i) for i, need in enumerate(self._needs)])
         return self._needs
 
     def save_for_backward(self, *tensors: Any) -> None:
@@ -103,7 +104,7 @@ class FunctionCtx:
         run.__dict__ = self.__dict__
         current = CURRENT.get()
         run._needs = self._needs
-        run._task = None if current is None else current.task
+        run._task = None if current is None else weakref.ref(current.task)
         run._materialize = self._materialize
         run._node = node
         run._values = values

@@ -28,7 +28,7 @@ import numpy as np
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import DistributedError, ReferenceLostError
-from aiograd.testing import Faults, Simulation, SimulatedNetwork, simulated_run
+from aiograd.testing import Faults, SimulatedNetwork, Simulation, simulated_run
 
 STEPS = 8
 SAVE_EVERY = 3

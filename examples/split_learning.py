@@ -162,7 +162,8 @@ async def main(epochs: int) -> None:
             second = time.perf_counter()
             await together.forward(order)
             third = time.perf_counter()
-        print(f"    all {len(order)} images encoded: {(second - first) * 1e3:.1f} ms asking one party after the other, {(third - second) * 1e3:.1f} ms at once")
+        in_turn, at_once = (second - first) * 1e3, (third - second) * 1e3
+        print(f"    all {len(order)} images read: {in_turn:.1f} ms asking one party after the other, {at_once:.1f} ms asking them at once")
 
         print("\nA batch whose gradients are far too large for the parties:")
         weights = await together.weights()

@@ -98,9 +98,19 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("words", [["quickstart.py"], ["train.py", "mlp", "--epochs", "1"], ["load_service.py"]])
-def test_an_example_runs(words: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["quickstart.py"], "backward said"),
+        (["train.py", "mlp", "--epochs", "1"], "test accuracy"),
+        (["load_service.py"], "give the URL"),
+        (["split_learning.py", "--epochs", "2"], "RemoteError: Error on Node"),
+        (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
+        (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
+    ],
+)
+def test_an_example_runs(words: list[str], expected: str) -> None:
     environment = {**os.environ, "PYTHONPATH": str(EXAMPLES.parent), "PYTHONWARNINGS": "error::RuntimeWarning"}
     done = subprocess.run([sys.executable, *words], cwd=EXAMPLES, env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert done.returncode == 0, done.stderr
-    assert done.stdout
+    assert expected in done.stdout

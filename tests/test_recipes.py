@@ -12,6 +12,7 @@ import signal
 import socket
 import subprocess
 import sys
+import textwrap
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,6 +30,7 @@ README = (ROOT / "README.md").read_text()
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 LABELS = np.arange(16) % 10
+SHELL = "/bin/sh"
 
 
 # -------------------------------------------------------------------- finding code
@@ -173,12 +175,12 @@ async def test_attribution_touches_no_gradient(model: ag.nn.Module) -> None:
 
 
 async def test_offload_and_checkpoint_give_the_same_gradients(model: ag.nn.Module) -> None:
-    def block(images: Any) -> Any:
-        return model_and_loss(model, images)
+    def forward(images: Any, labels: Any = LABELS) -> Any:
+        return model_and_loss(model, images, labels)
 
     plain = model_and_loss(model)
-    offloaded = await cook("Keep the forward off the loop too", ag=ag, model_and_loss=lambda i, n: model_and_loss(model, i, n), images=IMAGES, labels=LABELS)
-    recomputed = await cook("Trade time for memory", ag=ag, block=block, x=ag.asarray(IMAGES))
+    offloaded = await cook("Keep the forward off the loop too", ag=ag, model_and_loss=forward, images=IMAGES, labels=LABELS)
+    recomputed = await cook("Trade time for memory", ag=ag, block=forward, x=ag.asarray(IMAGES))
     gradients = []
     for loss in (plain, offloaded["loss"], recomputed["y"]):
         await loss.backward()
@@ -207,13 +209,20 @@ async def test_optimizer_in_backward(model: ag.nn.Module) -> None:
 async def test_see_what_happens(model: ag.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.chdir(tmp_path)
     loss = model_and_loss(model)
+    await cook("See what happens", ag=ag, loss=loss)
     record, draw = RECIPES["See what happens"]
     await run(record.replace("...", "await loss.backward()"), ag=ag, loss=loss)
-    assert "linear" in capsys.readouterr().out.lower()
-    assert Path("trace.json").stat().st_size > 0
-    await run(f"svg = {draw}", ag=ag, loss=loss)
-    await cook("See what happens", ag=ag, loss=loss)
+    assert "linear" in capsys.readouterr().out
+    assert (tmp_path / "trace.json").stat().st_size > 0
     assert "LinearBackward" in (await run(f"svg = {draw}", ag=ag, loss=loss))["svg"]
+
+
+@pytest.mark.net
+def test_the_example_of_the_distributed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    assert dist.__doc__ is not None
+    example = textwrap.dedent(re.findall(r"^::\n(.*?)^\S", dist.__doc__, re.MULTILINE | re.DOTALL)[0])
+    start(example, {"ag": ag})
+    assert capsys.readouterr().out.strip() in example and "tensor([2., 4.])" in example
 
 
 @pytest.mark.proc
@@ -264,12 +273,12 @@ def test_two_terminals(folder: Path) -> None:
     first, second = (console.replace("7000", port) for console in (after("# across.py", "console"), after("# drive.py", "console")))
     (folder / "drive.py").write_text(block("# drive.py").replace("7000", port))
     *preparing, serving = typed(first)
-    with subprocess.Popen(["bash", "-c", "\n".join([*preparing, f"exec {serving}"])], stdout=subprocess.PIPE, text=True) as worker:
+    with subprocess.Popen([SHELL, "-c", "\n".join([*preparing, f"exec {serving}"])], stdout=subprocess.PIPE, text=True) as worker:
         try:
             assert worker.stdout is not None
             line = worker.stdout.readline().strip()
             assert re.sub(r"pid \d+", "", line) == re.sub(r"pid \d+", "", shown(first))
-            done = subprocess.run(["bash", "-c", "\n".join(typed(second))], capture_output=True, text=True, check=True)
+            done = subprocess.run([SHELL, "-c", "\n".join(typed(second))], capture_output=True, text=True, check=True)
             np.testing.assert_allclose(numbers(done.stdout), numbers(shown(second)), atol=1e-4)
             assert len(numbers(done.stdout)) == 9
             worker.send_signal(signal.SIGINT)
@@ -279,7 +288,7 @@ def test_two_terminals(folder: Path) -> None:
 
 
 @pytest.mark.proc
-async def test_a_lost_worker_is_restored(folder: Path) -> None:
+async def test_a_lost_worker_is_restored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = ag.tensor([0.5, -1.0])
     dies = [False]
 
@@ -293,17 +302,16 @@ async def test_a_lost_worker_is_restored(folder: Path) -> None:
                 await ctx.backward((y**2).sum())
                 await optimizer.step(ctx)
 
+    monkeypatch.syspath_prepend(folder)
     weights = []
     for dies[0] in (False, True):
-        async with dist.LocalCluster(1, names=["left"], service="across:service", environment={"PYTHONPATH": f"{folder}{os.pathsep}{ROOT}"}) as cluster:
+        async with dist.LocalCluster(1, names=["left"], service="across:service") as cluster:
             driver = cluster.driver
             layer = dist.RemoteModule(driver, "left", await driver.remote("left", "Layer"))
             optimizer = dist.DistributedOptimizer(driver, ag.optim.SGD, [layer], lr=0.2, momentum=0.9)
-            names = await run(
-                block("saved = "), ag=ag, dist=dist, DistributedError=DistributedError, driver=driver, cluster=cluster, layer=layer, optimizer=optimizer,
-                train_on=train_on,
-            )  # fmt: skip
+            given = {"ag": ag, "dist": dist, "DistributedError": DistributedError, "driver": driver, "cluster": cluster, "train_on": train_on}
+            names = await run(block("saved = "), layer=layer, optimizer=optimizer, **given)
             weights.append(await names["layer"].state_dict())
-            assert names["optimizer"].steps == 4
+            assert names["optimizer"].steps == 4 and not dies[0]
     for name, value in weights[0].items():
         np.testing.assert_array_equal(value.numpy(), weights[1][name].numpy())

@@ -95,8 +95,10 @@ async def _serve(made: Worker, control: tuple[int, int] | None) -> None:
             print(f"worker {made.name} stops", flush=True)
         else:
             transport, _ = await loop.connect_read_pipe(lambda: _Parent(made, control[1], stop), os.fdopen(os.dup(control[0]), "rb", buffering=0))
-            await stopping.wait()
-            transport.close()
+            try:
+                await stopping.wait()
+            finally:
+                transport.close()  # also where a function has ended the process in its own way: an open pipe would keep the loop from closing
 
 
 class _Parent(asyncio.Protocol):

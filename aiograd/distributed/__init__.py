@@ -1,5 +1,28 @@
 """Distributed autograd: workers that call each other over HTTP, and backward passes that cross them.
 
+::
+
+    from aiograd import distributed as dist
+
+    service = dist.Service()                                        # what others may call
+
+    @service.function
+    def square(x: ag.Tensor) -> ag.Tensor:
+        return x * x
+
+    async def main():
+        async with dist.Worker("left", service=service) as left, dist.Worker("driver", peers={"left": left.url}) as driver:
+            x = ag.tensor([1.0, 2.0], requires_grad=True)
+            async with driver.context() as ctx:                     # one graph on all workers that it reaches
+                y = await driver.call("left", "square", x)
+                await ctx.backward(y.sum())                         # committed on all of them, or on none
+                print(ctx.grads[x])                                 # tensor([2., 4.])
+
+    ag.run(main())
+
+Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`, `DistributedOptimizer`. Workers as processes of this machine:
+`LocalCluster`; elsewhere: ``aiograd worker``. What is taken from peers: `Limits`; whom to trust: `Keyring`. Errors: ``ag.errors.DistributedError``.
+
 ==============================  ================================================================================================
 `worker`, `service`             the public face: who takes part, and what may be called
 `context`, `contexts`           a distributed graph on one worker; which contexts there are and who may use them
@@ -15,9 +38,11 @@
 
 from __future__ import annotations
 
+from aiograd.distributed import moe as moe
 from aiograd.distributed.cluster import LocalCluster as LocalCluster
 from aiograd.distributed.context import Context as Context
 from aiograd.distributed.context import ContextGradients as ContextGradients
+from aiograd.distributed.driver.objects import register_adapter as register_adapter
 from aiograd.distributed.driver.objects import register_optimizers as register_optimizers
 from aiograd.distributed.driver.optimizer import DistributedOptimizer as DistributedOptimizer
 from aiograd.distributed.encodings import Encoding as Encoding

@@ -48,7 +48,12 @@ class ContextSlot:
 
 
 class ContextGradients(Mapping[Any, Any]):
-    """Gradients by leaf, on this worker only: ``ctx.grads[parameter]``. What backward passes of the context have committed."""
+    """Gradients by leaf, on this worker only: ``ctx.grads[parameter]``. What backward passes of the context have committed, added up.
+
+    A mapping: ``parameter in ctx.grads``, ``dict(ctx.grads)``. Leaves that no pass has reached are not in it. It can be read after the context
+    has been released. The gradients of remote parameters stay with their workers: `DistributedOptimizer` uses them there, and an exposed
+    function reads them through `current_context`.
+    """
 
     __slots__ = ("_slots",)
 
@@ -85,7 +90,14 @@ class ContextGradients(Mapping[Any, Any]):
 class Context:
     """One distributed graph, as one worker sees it.
 
-    Use it as ``async with worker.context() as ctx``; in a handler, `current_context` gives the one of the caller.
+    Use it as ``async with worker.context() as ctx``; in an exposed function, `current_context` gives the one of the caller.
+
+    ::
+
+        async with worker.context() as ctx:
+            left, right = await asyncio.gather(worker.call("left", "encode", x), worker.call("right", "encode", x))
+            await ctx.backward(((left - right) ** 2).sum())
+            print(ctx.grads[x])
 
     Attributes:
         id: for people and logs: the worker that opened it and 128 random bits.

@@ -29,6 +29,7 @@ from aiograd.errors import (
     ContextReleasedError,
     DeadlineError,
     DistributedError,
+    ExpertLostError,
     LimitError,
     NoContextError,
     NotExposedError,
@@ -75,6 +76,7 @@ _FORMS: dict[str, _Form] = {
     "context_not_found": _Form(ContextNotFoundError, {}),
     "context_released": _Form(ContextReleasedError, {}),
     "step": _Form(StepError, {"step": int, "applied": tuple, "failed": tuple}),
+    "expert": _Form(ExpertLostError, {"sample": int, "position": int}),
     "reference_lost": _Form(ReferenceLostError, {}),
     "not_exposed": _Form(NotExposedError, {}),
     "overloaded": _Form(Overloaded, {"retry_after": float}),
@@ -112,7 +114,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
     value: dict[str, Any] = {
         "error": word,
         "type": _clean(type(error).__name__, NAME),
-        "text": _text(error),
+        "text": _text(error) or _clean(type(error).__name__, NAME),
         "worker": worker,
         "function": _clean(str(getattr(error, "_aiograd_function", function)), NAME),  # of a backward pass: the node that raised it
         "id": correlation_id,

@@ -13,6 +13,16 @@ from aiograd.errors import ArgumentTypeError
 class RemoteModule:
     """A module on the worker `peer`: ``y = await module(x)``; inside a context gradients flow through it.
 
+    ::
+
+        model = dist.RemoteModule(worker, "left", await worker.remote("left", "Model", 64))
+        optimizer = dist.DistributedOptimizer(worker, ag.optim.Adam, [model], lr=1e-3)
+        async with worker.context() as ctx:
+            await ctx.backward((await model(x)).sum())
+            await optimizer.step(ctx)
+
+    Whatever is awaited here raises as `Worker.call` does, and `ReferenceLostError` where the module is gone: deleted, or its worker restarted.
+
     Args:
         worker: this worker.
         peer: name of the worker that has the module.
@@ -38,32 +48,38 @@ class RemoteModule:
     forward = __call__
 
     async def parameters(self) -> list[RemoteRef]:
-        """References to the module's parameters, for a `DistributedOptimizer`."""
+        """References to the module's parameters, for a `DistributedOptimizer` of some of them. Cancelling changes nothing."""
         return list((await self.named_parameters()).values())
 
     async def named_parameters(self) -> dict[str, RemoteRef]:
-        """References to the module's parameters by name."""
+        """References to the module's parameters by name. Cancelling changes nothing."""
         named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref)
         return named
 
     async def state_dict(self) -> dict[str, Any]:
-        """A copy of the module's parameters and buffers by name: a checkpoint."""
+        """A copy, in this process, of the module's parameters and buffers by name: a checkpoint. Cancelling changes nothing."""
         state: dict[str, Any] = await self.worker.call(self.peer, "aiograd.module.state_dict", self.ref)
         return state
 
     async def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Put the module into a state that was read before; either all of it is loaded or nothing changes."""
+        """Put the module into a state that was read before; either all of it is loaded or nothing changes.
+
+        Cancelled, or where the answer is lost, it may have been loaded.
+
+        Raises:
+            RemoteError: names or shapes do not fit.
+        """
         await self.worker.call(self.peer, "aiograd.module.load_state_dict", self.ref, dict(state))
 
     async def train(self, mode: bool = True) -> RemoteModule:
-        """Switch the module to training, or evaluation."""
+        """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched."""
         await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode)
         return self
 
     async def eval(self) -> RemoteModule:
-        """Switch the module to evaluation."""
+        """Switch the module to evaluation; as `train`."""
         return await self.train(False)
 
     async def delete(self) -> None:
-        """Let the worker forget the module."""
+        """Let the worker forget the module. Deleting it again does nothing; cancelled, it may have been deleted."""
         await self.ref.delete()

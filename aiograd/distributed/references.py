@@ -58,6 +58,19 @@ class RemoteRef:
         """
         return self._request(self, "call", (method, list(args), kwargs), timeout)
 
+    def adapt(self, name: str, others: list[RemoteRef], options: dict[str, Any], *, timeout: float | None = None) -> Coroutine[Any, Any, RemoteRef]:
+        """Make one of the library's own objects around this one, where it lives, for instance a host of a pipeline's stages.
+
+        Args:
+            name: of the kind of object, as registered with `register_adapter`.
+            others: further objects of the same worker that it is made around.
+            options: plain values.
+
+        Returns:
+            A reference to the new object.
+        """
+        return self._request(self, "adapt", (name, others, options), timeout)
+
     def get(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """The object itself, where it can be sent (a Tensor, for instance). Inside a context gradients flow back to it."""
         return self._request(self, "get", (), timeout)

@@ -68,13 +68,25 @@ class Service:
 
     ::
 
-        service = Service()
+        service = dist.Service()
 
         @service.function
-        def square(x: Tensor) -> Tensor: ...
+        def square(x: ag.Tensor) -> ag.Tensor:
+            return x * x
 
-    A ``def`` runs on the executor of the worker, an ``async def`` on its loop. Parameters that are annotated accept only what the
-    annotation says: None, bool, int, float, complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them.
+        @service.reference
+        class Counter:
+            def __init__(self, start: int = 0) -> None:
+                self._count = start
+
+            async def increase(self) -> int:
+                self._count += 1
+                return self._count
+
+    A ``def`` runs on the executor of the worker, an ``async def`` on its loop. Either may use `current_worker` to call further workers and
+    `current_context` for the caller's gradients. Parameters that are annotated accept only what the annotation says: None, bool, int, float,
+    complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. What a function raises reaches its caller as
+    `RemoteError`, with type, message and worker; the traceback stays in the worker's log, ``logging.getLogger("aiograd.distributed")``, at INFO.
     """
 
     def __init__(self) -> None:
@@ -106,6 +118,8 @@ class Service:
 
     def reference(self, cls: C) -> C:
         """Let others make instances of a class with `Worker.remote` and call their public methods. Returns the class itself.
+
+        Public are methods, inherited ones too, that do not begin with an underscore, and ``__call__``. Attributes are private.
 
         Raises:
             ArgumentTypeError: it is no class. ArgumentError: as for `function`.

@@ -1,13 +1,5 @@
 """Worker: a process's (or a test's) place in a distributed computation.
 
-::
-
-    async with dist.Worker("driver", peers={"left": url}) as worker:
-        async with worker.context() as ctx:
-            y = await worker.call("left", "square", x)
-            await ctx.backward(y.sum())
-            print(ctx.grads[x])
-
 Workers are objects with a lifetime, several may live in one process, and nothing about them is global.
 """
 
@@ -65,13 +57,23 @@ def keyring_of(secret: bytes | Keyring | None) -> Keyring:
 class Worker:
     """One participant, under a name by which others know it. Use it with ``async with``.
 
+    ::
+
+        async with dist.Worker("driver", peers={"left": "http://10.0.0.2:7000"}) as worker:
+            async with worker.context() as ctx:
+                y = await worker.call("left", "square", x)
+                await ctx.backward(y.sum())
+                print(ctx.grads[x])
+
     Args:
         name: 1 to 128 letters, digits, dots, dashes and underscores.
         service: what others may call; None: nothing.
-        host, port: where to listen; port 0 takes a free one.
-        peers: URLs of other workers by name; more with `add_peer`. A worker that nobody can reach may still be called by those it has called.
-        secret: 32 bytes shared with the peers, or a Keyring; None takes ``AIOGRAD_SECRET_FILE`` or ``AIOGRAD_SECRET``, else a random secret of
-            this process. Everything between workers is authenticated and encrypted with it.
+        host, port: where to listen; port 0 takes a free one. An address that other machines reach needs `ssl` or `allow_plaintext`.
+        peers: URLs of other workers by name; more with `add_peer`. One of two workers has to know the other's; one that nobody can reach is
+            called over the connection that it has opened.
+        secret: 32 bytes shared with the peers (``bytes.fromhex(...)``), or a Keyring; None takes what the file holds that ``AIOGRAD_SECRET_FILE``
+            names, else ``AIOGRAD_SECRET``, else a random secret of this process, whose workers then trust each other and nobody else.
+            Everything between workers is authenticated and encrypted with it.
         ssl: an ``ssl.SSLContext`` to serve TLS with, besides.
         client_ssl: an ``ssl.SSLContext`` for connections to peers whose URL begins with ``https``.
         allow_plaintext: listen beyond this machine without TLS (messages are encrypted all the same).
@@ -181,7 +183,7 @@ class Worker:
         return f"<Worker {self.name} at {self._url or 'no address'}>"
 
     def add_peer(self, name: str, url: str) -> None:
-        """Say where another worker is; replaces what was known."""
+        """Say where another worker is, such as ``"http://10.0.0.2:7000"``; replaces what was known. Nothing is sent before the first call."""
         self._office.endpoint.add_peer(name, url)
 
     # ---------------------------------------------------------------- calls
@@ -189,32 +191,48 @@ class Worker:
     def call(self, peer: str, function: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a function that `peer` exposes; inside a context gradients flow through the call.
 
-        Cancelling cancels the function on its worker. Calls of other tasks overlap with this one.
+        ``await asyncio.gather(worker.call(...), worker.call(...))`` has several under way at once. Cancelling cancels the function on its worker.
 
         Args:
             peer: name of the worker (this one too).
-            function: name of the function.
+            function: the name under which it is exposed.
             args, kwargs: None, bool, int (64 bit), float, complex, str, bytes, Tensor, RemoteRef, and lists, tuples and dicts (keys are str) of them.
             timeout: seconds, on the way and there; never more than is left to the request that is being served. `Limits.default_deadline`
-                by default.
+                (60 s) by default.
 
         Returns:
             What the function returned. Its Tensors require grad if they did there, in a context and unless grad mode is off here.
 
         Raises:
-            NoContextError: an argument requires grad, and there is no context. RemoteError: the function raised. NotExposedError,
-            UnknownPeerError, WorkerLostError, DeadlineError, Overloaded, LimitError, ContextReleasedError, ArgumentTypeError.
+            NoContextError: an argument requires grad, and there is no context. RemoteError: the function raised, or does not take these
+            arguments. NotExposedError: there is none of that name. UnknownPeerError: nobody has said where `peer` is. WorkerLostError: it
+            crashed, fell silent or cannot be reached. DeadlineError: it did not answer in time. ArgumentTypeError: an argument, named with its
+            place, cannot be sent. AuthenticationError: the peer has another secret. Overloaded, LimitError, ContextReleasedError.
         """
         return self._office.calls.call(peer, function, list(args), kwargs, timeout)
 
     async def remote(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteRef:
         """Make an instance of a class that `peer` exposes, over there.
 
+        ::
+
+            ref = await worker.remote("left", "Counter", 3)
+            await ref.call("increase")
+            model = dist.RemoteModule(worker, "left", await worker.remote("left", "Model"))
+
         Cancelled midway, an instance may have been made; it goes with the peer's process.
 
         Args:
-            cls: the class or its name.
+            peer: name of the worker.
+            cls: the class or its name; only the name is sent.
             args, kwargs: of its constructor; as for `call`.
+            timeout: as for `call`.
+
+        Returns:
+            A reference to it. The instance lives until ``await ref.delete()``, or the end of its worker.
+
+        Raises:
+            NotExposedError: `peer` exposes no class of that name. Otherwise as `call`.
         """
         name = cls if isinstance(cls, str) else cls.__name__
         ref: RemoteRef = await self._office.calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
@@ -227,7 +245,11 @@ class Worker:
     # ---------------------------------------------------------------- contexts
 
     def context(self) -> ContextBlock:
-        """A new distributed context for an ``async with`` block. Leaving the block releases it on every worker that knows it."""
+        """A new distributed context for an ``async with`` block; remote calls made in the block are recorded in it.
+
+        It follows tasks that the block starts, `asyncio.gather` and ``ag.offload``. Leaving the block releases it on every worker that knows it;
+        what still runs in it is cancelled there. Contexts do not nest: code that a peer has called is in the context of its caller.
+        """
         return ContextBlock(self._office)
 
     @contextmanager

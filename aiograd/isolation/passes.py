@@ -61,6 +61,15 @@ class IsolatedContext:
         own = set(self._arguments)
         return [(number, target) for number, target in enumerate(self._cut.targets) if number not in own]
 
+    def stand_in(self, number: int) -> Any:
+        """A Tensor without values in the place of what an input of the cut stands for, to give a node of one's own that edge."""
+        node, nr = self._cut.targets[number]
+        metadata = node.metadata_of(nr)
+        dtype = np.dtype(np.float32) if metadata is None else metadata.dtype
+        tensor = make(np.broadcast_to(np.zeros((), dtype), () if metadata is None else metadata.shape))
+        tensor._node, tensor._nr = node, nr
+        return tensor
+
     def run(self, grads: Sequence[Any], keep_graph: bool) -> Any:
         """A coroutine that gives the gradients at every input of the cut."""
         roots: list[tuple[Node, int]] = []

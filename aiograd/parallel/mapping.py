@@ -9,15 +9,11 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
-import numpy as np
-
 from aiograd.errors import ArgumentError
 from aiograd.function import Function, once_differentiable
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import Node
 from aiograd.isolation import IsolatedContext, run_isolated_forward
 from aiograd.modes import is_grad_enabled
-from aiograd.tensors.core import make
 
 
 class ParallelMap(Function):
@@ -79,19 +75,10 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
     outputs = [outputs for _, outputs in done]
     if is_grad_enabled():
         arguments = [arg for args in calls for arg in args]
-        closure = [_stand_in(target) for run in runs for _, target in run.closure]
+        closure = [run.stand_in(number) for run in runs for number, _ in run.closure]
         recorded = iter(ParallelMap.apply(tuple(runs), [output for each in outputs for output in each], *arguments, *closure))
         outputs = [tuple(next(recorded) for _ in each) for each in outputs]
     return tuple(outputs)
-
-
-def _stand_in(target: tuple[Node, int]) -> Any:
-    """A Tensor without values in the place of whatever an edge belongs to, so that the node gets that edge."""
-    node, nr = target
-    metadata = node.metadata_of(nr)
-    tensor = make(np.broadcast_to(np.zeros((), np.float32 if metadata is None else metadata.dtype), () if metadata is None else metadata.shape))
-    tensor._node, tensor._nr = node, nr
-    return tensor
 
 
 async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:

@@ -3,6 +3,7 @@
 Schedules are pure data. Read `action` and `schedule` first; then:
 
 ======================================  =====================================================================================
+`backward`, `microbatch`                the backward pass of a stage, whole or in two halves; batches in pieces
 `named`                                 the schedules of the literature
 `layout`                                which rank a stage lives on
 `validation`, `dependencies`            what makes a schedule possible
@@ -14,8 +15,16 @@ from __future__ import annotations
 
 from aiograd.pipeline.action import Action as Action
 from aiograd.pipeline.action import ActionKind as ActionKind
+from aiograd.pipeline.backward import stage_backward as stage_backward
+from aiograd.pipeline.backward import stage_backward_input as stage_backward_input
+from aiograd.pipeline.backward import stage_backward_weight as stage_backward_weight
 from aiograd.pipeline.layout import stage_layout as stage_layout
 from aiograd.pipeline.liveness import SlotAssignment as SlotAssignment
 from aiograd.pipeline.liveness import rank_slots as rank_slots
+from aiograd.pipeline.microbatch import REPLICATE as REPLICATE
+from aiograd.pipeline.microbatch import Reduce as Reduce
+from aiograd.pipeline.microbatch import Split as Split
+from aiograd.pipeline.microbatch import merge_microbatches as merge_microbatches
+from aiograd.pipeline.microbatch import split_microbatches as split_microbatches
 from aiograd.pipeline.schedule import Schedule as Schedule
 from aiograd.pipeline.ticks import tick_count as tick_count

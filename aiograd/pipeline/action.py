@@ -104,6 +104,7 @@ class Action:
 
     Raises:
         ArgumentError: numbers below zero, a microbatch missing or too much, parts that do not overlap.
+        ArgumentTypeError: values of other types.
     """
 
     stage: int
@@ -112,6 +113,9 @@ class Action:
     parts: tuple[Action, Action] | None = None
 
     def __post_init__(self) -> None:
+        if type(self.stage) is not int or type(self.kind) is not ActionKind or (self.microbatch is not None and type(self.microbatch) is not int):
+            kinds = ", ".join(type(value).__name__ for value in (self.stage, self.kind, self.microbatch))
+            raise ArgumentTypeError(f"an action is made of an int, an ActionKind and an int or None, not of {kinds}; Action.parse reads text")
         if self.stage < 0 or (self.microbatch is not None and self.microbatch < 0):
             raise ArgumentError(f"an action needs a stage and a microbatch of 0 or more, not stage {self.stage} and microbatch {self.microbatch}")
         if (self.microbatch is not None) != self.kind.has_microbatch:

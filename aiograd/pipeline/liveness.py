@@ -87,7 +87,7 @@ def rank_slots(
         granularity: "stage_microbatch": each stage and microbatch has a slot of its own; "microbatch": those of one microbatch share one.
 
     Raises:
-        ArgumentError: an unknown granularity, no stages or one twice, a rank that is not there.
+        ArgumentError: an unknown granularity, no stages, one twice or one of another rank, a rank that is not there.
         ScheduleError: a life without beginning or end, with two, or that ends before it begins.
     """
     if granularity not in get_args(Granularity):
@@ -99,6 +99,9 @@ def rank_slots(
         raise ArgumentError(f"the stages whose activations are given slots must not be empty; rank {rank} has stages {schedule.stages_of(rank)}")
     if len(set(chosen)) != len(chosen):
         raise ArgumentError(f"the stages whose activations are given slots must be unique, found {chosen}")
+    for stage in chosen:
+        if stage not in schedule.stages_of(rank):
+            raise ArgumentError(f"stage {stage} does not live on rank {rank}, which has stages {schedule.stages_of(rank)}")
     lives = _lives(schedule, rank, chosen)
     if granularity == "microbatch":
         for microbatch in range(schedule.num_microbatches):
@@ -157,6 +160,11 @@ def _lives(schedule: Schedule, rank: int, stages: Sequence[int]) -> dict[Key, Li
             _fail("a weight backward (W) without input backward (I)", Action(key[0], kind, key[1]), rank, step)
         if step < starts[key]:
             _fail("a life that ends before its forward (F)", Action(key[0], kind, key[1]), rank, step)
+        if kind is _K.W and step < inputs[key]:
+            _fail("a weight backward (W) before its input backward (I)", Action(key[0], kind, key[1]), rank, step)
+    for key, step in inputs.items():
+        if step < starts[key]:
+            _fail("an input backward (I) before its forward (F)", Action(key[0], _K.I, key[1]), rank, step)
     return {key: (start, ends[key][0]) for key, start in starts.items()}
 
 

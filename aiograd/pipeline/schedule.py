@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 import io
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ScheduleError
 from aiograd.pipeline.action import Action
@@ -21,6 +21,7 @@ from aiograd.pipeline.lowering import lower_schedule, merge_backwards
 from aiograd.pipeline.validation import check_schedule
 
 Row: TypeAlias = tuple[Action | None, ...]
+T = TypeVar("T")
 
 
 class Schedule:
@@ -69,7 +70,7 @@ class Schedule:
         if stage_to_rank is not None:
             self._stage_to_rank = tuple(stage_to_rank)
             stages = len(self._stage_to_rank) if stages is None else stages
-            if len(self._stage_to_rank) != stages or not all(0 <= rank < len(self._ranks) for rank in self._stage_to_rank):
+            if len(self._stage_to_rank) != stages or not all(rank in range(len(self._ranks)) for rank in self._stage_to_rank):
                 raise ArgumentError(
                     f"stage_to_rank needs one rank of 0 to {len(self._ranks) - 1} for each of {stages} stages, found {self._stage_to_rank}"
                 )
@@ -231,7 +232,7 @@ def _rows(ranks: Sequence[Sequence[Action | None]] | Mapping[int, Sequence[Actio
         if sorted(ranks) != list(range(len(ranks))):
             raise ScheduleError(f"a schedule of {len(ranks)} ranks needs rows for ranks 0 to {len(ranks) - 1}, found {sorted(ranks)}")
         ranks = [ranks[rank] for rank in range(len(ranks))]
-    rows = tuple(map(tuple, _iterable(ranks, "ranks", "sequence of rows")))
+    rows = tuple(tuple(_iterable(row, f"rank {rank}", "actions")) for rank, row in enumerate(_iterable(ranks, "ranks", "rows")))
     if not rows:
         raise ScheduleError("a schedule needs at least one rank, found none")
     for rank, row in enumerate(rows):
@@ -243,13 +244,15 @@ def _rows(ranks: Sequence[Sequence[Action | None]] | Mapping[int, Sequence[Actio
     return rows
 
 
-def _iterable(value: Iterable[Sequence[Action | None]], name: str, expected: str) -> Iterable[Sequence[Action | None]]:
+def _iterable(value: Iterable[T], name: str, of: str) -> Iterable[T]:
     if isinstance(value, str) or not isinstance(value, Iterable):
-        raise ArgumentTypeError(f"{name} of a schedule must be a {expected}, not {type(value).__name__}")
+        raise ArgumentTypeError(f"{name} of a schedule must be a sequence of {of}, not {type(value).__name__}")
     return value
 
 
 def _count(what: str, given: int | None, highest: int) -> int:
+    if given is not None and type(given) is not int:
+        raise ArgumentTypeError(f"{what} of a schedule is an int or None, not {type(given).__name__}")
     count = highest + 1 if given is None else given
     if count < max(1, highest + 1):
         raise ArgumentError(f"a schedule with actions up to number {highest} of its {what} cannot have {count} {what}")

@@ -53,8 +53,9 @@ class Troubles:
             if heals:
                 await asyncio.sleep(random.uniform(0, 2.0))
                 world.network.heal_all()
-        await asyncio.sleep(random.uniform(0, 1.0))
-        world.network.heal_all()
+        if world.mix.troubles:
+            await asyncio.sleep(random.uniform(0, 1.0))
+            world.network.heal_all()
 
     async def make(self, kind: Trouble, name: str, other: str) -> None:
         """Do one thing."""

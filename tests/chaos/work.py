@@ -68,24 +68,32 @@ class Work:
 
     # ---------------------------------------------------------------- contexts
 
-    async def context(self, random: Random) -> None:
-        """Forward, then some backward passes; gradients are checked before the context is left."""
+    async def context(self, random: Random, program: list[Any] | None = None, passes: int | None = None) -> None:
+        """Forward, then some backward passes; gradients are checked before the context is left.
+
+        Args:
+            program: what to differentiate; None: something at random.
+            passes: how many; None: some.
+        """
         host = self.host
-        program = programs.draw(random, self.peers, 1, NESTING)
+        drawn = programs.draw(random, self.peers, 1, NESTING) if program is None else program
         # outside of all hosts: no fault touches it
-        want = await asyncio.create_task(programs.reference(program, host.name, self.peers), context=contextvars.Context())
-        async with self.open() as ctx:
-            x = programs.new_input()
-            book = Book(self.world, host, ctx, x, want, {name: self.world.hosts[name] for name in self.hosts()})
-            outputs = await self.forward(program, x, random)
-            if outputs is None:
-                return
-            loss = programs.total(outputs)
-            self.books.append(book)
-            try:
-                await self.passes(ctx, book, loss, random)
-            finally:
-                self.books.remove(book)
+        want = await asyncio.create_task(programs.reference(drawn, host.name, self.peers), context=contextvars.Context())
+        lingering: asyncio.Task[None] | None = None
+        try:
+            async with self.open() as ctx:
+                if program is None and random.random() < 0.15:
+                    lingering = asyncio.create_task(self.nap(Random(random.random())))
+                x = programs.new_input()
+                book = Book(self.world, host, ctx, x, want, {name: self.world.hosts[name] for name in self.hosts()})
+                outputs = await self.forward(drawn, x, random)
+                if outputs is not None:
+                    self.books.append(book)
+                    await self.passes(ctx, book, programs.total(outputs), passes or random.randint(1, 3), random)
+                    self.books.remove(book)
+        finally:
+            if lingering is not None:
+                await lingering  # the end of the context ends it
 
     @contextlib.asynccontextmanager
     async def open(self) -> AsyncIterator[Context]:
@@ -122,9 +130,8 @@ class Work:
             self.notes.expect(not self.notes.quiet(begun), f"forward failed although nothing was wrong: {type(error).__name__}: {error}")
         return None
 
-    async def passes(self, ctx: Context, book: Book, loss: ag.Tensor, random: Random) -> None:
-        """Some backward passes over one graph, which all but the last of them keep; some at the same time."""
-        count = random.randint(1, 3)
+    async def passes(self, ctx: Context, book: Book, loss: ag.Tensor, count: int, random: Random) -> None:
+        """Backward passes over one graph, which all but the last of them keep; sometimes all at the same time."""
         at_once, is_fast = random.random() < 0.25, random.random() < 0.1
         numbers = list(range(count))
         while numbers:

@@ -10,6 +10,7 @@ import asyncio
 import gc
 import sys
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -34,6 +35,8 @@ LONGEST = 600.0
 RECOVERY = 2.0
 #: kinds of what a network counts that are no faults
 HARMLESS = ("close", "slow")
+#: something for a driver to do
+Errand = Callable[[Work], Awaitable[None]]
 
 
 @dataclass
@@ -53,7 +56,9 @@ class Outcome:
 class World:
     """Everything of one run."""
 
-    def __init__(self, seed: int | str, mix: Mix, network: SimulatedNetwork, jobs: FaultyJobs, story: list[str] | None) -> None:
+    def __init__(
+        self, seed: int | str, mix: Mix, network: SimulatedNetwork, jobs: FaultyJobs, story: list[str] | None, errands: list[Errand] | None
+    ) -> None:
         loop = asyncio.get_running_loop()
         self.seed = seed
         self.mix = mix
@@ -69,12 +74,15 @@ class World:
         self.may_fail = True
         self.troubles = Troubles(self, Random(f"{seed}:trouble"))
         #: what drivers have yet to do, and the contexts that they have open
-        self.plans: dict[str, list[tuple[tuple[Activity, str], ...]]] = {}
+        self.plans: dict[str, list[tuple[Errand, ...]]] = {}
         self.books: dict[str, list[Book]] = {DRIVER: [], TENANT: []}
         #: foreign contexts that the tenant has claimed to release, and the workers that were told: they may tell it that much
         self.buried: set[tuple[str, bytes]] = set()
         self.healed = asyncio.Event()
-        self._plan(DRIVER, mix.rounds)
+        if errands is None:
+            self._plan(DRIVER, mix.rounds)
+        else:
+            self.plans[DRIVER] = [(errand,) for errand in errands]
         if mix.tenant:
             self._plan(TENANT, mix.tenant_rounds)
         self.trained = {name: asyncio.Event() for name in self.plans}
@@ -82,7 +90,10 @@ class World:
         self.is_over = False
 
     def _plan(self, name: str, rounds: tuple[tuple[Activity, ...], ...]) -> None:
-        self.plans[name] = [tuple((activity, f"{self.seed}:{name}:{i}:{j}") for j, activity in enumerate(each)) for i, each in enumerate(rounds)]
+        self.plans[name] = [
+            tuple(partial(Work.do, activity=activity, random=Random(f"{self.seed}:{name}:{i}:{j}")) for j, activity in enumerate(activities))
+            for i, activities in enumerate(rounds)
+        ]
 
     def strikes(self) -> int:
         """How many faults have struck so far, of all kinds."""
@@ -124,14 +135,12 @@ class World:
     async def work(self, host: Host) -> None:
         """What a driver does, over all of its incarnations."""
         name = host.name
-        while len(self.hosts) < len(self.names):
-            await asyncio.sleep(0.01)
+        await self.complete()
         work, plan = Work(self, host, self.books[name]), self.plans[name]
         while plan:
-            activities = plan.pop(0)
             async with asyncio.TaskGroup() as group:
-                for activity, seed in activities:
-                    group.create_task(work.do(activity, Random(seed)))
+                for errand in plan.pop(0):
+                    group.create_task(errand(work))  # type: ignore[arg-type]
         self.trained[name].set()
         await self.healed.wait()
         for peer in work.peers:
@@ -184,11 +193,15 @@ class World:
         self.may_fail = False
         self.jobs.faults = JobFaults()
         await asyncio.sleep(RECOVERY)
-        while len(self.hosts) < len(self.names) or any(self.network.find(name).frozen_until > self.notes.clock() for name in self.names):  # type: ignore[union-attr]
-            await asyncio.sleep(0.1)
+        await self.complete()
         await asyncio.sleep(RECOVERY)
         self.notes.tell("everything has healed")
         self.healed.set()
+
+    async def complete(self) -> None:
+        """Wait until all hosts are there."""
+        while len(self.hosts) < len(self.names) or any(self.network.find(name).frozen_until > self.notes.clock() for name in self.names):  # type: ignore[union-attr]
+            await asyncio.sleep(0.02)  # noqa: ASYNC110 - a poll draws nothing and wakes nobody
 
     async def rest(self) -> None:
         """Wait until nothing is left of anything; contexts of drivers that were killed go when their leases end."""
@@ -226,12 +239,14 @@ class World:
         raise Broken(f"{what} did not end within {seconds:g} s: {self.notes.broken[:3]}")
 
 
-async def _main(seed: int | str, mix: Mix, safeguards: Safeguards, story: list[str] | None, holder: list[FaultyJobs], outcome: Outcome) -> None:
+async def _main(
+    seed: int | str, mix: Mix, safeguards: Safeguards, story: list[str] | None, errands: list[Errand] | None, holder: list[FaultyJobs], outcome: Outcome
+) -> None:
     loop = asyncio.get_running_loop()
     complaints: list[str] = []
     loop.set_exception_handler(lambda _, what: complaints.append(f"{what.get('message')}: {what.get('exception')!r}"))
     network = SimulatedNetwork(seed, faults=mix.faults, safeguards=safeguards, reliable=mix.reliable)
-    world = World(seed, mix, network, holder[0], story)
+    world = World(seed, mix, network, holder[0], story, errands)
     try:
         await world.run()
     finally:
@@ -248,12 +263,20 @@ async def _main(seed: int | str, mix: Mix, safeguards: Safeguards, story: list[s
         raise Broken("; ".join(world.notes.broken[:3]))
 
 
-def run_seed(seed: int | str, *, safeguards: Safeguards = ALL_ON, mix: Mix | None = None, story: list[str] | None = None) -> Outcome:
+def run_seed(
+    seed: int | str,
+    *,
+    safeguards: Safeguards = ALL_ON,
+    mix: Mix | None = None,
+    story: list[str] | None = None,
+    errands: list[Errand] | None = None,
+) -> Outcome:
     """Run one seed.
 
     Args:
         mix: what happens; None: what the seed draws.
         story: gets what happened, in words.
+        errands: what the driver does, one after the other, instead of what the mix says.
 
     Raises:
         Broken: a promise was not kept; the note says how to see it again.
@@ -267,7 +290,7 @@ def run_seed(seed: int | str, *, safeguards: Safeguards = ALL_ON, mix: Mix | Non
         return holder[0]
 
     try:
-        run = simulated_run(partial(_main), seed, chosen, safeguards, story, holder, outcome, seed=seed, order=chosen.order, executor=executor)
+        run = simulated_run(_main, seed, chosen, safeguards, story, errands, holder, outcome, seed=seed, order=chosen.order, executor=executor)
         if run.leftover_tasks:
             raise Broken(f"tasks were left behind: {run.leftover_tasks[:3]}")
     except BaseException as error:

@@ -1,4 +1,9 @@
-"""Objects: what a worker holds for others, and the library's own functions that reach it: references, modules, optimizers.
+"""Objects: what a worker holds for others, and the library's own functions that reach it: references, modules, optimizers, adapters.
+
+Note [Adapters]
+    Other parts of the library have objects of their own that live on workers, such as the host of a pipeline's stages. They know nothing of this
+    package, nor this one of them: the top of the package registers their classes by name, a closed table. An adapter is made around objects that
+    the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object.
 
 Note [Optimizer steps]
     Each optimizer counts its steps, and a step carries its number. One that arrives a second time is answered without being taken again;
@@ -18,7 +23,7 @@ from aiograd.distributed.contexts import Caller
 from aiograd.distributed.reference_table import Held, ReferenceTable
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.scope import SCOPE, current_context
-from aiograd.distributed.service import Exposed
+from aiograd.distributed.service import Exposed, ExposedClass
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError, NotExposedError, ReferenceLostError
 from aiograd.tensors.core import TensorCore, make
@@ -38,6 +43,18 @@ def register_optimizers(*classes: type[Any]) -> None:
     """
     for cls in classes:
         OPTIMIZERS[cls.__name__] = cls
+
+
+#: classes of adapters that may be made on request, by name; see Note [Adapters]
+ADAPTERS: dict[str, ExposedClass] = {}
+
+
+def register_adapter(name: str, cls: type[Any]) -> None:
+    """Let `RemoteRef.adapt` make these on other workers: ``cls(values, options)``, with the objects behind the references and a dict of plain values.
+
+    Its public methods may then be called by whoever had it made; they are ``async def``.
+    """
+    ADAPTERS[name] = ExposedClass(name, cls)
 
 
 class SteppedOptimizer:
@@ -88,6 +105,7 @@ class Objects:
                 "aiograd.reference.call": self._call,
                 "aiograd.reference.get": self._get,
                 "aiograd.reference.delete": self._delete,
+                "aiograd.adapter.create": self._create_adapter,
                 "aiograd.module.parameters": self._parameters,
                 "aiograd.module.state_dict": self._state_dict,
                 "aiograd.module.load_state_dict": self._load_state_dict,
@@ -104,7 +122,8 @@ class Objects:
 
     def request(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
         """Ask the owner of an object for something."""
-        return self.office.calls.call(ref.owner, f"aiograd.reference.{what}", [ref, *values], {}, timeout)
+        function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
+        return self.office.calls.call(ref.owner, function, [ref, *values], {}, timeout)
 
     def local(self, ref: RemoteRef) -> Any:
         """The object behind a reference, which is one of this worker's."""
@@ -116,7 +135,8 @@ class Objects:
 
     def refer(self, value: Any) -> RemoteRef:
         """A reference to an object of this worker's own code; it belongs to whom that code serves."""
-        return self.office.reference(self.table.add(value, self.office.service.class_of(value), self._principal(), self.office.name))
+        exposed = self.office.service.class_of(value) or next((each for each in ADAPTERS.values() if each.cls is type(value)), None)
+        return self.office.reference(self.table.add(value, exposed, self._principal(), self.office.name))
 
     def _principal(self) -> str:
         """On whose behalf the running code acts."""
@@ -152,6 +172,20 @@ class Objects:
         if not isinstance(ref, RemoteRef):
             raise ArgumentTypeError(f"expected a RemoteRef, found {type(ref).__name__}")
         return self.table.remove(ref.key, ref.epoch, caller.principal)
+
+    async def _create_adapter(self, caller: Caller, ref: RemoteRef, name: str, others: list[RemoteRef], options: dict[str, Any]) -> RemoteRef:
+        _check(name=(name, str), others=(others, list), options=(options, dict))
+        exposed = ADAPTERS.get(name)
+        if exposed is None:
+            raise NotExposedError(f"there is no adapter {name[:80]!r}; this worker may have another version of the library")
+        values: list[Any] = []
+        for each in (ref, *others):
+            held = self._find(caller, each)
+            if held.exposed is None:
+                raise NotExposedError(f"{each!r} cannot be called by others: its class is not exposed with @service.reference")
+            held.exposed.method(held.value, "__call__")
+            values.append(held.value)
+        return self.office.reference(self.table.add(exposed.cls(values, options), exposed, caller.principal, caller.name))
 
     # ---------------------------------------------------------------- modules
 

@@ -10,7 +10,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
@@ -258,7 +258,15 @@ class Engine:
                 profiler.end_pass(began, task)
 
 
-def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], *, kind: type[Task] = GraphTask, **options: Any) -> Task:  # type: ignore[assignment]
+@overload
+def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], *, kind: type[Task], **options: Any) -> Task: ...
+
+
+@overload
+def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> GraphTask: ...
+
+
+def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], *, kind: type[GraphTask] = GraphTask, **options: Any) -> GraphTask:
     """A GraphTask (or one of `kind`) for the running code: its nesting depth, anomaly mode and profiler are the caller's."""
     current = CURRENT.get()
     mode = current_mode()

@@ -1,0 +1,146 @@
+"""RemoteExpert: an expert on another worker, called like a function; and what makes a service of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed.moe.runtime.backend import ExpertBackend
+from aiograd.distributed.moe.runtime.task_pool import TaskPool
+from aiograd.distributed.moe.uid import parse_uid
+from aiograd.distributed.service import Service
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError
+from aiograd.function import Function, once_differentiable
+from aiograd.tensors.core import TensorCore, make
+
+
+class RemoteExpert:
+    """An expert that another worker serves: ``y = await expert(x)``.
+
+    Backward asks it for the gradients of its inputs, also where no input needs one, since that is how it learns: it takes an optimizer step of
+    its own for every backward, which no failure elsewhere takes back. May be used with plain ``loss.backward()``; no context is needed.
+
+    Args:
+        worker: this worker.
+        peer: name of the worker that serves the expert.
+        uid: its name, such as ``"ffn.3.14"``.
+        timeout: seconds per request.
+    """
+
+    def __init__(self, worker: Worker, peer: str, uid: str, *, timeout: float | None = None) -> None:
+        self.worker = worker
+        self.peer = peer
+        self.uid = str(parse_uid(uid))
+        self.timeout = timeout
+
+    def __repr__(self) -> str:
+        return f"RemoteExpert({self.uid} on {self.peer})"
+
+    async def __call__(self, *inputs: Any) -> Any:
+        """The expert's outputs. Cancelling cancels the request.
+
+        Raises:
+            ArgumentTypeError: an input is no Tensor. NotExposedError: there is no such expert. As `Worker.call`.
+        """
+        for i, tensor in enumerate(inputs):
+            if not isinstance(tensor, TensorCore):
+                raise ArgumentTypeError(f"{self!r}: input {i} is a {type(tensor).__name__}; expected a Tensor")
+        return await _RemoteCall.apply(self, make(np.zeros((), np.float32)).requires_grad_(), *inputs)
+
+
+class _RemoteCall(Function):
+    """The expert's node; its second argument keeps it in the graph where no input needs a gradient."""
+
+    @staticmethod
+    async def forward(ctx: Any, expert: RemoteExpert, anchor: Any, *inputs: Any) -> Any:
+        """Ask the expert."""
+        ctx.expert = expert
+        ctx.save_for_backward(*inputs)
+        outputs = await expert.worker.call(expert.peer, "moe.forward", expert.uid, [tensor.detach() for tensor in inputs], timeout=expert.timeout)
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
+
+    @staticmethod
+    @once_differentiable
+    async def backward(ctx: Any, *grads: Any) -> tuple[Any, ...]:
+        """Ask the expert for the gradients of its inputs."""
+        expert = ctx.expert
+        inputs = [tensor.detach() for tensor in ctx.saved_tensors]
+        found = await expert.worker.call(expert.peer, "moe.backward", expert.uid, inputs, list(grads), timeout=expert.timeout)
+        return None, None, *found
+
+
+class _Pools:
+    """One expert and its two pools."""
+
+    def __init__(self, backend: ExpertBackend, max_batch_size: int) -> None:
+        self.backend = backend
+        self.forward = TaskPool(backend.forward, max_batch_size)
+        self.backward: dict[int, TaskPool] = {}
+        self._size = max_batch_size
+
+    def backward_pool(self, count: int) -> TaskPool:
+        """The pool for requests of `count` inputs, whose gradients follow them."""
+        pool = self.backward.get(count)
+        if pool is None:
+
+            async def run(*rows: Any) -> tuple[Any, ...]:
+                found = await self.backend.backward(rows[:count], rows[count:])
+                return tuple(make(np.zeros((rows[i].shape[0], 0), np.float32)) if g is None else g for i, g in enumerate(found))
+
+            pool = self.backward[count] = TaskPool(run, self._size)
+        return pool
+
+
+def serve_experts(service: Service, experts: Mapping[str, ExpertBackend], *, max_batch_size: int = 4096) -> None:
+    """Expose experts: requests of several callers run in one batch where they meet.
+
+    Args:
+        service: of the worker.
+        experts: by uid.
+        max_batch_size: rows per batch.
+
+    Raises:
+        ArgumentError: a uid is malformed, or the service has experts already.
+    """
+    pools = {str(parse_uid(uid)): _Pools(backend, max_batch_size) for uid, backend in experts.items()}
+    if not pools:
+        raise ArgumentError("serve_experts: got no experts")
+
+    def find(uid: str) -> _Pools:
+        if uid not in pools:
+            raise NotExposedError(f"no expert {uid[:80]!r} is served here")
+        return pools[uid]
+
+    async def forward(uid: str, inputs: list) -> list:  # type: ignore[type-arg]
+        result = await find(uid).forward.submit(tuple(inputs))
+        return list(result) if isinstance(result, tuple) else [result]
+
+    async def backward(uid: str, inputs: list, grads: list) -> list:  # type: ignore[type-arg]
+        found = await find(uid).backward_pool(len(inputs)).submit((*inputs, *grads))
+        return [None if tensor.dtype.kind not in "fc" else g for tensor, g in zip(inputs, found, strict=True)]
+
+    async def names() -> list:  # type: ignore[type-arg]
+        return sorted(pools)
+
+    service.function("moe.forward")(forward)
+    service.function("moe.backward")(backward)
+    service.function("moe.names")(names)
+
+
+async def find_experts(worker: Worker, peers: Any, *, timeout: float | None = None) -> dict[str, RemoteExpert]:
+    """The experts that some workers serve, by uid.
+
+    Args:
+        peers: names of workers.
+
+    Raises:
+        As `Worker.call`.
+    """
+    found: dict[str, RemoteExpert] = {}
+    for peer in peers:
+        for uid in await worker.call(peer, "moe.names"):
+            found[uid] = RemoteExpert(worker, peer, uid, timeout=timeout)
+    return found

@@ -1,0 +1,206 @@
+"""Mixtures of experts over workers: a gate chooses experts for each sample, and combines what they answer.
+
+Source: hivemind ``moe/client/moe.py`` and ``switch_moe.py``; Shazeer et al., Outrageously large neural networks, 2017; Fedus et al., Switch
+transformers, 2021.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd import array_functions as af
+from aiograd.distributed.moe.gating import Grid, combine_experts, expert_scores, split_scores
+from aiograd.distributed.moe.runtime.call_many import CallManyResult, call_many
+from aiograd.distributed.moe.uid import check_prefix, parse_uid
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.modes import is_grad_enabled
+from aiograd.tensors.core import make
+
+
+class RemoteMixtureOfExperts:
+    """For each sample the `k_best` experts by the gate's scores, weighted by a softmax over those that answered.
+
+    ::
+
+        moe = RemoteMixtureOfExperts(64, (4, 4), experts, prefix="ffn.", k_best=2, seed=0)
+        y = await moe(x)
+
+    Args:
+        in_features: last dimension of the input; middle dimensions are averaged for the gate.
+        grid_size: extent of the grid of experts.
+        experts: async callables by uid; those whose uid begins with `prefix` take part.
+        prefix: such as ``"ffn."``.
+        k_best: experts per sample.
+        beam: prefixes kept by the beam search; `k_best` by default.
+        allow_zero_outputs: a sample that nobody answered gives zeros, instead of an error.
+        seed: of the gate's initial weights.
+        options: of `call_many`.
+
+    Raises:
+        ArgumentError: sizes, uids or options that cannot be.
+    """
+
+    #: statistics of the last forward: who answered, who was lost
+    last: CallManyResult | None = None
+
+    def __init__(
+        self,
+        in_features: int,
+        grid_size: Sequence[int],
+        experts: Mapping[str, Callable[..., Any]],
+        *,
+        prefix: str,
+        k_best: int,
+        beam: int | None = None,
+        allow_zero_outputs: bool = False,
+        seed: int = 0,
+        **options: Any,
+    ) -> None:
+        if k_best < 1 or in_features < 1:
+            raise ArgumentError(f"{type(self).__name__}(in_features={in_features}, k_best={k_best}): expected at least 1")
+        check_prefix(prefix)
+        self.experts = {parse_uid(uid).coordinates: expert for uid, expert in experts.items() if uid.startswith(prefix)}
+        if not self.experts:
+            raise ArgumentError(f"{type(self).__name__}: none of the {len(experts)} experts begins with {prefix!r}")
+        self.grid = Grid(grid_size, [parse_uid(uid) for uid in experts if uid.startswith(prefix)])
+        self.in_features = in_features
+        self.k_best = k_best
+        self.beam = beam
+        self.allow_zero_outputs = allow_zero_outputs
+        self.options = options
+        self.random = np.random.default_rng(seed)
+        bound = 1 / np.sqrt(in_features)
+        outputs = sum(self.grid.shape)
+        self.weight = make(self.random.uniform(-bound, bound, (outputs, in_features)).astype(np.float32)).requires_grad_()
+        self.bias = make(self.random.uniform(-bound, bound, outputs).astype(np.float32)).requires_grad_()
+
+    def parameters(self) -> list[Any]:
+        """Those of the gate; experts learn by themselves."""
+        return [self.weight, self.bias]
+
+    def named_parameters(self) -> list[tuple[str, Any]]:
+        """Those of the gate by name."""
+        return [("weight", self.weight), ("bias", self.bias)]
+
+    def state_dict(self) -> dict[str, Any]:
+        """The gate's parameters."""
+        return {"weight": self.weight.detach(), "bias": self.bias.detach()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`; both are checked before either is changed.
+
+        Raises:
+            ShapeError: of another gate.
+        """
+        for name, parameter in self.named_parameters():
+            if tuple(state[name].shape) != parameter.shape:
+                found = list(state[name].shape)
+                raise ShapeError(f"{type(self).__name__}.load_state_dict: {name} has shape {found}, expected {list(parameter.shape)}")
+        for name, parameter in self.named_parameters():
+            parameter._data[...] = np.asarray(state[name].detach().numpy())
+
+    def _gate_input(self, x: Any) -> Any:
+        if x.ndim < 2 or x.shape[-1] != self.in_features:
+            raise ShapeError(f"{type(self).__name__}: got an input of shape {list(x.shape)}; expected (batch, ..., {self.in_features})")
+        return af.mean(x, axis=tuple(range(1, x.ndim - 1))) if x.ndim > 2 else x
+
+    def _scores(self, gate_input: Any) -> list[Any]:
+        return split_scores(af.matmul(gate_input, self.weight.T) + self.bias, self.grid.shape)
+
+    async def __call__(self, x: Any, *more: Any) -> Any:
+        """The mixture's output ``(batch, ...)``. Cancelling cancels all requests.
+
+        Args:
+            x: ``(batch, ..., in_features)``; `more` are further arguments of the experts, not seen by the gate.
+
+        Raises:
+            As `call_many` and `combine_experts`.
+        """
+        scores = self._scores(self._gate_input(x))
+        chosen = self.grid.beam_search([part.detach().numpy() for part in scores], self.k_best, self.beam)
+        logits = expert_scores(scores, chosen)
+        self.last = result = await call_many([[self.experts[place] for place in places] for places in chosen], (x, *more), **self.options)
+        return combine_experts(logits, result.outputs, result.mask, allow_zero_outputs=self.allow_zero_outputs)
+
+
+class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
+    """One expert per sample, a residual around it, and a loss that keeps the experts equally busy.
+
+    Args:
+        jitter: the gate's input is multiplied by random numbers from ``1 - jitter`` to ``1 + jitter`` (a copy of it is).
+        grid_dropout: probability that a coordinate is left out of a dimension's choice (never all of them).
+        utilization_alpha: weight of the past in the running mean of how often each coordinate is used.
+        training: whether jitter and dropout are on.
+    """
+
+    def __init__(
+        self,
+        in_features: int,
+        grid_size: Sequence[int],
+        experts: Mapping[str, Callable[..., Any]],
+        *,
+        prefix: str,
+        jitter: float = 0.01,
+        grid_dropout: float = 0.0,
+        utilization_alpha: float = 0.9,
+        **options: Any,
+    ) -> None:
+        options.setdefault("k_min", 0)
+        options.setdefault("on_expert_loss", "drop")
+        super().__init__(in_features, grid_size, experts, prefix=prefix, k_best=1, allow_zero_outputs=True, **options)
+        if not 0 <= jitter < 1 or not 0 <= grid_dropout < 1 or not 0 <= utilization_alpha < 1:
+            raise ArgumentError(f"{type(self).__name__}: jitter, grid_dropout and utilization_alpha are from 0 to below 1")
+        self.jitter = jitter
+        self.grid_dropout = grid_dropout
+        self.alpha = utilization_alpha
+        self.training = True
+        #: running share of samples per coordinate, one array per dimension
+        self.utilization = [np.full(size, 1 / size) for size in self.grid.shape]
+
+    async def __call__(self, x: Any, *more: Any) -> tuple[Any, Any]:
+        """The output, ``x`` plus the chosen expert's answer times its probability, and the balancing loss (1 per dimension at best)."""
+        gate_input = self._gate_input(x)
+        if self.training and self.jitter:
+            noise = self.random.uniform(1 - self.jitter, 1 + self.jitter, gate_input.shape)
+            gate_input = gate_input * make(noise.astype(gate_input.dtype))
+        logits = self._scores(gate_input)
+        if self.training and self.grid_dropout:
+            logits = [part + make(self._dropped(part.shape).astype(part.dtype)) for part in logits]
+        probabilities = [_softmax(part) for part in logits]
+        chosen = self.grid.beam_search([part.detach().numpy() for part in logits], 1, self.beam)
+        self.last = result = await call_many([[self.experts[place] for place in places] for places in chosen], (x, *more), **self.options)
+        rows = np.arange(x.shape[0])
+        columns = [np.array([places[0][d] if places else 0 for places in chosen]) for d in range(len(logits))]
+        weight = probabilities[0][rows, columns[0]]
+        for part, column in zip(probabilities[1:], columns[1:], strict=True):
+            weight = weight * part[rows, column]
+        answer = result.outputs[:, 0] if result.outputs.ndim > 1 and result.outputs.shape[1] else x * 0
+        if answer.shape != x.shape:
+            raise ShapeError(f"{type(self).__name__}: experts answered with shape {list(answer.shape[1:])}; the residual needs {list(x.shape[1:])}")
+        output = x + af.reshape(weight, (-1, *(1,) * (x.ndim - 1))) * answer
+        return output, self._balancing_loss(probabilities, columns)
+
+    def _dropped(self, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        drop = self.random.random(shape) < self.grid_dropout
+        drop[drop.all(axis=1)] = False
+        return np.where(drop, -1e9, 0.0)
+
+    def _balancing_loss(self, probabilities: Sequence[Any], columns: Sequence[np.ndarray[Any, Any]]) -> Any:
+        loss: Any = None
+        for d, (part, column) in enumerate(zip(probabilities, columns, strict=True)):
+            size = part.shape[1]
+            share = np.bincount(column, minlength=size) / max(len(column), 1)
+            if self.training and is_grad_enabled():
+                self.utilization[d] = self.alpha * self.utilization[d] + (1 - self.alpha) * share
+            term = af.sum(af.mean(part, axis=0) * make(self.utilization[d].astype(part.dtype))) * float(size)
+            loss = term if loss is None else loss + term
+        return loss
+
+
+def _softmax(x: Any) -> Any:
+    shifted = x - make(x.detach().numpy().max(axis=1, keepdims=True))
+    powers = af.exp(shifted)
+    return powers / af.sum(powers, axis=1, keepdims=True)

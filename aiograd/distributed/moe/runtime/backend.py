@@ -1,0 +1,111 @@
+"""ExpertBackend: an expert on the worker that has it. Stateless between requests, and it learns from each backward.
+
+Source: hivemind ``module_backend.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed.moe.runtime.functions import call
+from aiograd.errors import ArgumentError
+from aiograd.modes import enable_grad, no_grad
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.passes import grad
+
+
+class ExpertBackend:
+    """Serves a module: forward without a graph, backward by running forward again, and an optimizer step for every backward.
+
+    Requests are served one after the other, as on one device. Randomness has to be an argument, so that both runs agree.
+
+    Args:
+        module: takes and returns Tensors with rows along the first dimension.
+        optimizer: of the module's parameters; None for an expert that does not learn.
+        scheduler: ``step()`` is called after each step of the optimizer.
+    """
+
+    def __init__(self, module: Any, optimizer: Any = None, scheduler: Any = None) -> None:
+        self.module = module
+        self.optimizer = optimizer
+        self.scheduler = scheduler
+        #: backward requests that have been served
+        self.updates = 0
+        self._lock: asyncio.Lock | None = None
+
+    def _turn(self) -> asyncio.Lock:
+        if self._lock is None:
+            self._lock = asyncio.Lock()
+        return self._lock
+
+    async def forward(self, *inputs: Any) -> Any:
+        """The module's outputs. Cancelling drops them."""
+        async with self._turn():
+            with no_grad():
+                return await call(self.module, *inputs)
+
+    async def backward(self, inputs: Sequence[Any], grads: Any) -> tuple[Any, ...]:
+        """Gradients of the inputs; updates the module's parameters once.
+
+        Cancelled before the update has begun, nothing has changed.
+
+        Args:
+            inputs: those of the forward.
+            grads: gradients of the outputs, a Tensor or one (or None) per output.
+
+        Returns:
+            One Tensor per input, zeros where there is no gradient, None for inputs that are not floating point.
+
+        Raises:
+            ArgumentError: not one gradient per output. What the module raises.
+        """
+        async with self._turn():
+            leaves = [tensor.detach().requires_grad_(tensor.dtype.kind in "fc") for tensor in inputs]
+            with enable_grad():
+                result = await call(self.module, *leaves)
+            outputs = list(result) if isinstance(result, (tuple, list)) else [result]
+            given = list(grads) if isinstance(grads, (tuple, list)) else [grads]
+            if len(given) != len(outputs):
+                raise ArgumentError(f"ExpertBackend.backward: got {len(given)} gradients for {len(outputs)} outputs")
+            pairs = [(o, g) for o, g in zip(outputs, given, strict=True) if g is not None and isinstance(o, TensorCore) and o.requires_grad]
+            wanted = [leaf for leaf in leaves if leaf.requires_grad]
+            parameters = [] if self.optimizer is None else [p for group in self.optimizer.param_groups for p in group["params"]]
+            found: tuple[Any, ...] = (None,) * (len(wanted) + len(parameters))
+            if pairs and wanted + parameters:
+                found = await grad([o for o, _ in pairs], wanted + parameters, [g for _, g in pairs], allow_unused=True)
+            if self.optimizer is not None:
+                updates = {p: g for p, g in zip(parameters, found[len(wanted) :], strict=True) if g is not None}
+                await asyncio.shield(self._update(updates))
+            of_leaf = iter(found[: len(wanted)])
+            results: list[Any] = []
+            for leaf in leaves:
+                if not leaf.requires_grad:
+                    results.append(None)
+                    continue
+                value = next(of_leaf)
+                results.append(make(np.zeros(leaf.shape, leaf.dtype)) if value is None else value)
+            return tuple(results)
+
+    async def _update(self, updates: dict[Any, Any]) -> None:
+        await self.optimizer.astep(updates)
+        self.updates += 1
+        if self.scheduler is not None:
+            self.scheduler.step()
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that is needed to go on: module, optimizer, number of updates."""
+        state = {"module": self.module.state_dict(), "updates": self.updates}
+        if self.optimizer is not None:
+            state["optimizer"] = self.optimizer.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from a `state_dict`."""
+        self.module.load_state_dict(state["module"])
+        if self.optimizer is not None:
+            self.optimizer.load_state_dict(state["optimizer"])
+        self.updates = int(state["updates"])

@@ -1,0 +1,159 @@
+"""TaskPool: batches the rows of several callers, so that an expert runs once for many of them.
+
+Note [What is batched]
+    A task is never split. Tasks wait until there are `min_batch_size` rows and no more are coming in this turn of the loop, or until the next
+    one would make the batch larger than `max_batch_size`. An error of a batch is the error of its tasks only. Tasks that were cancelled
+    before their batch began are not in it. The sums of a batch are made in one kernel, so bits may depend on who else is in it.
+
+Source: hivemind ``task_pool.py`` and ``runtime.py``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from aiograd import array_functions as af
+from aiograd.distributed.moe.runtime.functions import call
+from aiograd.errors import ArgumentError, DistributedError
+from aiograd.tensors.core import TensorCore
+
+
+class _Task(NamedTuple):
+    rows: tuple[Any, ...]
+    size: int
+    answer: asyncio.Future[Any]
+    is_bare: bool
+
+
+class TaskPool:
+    """Collects rows and hands them to a function in batches.
+
+    Args:
+        fn: called with one Tensor per argument, rows along the first dimension; returns a Tensor or a tuple of Tensors with as many rows.
+            ``def`` runs on the executor, ``async def`` on the loop.
+        max_batch_size, min_batch_size: rows per batch.
+
+    Raises:
+        ArgumentError: sizes that cannot be.
+    """
+
+    def __init__(self, fn: Callable[..., Any], max_batch_size: int, min_batch_size: int = 1) -> None:
+        if not 1 <= min_batch_size <= max_batch_size:
+            raise ArgumentError(f"TaskPool(max_batch_size={max_batch_size}, min_batch_size={min_batch_size}): expected 1 <= min <= max")
+        self.fn = fn
+        self.max_batch_size = max_batch_size
+        self.min_batch_size = min_batch_size
+        #: batches that have run
+        self.batches = 0
+        self._tasks: deque[_Task] = deque()
+        self._worker: asyncio.Task[None] | None = None
+        self._arrived: asyncio.Event | None = None
+        self._is_closed = False
+
+    async def submit(self, *rows: Any) -> Any:
+        """Run `fn` on these rows, together with others' in whatever batch they get into.
+
+        Cancelling takes the rows out unless their batch has begun; then the result is dropped.
+
+        Args:
+            rows: a Tensor per argument of `fn`, or one tuple of them; all with the same number of rows.
+
+        Returns:
+            What `fn` returned for these rows.
+
+        Raises:
+            ArgumentError: more rows than `max_batch_size`, none, or different numbers. DistributedError: the pool is closed. What `fn` raises.
+        """
+        if self._is_closed:
+            raise DistributedError("submit: this TaskPool has been closed")
+        given = tuple(rows[0]) if len(rows) == 1 and isinstance(rows[0], (tuple, list)) else rows
+        sizes = {tensor.shape[0] if isinstance(tensor, TensorCore) and tensor.ndim else None for tensor in given}
+        if len(sizes) != 1 or None in sizes:
+            raise ArgumentError("TaskPool.submit: expected Tensors with the same number of rows")
+        size = sizes.pop() or 0
+        if size > self.max_batch_size:
+            raise ArgumentError(f"TaskPool.submit: {size} rows; a task is not split, so expected at most max_batch_size={self.max_batch_size}")
+        loop = asyncio.get_running_loop()
+        answer = loop.create_future()
+        self._tasks.append(_Task(given, size, answer, len(given) == 1))
+        if self._worker is None or self._worker.done():
+            self._arrived = asyncio.Event()
+            self._worker = loop.create_task(self._work(), name="aiograd:task-pool")
+        if self._arrived is not None:
+            self._arrived.set()
+        return await answer
+
+    async def aclose(self) -> None:
+        """Refuse new rows; those that wait get an error, a batch that runs is cancelled. Idempotent."""
+        self._is_closed = True
+        while self._tasks:
+            answer = self._tasks.popleft().answer
+            if not answer.done():
+                answer.set_exception(DistributedError("this TaskPool has been closed"))
+        if self._worker is not None:
+            self._worker.cancel()
+            await asyncio.wait([self._worker])
+
+    async def _work(self) -> None:
+        while True:
+            batch = self._take()
+            if batch:
+                await self._run(batch)
+            elif self._tasks:
+                if self._arrived is not None:
+                    self._arrived.clear()
+                    await self._arrived.wait()
+            else:
+                await asyncio.sleep(0)
+                if not self._tasks:
+                    return
+
+    def _take(self) -> list[_Task]:
+        """The next batch, or nothing where there are too few rows for one."""
+        while self._tasks and self._tasks[0].answer.done():
+            self._tasks.popleft()
+        chosen: list[_Task] = []
+        total = 0
+        for task in self._tasks:
+            if task.answer.done():
+                continue
+            if total + task.size > self.max_batch_size:
+                break
+            chosen.append(task)
+            total += task.size
+        else:
+            if total < self.min_batch_size:
+                return []
+        for task in chosen:
+            self._tasks.remove(task)
+        self._tasks = deque(task for task in self._tasks if not task.answer.done())
+        return chosen
+
+    async def _run(self, batch: Sequence[_Task]) -> None:
+        self.batches += 1
+        try:
+            columns = [parts[0] if len(parts) == 1 else af.concat(parts, axis=0) for parts in zip(*(task.rows for task in batch), strict=True)]
+            result = await call(self.fn, *columns)
+            outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+            total = sum(task.size for task in batch)
+            for output in outputs:
+                if not isinstance(output, TensorCore) or not output.ndim or output.shape[0] != total:
+                    raise ArgumentError(f"TaskPool: the function returned other than Tensors of {total} rows for a batch of {total}")
+            start = 0
+            for task in batch:
+                parts = tuple(output[start : start + task.size] for output in outputs)
+                start += task.size
+                if not task.answer.done():
+                    task.answer.set_result(parts if isinstance(result, (tuple, list)) else parts[0])
+        except Exception as error:
+            for task in batch:
+                if not task.answer.done():
+                    task.answer.set_exception(error)
+        except BaseException:
+            for task in batch:
+                if not task.answer.done():
+                    task.answer.set_exception(DistributedError("the batch of this task was cancelled"))
+            raise

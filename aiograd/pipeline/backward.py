@@ -1,0 +1,312 @@
+"""Backward through one stage of a pipeline: whole, or the gradients of its inputs first and those of its weights later.
+
+The halves are passes of the engine (`aiograd.engine.halves`); here is what surrounds them: nested outputs and gradients, gradients lined up
+with inputs, and errors that say what the stage was given.
+
+Source: PyTorch ``distributed/pipelining/_backward.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.engine.halves import InputHalf, ParameterGroup, WeightHalf, weight_half
+from aiograd.engine.run import current_engine, new_graph_task
+from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError, StageBackwardError
+from aiograd.graph.accumulate_grad import AccumulateGrad, Slot
+from aiograd.graph.boundary import to_tensor
+from aiograd.graph.gradient_edge import GradientEdge
+from aiograd.graph.node import Node
+from aiograd.pipeline.tree import describe, differentiable_outputs
+from aiograd.tensors.core import TensorCore, extra_of, make, move_to
+from aiograd.tensors.passes import edge_of, roots_and_seeds
+
+Slots = Callable[[AccumulateGrad], Slot]
+
+
+async def stage_backward(stage_output: Any, output_grads: Any, input_values: Sequence[Any], *, slots: Slots | None = None) -> tuple[Any, ...]:
+    """Backward through a stage: gradients are added to every leaf, and those of the inputs are handed out.
+
+    Args:
+        stage_output: what the stage returned: a Tensor, or nested tuples, lists and dicts of Tensors and anything else. A GradientEdge may stand for
+            a Tensor, which then need not be kept. What leads nowhere is skipped.
+        output_grads: nested in the same way; a Tensor (or None) for each Tensor, None for a whole branch leaves it out. None is enough for a
+            loss of one element.
+        input_values: what the stage was called with, in order.
+        slots: where the gradient of a leaf accumulates instead of in the leaf: called with the leaf's node, it returns an object with an
+            attribute ``grad`` (None, an array or a Tensor). No ``grad`` changes then, and no post-accumulate hook is called.
+
+    Returns:
+        One entry per input: its gradient, whose ``grad`` is None afterwards, or None for an input that is no Tensor or gets no gradient. A Tensor
+        that is listed several times has its gradient at the first place.
+
+    Raises:
+        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling it stops the pass.
+    """
+    try:
+        return await _whole(stage_output, output_grads, _inputs(input_values), slots)
+    except Exception as error:
+        raise _failure("stage backward", error, stage_output, output_grads, input_values) from error
+
+
+async def stage_backward_input(
+    outputs: Any, output_grads: Any, inputs: Sequence[Any], weights: Iterable[Any], *, retain_graph: bool = False
+) -> tuple[tuple[Any, ...], list[ParameterGroup]]:
+    """The first half of a backward pass: gradients of the stage's inputs only.
+
+    No weight's ``grad`` changes. What the weights need is kept in groups for `stage_backward_weight`; the rest of what the graph saved is freed,
+    and the outputs are detached in place.
+
+    Args:
+        outputs: as `stage_output` of `stage_backward`; a list of Tensors, or a loss.
+        output_grads: as for `stage_backward`; None: ones for every output.
+        inputs: what the stage was called with, in order.
+        weights: the parameters of the stage. What is no leaf that requires grad is skipped.
+        retain_graph: free nothing.
+
+    Returns:
+        ``(dinputs, param_groups)``: one gradient (or None) per input, which has also been added to the input's ``grad``, as `stage_backward` lines
+        them up; and the groups, in the order of `weights`.
+
+    Raises:
+        StageBackwardError: whatever went wrong, which is chained; no gradient has changed. Cancelling it stops the pass.
+    """
+    try:
+        return await _first_half(outputs, output_grads, _inputs(inputs), _leaves(weights), retain_graph)
+    except Exception as error:
+        raise _failure("stage backward for its inputs", error, outputs, output_grads, inputs) from error
+
+
+async def stage_backward_weight(
+    weights: Iterable[Any], param_groups: Iterable[ParameterGroup], retain_graph: bool = False, *, slots: Slots | None = None
+) -> tuple[Any, ...]:
+    """The second half of a backward pass: gradients of the weights, all committed at once.
+
+    Args:
+        weights: whose gradients are wanted: those of `stage_backward_input`, or the weights of some of its groups only; other groups stay for later.
+        param_groups: what `stage_backward_input` has returned, of one or several microbatches. They are emptied.
+        retain_graph: leave the groups as they are, for another pass.
+        slots: as for `stage_backward`.
+
+    Returns:
+        The ``grad`` of each weight (with `slots`, what its slot holds), in the order of `weights`.
+
+    Raises:
+        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling it stops the pass.
+    """
+    listed = list(weights)
+    try:
+        return await _second_half(listed, list(param_groups), retain_graph, slots)
+    except Exception as error:
+        raise _failure("stage backward for its weights", error, None, None, listed) from error
+
+
+# -------------------------------------------------------------------- the passes
+
+
+class _Box:
+    """Where the gradient of an input accumulates in a pass with slots."""
+
+    __slots__ = ("grad",)
+
+    def __init__(self) -> None:
+        self.grad: Any = None
+
+
+async def _whole(output: Any, output_grads: Any, inputs: list[TensorCore | None], slots: Slots | None) -> tuple[Any, ...]:
+    outputs, grads = differentiable_outputs(output, output_grads)
+    if outputs:
+        options: dict[str, Any] = {}
+        boxes: dict[Any, _Box] = {}
+        if slots is not None:
+            boxes = {tensor._node: _Box() for tensor in inputs if tensor is not None and tensor.is_leaf and tensor.requires_grad}
+            options = {"slots": lambda leaf: boxes.get(leaf) or slots(leaf), "post_hooks": False}
+        roots, seeds = roots_and_seeds("stage_backward()", outputs, grads, False)
+        retained = [_retain(tensor) for tensor in inputs if tensor is not None and tensor.requires_grad and not tensor.is_leaf]
+        try:
+            running = current_engine().run(new_graph_task(roots, seeds, **options))
+            del roots, seeds, outputs, grads
+            await running
+        finally:
+            for kept, node in retained:
+                if node is not None:
+                    _stop_retaining(kept, node)
+        for tensor in inputs:
+            if tensor is not None and tensor._node in boxes:
+                tensor.grad = to_tensor(boxes.pop(tensor._node).grad)
+    return tuple([_take_grad(tensor) for tensor in inputs])
+
+
+async def _first_half(
+    output: Any, output_grads: Any, inputs: list[TensorCore | None], weights: list[AccumulateGrad | None], retain_graph: bool
+) -> tuple[tuple[Any, ...], list[ParameterGroup]]:
+    found = [(i, tensor) for i, tensor in _first_of_each(inputs) if tensor.requires_grad]
+    if output_grads is None:
+        output_grads = _ones(output)
+    outputs, grads = differentiable_outputs(output, output_grads)
+    dinputs: list[Any] = [None] * len(inputs)
+    if not outputs:
+        return tuple(dinputs), []
+    roots, seeds = roots_and_seeds("stage_backward_input()", outputs, grads, False)
+    wanted = [edge_of("stage_backward_input()", i, tensor) for i, tensor in found]
+    leaves = [leaf for leaf in weights if leaf is not None]
+    task = new_graph_task(roots, seeds, kind=InputHalf, inputs=wanted, weights=leaves, keep_graph=retain_graph)
+    results = await current_engine().run(task)
+    groups = task.groups()
+    del task
+    for group in groups:
+        group.watched += _shared(group, grads)
+    while found:
+        (i, tensor), grad = found.pop(), results.pop()
+        dinputs[i] = grad
+        if grad is not None:
+            _add_grad(tensor, grad)
+    for item in outputs:
+        if isinstance(item, TensorCore):
+            _leave_graph(item)
+    return tuple(dinputs), groups
+
+
+async def _second_half(weights: list[Any], groups: list[ParameterGroup], retain_graph: bool, slots: Slots | None) -> tuple[Any, ...]:
+    leaves = _leaves(weights)
+    wanted = {leaf for leaf in leaves if leaf is not None}
+    run: list[ParameterGroup] = []
+    for i, group in enumerate(groups):
+        if not isinstance(group, ParameterGroup):
+            raise ArgumentTypeError(f"param_groups[{i}] is a {type(group).__name__}; expected what stage_backward_input() has returned")
+        if wanted.isdisjoint(group.nodes):
+            continue
+        if not wanted.issuperset(group.nodes):
+            raise ArgumentError(
+                f"param_groups[{i}] has {len(group.nodes)} weights, and {len(wanted.intersection(group.nodes))} of them are listed; they can only be "
+                "computed together: list all of them"
+            )
+        for tensor, version in group.watched:
+            if tensor.version != version:
+                raise ModifiedError(
+                    f"an output gradient of shape {list(tensor.shape)} has been modified by an inplace operation since stage_backward_input() was given it "
+                    "and the weights still need it: modify a clone of it"
+                )
+        run.append(group)
+    if run:
+        roots, seeds, options = weight_half(run, retain_graph)
+        if slots is not None:
+            options |= {"slots": slots, "post_hooks": False}
+        running = current_engine().run(new_graph_task(roots, seeds, kind=WeightHalf, **options))
+        del roots, seeds, options
+        await running
+    if slots is not None:
+        return tuple([None if leaf is None else to_tensor(slots(leaf).grad) for leaf in leaves])
+    return tuple([weight.grad if isinstance(weight, TensorCore) else None for weight in weights])
+
+
+# -------------------------------------------------------------------- arguments
+
+
+def _inputs(values: Sequence[Any]) -> list[TensorCore | None]:
+    if isinstance(values, TensorCore) or not isinstance(values, (tuple, list)):
+        raise ArgumentTypeError(f"the inputs are a {type(values).__name__}; expected a tuple or list of what the stage was called with")
+    return [value if isinstance(value, TensorCore) else None for value in values]
+
+
+def _first_of_each(inputs: list[TensorCore | None]) -> list[tuple[int, TensorCore]]:
+    seen: set[int] = set()
+    found: list[tuple[int, TensorCore]] = []
+    for i, tensor in enumerate(inputs):
+        if tensor is not None and id(tensor) not in seen:
+            seen.add(id(tensor))
+            found.append((i, tensor))
+    return found
+
+
+def _leaves(weights: Iterable[Any]) -> list[AccumulateGrad | None]:
+    if isinstance(weights, TensorCore):
+        raise ArgumentTypeError("the weights are a Tensor; expected an iterable of them")
+    leaves: list[AccumulateGrad | None] = []
+    for i, weight in enumerate(weights):
+        if weight is not None and not isinstance(weight, TensorCore):
+            raise ArgumentTypeError(f"weights[{i}] is a {type(weight).__name__}; expected a Tensor")
+        if weight is not None and not weight.is_leaf:
+            raise ArgumentError(f"weights[{i}], of shape {list(weight.shape)}, was made by an operation; expected a leaf, such as a parameter")
+        leaves.append(None if weight is None else weight._node)  # type: ignore[arg-type]
+    return leaves
+
+
+def _ones(output: Any) -> Any:
+    """A gradient of ones for every Tensor of `output`, nested as it is.
+
+    Raises:
+        ArgumentError: a GradientEdge is among them, whose values are not known.
+    """
+    if isinstance(output, GradientEdge):
+        raise ArgumentError("a GradientEdge as an output requires output gradients: pass the gradient of each output")
+    if isinstance(output, TensorCore):
+        return make(np.ones_like(output._data)) if output.requires_grad else None
+    if isinstance(output, (tuple, list)):
+        return [_ones(item) for item in output]
+    return {key: _ones(item) for key, item in output.items()} if isinstance(output, dict) else None
+
+
+# -------------------------------------------------------------------- gradients
+
+
+def _take_grad(tensor: TensorCore | None) -> Any:
+    if tensor is None:
+        return None
+    grad = tensor.grad
+    if grad is not None:
+        tensor.grad = None
+    return grad
+
+
+def _add_grad(tensor: TensorCore, grad: Any) -> None:
+    """Add to a tensor's ``grad``, which nothing else may share with what the caller gave or the groups keep."""
+    have = tensor.grad
+    tensor.grad = grad.detach() if have is None else have.detach() + grad
+
+
+def _retain(tensor: TensorCore) -> tuple[TensorCore, Node | None]:
+    """Let a non-leaf keep its gradient; returns it and, where it did not already, the node at which that arrives."""
+    if tensor.retains_grad:
+        return tensor, None
+    tensor.retain_grad()
+    return tensor, tensor._node
+
+
+def _stop_retaining(tensor: TensorCore, node: Node) -> None:
+    node.extra.retain_hooks.pop(tensor._nr, None)
+    extra_of(tensor).retains = None
+
+
+def _shared(group: ParameterGroup, grads: list[Any]) -> list[tuple[Any, int]]:
+    """The gradients given by the caller whose memory the group still needs, each with its version."""
+    kept = [grad for start in group.starts for grad in start.grads if isinstance(grad, np.ndarray)]
+    kept += [term.grad for term in group.terms if isinstance(term.grad, np.ndarray)]
+    found: list[tuple[Any, int]] = []
+    for grad in grads:
+        if grad is not None and isinstance(grad._data, np.ndarray) and any(np.may_share_memory(grad._data, array) for array in kept):
+            found.append((grad, grad.version))
+    return found
+
+
+def _leave_graph(tensor: TensorCore) -> None:
+    """Detach in place, a view as well."""
+    if tensor._node is None or tensor._node.is_leaf:
+        return
+    if tensor._x is not None:
+        tensor._x.view = None
+    move_to(tensor, None, 0)
+
+
+def _failure(what: str, error: Exception, outputs: Any, grads: Any, inputs: Any) -> StageBackwardError:
+    text = f"Failed to run {what}: {type(error).__name__}: {error}\n"
+    if outputs is not None:
+        text += f"stage output: {describe(outputs)}\noutput gradient: {describe(grads)}\ninput: {describe(inputs)}"
+    else:
+        text += f"weights: {describe(inputs)}"
+    failure = StageBackwardError(text)
+    failure.committed = getattr(error, "committed", False)
+    return failure

@@ -1,0 +1,1 @@
+def timeline_svg(t,w): return ""

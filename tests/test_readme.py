@@ -1,0 +1,103 @@
+"""What the README says is there: tests, files, commands, names, limits. The code in it is run by ``test_recipes.py``."""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import functools
+import operator
+import re
+from pathlib import Path
+
+import pytest
+
+import aiograd as ag
+from aiograd import cli
+from aiograd import distributed as dist
+from aiograd.distributed.keyring import SECRET_BYTES
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
+#: in one line each, since a span of code may be broken
+SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL))]
+UNITS = {"MiB": 1 << 20, "s": 1.0, "": 1}
+
+
+def functions(path: Path) -> set[str]:
+    """Names of the functions of a module."""
+    return {node.name for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))}
+
+
+def test_every_test_that_is_named_exists() -> None:
+    path, count = ROOT / "none", 0
+    for span in SPANS:
+        found = re.fullmatch(r"(tests/[\w/]+\.py)?(?:::(test_\w+))?", span)
+        if not found or not span:
+            continue
+        if found[1]:
+            path = ROOT / found[1]
+        assert path.is_file(), f"`{span}`: there is no {path.name}"
+        if found[2]:
+            assert found[2] in functions(path), f"{path.name} has no {found[2]}"
+        count += 1
+    assert count > 40
+
+
+def test_every_link_leads_to_a_file() -> None:
+    links = re.findall(r"\]\(([^)]+)\)", README)
+    assert len(links) > 20
+    for link in links:
+        assert (ROOT / link).exists(), link
+
+
+def test_every_target_of_make_exists() -> None:
+    targets = re.findall(r"^([a-z| -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", README, re.MULTILINE))
+    assert {"demo", "test", "examples", "bench"} <= named <= set(targets)
+
+
+def test_every_name_of_the_package_exists() -> None:
+    roots = {"ag": ag, "dist": dist, "aiograd": ag, "Limits": dist.Limits, "RemoteError": ag.errors.RemoteError("")}
+    names = set(re.findall(r"\b(ag|dist|aiograd|Limits|RemoteError)\.([A-Za-z_][\w.]*\w)", README))
+    assert len(names) > 30
+    for root, path in names - {("aiograd", "testing")}:  # not imported by itself
+        operator.attrgetter(path)(roots[root])
+
+
+def test_every_error_exists() -> None:
+    named = {word for word in re.findall(r"\b[A-Z]\w+Error\b|\bCommitUnknown\b|\bOverloaded\b", README)}
+    assert len(named) > 6
+    for name in named:
+        assert hasattr(ag.errors, name) or hasattr(builtins, name), name
+
+
+def test_every_option_of_the_worker_exists(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["worker", "--help"])
+    known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
+    named = {option for span in SPANS for option in re.findall(r"^--[a-z-]+", span)}
+    named |= {option for line in README.splitlines() if line.startswith("$ aiograd worker") for option in re.findall(r"--[a-z-]+", line)}
+    assert len(named) > 5 and named <= known
+
+
+def test_the_table_of_limits_says_what_holds() -> None:
+    limits = dist.Limits()
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", README[README.index("| `Limits` |") :], re.MULTILINE)
+    seen = 0
+    for names, values in rows:
+        for name, value in zip(re.findall(r"\w+", names), values.split(", "), strict=True):
+            if name != "Limits":
+                number, _, unit = value.strip().partition(" ")
+                assert getattr(limits, name) == float(number) * UNITS[unit], name
+                seen += 1
+    assert seen > 10
+    assert f"{limits.silence:g} s of silence" in README and f"share {SECRET_BYTES} secret bytes" in README
+
+
+def test_the_table_of_encodings_says_what_they_take() -> None:
+    size = 1_000_000
+    rows = re.findall(r"^\| `([A-Z0-9]+)`.*?\| ([\d.]+) MB \|", README, re.MULTILINE)
+    assert [name for name, _ in rows] == [encoding.name for encoding in dist.Encoding]
+    packed_size = functools.partial(ag.distributed.encodings.packed_size, size=size)
+    for name, megabytes in rows:
+        assert round(packed_size(dist.Encoding[name]) / 1e6, 2) == float(megabytes), name
