@@ -235,17 +235,18 @@ async def call_many(
                 raise ArgumentError(f"call_many: input {i} has values that are not finite; nothing was sent")
     places = {(i, j): expert for i, asked in enumerate(experts) for j, expert in enumerate(asked)}
     forward = _Gathered(_Rules(k_min, forward_timeout, timeout_after_k_min, on_expert_loss, "call_many"), places)
-    shapes: set[tuple[Any, ...]] = set()
+    shapes: list[tuple[Any, ...]] = []  # of the first answer; the others have to be alike
 
     def check(place: Place, answer: tuple[IsolatedContext, tuple[Any, ...]]) -> str | None:
         outputs = answer[1]
         if len(outputs) != 1 or not isinstance(outputs[0], TensorCore) or outputs[0].ndim < 1 or outputs[0].shape[0] != 1:
             return "an expert answers a batch of one with one Tensor whose first dimension is one"
-        shapes.add((outputs[0].shape[1:], outputs[0].dtype))
-        if len(shapes) > 1:
-            return f"its answer is of shape and dtype {outputs[0].shape[1:]} {outputs[0].dtype}, others are not"
+        found = (outputs[0].shape[1:], outputs[0].dtype)
+        if shapes and found != shapes[0]:
+            return f"its answer is {found[1]} {list(found[0])} for a sample, another expert's was {shapes[0][1]} {list(shapes[0][0])}"
         if detect_anomalies and not np.isfinite(outputs[0]._data).all():
             return "its answer has values that are not finite"
+        shapes.append(found)
         return None
 
     def call(place: Place) -> Coroutine[Any, Any, Any]:

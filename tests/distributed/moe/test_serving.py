@@ -1,0 +1,312 @@
+"""Task pools, expert backends, remote experts and mixtures of them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed import moe
+from aiograd.errors import ArgumentError, DistributedError, ExpertLostError, NotExposedError, RemoteError
+from aiograd.testing import simulated_run
+from tests.distributed.memory import Switchboard
+
+
+def rows(*values: float) -> Any:
+    return ag.tensor([[value] for value in values])
+
+
+# ---------------------------------------------------------------- task pools
+
+
+def test_rows_of_callers_that_meet_run_in_one_batch_and_come_back_in_order() -> None:
+    async def main() -> None:
+        sizes: list[int] = []
+
+        async def double(x: Any) -> Any:
+            sizes.append(x.shape[0])
+            await asyncio.sleep(1)
+            return x * 2
+
+        pool = moe.TaskPool(double, 4)
+        answers = await asyncio.gather(*(pool.submit(rows(*range(i, i + n))) for i, n in ((0, 1), (10, 2), (20, 2), (30, 1))))
+        assert [answer.numpy()[:, 0].tolist() for answer in answers] == [[0], [20, 22], [40, 42], [60]]
+        assert sizes == [3, 3] and pool.batches == 2
+        await pool.aclose()
+
+    simulated_run(main)
+
+
+def test_a_batch_waits_for_its_least_size() -> None:
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+
+        async def same(x: Any) -> Any:
+            return x
+
+        pool = moe.TaskPool(same, 4, min_batch_size=2)
+        first = asyncio.ensure_future(pool.submit(rows(1)))
+        await asyncio.sleep(5)
+        assert not first.done()
+        await pool.submit(rows(2))
+        await first
+        assert loop.time() == 5 and pool.batches == 1
+        await pool.aclose()
+
+    simulated_run(main)
+
+
+def test_a_task_is_not_split_and_too_large_ones_are_refused() -> None:
+    async def main() -> None:
+        pool = moe.TaskPool(lambda x: x, 2)
+        with pytest.raises(ArgumentError, match="3 rows; a task is not split"):
+            await pool.submit(rows(1, 2, 3))
+        with pytest.raises(ArgumentError, match="same number of rows"):
+            await pool.submit(rows(1), rows(1, 2))
+        await pool.aclose()
+        with pytest.raises(DistributedError, match="closed"):
+            await pool.submit(rows(1))
+
+    simulated_run(main)
+    with pytest.raises(ArgumentError):
+        moe.TaskPool(lambda x: x, 2, 3)
+
+
+def test_an_error_is_that_of_its_batch_and_cancelled_tasks_are_not_in_one() -> None:
+    async def main() -> None:
+        seen: list[list[float]] = []
+
+        async def picky(x: Any) -> Any:
+            seen.append(x.numpy()[:, 0].tolist())
+            await asyncio.sleep(1)
+            if 13.0 in seen[-1]:
+                raise ValueError("thirteen")
+            return x
+
+        pool = moe.TaskPool(picky, 2)
+        tasks = [asyncio.ensure_future(pool.submit(rows(value))) for value in (1, 13, 3, 4, 5)]
+        await asyncio.sleep(0.5)
+        tasks[2].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result).__name__ for result in results] == ["ValueError", "ValueError", "CancelledError", "Tensor", "Tensor"]
+        assert seen == [[1, 13], [4, 5]]
+        await pool.aclose()
+
+    assert not simulated_run(main).leftover_tasks
+
+
+def test_a_function_that_gives_back_other_rows_is_an_error_of_its_callers() -> None:
+    async def main() -> None:
+        pool = moe.TaskPool(lambda x: x[:1], 4)
+        results = await asyncio.gather(pool.submit(rows(1)), pool.submit(rows(2)), return_exceptions=True)
+        assert all(isinstance(result, ArgumentError) for result in results)
+        await pool.aclose()
+
+    simulated_run(main)
+
+
+# ---------------------------------------------------------------- backends
+
+
+async def test_a_backend_answers_without_a_graph_and_learns_from_each_backward() -> None:
+    ag.seed(0)
+    module = ag.nn.Linear(3, 2)
+    backend = moe.ExpertBackend(module, ag.optim.SGD(module.parameters(), lr=0.5))
+    x, g = ag.tensor(np.random.default_rng(0).normal(size=(4, 3)).astype(np.float32)), ag.ones((4, 2))
+    output = await backend.forward(x)
+    assert not output.requires_grad
+    leaf = x.clone().requires_grad_()
+    want_x, want_w = await ag.grad(module(leaf), [leaf, module.weight], g)
+    before = module.weight.detach().clone().numpy()
+    (got,) = await backend.backward([x], g)
+    np.testing.assert_array_equal(got.numpy(), want_x.numpy())
+    np.testing.assert_allclose(module.weight.detach().numpy(), before - 0.5 * want_w.numpy(), rtol=1e-6)
+    assert backend.updates == 1 and module.weight.grad is None and not x.requires_grad
+
+
+async def test_integer_inputs_get_none_unused_ones_zeros_and_errors_change_nothing() -> None:
+    weight = ag.tensor([1.0, 2.0, 3.0], requires_grad=True)
+
+    def pick(index: Any, x: Any, unused: Any) -> Any:
+        if x.shape[0] == 3:
+            raise ValueError("three")
+        return weight[index] * x
+
+    backend = moe.ExpertBackend(pick, ag.optim.SGD([weight], lr=1.0))
+    inputs = [ag.tensor([0, 2]), ag.tensor([1.0, 1.0]), ag.tensor([5.0, 5.0])]
+    found = await backend.backward(inputs, [ag.tensor([1.0, 1.0])])
+    assert found[0] is None
+    np.testing.assert_array_equal(found[1].numpy(), [1, 3])
+    np.testing.assert_array_equal(found[2].numpy(), [0, 0])
+    np.testing.assert_array_equal(weight.detach().numpy(), [0, 2, 2])
+    with pytest.raises(ValueError, match="three"):
+        await backend.backward([ag.tensor([0, 1, 2]), ag.ones(3), ag.ones(3)], [ag.ones(3)])
+    with pytest.raises(ArgumentError, match="2 gradients for 1 outputs"):
+        await backend.backward(inputs, [ag.ones(2), ag.ones(2)])
+    assert backend.updates == 1
+    np.testing.assert_array_equal(weight.detach().numpy(), [0, 2, 2])
+
+
+async def test_a_backend_goes_on_from_its_state() -> None:
+    def made() -> moe.ExpertBackend:
+        ag.seed(1)
+        module = ag.nn.Linear(2, 2)
+        optimizer = ag.optim.Adam(module.parameters(), lr=0.1)
+        return moe.ExpertBackend(module, optimizer)
+
+    x, g = ag.ones((1, 2)), ag.ones((1, 2))
+    first, second = made(), made()
+    await first.backward([x], g)
+    second.load_state_dict(first.state_dict())
+    await first.backward([x], g)
+    await second.backward([x], g)
+    np.testing.assert_array_equal(first.module.weight.detach().numpy(), second.module.weight.detach().numpy())
+    assert second.updates == 2
+
+
+# ---------------------------------------------------------------- across workers
+
+
+class Setting:
+    """A worker with a gate, and workers with experts of a 2 × 2 grid."""
+
+    def __init__(self, board: Switchboard, *, learns: bool = True, fail: str = "") -> None:
+        ag.seed(0)
+        self.modules = {f"ffn.{i}.{j}": ag.nn.Linear(4, 4) for i in range(2) for j in range(2)}
+        self.backends = {
+            uid: moe.ExpertBackend(module, ag.optim.SGD(module.parameters(), lr=0.05) if learns else None) for uid, module in self.modules.items()
+        }
+        self.board = board
+
+    async def __aenter__(self) -> dict[str, moe.RemoteExpert]:
+        self.workers = []
+        for i in range(2):
+            service = dist.Service()
+            moe.serve_experts(service, {uid: backend for uid, backend in self.backends.items() if uid.startswith(f"ffn.{i}.")})
+            self.workers.append(dist.Worker(f"w{i}", service=service, transport=self.board.transport(f"w{i}")))
+        self.gate = dist.Worker("gate", transport=self.board.transport("gate"))
+        for worker in (*self.workers, self.gate):
+            await worker.__aenter__()
+        for worker in self.workers:
+            self.gate.add_peer(worker.name, worker.url)
+        return await moe.find_experts(self.gate, ["w0", "w1"])
+
+    async def __aexit__(self, *_: object) -> None:
+        for worker in (self.gate, *self.workers):
+            await worker.aclose()
+
+
+def data(batch: int = 6) -> Any:
+    return ag.tensor(np.random.default_rng(3).normal(size=(batch, 4)).astype(np.float32), requires_grad=True)
+
+
+async def test_a_remote_expert_is_the_module_it_serves() -> None:
+    setting = Setting(Switchboard(), learns=False)
+    async with setting as experts:
+        assert sorted(experts) == sorted(setting.modules)
+        x = data()
+        got = await experts["ffn.1.0"](x)
+        want = setting.modules["ffn.1.0"](x)
+        np.testing.assert_array_equal(got.detach().numpy(), want.detach().numpy())
+        np.testing.assert_array_equal((await experts["ffn.1.0"](x[2:4])).detach().numpy(), got[2:4].detach().numpy())
+        await (got * got).sum().backward()
+        (grad,) = await ag.grad((want * want).sum(), [x])
+        np.testing.assert_array_equal(x.grad.numpy(), grad.numpy())
+
+
+async def test_an_expert_learns_also_where_no_input_needs_a_gradient() -> None:
+    setting = Setting(Switchboard())
+    async with setting as experts:
+        output = await experts["ffn.0.1"](data().detach())
+        assert setting.backends["ffn.0.1"].updates == 0
+        await output.sum().backward()
+        assert setting.backends["ffn.0.1"].updates == 1
+
+
+async def test_requests_that_make_no_sense_leave_the_server_serving() -> None:
+    async with Setting(Switchboard()) as experts:
+        with pytest.raises(RemoteError, match="11"):
+            await experts["ffn.0.0"](ag.zeros((2, 11)))
+        with pytest.raises(NotExposedError, match="ffn.7.7"):
+            await moe.RemoteExpert(experts["ffn.0.0"].worker, "w0", "ffn.7.7")(ag.zeros((1, 4)))
+        assert (await experts["ffn.0.0"](ag.zeros((1, 4)))).shape == (1, 4)
+
+
+async def test_a_mixture_is_the_weighted_sum_of_its_experts_and_trains() -> None:
+    setting = Setting(Switchboard())
+    async with setting as experts:
+        mixture = moe.RemoteMixtureOfExperts(4, (2, 2), experts, prefix="ffn.", k_best=4)
+        x = data()
+        scores = (x.detach() @ mixture.weight.detach().T + mixture.bias.detach()).numpy()
+        logits = np.stack([scores[:, i] + scores[:, 2 + j] for i in range(2) for j in range(2)], axis=1)
+        weights = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+        outputs = np.stack([module(x.detach()).detach().numpy() for module in setting.modules.values()], axis=1)
+        got = await mixture(x)
+        np.testing.assert_allclose(got.detach().numpy(), (weights[:, :, None] * outputs).sum(axis=1), rtol=1e-5, atol=1e-6)
+        optimizer = ag.optim.SGD(mixture.parameters(), lr=0.05)
+        losses = []
+        for _ in range(15):
+            optimizer.zero_grad()
+            loss = ((await mixture(x) - 1.0) ** 2).mean()
+            await loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        assert losses[-1] < 0.5 * losses[0]
+        assert all(backend.updates for backend in setting.backends.values())
+
+
+async def test_a_mixture_goes_on_without_a_lost_worker_where_it_may() -> None:
+    setting = Setting(Switchboard(), learns=False)
+    async with setting as experts:
+        careful = moe.RemoteMixtureOfExperts(4, (2, 2), experts, prefix="ffn.", k_best=4)
+        tolerant = moe.RemoteMixtureOfExperts(4, (2, 2), experts, prefix="ffn.", k_best=4, on_expert_loss="drop")
+        await setting.workers[1].aclose()
+        with pytest.raises(ExpertLostError):
+            await careful(data())
+        x = data()
+        got = await tolerant(x)
+        assert tolerant.last is not None and tolerant.last.mask.sum() == 12 and len(tolerant.last.lost) == 12
+        assert np.isfinite(got.detach().numpy()).all()
+        await got.sum().backward()
+        assert np.isfinite(x.grad.numpy()).all()
+
+
+async def test_a_switch_keeps_its_experts_busy_and_its_input_as_it_is() -> None:
+    setting = Setting(Switchboard())
+    async with setting as experts:
+        switch = moe.RemoteSwitchMixtureOfExperts(4, (2, 2), experts, prefix="ffn.", seed=1)
+        optimizer = ag.optim.SGD(switch.parameters(), lr=0.3)
+        x = data(32)
+        before = x.detach().numpy().copy()
+        for _ in range(20):
+            optimizer.zero_grad()
+            output, balance = await switch(x)
+            await (((output - x.detach()) ** 2).mean() * 0.1 + balance).backward()
+            optimizer.step()
+        np.testing.assert_array_equal(x.detach().numpy(), before)
+        assert min(share.min() for share in switch.utilization) > 1 / (2 * 2)
+        assert balance.item() == pytest.approx(2, rel=0.05)
+        switch.training = False
+        first, second = (await switch(x))[0], (await switch(x))[0]
+        assert first.shape == second.shape == x.shape
+
+
+async def test_mixtures_that_cannot_be() -> None:
+    async def expert(x: Any) -> Any:
+        return x
+
+    with pytest.raises(ArgumentError, match="begins with 'other.'"):
+        moe.RemoteMixtureOfExperts(4, (2,), {"ffn.0": expert}, prefix="other.", k_best=1)
+    with pytest.raises(ArgumentError, match="does not fit"):
+        moe.RemoteMixtureOfExperts(4, (2,), {"ffn.2": expert}, prefix="ffn.", k_best=1)
+    with pytest.raises(ArgumentError, match="k_best"):
+        moe.RemoteMixtureOfExperts(4, (2,), {"ffn.0": expert}, prefix="ffn.", k_best=0)
+    mixture = moe.RemoteMixtureOfExperts(4, (2,), {"ffn.0": expert}, prefix="ffn.", k_best=1)
+    with pytest.raises(ArgumentError, match="expected \\(batch, ..., 4\\)"):
+        await mixture(ag.zeros((2, 3)))
+    with pytest.raises(ArgumentError, match="no experts"):
+        moe.serve_experts(dist.Service(), {})
