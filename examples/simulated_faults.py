@@ -30,8 +30,8 @@ from aiograd import distributed as dist
 from aiograd.errors import DistributedError, ReferenceLostError
 from aiograd.testing import Faults, SimulatedNetwork, Simulation, simulated_run
 
-STEPS = 8
-SAVE_EVERY = 3
+STEPS = 6
+SAVE_EVERY = 2
 WORKERS = ("left", "right")
 #: the same in every run, so that a seed repeats its run to the last bit
 SECRET = b"32 bytes that the workers share."

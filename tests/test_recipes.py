@@ -290,7 +290,7 @@ def test_two_terminals(folder: Path) -> None:
 @pytest.mark.proc
 async def test_a_lost_worker_is_restored(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     x = ag.tensor([0.5, -1.0])
-    dies = [False]
+    dies = [False]  # whether the worker is to die
 
     async def train_on(layer: dist.RemoteModule, optimizer: dist.DistributedOptimizer) -> None:
         for step in range(4):
@@ -304,14 +304,16 @@ async def test_a_lost_worker_is_restored(folder: Path, monkeypatch: pytest.Monke
 
     monkeypatch.syspath_prepend(folder)
     weights = []
-    for dies[0] in (False, True):
+    for disturbed in (False, True):
         async with dist.LocalCluster(1, names=["left"], service="across:service") as cluster:
             driver = cluster.driver
             layer = dist.RemoteModule(driver, "left", await driver.remote("left", "Layer"))
             optimizer = dist.DistributedOptimizer(driver, ag.optim.SGD, [layer], lr=0.2, momentum=0.9)
+            await train_on(layer, optimizer)  # a new layer differs from the saved one
+            dies[0] = disturbed
             given = {"ag": ag, "dist": dist, "DistributedError": DistributedError, "driver": driver, "cluster": cluster, "train_on": train_on}
             names = await run(block("saved = "), layer=layer, optimizer=optimizer, **given)
             weights.append(await names["layer"].state_dict())
-            assert names["optimizer"].steps == 4 and not dies[0]
+            assert names["optimizer"].steps == 8 and not dies[0]
     for name, value in weights[0].items():
         np.testing.assert_array_equal(value.numpy(), weights[1][name].numpy())

@@ -107,8 +107,8 @@ class Context:
     """
 
     __slots__ = (
-        "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at",
-        "openers", "beat", "beats", "parts", "outcomes", "in_doubt", "calls", "next_pass", "turn", "_backward", "_salt", "_edges", "_places", "_edge_limit",
+        "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at", "openers",
+        "beat", "beats", "parts", "outcomes", "in_doubt", "calls", "next_pass", "turn", "_backward", "_salt", "_edges", "_places", "_edge_limit",
         "__weakref__",
     )  # fmt: skip
 

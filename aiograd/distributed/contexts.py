@@ -72,9 +72,8 @@ class Heading(NamedTuple):
             and len(key) == 16
             and origin.__class__ is str
             and 0 < len(origin) <= 128
-            and place.__class__ is tuple
-            and 0 < len(place) <= NESTED
-            and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in place)
+            and is_place(place)
+            and len(place) <= NESTED
             and edge.__class__ is int
             and edge >= 0
             and opens.__class__ is bool
@@ -247,6 +246,15 @@ class ContextTable:
             for name in context.known_workers - {self.here}:
                 held.setdefault((name, context.principal), []).append((context.key, context.beat))
         return held
+
+
+def is_place(value: Any) -> bool:
+    """Whether a value that came from a peer is a place, as it travels: see Note [Places] in `context`."""
+    return (
+        value.__class__ is tuple
+        and 0 < len(value) <= NESTED + 1
+        and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in value)
+    )
 
 
 def place_of_call(place: tuple[float, ...]) -> tuple[int, ...]:

@@ -7,8 +7,9 @@ that the codec knows.
 CALL       run an exposed function: (name, args, kwargs, records, context part or None) → (result, edge or 0)
 MARK       these of your send edges take part in a pass: (context, pass, edges) → (names of the workers that take part behind them,
            send edges of the asker that were reached)
-GRADIENT   gradients of one send edge: (context, pass, bundle, flags, names) → (names of workers, bundles for the asker); the first one
-           of a pass is answered when the receiver and everything behind it is prepared to commit, later ones at once
+GRADIENT   gradients of one send edge: (context, pass, bundle, flags, names, place if the pass records a graph) → (names of workers, bundles
+           for the asker); the first one of a pass is answered when the receiver and everything behind it is prepared to commit, later ones
+           at once
 COMMIT     make the gradients of a pass visible: (context, pass) → True
 ABORT      drop a pass: (context, pass, reason) → True
 OUTCOME    what became of a pass: (context, pass) → a word

@@ -231,7 +231,7 @@ class GraphTask:
         self.recording_for: Node | None = None
         #: what a pass with `create_graph` has recorded so far, with its place in the order
         self._leaf_places: dict[Node, int] | None = None
-        self._recorded: list[tuple[tuple[int, int], Node]] = []
+        self._recorded: list[tuple[tuple[int, Any], Node]] = []
         self._cancelled = False
         #: what is left of `discover`
         self._walk: Iterator[None] = iter(())
@@ -528,13 +528,13 @@ class GraphTask:
         current = CURRENT.get()
         node = current.node if current is not None and current.task is self and current.node is not None else self.recording_for
         if node is None:
-            place = (0, -(1 << 64))
+            place: tuple[int, Any] = (-1, 0)
         elif node.is_leaf:
             if self._leaf_places is None:
                 self._leaf_places = {leaf: i for i, leaf in enumerate(self.dependencies)}
             place = (1, self._leaf_places.get(node, 0))
         else:
-            place = (0, -node._seq)
+            place = (0, self._place_of(node))
         self._recorded.append((place, recorded))
 
     def renumber(self, outer: Callable[[Node], None] | None) -> None:

@@ -4,7 +4,7 @@ Schedules are pure data. Read `action` and `schedule` first; then:
 
 ======================================  =====================================================================================
 `backward`, `microbatch`                the backward pass of a stage, whole or in two halves; batches in pieces
-`named`                                 the schedules of the literature
+`catalog`, `named`                      schedules by name, and those of the literature
 `layout`                                which rank a stage lives on
 `validation`, `dependencies`            what makes a schedule possible
 `lowering`, `liveness`, `ticks`         what moves between ranks, what is kept how long, how many steps it takes
@@ -18,6 +18,7 @@ from aiograd.pipeline.action import ActionKind as ActionKind
 from aiograd.pipeline.backward import stage_backward as stage_backward
 from aiograd.pipeline.backward import stage_backward_input as stage_backward_input
 from aiograd.pipeline.backward import stage_backward_weight as stage_backward_weight
+from aiograd.pipeline.catalog import make_schedule as make_schedule
 from aiograd.pipeline.layout import stage_layout as stage_layout
 from aiograd.pipeline.liveness import SlotAssignment as SlotAssignment
 from aiograd.pipeline.liveness import rank_slots as rank_slots

@@ -8,7 +8,7 @@ Source: PyTorch ``distributed/pipelining/_backward.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,18 +16,15 @@ import numpy as np
 from aiograd.engine.halves import InputHalf, ParameterGroup, WeightHalf, weight_half
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError, StageBackwardError
-from aiograd.graph.accumulate_grad import AccumulateGrad, Slot
-from aiograd.graph.boundary import to_tensor
+from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import Node
 from aiograd.pipeline.tree import describe, differentiable_outputs
-from aiograd.tensors.core import TensorCore, extra_of, make, move_to
+from aiograd.tensors.core import TensorCore, counter_of, extra_of, make, move_to
 from aiograd.tensors.passes import edge_of, roots_and_seeds
 
-Slots = Callable[[AccumulateGrad], Slot]
 
-
-async def stage_backward(stage_output: Any, output_grads: Any, input_values: Sequence[Any], *, slots: Slots | None = None) -> tuple[Any, ...]:
+async def stage_backward(stage_output: Any, output_grads: Any, input_values: Sequence[Any]) -> tuple[Any, ...]:
     """Backward through a stage: gradients are added to every leaf, and those of the inputs are handed out.
 
     Args:
@@ -36,18 +33,17 @@ async def stage_backward(stage_output: Any, output_grads: Any, input_values: Seq
         output_grads: nested in the same way; a Tensor (or None) for each Tensor, None for a whole branch leaves it out. None is enough for a
             loss of one element.
         input_values: what the stage was called with, in order.
-        slots: where the gradient of a leaf accumulates instead of in the leaf: called with the leaf's node, it returns an object with an
-            attribute ``grad`` (None, an array or a Tensor). No ``grad`` changes then, and no post-accumulate hook is called.
 
     Returns:
-        One entry per input: its gradient, whose ``grad`` is None afterwards, or None for an input that is no Tensor or gets no gradient. A Tensor
-        that is listed several times has its gradient at the first place.
+        One entry per input: its ``grad``, which is None afterwards; None for an input that is no Tensor or got no gradient. A Tensor that is listed
+        several times has its gradient at the first place.
 
     Raises:
-        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling it stops the pass.
+        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
+            pass.
     """
     try:
-        return await _whole(stage_output, output_grads, _inputs(input_values), slots)
+        return await _whole(stage_output, output_grads, _inputs(input_values))
     except Exception as error:
         raise _failure("stage backward", error, stage_output, output_grads, input_values) from error
 
@@ -72,7 +68,7 @@ async def stage_backward_input(
         them up; and the groups, in the order of `weights`.
 
     Raises:
-        StageBackwardError: whatever went wrong, which is chained; no gradient has changed. Cancelling it stops the pass.
+        StageBackwardError: whatever went wrong, which is chained; no gradient has changed. Cancelling stops the pass.
     """
     try:
         return await _first_half(outputs, output_grads, _inputs(inputs), _leaves(weights), retain_graph)
@@ -81,7 +77,7 @@ async def stage_backward_input(
 
 
 async def stage_backward_weight(
-    weights: Iterable[Any], param_groups: Iterable[ParameterGroup], retain_graph: bool = False, *, slots: Slots | None = None
+    weights: Iterable[Any], param_groups: Iterable[ParameterGroup], retain_graph: bool = False
 ) -> tuple[Any, ...]:
     """The second half of a backward pass: gradients of the weights, all committed at once.
 
@@ -89,17 +85,19 @@ async def stage_backward_weight(
         weights: whose gradients are wanted: those of `stage_backward_input`, or the weights of some of its groups only; other groups stay for later.
         param_groups: what `stage_backward_input` has returned, of one or several microbatches. They are emptied.
         retain_graph: leave the groups as they are, for another pass.
-        slots: as for `stage_backward`.
 
     Returns:
-        The ``grad`` of each weight (with `slots`, what its slot holds), in the order of `weights`.
+        The ``grad`` of each weight, in order; None for what is no Tensor or has none.
 
     Raises:
-        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling it stops the pass.
+        StageBackwardError: whatever went wrong, which is chained; no gradient has changed unless its ``committed`` is True. Cancelling stops the
+            pass.
     """
-    listed = list(weights)
+    listed: Any = weights
     try:
-        return await _second_half(listed, list(param_groups), retain_graph, slots)
+        if not isinstance(weights, TensorCore):  # which would be taken apart
+            listed = list(weights)
+        return await _second_half(listed, list(param_groups), retain_graph)
     except Exception as error:
         raise _failure("stage backward for its weights", error, None, None, listed) from error
 
@@ -107,36 +105,19 @@ async def stage_backward_weight(
 # -------------------------------------------------------------------- the passes
 
 
-class _Box:
-    """Where the gradient of an input accumulates in a pass with slots."""
-
-    __slots__ = ("grad",)
-
-    def __init__(self) -> None:
-        self.grad: Any = None
-
-
-async def _whole(output: Any, output_grads: Any, inputs: list[TensorCore | None], slots: Slots | None) -> tuple[Any, ...]:
+async def _whole(output: Any, output_grads: Any, inputs: list[TensorCore | None]) -> tuple[Any, ...]:
     outputs, grads = differentiable_outputs(output, output_grads)
     if outputs:
-        options: dict[str, Any] = {}
-        boxes: dict[Any, _Box] = {}
-        if slots is not None:
-            boxes = {tensor._node: _Box() for tensor in inputs if tensor is not None and tensor.is_leaf and tensor.requires_grad}
-            options = {"slots": lambda leaf: boxes.get(leaf) or slots(leaf), "post_hooks": False}
         roots, seeds = roots_and_seeds("stage_backward()", outputs, grads, False)
-        retained = [_retain(tensor) for tensor in inputs if tensor is not None and tensor.requires_grad and not tensor.is_leaf]
+        retained = [(tensor, _retain(tensor)) for _, tensor in _first_of_each(inputs) if tensor.requires_grad and not tensor.is_leaf]
         try:
-            running = current_engine().run(new_graph_task(roots, seeds, **options))
+            running = current_engine().run(new_graph_task(roots, seeds))
             del roots, seeds, outputs, grads
             await running
         finally:
-            for kept, node in retained:
+            for tensor, node in retained:
                 if node is not None:
-                    _stop_retaining(kept, node)
-        for tensor in inputs:
-            if tensor is not None and tensor._node in boxes:
-                tensor.grad = to_tensor(boxes.pop(tensor._node).grad)
+                    _stop_retaining(tensor, node)
     return tuple([_take_grad(tensor) for tensor in inputs])
 
 
@@ -158,7 +139,7 @@ async def _first_half(
     groups = task.groups()
     del task
     for group in groups:
-        group.watched += _shared(group, grads)
+        group.watched += _shared(group, [*grads, *results])
     while found:
         (i, tensor), grad = found.pop(), results.pop()
         dinputs[i] = grad
@@ -170,9 +151,8 @@ async def _first_half(
     return tuple(dinputs), groups
 
 
-async def _second_half(weights: list[Any], groups: list[ParameterGroup], retain_graph: bool, slots: Slots | None) -> tuple[Any, ...]:
-    leaves = _leaves(weights)
-    wanted = {leaf for leaf in leaves if leaf is not None}
+async def _second_half(weights: list[Any], groups: list[ParameterGroup], retain_graph: bool) -> tuple[Any, ...]:
+    wanted = {leaf for leaf in _leaves(weights) if leaf is not None}
     run: list[ParameterGroup] = []
     for i, group in enumerate(groups):
         if not isinstance(group, ParameterGroup):
@@ -187,19 +167,15 @@ async def _second_half(weights: list[Any], groups: list[ParameterGroup], retain_
         for tensor, version in group.watched:
             if tensor.version != version:
                 raise ModifiedError(
-                    f"an output gradient of shape {list(tensor.shape)} has been modified by an inplace operation since stage_backward_input() was given it "
-                    "and the weights still need it: modify a clone of it"
+                    f"a gradient of shape {list(tensor.shape)} that stage_backward_input() was given or has returned has been modified by an inplace "
+                    "operation, and the weights still need it: modify a clone of it"
                 )
         run.append(group)
     if run:
         roots, seeds, options = weight_half(run, retain_graph)
-        if slots is not None:
-            options |= {"slots": slots, "post_hooks": False}
         running = current_engine().run(new_graph_task(roots, seeds, kind=WeightHalf, **options))
         del roots, seeds, options
         await running
-    if slots is not None:
-        return tuple([None if leaf is None else to_tensor(slots(leaf).grad) for leaf in leaves])
     return tuple([weight.grad if isinstance(weight, TensorCore) else None for weight in weights])
 
 
@@ -263,17 +239,17 @@ def _take_grad(tensor: TensorCore | None) -> Any:
 
 
 def _add_grad(tensor: TensorCore, grad: Any) -> None:
-    """Add to a tensor's ``grad``, which nothing else may share with what the caller gave or the groups keep."""
+    """Add to a tensor's ``grad``, out of place."""
     have = tensor.grad
     tensor.grad = grad.detach() if have is None else have.detach() + grad
 
 
-def _retain(tensor: TensorCore) -> tuple[TensorCore, Node | None]:
-    """Let a non-leaf keep its gradient; returns it and, where it did not already, the node at which that arrives."""
+def _retain(tensor: TensorCore) -> Node | None:
+    """Let a non-leaf keep its gradient; returns the node at which that arrives, None where it keeps it anyway."""
     if tensor.retains_grad:
-        return tensor, None
+        return None
     tensor.retain_grad()
-    return tensor, tensor._node
+    return tensor._node
 
 
 def _stop_retaining(tensor: TensorCore, node: Node) -> None:
@@ -282,12 +258,13 @@ def _stop_retaining(tensor: TensorCore, node: Node) -> None:
 
 
 def _shared(group: ParameterGroup, grads: list[Any]) -> list[tuple[Any, int]]:
-    """The gradients given by the caller whose memory the group still needs, each with its version."""
+    """The gradients in the caller's hands whose memory the group still needs, each with its version."""
     kept = [grad for start in group.starts for grad in start.grads if isinstance(grad, np.ndarray)]
     kept += [term.grad for term in group.terms if isinstance(term.grad, np.ndarray)]
     found: list[tuple[Any, int]] = []
     for grad in grads:
         if grad is not None and isinstance(grad._data, np.ndarray) and any(np.may_share_memory(grad._data, array) for array in kept):
+            counter_of(grad)  # shared from now on with whoever gets the same data
             found.append((grad, grad.version))
     return found
 

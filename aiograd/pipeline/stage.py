@@ -47,7 +47,7 @@ class Stage:
         ArgumentTypeError, ArgumentError: something that cannot be a stage, or options that do not go together.
     """
 
-    __slots__ = ("module", "where", "device", "leaves", "pass_indices", "weight_backward")
+    __slots__ = ("module", "where", "device", "parameters", "pass_indices", "weight_backward")
 
     def __init__(
         self,
@@ -72,19 +72,24 @@ class Stage:
         self.device = device
         self.pass_indices = pass_indices
         self.weight_backward = weight_backward
-        #: where gradients of known parameters arrive; None: the parameters are not known
-        self.leaves: frozenset[AccumulateGrad] | None = None
+        #: as they were given
+        self.parameters = None if parameters is None else tuple(parameters)
         if is_remote(module):
             if where is not None or device is not None or parameters is not None or weight_backward is not None:
                 raise ArgumentError("Stage(...): the options of a stage on another worker are up to that worker; only pass_indices can be given here")
             return
         if pass_indices:
             _check_takes_indices(module)
-        if parameters is None:
-            listed = getattr(module, "parameters", None)
-            parameters = listed() if callable(listed) and not inspect.isclass(module) else None
-        if parameters is not None:
-            self.leaves = frozenset(_leaf(item) for item in parameters if getattr(item, "requires_grad", True))
+        for item in self.parameters or ():
+            if not isinstance(item, TensorCore) or not item.is_leaf:
+                raise ArgumentTypeError(f"Stage(parameters=...): expected leaf Tensors, found {type(item).__name__}")
+
+    def leaves(self) -> frozenset[AccumulateGrad] | None:
+        """Where gradients of the stage's known parameters arrive; None: its parameters are not known."""
+        listed: Iterable[Any] | None = self.parameters
+        if listed is None and callable(own := getattr(self.module, "parameters", None)) and not inspect.isclass(self.module):
+            listed = own()
+        return None if listed is None else frozenset(item._node for item in listed if isinstance(getattr(item, "_node", None), AccumulateGrad))
 
     @property
     def is_remote(self) -> bool:
@@ -116,12 +121,6 @@ def runs_on_loop(function: Any) -> bool:
         return False
     forward = getattr(function, "forward", None)  # of a module: what its __call__ calls
     return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None), forward)))  # noqa: B004
-
-
-def _leaf(item: Any) -> AccumulateGrad:
-    if not isinstance(item, TensorCore) or not isinstance(item._node, AccumulateGrad):
-        raise ArgumentTypeError(f"Stage(parameters=...): expected leaf Tensors, found {type(item).__name__}")
-    return item._node
 
 
 def _check_takes_indices(function: Any) -> None:

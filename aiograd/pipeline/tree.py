@@ -38,9 +38,11 @@ def _collect(output: Any, grad: Any, place: str, outputs: list[Any], grads: list
         if grad is None:
             return
         if not isinstance(grad, (tuple, list)) or isinstance(grad, GradientEdge):
-            raise ArgumentTypeError(f"the gradient of {place}, a {type(output).__name__}, is a {type(grad).__name__}; expected a tuple or list, or None")
+            raise ArgumentTypeError(
+                f"the gradient of {place}, a {type(output).__name__}, is a {type(grad).__name__}; expected a tuple or list of gradients, or None"
+            )
         if len(grad) != len(output):
-            raise ArgumentError(f"{place} has {len(output)} entries and its gradient {len(grad)}; expected one gradient (or None) for each")
+            raise ArgumentError(f"{place} has {len(output)} entries and its gradient has {len(grad)}; expected one gradient (or None) for each")
         for i, (item, item_grad) in enumerate(zip(output, grad, strict=True)):
             _collect(item, item_grad, f"{place}[{i}]", outputs, grads)
     elif isinstance(output, Mapping):
@@ -49,7 +51,8 @@ def _collect(output: Any, grad: Any, place: str, outputs: list[Any], grads: list
         if not isinstance(grad, Mapping):
             raise ArgumentTypeError(f"the gradient of {place}, a dict, is a {type(grad).__name__}; expected a dict, or None")
         if output.keys() != grad.keys():
-            raise ArgumentError(f"{place} has the keys {sorted(map(repr, output))} and its gradient {sorted(map(repr, grad))}; expected the same keys")
+            found, expected = sorted(map(repr, grad)), sorted(map(repr, output))
+            raise ArgumentError(f"the gradient of {place} has the keys {found}; expected the keys of the output, {expected}")
         for key, item in output.items():
             _collect(item, grad[key], f"{place}[{key!r}]", outputs, grads)
 

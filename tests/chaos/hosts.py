@@ -11,6 +11,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.context import Context
 from aiograd.distributed.keyring import kid_of
+from aiograd.distributed.transport import Transport
 from aiograd.testing import SimulatedNetwork
 from tests.chaos.mix import Mix
 from tests.chaos.promises import Notes
@@ -65,20 +66,28 @@ class Host:
         """The process."""
         world = self.world
         self.main_task = asyncio.current_task()
-        transport = world.network.transport(self.name)
+        transport = self.new_transport()
         async with ag.Engine(inline_ns=world.mix.inline_ns):
             self.worker = self.served.worker = dist.Worker(
                 self.name, service=self.served.service, secret=self.keyring, limits=world.limits, transport=transport
             )
             self.watch.start()
             async with self.worker:
-                for other in world.names:
-                    if other != self.name:
-                        self.worker.add_peer(other, f"sim://{other}")
+                await self.introduce()
                 world.hosts[self.name] = self
                 if self.work is not None:
                     await self.work(self)
                 await asyncio.get_running_loop().create_future()
+
+    def new_transport(self) -> Transport:
+        """What carries frames."""
+        return self.world.network.transport(self.name)
+
+    async def introduce(self) -> None:
+        """Let the worker know the others."""
+        for other in self.world.names:
+            if other != self.name:
+                self.worker.add_peer(other, f"sim://{other}")
 
     async def timed(self, what: str, seconds: float, awaitable: Awaitable[Any]) -> Any:
         """Await something that must end in time, however it ends."""

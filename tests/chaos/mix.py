@@ -24,6 +24,7 @@ Activity = Literal["context", "echo", "tally", "steps", "nap", "probe"]
 
 #: part of the seeds in which nothing goes wrong, so that everything has to succeed
 CALM = 0.1
+NO_FAULTS, NO_JOB_FAULTS = Faults(), JobFaults()
 #: rules on the executor, at whatever cost; what an engine does by default
 EVERYTHING, LARGE = 1e-3, 400_000.0
 
@@ -40,11 +41,11 @@ class Mix:
     frame_bytes: int = 1024
     #: of the engines: rules that cost more nanoseconds run on the executor
     inline_ns: float = LARGE
-    faults: Faults = Faults()
+    faults: Faults = NO_FAULTS
     #: whether channels carry frames once and in order, or break; None: unless `faults` harms frames
     reliable: bool | None = None
     #: of jobs on the executor
-    jobs: JobFaults = JobFaults()
+    jobs: JobFaults = NO_JOB_FAULTS
     #: probability that a function or hook raises
     failing: float = 0.0
     #: probability that a caller gives up
@@ -74,7 +75,7 @@ class Mix:
             frame_bytes=shape.choice((256, 1024, 1024, 65536)),
             inline_ns=shape.choice((EVERYTHING, LARGE, LARGE)),
             faults=faults,
-            jobs=JobFaults() if is_calm else JobFaults.drawn(stream("jobs")),
+            jobs=NO_JOB_FAULTS if is_calm else JobFaults.drawn(stream("jobs")),
             failing=0.0 if is_calm else stream("failing").choice((0.0, 0.0, 0.05)),
             cancels=stream("cancels").choice((0.0, 0.1, 0.3)),
             troubles=0 if is_calm else stream("troubles").choice((0, 0, 1, 2, 3)),

@@ -81,7 +81,7 @@ class Book:
             for where, leaf, expected in self._leaves(name, host):
                 expect(leaf.grad is None, f"{where}: .grad was touched")
                 grad = None if context is None else _array(context.grads.get(leaf))
-                factor = _factor(grad, expected)
+                factor = factor_of(grad, expected)
                 if factor is None or (factor >= 0 and factor & ~maybe == certain and not factor & ~(certain | maybe)):
                     continue
                 expect(
@@ -100,7 +100,7 @@ class Book:
             if context is None or context.parts or context.in_doubt:
                 continue  # undecided, or reported to be so
             for where, leaf, expected in self._leaves(name, host):
-                factor = _factor(_array(context.grads.get(leaf)), expected)
+                factor = factor_of(_array(context.grads.get(leaf)), expected)
                 if factor is not None:
                     decided = factor & self.running & ~self.doubtful[name] if factor >= 0 else -1
                     others = ", ".join(f"{decision} on {others}" for decision, others in found.items())
@@ -118,7 +118,7 @@ def _array(grad: Any) -> Any:
     return None if grad is None else grad.detach().numpy()
 
 
-def _factor(grad: Any, expected: Any) -> int | None:
+def factor_of(grad: Any, expected: Any) -> int | None:
     """What `expected` has been multiplied by; None where anything would fit, -1 where nothing does."""
     if expected is None or not expected.any():
         return None if grad is None or not np.any(grad) else -1

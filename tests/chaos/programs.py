@@ -136,7 +136,8 @@ async def execute(program: list[Any], inputs: list[ag.Tensor], leaves: list[ag.T
                 while step[4] and index < len(steps) and steps[index][0] == "call" and all(i < known for i in steps[index][2]):
                     side_by_side.append(steps[index])
                     index += 1
-                for result in await hands.together([hands.call(peer, inner, [values[i] for i in given]) for _, peer, given, inner, _ in side_by_side]):
+                calls = [hands.call(peer, inner, [values[i] for i in given]) for _, peer, given, inner, _ in side_by_side]
+                for result in await hands.together(calls):
                     values.extend(result)
     return [values[i] for i in returned]
 

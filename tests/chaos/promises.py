@@ -9,9 +9,6 @@ from collections import Counter
 from collections.abc import Callable
 from typing import NamedTuple
 
-#: how much later than its deadline anything may end, in heartbeats
-GRACE = 1.0
-
 
 class Broken(AssertionError):
     """A promise was not kept."""
@@ -23,11 +20,6 @@ class _Call(NamedTuple):
     key: bytes | None
 
 
-class _Moment(NamedTuple):
-    time: float
-    strikes: int
-
-
 class Notes:
     """The notes of one run, kept outside of all hosts: no fault touches them.
 
@@ -37,14 +29,18 @@ class Notes:
         is_gentle: whether messages take next to no time where no fault strikes.
         heartbeat: seconds.
         silence: seconds after which somebody who is not heard is lost.
+        grace: how much later than its deadline anything may end, in heartbeats.
     """
 
-    def __init__(self, clock: Callable[[], float], strikes: Callable[[], int], is_gentle: bool, heartbeat: float, silence: float) -> None:
+    def __init__(
+        self, clock: Callable[[], float], strikes: Callable[[], int], is_gentle: bool, heartbeat: float, silence: float, grace: float = 1.0
+    ) -> None:
         self.clock = clock
         self.strikes = strikes
         self.is_gentle = is_gentle
         self.heartbeat = heartbeat
         self.silence = silence
+        self.grace = grace
         #: promises that were broken, in words
         self.broken: list[str] = []
         #: what happened, in words; None: nobody wants to know
@@ -54,8 +50,8 @@ class Notes:
         self.ran: Counter[int] = Counter()
         self._tokens = 0
         self._calls: dict[int, _Call] = {}
-        self._given_up: dict[int, _Moment] = {}
-        self._released: dict[bytes, _Moment] = {}
+        self._given_up: dict[int, float] = {}
+        self._released: dict[bytes, float] = {}
         self._frozen: dict[str, list[tuple[float, float]]] = {}
 
     # ---------------------------------------------------------------- in words
@@ -78,13 +74,9 @@ class Notes:
 
     # ---------------------------------------------------------------- time
 
-    def moment(self) -> _Moment:
-        """Now, for `quiet`."""
-        return _Moment(self.clock(), self.strikes())
-
-    def quiet(self, since: _Moment = _Moment(0.0, 0)) -> bool:
-        """Whether no fault has struck since then, and none of before can matter."""
-        return self.is_gentle and not since.strikes and not self.strikes()
+    def quiet(self) -> bool:
+        """Whether no fault has struck so far, so that everything has to succeed, and at once."""
+        return self.is_gentle and not self.strikes()
 
     def frozen(self, name: str, begin: float, end: float) -> None:
         """A host stands still for a while."""
@@ -93,7 +85,8 @@ class Notes:
     def in_time(self, name: str, what: str, begun: float, seconds: float) -> None:
         """Something that was awaited on a host has ended: did it in time?"""
         now = self.clock()
-        allowed = seconds + GRACE * self.heartbeat + sum(min(end, now) - max(begin, begun) for begin, end in self._frozen.get(name, ()) if end > begun)
+        stood_still = sum(min(end, now) - max(begin, begun) for begin, end in self._frozen.get(name, ()) if end > begun)
+        allowed = seconds + self.grace * self.heartbeat + stood_still
         self.expect(now - begun <= allowed + 1e-6, f"{name}: {what} took {now - begun:.3f} s of {seconds:.3f} s")
 
     # ---------------------------------------------------------------- calls
@@ -115,9 +108,10 @@ class Notes:
         call = self._calls[token]
         if now > call.until:  # who asked says so, and is heard or found silent
             self.in_time(name, f"call {token}, past its deadline,", begun, max(0.0, call.until - begun) + (0.0 if self.quiet() else self.silence))
-        for moment, what in ((self._given_up.get(token), "its caller had given it up"), (self._released.get(call.key or b""), "its context was released")):
-            if moment is not None and self.quiet(moment):
-                self.expect(now - moment.time <= self.heartbeat, f"{name} runs call {token} for {now - moment.time:.3f} s after {what}")
+        since = {"its caller had given it up": self._given_up.get(token), "its context was released": self._released.get(call.key or b"")}
+        for what, moment in since.items():
+            if moment is not None and self.quiet():
+                self.expect(now - moment <= self.heartbeat, f"{name} runs call {token} for {now - moment:.3f} s after {what}")
 
     def answered(self, token: int) -> None:
         """A call has come back with a value."""
@@ -125,8 +119,8 @@ class Notes:
 
     def given_up(self, token: int) -> None:
         """Whoever made a call waits for it no more."""
-        self._given_up[token] = self.moment()
+        self._given_up[token] = self.clock()
 
     def released(self, key: bytes) -> None:
         """A context has been left."""
-        self._released[key] = self.moment()
+        self._released[key] = self.clock()

@@ -113,7 +113,6 @@ class Work:
 
     async def forward(self, program: list[Any], x: ag.Tensor, random: Random) -> list[ag.Tensor] | None:
         """Run a program; None where that failed or was given up."""
-        begun = self.notes.moment()
         task = asyncio.ensure_future(programs.execute(program, [x], self.host.served.leaves, self.host.served))
         self.give_up(task, random)
         try:
@@ -121,13 +120,13 @@ class Work:
                 return await task
         except TimeoutError:
             self.notes.count("forward TimeoutError")
-            self.notes.expect(not self.notes.quiet(begun), "forward did not end although nothing was wrong")
+            self.notes.expect(not self.notes.quiet(), "forward did not end although nothing was wrong")
         except asyncio.CancelledError:
             self.notes.count("forward cancelled")
             _pass_on_cancellation()
         except (DistributedError, *USERS) as error:
             self.notes.count(f"forward {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(begun), f"forward failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.notes.expect(not self.notes.quiet(), f"forward failed although nothing was wrong: {type(error).__name__}: {error}")
         return None
 
     async def passes(self, ctx: Context, book: Book, loss: ag.Tensor, count: int, random: Random) -> None:
@@ -144,7 +143,7 @@ class Work:
         """One backward pass, entered into the book."""
         seconds = random.choice(SECONDS)
         create_graph = random.random() < 0.1
-        begun, doubts = self.notes.moment(), len(ctx.in_doubt)
+        doubts = len(ctx.in_doubt)
         pass_ = ctx.backward(
             loss * float(power(number)), retain_graph=keep, create_graph=create_graph, mode="fast" if is_fast else "smart", timeout=seconds
         )
@@ -170,7 +169,7 @@ class Work:
             book.end(number, is_in=committed, doubtful=others if len(ctx.in_doubt) > doubts else ())
             outcome = f"{type(error).__name__}, committed" if committed else type(error).__name__
             self.notes.tell(f"{what}: {error}")
-            self.notes.expect(is_fast or not self.notes.quiet(begun), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.notes.expect(is_fast or not self.notes.quiet(), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
         else:
             book.end(number, is_in=True)
             outcome = "committed"
@@ -189,12 +188,11 @@ class Work:
 
     async def ask(self, what: str, make: Any, random: Random, timeout: float | None = None) -> Any:
         """Ask for something outside of contexts; None where it failed as it may."""
-        begun = self.notes.moment()
         try:
             return await self.host.served.ask(what, make, timeout)
         except (DistributedError, *USERS) as error:
             self.notes.count(f"{what} {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(begun), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.notes.expect(not self.notes.quiet(), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
             return None
 
     async def echo(self, random: Random) -> None:
@@ -213,7 +211,7 @@ class Work:
         ref = await self.plainly("making a tally", self.host.worker.remote(peer, "Tally"))
         if ref is None or home is None or self.world.hosts.get(peer) is not home:
             return
-        tally = home.worker._office.objects.table.find(ref.key, ref.epoch, self.host.keyring.default_principal).value
+        tally = self.behind(ref, home)
         answered = 0
         for number in range(random.randint(1, 4)):
             adding = asyncio.ensure_future(self.plainly("adding", ref.call("add", power(number), timeout=2.0)))
@@ -228,22 +226,26 @@ class Work:
         self.notes.count("tally")
         await self.plainly("deleting a tally", ref.delete(timeout=2.0))
 
+    def behind(self, ref: dist.RemoteRef, home: Any) -> Any:
+        """The object behind a reference."""
+        return home.worker._office.objects.table.find(ref.key, ref.epoch, self.host.keyring.default_principal).value
+
     async def plainly(self, what: str, request: Coroutine[Any, Any, Any]) -> Any:
         """As `ask`, for requests without a token."""
-        begun = self.notes.moment()
         try:
             return await self.host.timed(what, self.world.limits.default_deadline, request)
         except (DistributedError, *USERS) as error:
             self.notes.count(f"{what} {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(begun), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.notes.expect(not self.notes.quiet(), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
             return None
 
     async def nap(self, random: Random) -> None:
         """Let another worker wait, perhaps by way of a third one, and perhaps give up."""
         first, second = random.choice(self.peers), random.choice(self.peers)
         seconds, timeout = random.choice((0.1, 1.0, 3.0)), random.choice((0.5, 2.0, 5.0))
+        call = self.host.worker.call
         task = asyncio.ensure_future(
-            self.host.served.ask("nap", lambda token, until: self.host.worker.call(first, "nap", seconds, second, token, until, timeout=timeout), timeout)
+            self.host.served.ask("nap", lambda token, until: call(first, "nap", seconds, second, token, until, timeout=timeout), timeout)
         )
         if random.random() < 0.5:
             asyncio.get_running_loop().call_later(random.uniform(0, 1.0), task.cancel)
@@ -266,8 +268,7 @@ class Work:
         refs = await asyncio.gather(*(self.plainly("making a module", worker.remote(name, "Scale")) for name in owners))
         if any(ref is None or home is None or world.hosts.get(home.name) is not home for ref, home in zip(refs, homes.values(), strict=True)):
             return
-        principal = self.host.keyring.default_principal
-        scales = {name: homes[name].worker._office.objects.table.find(ref.key, ref.epoch, principal).value for name, ref in zip(owners, refs, strict=True)}  # type: ignore[union-attr]
+        scales = {name: self.behind(ref, homes[name]) for name, ref in zip(owners, refs, strict=True)}
         optimizer = dist.DistributedOptimizer(worker, ag.optim.SGD, refs, lr=1.0, maximize=True)
         taken, maybe = dict.fromkeys(owners, 0), dict.fromkeys(owners, 0)
         for number in range(random.randint(1, 4)):
@@ -288,7 +289,6 @@ class Work:
     ) -> bool:
         """Forward, backward, step; returns whether that is the end of it."""
         x = programs.new_input().detach()
-        begun = self.notes.moment()
         try:
             async with self.open() as ctx:
                 outputs = await asyncio.gather(*(ref.call("forward", x) for ref in refs.values()))
@@ -314,7 +314,7 @@ class Work:
                     maybe[name] &= ~power(number)
         except (DistributedError, *USERS) as error:
             self.notes.count(f"step {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(begun), f"a step failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.notes.expect(not self.notes.quiet(), f"a step failed although nothing was wrong: {type(error).__name__}: {error}")
             return True
         self.notes.count("step")
         return False

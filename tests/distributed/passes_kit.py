@@ -47,7 +47,7 @@ class Stage:
         whole: small whole numbers in float64, whose sums and products are exact in any order, instead of random float32.
     """
 
-    def __init__(self, names: str = "abcd", seed: int = 0, *, whole: bool = False) -> None:
+    def __init__(self, names: Sequence[str] = "abcd", seed: int = 0, *, whole: bool = False) -> None:
         random = np.random.default_rng(seed)
 
         def leaf() -> Any:

@@ -23,8 +23,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.distributed.cluster import LocalCluster
 from aiograd.distributed.codec import Encoding
 from aiograd.testing import Faults, SimulatedNetwork
+from tests.distributed import bitwise_service
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Stage, passes, same
 from tests.distributed.workers import simulate, values, view, workers
 
@@ -395,3 +397,42 @@ async def test_reduced_precision_is_off_and_can_be_asked_for() -> None:
             else:
                 assert found["b"][0].tobytes() != wanted["b"][0].tobytes()
                 np.testing.assert_allclose(found["b"][0], wanted["b"][0], rtol=1e-2)
+
+
+# -------------------------------------------------------------------- processes of their own
+
+
+@pytest.mark.proc
+async def test_processes_that_have_done_other_things_before() -> None:
+    """Every process numbers what it records by itself; where those numbers begin is no matter, neither for gradients nor for theirs."""
+    seconds: dict[str, set[bytes]] = {}
+    for counts in ((0, 0, 0), (100_000, 10, 30_000)):
+        async with LocalCluster(3, service="tests.distributed.bitwise_service:service", names=("b", "c", "d")) as cluster:
+            driver = cluster.driver
+            for name, count in zip(cluster.workers, counts, strict=True):
+                await driver.call(name, "advance", count)
+            for name in ("chain", "diamond", "many", "twice", "spiral", "half_used"):
+                stage = bitwise_service.make()
+                graph = GRAPHS[name] if name in GRAPHS else WASTEFUL[name][0]
+                wanted = await stage.reference(graph)
+
+                async with driver.context() as ctx:
+                    here = Here("driver", stage.weights["driver"], driver.call)
+                    await ctx.backward(await graph(here, stage.x))
+                    found = [None if grad is None else grad.detach().numpy() for grad in await _gradients(cluster, stage)]
+                    same({"all": found}, {"all": [grad for grads in wanted.values() for grad in grads]})
+                async with driver.context() as ctx:
+                    await ctx.backward(await graph(here, stage.x), create_graph=True)
+                    penalty = sum((grad * grad).sum() for grad in await _gradients(cluster, stage) if grad is not None)
+                    await ctx.backward(penalty)
+                    bits = [b"-" if grad is None else grad.detach().numpy().tobytes() for grad in await _gradients(cluster, stage)]
+                    seconds.setdefault(name, set()).add(b"".join(bits))
+    assert {name: len(results) for name, results in seconds.items()} == dict.fromkeys(seconds, 1)
+
+
+async def _gradients(cluster: LocalCluster, stage: Stage) -> list[Any]:
+    """Of the current context: those of the leaves here, and of each process's weight."""
+    context = dist.current_context()
+    assert context is not None
+    mine = [context.grads.get(leaf) for leaf in stage.leaves["driver"]]
+    return mine + [await cluster.driver.call(name, "gradient") for name in cluster.workers]

@@ -57,7 +57,8 @@ def test_what_is_written_is_read_back(action):
     [
         "0Foo", "F0", "0", "0F", "0F0x", "x0F0", "0 F0", "0F 0", "00F1", "0F01", "-1F0", "0F-1", "0f0", "0X0", "٣F0", "0F" + "9" * 5000, "0F0 0F1",
         "0F0\n1F0", "1UNSHARD0", "1RESHARD2", "0REDUCE_GRAD1", "0SEND_F", "0SEND0", "0OVERLAP_F_B0", "OVERLAP_F_B", "()OVERLAP_F_B",
-        "(0F0)OVERLAP_F_B", "(0F0;1B0", "(0F0;1B0)", "(0F0;1B0)F", "(0F0;1B0;2B0)OVERLAP_F_B", "(0B0;1F0)OVERLAP_F_B", "(0F0;1W0)OVERLAP_F_B",
+        "(0F0)OVERLAP_F_B", "(0F0;1B0", "(0F0;1B0)", "(0F0;1B0)F", "(0F0;1B0)OVERLAP_F_Bx",
+        "0(0F0;1B0)OVERLAP_F_B", "(0F0;1B0;2B0)OVERLAP_F_B", "(0B0;1F0)OVERLAP_F_B", "(0F0;1W0)OVERLAP_F_B",
         "(0F0;)OVERLAP_F_B", "((0F0;1B0)OVERLAP_F_B;2B0)OVERLAP_F_B",
     ],
 )  # fmt: skip
@@ -92,6 +93,7 @@ def test_text_is_a_str(text):
         ((0, K.OVERLAP_F_B, 0), "has parts"),
         ((0, K.F, 0, (Action(0, K.F, 0), Action(1, K.B, 0))), "no other kind"),
         ((0, K.OVERLAP_F_B, 0, (Action(0, K.F, 0), Action(1, K.W, 0))), "with 1W0"),
+        ((0, K.OVERLAP_F_B, 1, (Action(0, K.F, 0), Action(1, K.B, 0))), "of its forward 0F0"),
         ((1, K.OVERLAP_F_B, 0, (Action(0, K.F, 0), Action(1, K.B, 0))), "of its forward 0F0"),
     ],
 )

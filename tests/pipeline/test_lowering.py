@@ -166,7 +166,12 @@ def test_lowering_twice_is_refused():
 
 @pytest.mark.parametrize(
     ("text", "place"),
-    [("0F0 0B0 0F1 0B1 / 1F1 1B1 1F0 1B0", (0, 1, 0, 0)), ("1F0 0F0 0B0 1B0", (0, 0, 1, 0)), ("0F0 . 0B0 / 1B0 1F0", (0, 2, 0, 0))],
+    [
+        ("0F0 0B0 0F1 0B1 / 1F1 1B1 1F0 1B0", (0, 1, 0, 0)),
+        ("1F0 0F0 0B0 1B0", (0, 0, 1, 0)),
+        ("0F0 . 0B0 / 1B0 1F0", (0, 2, 0, 0)),
+        ("0F0 0W0 0I0", (0, 1, 0, 0)),
+    ],
 )
 def test_malformed_schedules_are_refused(text, place):
     with pytest.raises(ScheduleError, match=r"(?s)Malformed compute schedule.*<-- ERROR HERE") as refused:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.kinds import Kind
-from aiograd.errors import CommitUnknown, DistributedError, PassAbortedError, WorkerLostError
+from aiograd.errors import CommitUnknown, DistributedError, Overloaded, PassAbortedError, RemoteError, WorkerLostError
 
 if TYPE_CHECKING:
     from aiograd.distributed.driver.part import Part
@@ -64,15 +64,22 @@ async def _tell_commit(part: Part, name: str) -> None:
             await request(name, Kind.COMMIT, part.address(), max(deadline - now(), 0.001), part.context.principal)
             del part.untold[name]
             return
-        except WorkerLostError as error:
+        except Exception as error:
             part.untold[name] = error
-            tries += 1
+            if isinstance(error, WorkerLostError):
+                tries += 1
+            elif not _is_shortage(error):
+                return
             if tries > AGAIN or now() + limits.heartbeat > deadline:
                 return
             await asyncio.sleep(limits.heartbeat)
-        except Exception as error:
-            part.untold[name] = error
-            return
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether a request that failed here or there may well succeed in a moment."""
+    if isinstance(error, RemoteError):
+        return error.type_name.endswith("MemoryError") and not error.committed
+    return isinstance(error, Overloaded | MemoryError)
 
 
 async def tell_abort(part: Part, others: Iterable[str], reason: str) -> None:
@@ -95,7 +102,7 @@ async def resolve(part: Part) -> None:
         for name in names:
             try:
                 outcome: Any = await office.request(name, Kind.OUTCOME, part.address(), office.limits.silence, context.principal)
-            except DistributedError:
+            except (DistributedError, MemoryError):
                 continue
             if part.state != "prepared":
                 return

@@ -85,7 +85,8 @@ class Endpoint:
         self._greetings: set[Greeting] = set()
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
-        self._refusal: Sequence[Buffer] = ()
+        text = f"worker {name!r} holds as many requests or bytes as its limits or its memory allow, of this peer or of all; try again in a second"
+        self._refusal: Sequence[Buffer] = encode(to_wire(Overloaded(text), name, "admission", ""), limits)
         self._is_open = False
         self._failed_handshakes = 0
         self._lost = 0
@@ -259,7 +260,10 @@ class Endpoint:
                 function = self._describe(kind, value)
             except Exception:  # the value may be anything; the error at hand is the one to tell of
                 logger.debug("worker %s: naming the function of a failed request failed", self.name, exc_info=True)
-        return encode(to_wire(error, self.name, function, self.transport.entropy(8).hex()), self.limits)
+        try:
+            return encode(to_wire(error, self.name, function, self.transport.entropy(8).hex()), self.limits)
+        except MemoryError:
+            return self._overloaded()
 
     def new_session(self, peer: str) -> Session:
         """A session that counts against the budget of that peer."""
@@ -270,11 +274,7 @@ class Endpoint:
         return Session(self.limits, budget, safeguards, overloaded=self._overloaded)
 
     def _overloaded(self) -> Sequence[Buffer]:
-        """The same message each time: refusing must be cheap."""
-        if not self._refusal:
-            text = f"worker {self.name!r} holds as many requests or bytes as its limits allow, of this peer or of all; try again in a second"
-            error = Overloaded(text)
-            self._refusal = encode(to_wire(error, self.name, "admission", ""), self.limits)
+        """The same message each time: refusing must be cheap, and possible where there is no memory."""
         return self._refusal
 
     def opened(self, peer: Peer) -> None:

@@ -16,7 +16,9 @@ Note [Hearsay]
 
 Note [Passes that record a graph]
     With ``create_graph`` gradients are Tensors, and a message of gradients is one more edge of the graph: a SendNode on the worker it leaves,
-    a RecvNode where it arrives. So second derivatives need nothing else.
+    a RecvNode where it arrives. So second derivatives need nothing else. A pass has a place in the order of recording, like a call (see
+    Note [Places] in `context`), which travels with its gradients; what other workers record for it gets its place there. A pass that fails
+    takes its edges back.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -45,6 +47,8 @@ if TYPE_CHECKING:
 
 #: flags of a message of gradients
 RETAIN, SMART, CREATE = 1, 2, 4
+#: gradients on their way out: the node they leave at, and the edge that they make themselves (0: none)
+Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
 
 class Gradients:
@@ -54,7 +58,7 @@ class Gradients:
         part: on whose behalf.
     """
 
-    __slots__ = ("asker", "outgoing", "_part", "_loop", "_held_back", "_hearsay", "_patience")
+    __slots__ = ("asker", "outgoing", "_part", "_loop", "_held_back", "_hearsay", "_patience", "_sent_edges", "_received_edges")
 
     def __init__(self, part: Part) -> None:
         #: the worker whose first gradients wait for their answer
@@ -64,7 +68,10 @@ class Gradients:
         self._part = part
         self._loop = asyncio.get_running_loop()
         #: what goes back with that answer
-        self._held_back: list[tuple[RecvNode, list[Array | None]]] = []
+        self._held_back: list[Outgoing] = []
+        #: edges of gradients that this pass has recorded
+        self._sent_edges: list[int] = []
+        self._received_edges: list[int] = []
         #: see Note [Hearsay]
         self._hearsay: PassAbortedError | None = None
         self._patience: asyncio.TimerHandle | None = None
@@ -73,22 +80,23 @@ class Gradients:
 
     def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
         """Send gradients to the worker that the node's values came from."""
+        outgoing = node, list(grads), self._record(node, grads) if self._part.create_graph else 0
         if node.peer == self.asker:
-            self._held_back.append((node, list(grads)))
+            self._held_back.append(outgoing)
         else:
-            self._start(node, list(grads))
+            self._start(outgoing)
 
     def release_held(self) -> None:
         """See Note [Fewer messages]."""
         held, self._held_back = self._held_back, []
-        for node, grads in held:
-            self._start(node, grads)
+        for outgoing in held:
+            self._start(outgoing)
 
     async def answer(self) -> list[Any]:
         """What goes back with the answer to the first gradients, once prepared."""
         self.asker = None
         held, self._held_back = self._held_back, []
-        return [await self._bundle(node, grads) for node, grads in held]
+        return [await self._bundle(*outgoing) for outgoing in held]
 
     async def stop(self) -> None:
         """Wait for no answers any more. Whoever was sent something is told by the request that is cancelled."""
@@ -99,16 +107,37 @@ class Gradients:
         if self.outgoing:
             await asyncio.wait(list(self.outgoing))
 
-    def _start(self, node: RecvNode, grads: list[Array | None]) -> None:
+    def take_back(self) -> None:
+        """The pass has failed: nobody has use for the edges that it has recorded."""
+        context = self._part.context
+        for edge in self._sent_edges:
+            context.send_nodes.pop(edge, None)
+        for edge in self._received_edges:
+            context.recv_nodes.pop(edge, None)
+
+    def _record(self, node: RecvNode, grads: Sequence[Any]) -> int:
+        """See Note [Passes that record a graph]; returns the edge, 0 if none of the gradients depends on anything."""
+        part = self._part
+        recorded = [grad for grad in grads if grad is not None and grad.requires_grad]
+        if not recorded or part.task is None:
+            return 0
+        send = part.context.add_send(recorded, node.peer)
+        self._sent_edges.append(send.edge)
+        part.task.collect(send)
+        return send.edge
+
+    def _start(self, outgoing: Outgoing) -> None:
+        node = outgoing[0]
         self._part.downstream.add(node.peer)
-        sending = self._loop.create_task(self._send(node, grads), name=f"aiograd:gradient-{node.edge}")
+        sending = self._loop.create_task(self._send(outgoing), name=f"aiograd:gradient-{node.edge}")
         self.outgoing[sending] = node
         sending.add_done_callback(self._sent)
 
-    async def _send(self, node: RecvNode, grads: list[Array | None]) -> Any:
-        part = self._part
+    async def _send(self, outgoing: Outgoing) -> Any:
+        part, node = self._part, outgoing[0]
         flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
-        value = (*part.address(), await self._bundle(node, grads), flags, part.others)
+        place = (part.place,) if part.create_graph else ()
+        value = (*part.address(), await self._bundle(*outgoing), flags, part.others, *place)
         answer = await part.office.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
             raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
@@ -141,25 +170,21 @@ class Gradients:
             office = self._part.office
             self._patience = call_at(office.endpoint.context, self._loop, self._loop.time() + office.limits.silence, self._part.fail, hearsay)
 
-    async def _bundle(self, node: RecvNode, grads: list[Array | None]) -> tuple[int, list[WireTensor | None], int]:
+    async def _bundle(self, node: RecvNode, grads: list[Array | None], recorded_edge: int) -> tuple[int, list[WireTensor | None], int]:
         """Gradients of one edge as they travel: the edge, the gradients, and the edge that they make themselves (0: none)."""
-        part = self._part
-        encoding = part.office.gradient_encoding
+        encoding = self._part.office.gradient_encoding
         wire: list[WireTensor | None] = []
-        recorded: list[Any] = []
         for grad in grads:
             if grad is None:
                 wire.append(None)
                 continue
-            is_recorded = part.create_graph and grad.requires_grad
-            if is_recorded:
-                recorded.append(grad)
+            is_recorded = recorded_edge > 0 and grad.requires_grad
             array = to_array(grad, False)
             if array.__class__ is not np.ndarray:
                 array = await on_host(array)
             plain = array.dtype.kind != "f" or array.dtype.itemsize < 4
             wire.append(WireTensor(array, is_recorded, Encoding.PLAIN if plain else encoding))
-        return node.edge, wire, part.context.add_send(recorded, node.peer).edge if recorded else 0
+        return node.edge, wire, recorded_edge
 
     # ---------------------------------------------------------------- on their way in
 
@@ -199,6 +224,7 @@ class Gradients:
             if recorded_edge <= 0 or recorded_edge in part.context.recv_nodes:
                 raise ProtocolError(f"gradients of message {edge} claim gradients of their own without an edge", code="edge")
             part.context.add_recv(recorded, recorded_edge, peer)
+            self._received_edges.append(recorded_edge)
         return send, arrived
 
 

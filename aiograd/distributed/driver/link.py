@@ -73,11 +73,10 @@ class Link:
     def send(self, parts: Sequence[Buffer]) -> bool:
         """Queue one frame, given in pieces. False: stop until `on_writable`."""
         try:
-            record = self._seal(parts)
-        except DistributedError as error:  # the key has protected enough: the next connection has new ones
+            return self.channel.send(self._seal(parts))
+        except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
             self.close(error)
             return False
-        return self.channel.send(record)
 
     def close(self, why: BaseException | None = None) -> None:
         """Close the channel; `on_closed` gets `why`. Idempotent."""
@@ -96,6 +95,8 @@ class Link:
         except DistributedError as error:
             if self.channel.is_reliable or not self._is_harmless(record, error):
                 self.close(error)
+        except MemoryError as error:  # what was to be received comes again over the next connection
+            self.close(error)
         except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
             asyncio.get_running_loop().call_exception_handler({"message": "receiving a frame failed", "exception": error})
             self.close(error)

@@ -258,7 +258,7 @@ class Office:
                 lost += 1
                 if error.is_gone or lost > LOST or name not in self.endpoint.urls:
                     return  # gone, or to find its own way back: there the lease ends
-            except DistributedError as error:
+            except (DistributedError, MemoryError) as error:
                 logger.debug("worker %s: releasing %s at %s failed: %s", self.name, context.id, name, error)
             await asyncio.sleep(pause)
             pause = min(2 * pause, 10.0)

@@ -67,10 +67,20 @@ class Part:
         smart: whether gradients come on marked send nodes only.
         deadline: time of the loop.
         create_graph: record the pass itself.
+        place: of such a pass in the order of recording; see Note [Places] in `context`, without its infinities.
     """
 
     def __init__(
-        self, office: Office, context: Context, pass_id: PassId, *, retain_graph: bool, smart: bool, deadline: float, create_graph: bool = False
+        self,
+        office: Office,
+        context: Context,
+        pass_id: PassId,
+        *,
+        retain_graph: bool,
+        smart: bool,
+        deadline: float,
+        create_graph: bool = False,
+        place: tuple[float, ...] = (),
     ) -> None:
         self.office = office
         self.context = context
@@ -78,6 +88,7 @@ class Part:
         self.initiator = pass_id[0]
         self.retain_graph = retain_graph
         self.create_graph = create_graph
+        self.place = place
         self.smart = smart
         self.deadline = deadline
         self.state = "marked"
@@ -188,7 +199,7 @@ class Part:
             seeds,
             keep_graph=self.retain_graph or self.create_graph,
             create_graph=self.create_graph,
-            sources=tuple(self.sends),
+            sources=sorted(self.sends, key=self.context.place_of),  # not in the order in which the walk came by
             slots=self._slot,
             gate=self._gate,
             order=self.context.place_of,
@@ -305,6 +316,8 @@ class Part:
         if self._timer is not None:
             self._timer.cancel()
         self.walk.forget()
+        if state != COMMITTED:
+            self.gradients.take_back()
         self.office.part_ended(self)
         self.changed()
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
-from aiograd.distributed.contexts import Caller
+from aiograd.distributed.contexts import Caller, is_place
 from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, tell_abort
 from aiograd.distributed.driver.gradients import CREATE, RETAIN, SMART
 from aiograd.distributed.driver.part import Part
@@ -29,6 +29,7 @@ from aiograd.errors import (
     ProtocolError,
     WorkerLostError,
 )
+from aiograd.graph.node import _next_sequence
 from aiograd.graph.running import CURRENT
 from aiograd.modes import ModeScope
 from aiograd.tensors.core import TensorCore, make
@@ -102,10 +103,13 @@ class Passes:
         smart, create_graph = bool(flags & SMART), bool(flags & CREATE)
         edges = [(root._node, root._nr) for root in roots]
         seeds: list[Any] = [np.ones_like(root._data) for root in roots]
+        del roots
         if create_graph:
             seeds = [make(seed) for seed in seeds]
-        del roots
-        part = Part(office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=smart, deadline=deadline, create_graph=create_graph)
+        scope = SCOPE.get()
+        place = (*(scope.place if scope is not None and scope.worker is office.worker else ()), -_next_sequence())
+        retain = bool(flags & RETAIN)
+        part = Part(office, context, pass_id, retain_graph=retain, smart=smart, deadline=deadline, create_graph=create_graph, place=place)
         try:
             try:
                 async with asyncio.timeout(None) as clock:
@@ -212,9 +216,11 @@ class Passes:
     async def on_gradient(self, caller: Caller, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
         """See `Kind.GRADIENT`."""
         failpoints.reach("bwd.before_receive")
-        context, pass_id, (bundle, flags, others) = self._parse(caller, value, 3)
+        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4)
         if not (flags.__class__ is int and isinstance(others, list) and isinstance(bundle, tuple) and bundle):
             raise ProtocolError("malformed gradients", code="gradient")
+        if bool(flags & CREATE) != bool(rest) or (rest and not is_place(rest[0])):
+            raise ProtocolError("gradients of a pass that records a graph without a place in it", code="gradient")
         send_node(context, bundle[0], caller.name)
         part = context.parts.get(pass_id)
         if part is None:
@@ -234,8 +240,9 @@ class Passes:
         if is_first:
             part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
             part.parent = part.gradients.asker = caller.name
+            part.place = tuple(rest[0]) if rest else ()
             failpoints.reach("bwd.before_compute")
-            with ModeScope(profiler=self.office.profiler):
+            with ModeScope(profiler=self.office.profiler, collect=context.recorder(part.place) if rest else None):
                 part.start(context=self._surroundings(context, part))
         if part.task is not None:
             part.task.deliver(send, arrays)
@@ -299,9 +306,9 @@ class Passes:
         part = context.parts.get(pass_id)
         return part.outcome if part is not None else context.outcomes.get(pass_id, UNKNOWN)
 
-    def _parse(self, caller: Caller, value: Any, more: int, *, ended: bool = False) -> tuple[Context, PassId, tuple[Any, ...]]:
-        """What a message about a pass begins with: the context, the pass, and `more` values."""
-        if not (isinstance(value, tuple) and len(value) == 3 + more and value[1].__class__ is str and value[2].__class__ is int):
+    def _parse(self, caller: Caller, value: Any, *more: int, ended: bool = False) -> tuple[Context, PassId, tuple[Any, ...]]:
+        """What a message about a pass begins with: the context, the pass, and as many values as `more` allows."""
+        if not (isinstance(value, tuple) and len(value) - 3 in more and value[1].__class__ is str and value[2].__class__ is int):
             raise ProtocolError("a malformed message about a backward pass", code="pass")
         context = self.office.contexts.find(value[0], caller, self.office.now())
         pass_id = (value[1], value[2])
@@ -322,7 +329,8 @@ class Passes:
     def _surroundings(self, context: Context, part: Part) -> contextvars.Context:
         """Where this worker's part runs: the context is current in hooks."""
         surroundings = contextvars.copy_context()
-        surroundings.run(SCOPE.set, Scope(self.office.worker, context, context.principal, part.deadline))
+        place = part.place[:-1] if part.is_initiator else part.place
+        surroundings.run(SCOPE.set, Scope(self.office.worker, context, context.principal, part.deadline, place))
         return surroundings
 
     # ---------------------------------------------------------------- what happens elsewhere

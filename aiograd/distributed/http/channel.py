@@ -235,17 +235,20 @@ class WebSocketChannel(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         if self._closing:
             return
-        body = self._body
-        if body is None:
-            self._end += count
-            self._parse()
-            return
-        self._body_end += count
-        if self._body_end == len(body):
-            self._body = None
-            if self._body_key:
-                framing.mask_in_place(body.obj, self._body_key)  # type: ignore[arg-type]
-            self._deliver(self._body_first, body)
+        try:
+            body = self._body
+            if body is None:
+                self._end += count
+                self._parse()
+                return
+            self._body_end += count
+            if self._body_end == len(body):
+                self._body = None
+                if self._body_key:
+                    framing.mask_in_place(body.obj, self._body_key)  # type: ignore[arg-type]
+                self._deliver(self._body_first, body)
+        except MemoryError:
+            self._drop("there is no memory for what it sends")
 
     def _parse(self) -> None:
         """Deliver the frames that are complete in the buffer; leave the rest at its start, or move it to a buffer of its own."""

@@ -249,6 +249,12 @@ class StageHost:
 
     # ---------------------------------------------------------------- inside
 
+    def _begin(self, step: int) -> Session:
+        session = self._find(step)
+        if session is None:
+            raise PipelineError(f"step {step} of a pipeline has been begun before")
+        return session
+
     def _find(self, step: int) -> Session | None:
         """The session of a step, made if it is the first time that it is heard of; None if it comes too late."""
         session = self._session

@@ -64,7 +64,7 @@ class Site:
         self.work = work
         self.traffic = traffic
         self.staging = (
-            Staging({index: stage.leaves for index, stage in work.stages.items()}, work.microbatches) if work.trains else None
+            Staging({index: stage.leaves() for index, stage in work.stages.items()}, work.microbatches) if work.trains else None
         )
         self.runs = {
             index: StageRun(
@@ -112,8 +112,8 @@ class Site:
             await self.staging.after_commit()
 
     def results(self) -> tuple[list[Any] | None, list[Any] | None]:
-        """Losses and outputs by microbatch, where the last stage runs here."""
-        run = self.runs.get(self.work.last)
+        """Losses and outputs by microbatch, where the last stage runs here. Once."""
+        run = self.runs.pop(self.work.last, None)
         if run is None:
             return None, None
         return [run.losses[i] for i in sorted(run.losses)], [run.outputs[i] for i in sorted(run.outputs)]

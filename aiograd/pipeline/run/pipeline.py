@@ -8,7 +8,7 @@
 
 Note [One commit point]
     Gradients of a step accumulate in a staging of its own. When every rank is done they are written to the leaves in one synchronous step;
-    before that nothing has changed, and whatever goes wrong leaves it so.
+    before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in `fleet`.
 
 Note [Scaling]
     Losses are means over their microbatches as a rule, so that the mean of the losses is the loss of the batch: 1/m scales the seed of each
@@ -18,66 +18,150 @@ Note [Scaling]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import Any, Self
 
+from aiograd.checkpointing import leaves_of
 from aiograd.engine.run import check_can_run
-from aiograd.engine.run.failures import mark_committed
-from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
 from aiograd.modes import current_mode, no_grad
-from aiograd.offloading import ready
 from aiograd.pipeline.action import Action, ActionKind
+from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
 from aiograd.pipeline.plan import Plan
 from aiograd.pipeline.rank import ENTRY, TARGET
-from aiograd.pipeline.run.local import Event, Site, Work
+from aiograd.pipeline.run.fleet import Fleet, owner_of
+from aiograd.pipeline.run.host import Charge, Session
+from aiograd.pipeline.run.local import Event
 from aiograd.pipeline.schedule import Schedule
-from aiograd.pipeline.stage import as_stage
+from aiograd.pipeline.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
+from aiograd.pipeline.timeline import Timeline
+from aiograd.tensors.core import TensorCore
+
+#: what a handler can be given for: what computes, and what is about parameters
+HANDLED = tuple(kind for kind in ActionKind if not (kind.is_send or kind.is_receive))
 
 
 class Pipeline:
     """A model cut into stages, with the schedule by which microbatches pass through them.
 
+    With stages on other workers, leave it with ``async with`` or `aclose`, so that these forget it.
+
     Args:
-        stages: one for each stage of the schedule: modules, callables, `Stage` objects.
+        stages: one for each stage of the schedule: modules, callables, `Stage` objects, and RemoteModules or RemoteRefs to modules on other workers.
         schedule: who does what when; from `make_schedule` or your own.
-        loss_fn: ``loss_fn(output, target)`` gives the loss of a microbatch, a Tensor of one element; ``def`` or ``async def``. Without one the
-            last stage returns the loss itself, and gets the target as its last argument.
+        loss_fn: ``loss_fn(output, target)`` gives the loss of a microbatch, a Tensor of one element; ``def`` or ``async def``. It runs here, also
+            where the last stage does not. Without one the last stage returns the loss itself, and gets the target as its last argument.
         scale_gradients: divide by the number of microbatches, for losses that are means. See Note [Scaling].
+        arg_specs, kwarg_specs, result_specs: how arguments are split and results put together, where that is not along the first axis; see
+            `aiograd.pipeline.microbatch`.
+        worker: this process's Worker, for stages on others; None: that of the RemoteModules.
+        respawn: ``respawn(stage)``, ``def`` or ``async def``: called when the worker of a stage is lost in the middle of a step; returns another
+            module for that stage, on another worker, with the same parameters. The step then goes on. None: the loss of a worker is an error.
+        timeout: seconds that a step may take on other workers; None: their default.
 
     Raises:
         ArgumentError, ArgumentTypeError: stages and schedule do not fit. ScheduleError: the schedule cannot run.
     """
 
     def __init__(
-        self, stages: Iterable[Any], schedule: Schedule, *, loss_fn: Callable[..., Any] | None = None, scale_gradients: bool = True
+        self,
+        stages: Iterable[Any],
+        schedule: Schedule,
+        *,
+        loss_fn: Callable[..., Any] | None = None,
+        scale_gradients: bool = True,
+        arg_specs: Any = None,
+        kwarg_specs: Mapping[str, Any] | None = None,
+        result_specs: Any = None,
+        worker: Any = None,
+        respawn: Callable[[int], Any] | None = None,
+        timeout: float | None = None,
     ) -> None:
         if not isinstance(schedule, Schedule):
             raise ArgumentTypeError(f"Pipeline: expected a Schedule such as make_schedule() gives, found {type(schedule).__name__}")
-        if loss_fn is not None and not callable(loss_fn):
-            raise ArgumentTypeError(f"Pipeline(loss_fn=...): expected a callable, found {type(loss_fn).__name__}")
-        self.stages = tuple(as_stage(item) for item in stages)
-        if len(self.stages) != schedule.num_stages:
-            raise ArgumentError(f"Pipeline: got {len(self.stages)} stages for a schedule of {schedule.num_stages}")
+        for name, function in (("loss_fn", loss_fn), ("respawn", respawn)):
+            if function is not None and not callable(function):
+                raise ArgumentTypeError(f"Pipeline({name}=...): expected a callable, found {type(function).__name__}")
+        listed = dict(enumerate(map(as_stage, stages)))
+        if len(listed) != schedule.num_stages:
+            raise ArgumentError(f"Pipeline: got {len(listed)} stages for a schedule of {schedule.num_stages}")
         self.schedule = schedule
         self.loss_fn = loss_fn
-        self.scale_gradients = scale_gradients
-        #: what the last step or evaluation has done and when, on this process
+        last = len(listed) - 1
+        #: what the last step or evaluation has done in this process
         self.events: list[Event] = []
-        self._plan = Plan(schedule)
+        self._specs = (arg_specs, kwarg_specs, result_specs)
+        self._plan = Plan(schedule, loss_apart=loss_fn is not None and listed[last].is_remote)
+        if self._plan.loss_apart:
+            listed[last + 1] = Stage(_as_it_is, where="loop")
         self._handlers: dict[ActionKind, Callable[[Action], Any]] = {}
+        charge = Charge(
+            stages=listed,
+            training=dict(enumerate(self._plan.training)),
+            evaluation=dict(enumerate(self._plan.evaluation)),
+            stage_to_rank=self._plan.stage_to_rank,
+            microbatches=self._plan.microbatches,
+            loss_stage=last + self._plan.loss_apart,
+            last_stage=last,
+            loss_fn=loss_fn,
+            scale=1.0 / self._plan.microbatches if scale_gradients else 1.0,
+            recovers=respawn is not None,
+            handlers=self._handlers,
+            events=self.events,
+        )
+        self._charge = charge
+        self._fleet = Fleet(charge, respawn, worker, timeout)
         self._turn = asyncio.Lock()
+        self._steps = 0
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Let other workers forget the pipeline. Waits for a step that is under way. Idempotent; cancelled, some may keep what they have."""
+        async with self._turn:
+            self._closed = True
+            await self._fleet.aclose()
+
+    @property
+    def stages(self) -> tuple[Any, ...]:
+        """The stages, with those that have taken the place of lost ones."""
+        return tuple(self._fleet.stages[index].module for index in range(self._charge.last_stage + 1))
+
+    @property
+    def timeline(self) -> Timeline:
+        """When the ranks of this process did what in the last step or evaluation, in seconds of the loop's clock.
+
+        Raises:
+            ArgumentError: there has been none.
+        """
+        return Timeline.from_events(self.events, name=self.schedule.name)
+
+    def register_action(self, kind: ActionKind, handler: Callable[[Action], Any]) -> None:
+        """Let ``await handler(action)`` carry out the actions of one kind, in place of the pipeline: to gather sharded parameters, for instance.
+
+        Args:
+            kind: UNSHARD, RESHARD, REDUCE_GRAD, or what computes. Stages that live in this process only.
+            handler: an ``async def``.
+
+        Raises:
+            ArgumentError: a kind that cannot be handled. ArgumentTypeError: no callable.
+        """
+        if kind not in HANDLED:
+            raise ArgumentError(f"register_action({kind}): values between ranks are moved by the pipeline itself; expected one of {', '.join(k.value for k in HANDLED)}")
+        if not callable(handler):
+            raise ArgumentTypeError(f"register_action({kind}): expected a function, found {type(handler).__name__}")
+        self._handlers[kind] = handler
 
     # ---------------------------------------------------------------- training
 
     async def step(
-        self,
-        x: Any = (),
-        target: Any = None,
-        *,
-        arg_mbs: Sequence[tuple[Any, ...]] | None = None,
-        kwarg_mbs: Sequence[Mapping[str, Any]] | None = None,
-        target_mbs: Sequence[Any] | None = None,
-        **kwargs: Any,
+        self, x: Any = (), target: Any = None, *, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **kwargs: Any
     ) -> list[Any]:
         """Forward and backward of a batch: adds its gradients to the ``grad`` of every leaf.
 
@@ -85,112 +169,98 @@ class Pipeline:
         one pipeline run one after the other.
 
         Args:
-            x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis.
+            x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get
+                theirs, if the first stage is in this process.
             target: of the whole batch; split like `x`.
-            arg_mbs, kwarg_mbs, target_mbs: the microbatches, where they are split already, in place of `x`, `kwargs` and `target`.
-            kwargs: further arguments of the first stage.
+            arg_mbs, kwarg_mbs, target_mbs: lists of tuples, dicts and targets: the microbatches, where they are split already, in place of `x`,
+                `kwargs` and `target`.
+            kwargs: further arguments of the first stage; split like `x`.
 
         Returns:
             The loss of each microbatch, in order; outside of any graph, and not scaled.
 
         Raises:
-            ModeError: grad mode is off. ArgumentError, ArgumentTypeError: the batch cannot be split. PipelineError: a stage failed; says which.
-            An error raised by a post-accumulate hook has ``committed`` True: the gradients are there.
+            ModeError: grad mode is off. ArgumentError, ArgumentTypeError, MicrobatchError: the batch cannot be split. PipelineError: a stage failed;
+            says which. WorkerLostError, DeadlineError: nothing has changed anywhere. With ``committed`` True, when the gradients are there:
+            what a post-accumulate hook raised, and CommitUnknown where a worker did not confirm.
         """
         check_can_run("Pipeline.step()")
         if not current_mode().grad:
             raise ModeError("Pipeline.step() computes gradients, but grad mode is off; call eval() for the forward alone")
         if not self._plan.training:
             raise ArgumentError("Pipeline.step(): the schedule has forwards only; call eval(), or use a schedule with backwards")
-        entries, targets = self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        calls, targets = self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
         async with self._turn:
-            site = self._site(trains=True)
-            self._feed(site, entries, targets)
-            del entries, targets
-            await site.run()
-            await site.prepare()
-            losses, _ = site.results()
-            await ready(losses)
-            site.commit()
-            try:
-                await site.after_commit()
-            except BaseException as error:
-                mark_committed(error)
-                raise
-            return losses or []
+            session = await self._begin(calls, targets)
+            del calls, targets, x, target, kwargs, arg_mbs, kwarg_mbs, target_mbs
+            losses = (await self._fleet.run(session, True))["losses"]
+            if losses is None or len(losses) != self._plan.microbatches:
+                await self._fleet.abort(session)
+                raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._plan.microbatches} microbatches")
+            await self._fleet.commit(session)
+            return list(losses)
 
-    async def eval(
-        self, x: Any = (), *, arg_mbs: Sequence[tuple[Any, ...]] | None = None, kwarg_mbs: Sequence[Mapping[str, Any]] | None = None, **kwargs: Any
-    ) -> Any:
-        """Forward of a batch, without gradients. Modules stay in the mode that they are in.
+    async def eval(self, x: Any = (), *, arg_mbs: Any = None, kwarg_mbs: Any = None, **kwargs: Any) -> Any:
+        """Forward of a batch, without gradients. Modules stay in the mode that they are in. Cancelling stops every rank.
 
         Args:
             x, arg_mbs, kwarg_mbs, kwargs: as for `step`.
 
         Returns:
             What the last stage returned, put together from its microbatches.
+
+        Raises:
+            As `step`.
         """
         check_can_run("Pipeline.eval()")
-        entries, _ = self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)
-        async with self._turn:
-            with no_grad():
-                site = self._site(trains=False)
-                self._feed(site, entries, None)
-                del entries
-                await site.run()
-            _, outputs = site.results()
-            return _merge(outputs or [])
+        with no_grad():
+            calls, _ = self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)
+            async with self._turn:
+                session = await self._begin(calls, None)
+                del calls, x, kwargs, arg_mbs, kwarg_mbs
+                outputs = (await self._fleet.run(session, False))["outputs"]
+                await self._fleet.abort(session)  # there is nothing to commit
+            return merge_microbatches(outputs or [], self._specs[2])
 
     # ---------------------------------------------------------------- parts
 
-    def _site(self, trains: bool) -> Site:
-        self.events = []
-        plan = self._plan
-        rows = plan.training if trains else plan.evaluation
-        work = Work(
-            rows=dict(enumerate(rows)),
-            stages=dict(enumerate(self.stages)),
-            stage_to_rank=plan.stage_to_rank,
-            microbatches=plan.microbatches,
-            last=len(self.stages) - 1,
-            trains=trains,
-            loss_fn=self.loss_fn,
-            scale=1.0 / plan.microbatches if self.scale_gradients else 1.0,
-            keep_outputs=False,
-            handlers=self._handlers,
-        )
-        return Site(work, None, self.events)
-
-    def _feed(self, site: Site, entries: list[Any], targets: list[tuple[Any, ...]] | None) -> None:
+    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> Session:
+        """A new step, with the microbatches on their way to the first stage and the targets to the last."""
+        if self._closed:
+            raise PipelineError("this Pipeline has been closed; make a new one")
+        await self._fleet.connect()
+        self.events.clear()
+        self._steps += 1
+        session = self._fleet.open(self._steps)
         ranks = self._plan.stage_to_rank
-        for microbatch, entry in enumerate(entries):
-            site.put(ranks[0], (ENTRY, 0, microbatch), entry)
-        for microbatch, target in enumerate(targets or ()):
-            site.put(ranks[-1], (TARGET, len(self.stages) - 1, microbatch), target)
+        for microbatch, call in enumerate(calls):
+            session.put(ranks[0], (ENTRY, 0, microbatch), call)
+        last = self._charge.loss_stage
+        for microbatch in range(self._plan.microbatches):
+            session.put(ranks[last], (TARGET, last, microbatch), () if targets is None else (targets[microbatch],))
+        return session
 
-    def _split(self, x: Any, kwargs: Any, target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any) -> tuple[list[Any], list[tuple[Any, ...]]]:
-        m = self._plan.microbatches
-        if arg_mbs is None:
-            args = x if x.__class__ is tuple else (x,)
-            arg_mbs = list(zip(*[_chunks(a, m) for a in args], strict=True)) if args else [()] * m
-        if target_mbs is None:
-            target_mbs = [()] * m if target is None else [(t,) for t in _chunks(target, m)]
-        else:
-            target_mbs = [(t,) for t in target_mbs]
-        return [(args, {}) for args in arg_mbs], target_mbs
+    def _split(self, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any) -> tuple[list[Call], list[Any] | None]:
+        args = x if x.__class__ is tuple else (x,)
+        stages = self._fleet.stages
+        self._check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
+        self._check_arguments((target, target_mbs), owner_of(stages[self._charge.loss_stage]) is not None)
+        calls, targets = microbatches_of(
+            args, kwargs, target, self._plan.microbatches,
+            arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self._specs[0], kwarg_specs=self._specs[1],
+        )  # fmt: skip
+        if stages[0].pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
+            raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: give them other names")
+        return calls, targets
+
+    @staticmethod
+    def _check_arguments(tree: Any, leaves_process: bool) -> None:
+        for tensor in leaves_of(tree, TensorCore):
+            if tensor.requires_grad and (leaves_process or not tensor.is_leaf):
+                why = "the first or last stage is on another worker" if leaves_process else "it was made by an operation, whose graph would be run through often"
+                raise ArgumentError(f"an argument of shape {list(tensor.shape)} requires grad, and {why}: detach() it, and differentiate further by hand")
 
 
-def _chunks(value: Any, m: int) -> list[Any]:
-    n = value.shape[0]
-    k, r = divmod(n, m)
-    out, at = [], 0
-    for i in range(m):
-        size = k + (i < r)
-        out.append(value[at : at + size])
-        at += size
-    return out
-
-
-def _merge(outputs: list[Any]) -> Any:
-    import aiograd as ag
-    return ag.concat(outputs)
+def _as_it_is(*values: Any) -> Any:
+    """The output of a pipeline, to be compared with the target."""
+    return values[0] if len(values) == 1 else values

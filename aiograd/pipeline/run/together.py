@@ -47,7 +47,9 @@ async def together(
     try:
         await waker
     except BaseException:
-        await end(list(tasks.values()))
+        cancelled = await end(list(tasks.values()))
+        if cancelled is not None:
+            raise cancelled from None
         raise
     finally:
         if failure is not None:

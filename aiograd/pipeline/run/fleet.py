@@ -1,0 +1,342 @@
+"""Fleet: all the hosts of one pipeline: the one in this process and those on workers, and what they do together.
+
+Note [Commit across workers]
+    Every host prepares a step; then all are asked once more whether they are still there; then this process commits its own gradients, which is
+    the moment of decision, and tells the others. A worker that is lost before that moment makes the step fail and nothing has changed anywhere.
+    One that is lost after it leaves it unknown whether it has committed: `CommitUnknown`. All workers are then to be restored from one checkpoint.
+
+Note [Replacing a worker]
+    With `respawn` the loss of a worker before that moment is no failure. Its stages are put somewhere else, with the same parameters, and carry out
+    the step from its start; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). All that is computed
+    again is computed in the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random
+    numbers, or draw them by stage and microbatch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from aiograd.engine.evaluate import suspends
+from aiograd.engine.run import current_engine
+from aiograd.engine.run.failures import mark_committed
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, PipelineError, RemoteError
+from aiograd.pipeline.action import Action
+from aiograd.pipeline.run.host import ADAPTER, Charge, Session, StageHost
+from aiograd.pipeline.run.outbox import GONE
+from aiograd.pipeline.run.together import end, together
+from aiograd.pipeline.stage import Stage, as_stage
+
+#: as `aiograd.pipeline.rank.failure` words it
+_FAILURE = re.compile(r"pipeline action (\S+) failed \(.*?rank (\d+)\): ")
+
+
+class Remote:
+    """A host on a worker."""
+
+    __slots__ = ("owner", "charge", "ref")
+
+    def __init__(self, owner: str, charge: Charge) -> None:
+        #: name of the worker
+        self.owner = owner
+        self.charge = charge
+        #: the host over there
+        self.ref: Any = None
+
+    @property
+    def ranks(self) -> set[int]:
+        """The ranks that live there."""
+        return {self.charge.stage_to_rank[stage] for stage in self.charge.stages}
+
+
+class Fleet:
+    """All the hosts of one pipeline.
+
+    Args:
+        charge: everything that is to be done, as if it all were in this process.
+        respawn: ``respawn(stage)`` gives another module for a stage whose worker was lost; may be ``async def``. None: a loss is a failure.
+        worker: this process's Worker, where others have to send values here; None: the one of the stages' RemoteModules.
+        timeout: seconds for a step on another worker; None: the worker's default.
+
+    Raises:
+        ArgumentError: the stages of one rank live in different places.
+    """
+
+    def __init__(self, charge: Charge, respawn: Callable[[int], Any] | None, worker: Any, timeout: float | None) -> None:
+        self.charge = charge
+        self.stages = dict(charge.stages)
+        self._respawn = respawn
+        self._timeout = timeout
+        self._worker = worker
+        homes: dict[int, str | None] = {}
+        for index, stage in charge.stages.items():
+            rank, owner = charge.stage_to_rank[index], owner_of(stage)
+            if homes.setdefault(rank, owner) != owner:
+                raise ArgumentError(
+                    f"Pipeline: rank {rank} has stages {_place(homes[rank])} and {_place(owner)}; all stages of a rank have to live in one place"
+                )
+            if owner is not None and self._worker is None:
+                self._worker = getattr(stage.module, "worker", None)
+        self.remotes = self._remotes(owner for owner in homes.values())
+        self.local = StageHost([], self._part(charge.stages, {rank for rank, owner in homes.items() if owner is None}))
+        self._local_ref: Any = None
+        self._generations = dict.fromkeys(homes, 0)
+        self._replacing = asyncio.Lock()
+        if self.remotes and self.local_ranks and self._worker is None:
+            raise ArgumentError("Pipeline: stages on other workers send values to stages here; pass this process's Worker as worker=...")
+
+    @property
+    def local_ranks(self) -> set[int]:
+        """The ranks of this process."""
+        return {self.charge.stage_to_rank[stage] for stage, item in self.stages.items() if owner_of(item) is None}
+
+    def _part(self, stages: Mapping[int, Stage], ranks: set[int]) -> Charge:
+        """What a host of some ranks is in charge of."""
+        charge = self.charge
+        return charge._replace(
+            stages={index: stage for index, stage in stages.items() if charge.stage_to_rank[index] in ranks},
+            training={rank: row for rank, row in charge.training.items() if rank in ranks},
+            evaluation={rank: row for rank, row in charge.evaluation.items() if rank in ranks},
+        )
+
+    def _remotes(self, owners: Iterable[str | None], among: set[int] | None = None) -> list[Remote]:
+        """A host for each worker, of the ranks that it has."""
+        found: list[Remote] = []
+        for owner in dict.fromkeys(owners):
+            if owner is None:
+                continue
+            ranks = {self.charge.stage_to_rank[index] for index, stage in self.stages.items() if owner_of(stage) == owner}
+            found.append(Remote(owner, self._part(self.stages, ranks if among is None else ranks & among)))
+        return found
+
+    # ---------------------------------------------------------------- hosts
+
+    async def connect(self) -> None:
+        """See that every worker has its host. Cancelled or failed midway, the next time goes on."""
+        if self.remotes and self.local_ranks and self._local_ref is None:
+            self._local_ref = self._worker.refer(self.local)
+        await together({f"host on {remote.owner}": self._make(remote) for remote in self.remotes if remote.ref is None})
+
+    async def _make(self, remote: Remote) -> None:
+        refs = [reference(stage) for stage in remote.charge.stages.values()]
+        remote.ref = await refs[0].adapt(ADAPTER, refs[1:], remote.charge.to_wire(), timeout=self._timeout)
+
+    def peers(self, ranks: set[int]) -> dict[str, Any]:
+        """Where all ranks but these live."""
+        places: dict[str, Any] = {}
+        for remote in self.remotes:
+            places |= {str(rank): [self._generations[rank], remote.ref] for rank in remote.ranks - ranks}
+        if self._local_ref is not None:
+            places |= {str(rank): [self._generations[rank], self._local_ref] for rank in self.local_ranks - ranks}
+        return places
+
+    async def aclose(self) -> None:
+        """Let every worker forget its host. Those that cannot be reached are left alone."""
+        refs = [remote.ref for remote in self.remotes if remote.ref is not None]
+        if self._local_ref is not None:
+            refs.append(self._local_ref)
+        for remote in self.remotes:
+            remote.ref = None
+        self._local_ref = None
+        await self._quietly(ref.delete() for ref in refs)
+
+    async def _quietly(self, coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
+        """Run what may fail with nobody to mind, for a moment at most."""
+        tasks = [asyncio.get_running_loop().create_task(_ignoring(coroutine), name="aiograd:pipeline:farewell") for coroutine in coroutines]
+        if tasks:
+            try:
+                await asyncio.wait(tasks, timeout=current_engine().cancel_grace)
+            finally:
+                await end(tasks)
+
+    # ---------------------------------------------------------------- a step
+
+    def open(self, step: int) -> Session:
+        """Begin a step; values for it can be put into the session."""
+        session = self.local._begin(step)
+        session.outbox.route(self.peers(self.local_ranks))
+        return session
+
+    async def run(self, session: Session, trains: bool) -> dict[str, Any]:
+        """Carry out a step on every host, up to the commit.
+
+        Returns:
+            Losses and outputs.
+
+        Raises:
+            PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
+        """
+        step = session.step
+        if not self.remotes:
+            return await self.local.run(step, trains, {})
+        try:
+            work = {f"worker {remote.owner}": self._run(remote, step, trains) for remote in self.remotes}
+            if self.local_ranks:
+                work["this process"] = self.local.run(step, trains, {})
+            results = _merged((await together(work)).values())
+            while True:
+                there = await together({f"worker {remote.owner} again": self._is_prepared(remote, step) for remote in self.remotes})
+                lost = [remote for remote, is_there in zip(self.remotes, there.values(), strict=True) if not is_there]
+                if not lost:
+                    return results
+                for remote in lost:
+                    results |= _given(await self._run_elsewhere(remote, step, trains, None))
+        except BaseException:
+            await self.abort(session)
+            raise
+
+    async def _run(self, remote: Remote, step: int, trains: bool) -> dict[str, Any]:
+        try:
+            results = await remote.ref.call("run", step, trains, self.peers(remote.ranks), timeout=self._timeout)
+        except RemoteError as error:
+            raise _translated(error) from error
+        except GONE as error:
+            return await self._run_elsewhere(remote, step, trains, error)
+        if not isinstance(results, dict):
+            raise PipelineError(f"worker {remote.owner} gave a malformed answer to a step of a pipeline")
+        return results
+
+    async def _is_prepared(self, remote: Remote, step: int) -> bool:
+        try:
+            if await remote.ref.call("check", step, timeout=self._timeout):
+                return True
+        except GONE:
+            if self._respawn is None:
+                raise
+            return False
+        raise PipelineError(f"worker {remote.owner} has dropped a step of a pipeline that it had prepared")
+
+    async def _run_elsewhere(self, remote: Remote, step: int, trains: bool, error: Exception | None) -> dict[str, Any]:
+        """A worker is lost: see Note [Replacing a worker]."""
+        if self._respawn is None:
+            raise error or PipelineError(f"worker {remote.owner} was lost")
+        async with self._replacing:
+            replacements = await self._replace(remote, step)
+        return _merged((await together({f"worker {each.owner}, in place of {remote.owner}": self._run(each, step, trains) for each in replacements})).values())
+
+    async def _replace(self, remote: Remote, step: int) -> list[Remote]:
+        ranks = remote.ranks
+        for index in remote.charge.stages:
+            module = self._respawn(index) if self._respawn is not None else None
+            stage = as_stage(await module if suspends(module) else module)
+            if owner_of(stage) is None:
+                raise ArgumentTypeError(f"respawn({index}) returned {stage!r}; expected a module on a worker, in place of the one on {remote.owner}")
+            self.stages[index] = stage
+        replacements = self._remotes((owner_of(self.stages[index]) for index in remote.charge.stages), ranks)
+        await together({f"host on {each.owner}": self._make(each) for each in replacements})
+        self.remotes = [each for each in self.remotes if each is not remote] + replacements
+        for rank in ranks:
+            self._generations[rank] += 1
+        peers = {rank: place for rank, place in self.peers(set()).items() if int(rank) in ranks}
+        others = [each.ref.call("reroute", step, peers, timeout=self._timeout) for each in self.remotes if each not in replacements]
+        await asyncio.gather(self.local.reroute(step, peers), *map(_ignoring_loss, others))
+        return replacements
+
+    # ---------------------------------------------------------------- its end
+
+    async def commit(self, session: Session) -> None:
+        """Write the gradients of a prepared step on every host. Cancelling does not stop it once it has begun.
+
+        Raises:
+            CommitUnknown: a worker did not confirm. What a post-accumulate hook raised. Both with ``committed`` True.
+        """
+        site = self.local._commit(session)
+        try:
+            if self.remotes:
+                telling = asyncio.get_running_loop().create_task(self._tell(session.step), name="aiograd:pipeline:commit")
+                try:
+                    await asyncio.shield(telling)
+                except asyncio.CancelledError:
+                    await _finish(telling)
+                    raise
+            await self.local._after_commit(site)
+        except BaseException as error:
+            mark_committed(error)
+            raise
+
+    async def _tell(self, step: int) -> None:
+        outcomes = await asyncio.gather(*(each.ref.call("commit", step, timeout=self._timeout) for each in self.remotes), return_exceptions=True)
+        failed = {each.owner: outcome for each, outcome in zip(self.remotes, outcomes, strict=True) if isinstance(outcome, BaseException)}
+        unknown = tuple(owner for owner, error in failed.items() if not getattr(error, "committed", False))
+        if unknown:
+            first = failed[unknown[0]]
+            raise CommitUnknown(
+                f"a step of a pipeline was committed, but not confirmed by {', '.join(unknown)} ({first}): restore all workers from one checkpoint",
+                workers=unknown,
+            ) from first
+        for error in failed.values():
+            raise error
+
+    async def abort(self, session: Session) -> None:
+        """Drop a step on every host."""
+        session.drop()
+        await self._quietly(remote.ref.call("abort", session.step) for remote in self.remotes if remote.ref is not None)
+
+
+def owner_of(stage: Stage) -> str | None:
+    """Name of the worker that a stage lives on; None for this process."""
+    return str(reference(stage).owner) if stage.is_remote else None
+
+
+def reference(stage: Stage) -> Any:
+    """The reference to a stage's module on another worker."""
+    return getattr(stage.module, "ref", stage.module)
+
+
+def _place(owner: str | None) -> str:
+    return "in this process" if owner is None else f"on worker {owner}"
+
+
+def _given(results: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in results.items() if value is not None}
+
+
+def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The results of all hosts: each has a part."""
+    results: dict[str, Any] = {"losses": None, "outputs": None}
+    for part in parts:
+        results |= _given(part)
+    return results
+
+
+def _translated(error: RemoteError) -> Exception:
+    """The failure of a stage on another worker, with what is known of it."""
+    found = _FAILURE.search(str(error))
+    if error.type_name != "PipelineError":
+        return error
+    if found is None:
+        return PipelineError(str(error))
+    try:
+        action = Action.parse(found[1])
+    except ArgumentError:
+        action = None
+    if action is None:
+        return PipelineError(str(error))
+    return PipelineError(str(error), stage=action.stage, microbatch=action.microbatch, action=str(action), rank=int(found[2]))
+
+
+async def _ignoring(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await coroutine
+    except DistributedError:
+        return
+
+
+async def _ignoring_loss(coroutine: Coroutine[Any, Any, Any]) -> None:
+    try:
+        await coroutine
+    except GONE:
+        return  # whoever runs a step there will see
+
+
+async def _finish(task: asyncio.Task[None]) -> None:
+    """Wait for a task, whatever is cancelled meanwhile."""
+    while not task.done():
+        try:
+            await asyncio.wait([task])
+        except asyncio.CancelledError:
+            continue
+    if not task.cancelled():
+        task.exception()
