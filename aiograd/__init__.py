@@ -24,6 +24,7 @@ from aiograd import kernels as kernels
 from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import parallel as parallel
+from aiograd import pipeline as pipeline
 from aiograd import profiler as profiler
 from aiograd import viz as viz
 from aiograd.array_functions import abs as abs
@@ -267,5 +268,6 @@ from aiograd.tensors.tensor import from_dlpack as from_dlpack
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
 
-# the one place that sees both: workers make these optimizers on request
+# the one place that sees both sides: workers make these on request
 distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW)
+distributed.register_adapter(pipeline.run.host.ADAPTER, pipeline.run.StageHost)

@@ -50,6 +50,7 @@
         ├── Overloaded                        a worker has no room for more; says when to try again
         ├── LimitError (ValueError)           a message is larger than what the limits allow
         ├── AuthenticationError (PermissionError) the other side could not prove who it is
+        ├── HostRefusedError (PermissionError) a worker does not answer to the name in its URL
         └── ProtocolError (ValueError)        bytes from a peer that make no sense
             └── VersionMismatch               no common version of the protocol
 
@@ -371,6 +372,10 @@ class LimitError(DistributedError, ValueError):
 
 class AuthenticationError(DistributedError, PermissionError):
     """The other side could not prove who it is."""
+
+
+class HostRefusedError(DistributedError, PermissionError):
+    """A worker was dialled by a name that it does not answer to: give that worker ``trusted_hosts``, or dial another of its names."""
 
 
 class ProtocolError(DistributedError, ValueError):

@@ -65,10 +65,11 @@ OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "num
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (
-    "engine.graph_task", "engine.input_buffer", "engine.ready_queue", "engine.sweep", "engine.validate", "engine.evaluate", "engine.placement",
+    "engine.graph_task", "engine.input_buffer", "engine.ready_queue", "engine.sweep", "engine.validate", "engine.evaluate", "engine.halves",
+    "engine.parameter_group", "engine.placement",
     *(f"distributed.{name}" for name in (
         "agenda budget cipher codec context contexts effects encodings faults frame handshake handshake_messages incoming kinds nodes outbox "
-        "outgoing payload reassembly safeguards schema scope service session signing tensors_table values"
+        "outgoing payload pieces reassembly safeguards schema scope service session signing tensors_table values"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())

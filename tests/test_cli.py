@@ -19,7 +19,7 @@ import pytest
 import aiograd as ag
 import aiograd.distributed as dist
 from aiograd import cli
-from aiograd.errors import WorkerLostError
+from aiograd.errors import RemoteError, WorkerLostError
 
 ROOT = Path(__file__).parent.parent
 SERVICE = "tests.distributed.cluster_service:service"
@@ -115,6 +115,21 @@ async def test_a_worker_serves_until_it_is_told_to_stop(secret: Path, number: si
 
 
 @pytest.mark.proc
+@pytest.mark.parametrize("level", [None, "error"])
+async def test_a_workers_log_has_the_traceback_of_what_a_function_raised(secret: Path, level: str | None) -> None:
+    words = ["--name", "w", "--service", SERVICE, "--secret-file", str(secret), *(["--log-level", level] if level else [])]
+    with serving(*words, "--encoding", "bfloat16", "--gradient-encoding", "block8") as process:
+        async with dist.Worker("me", secret=KEY, peers={"w": url_of(process)}) as me:
+            assert await me.call("w", "encodings") == ["BFLOAT16", "BLOCK8"]
+            with pytest.raises(RemoteError) as caught:
+                await me.call("w", "boom", "abc")
+        process.terminate()
+        _, log = process.communicate(timeout=20)
+    found = f"correlation id {caught.value.correlation_id}" in log and "Traceback" in log and "in boom" in log
+    assert found == (level is None), log
+
+
+@pytest.mark.proc
 @pytest.mark.parametrize(("function", "status"), [("wait_forever", 0), ("sleep_in_a_thread", 0), ("hold_the_loop_up", 1)])
 async def test_a_worker_ends_whatever_it_is_busy_with(secret: Path, function: str, status: int) -> None:
     with serving("--name", "w", "--service", SERVICE, AIOGRAD_SECRET_FILE=str(secret)) as process:
@@ -160,8 +175,12 @@ def test_a_worker_without_a_secret_says_how_to_get_one() -> None:
         (["--service", "tests.distributed.cluster_service:no_service"], "expected an aiograd.distributed.Service"),
         (["--service", SERVICE, "--listen", "7000"], "HOST:PORT"),
         (["--service", SERVICE, "--listen", "127.0.0.1:x"], "HOST:PORT"),
-        (["--service", SERVICE, "--listen", "0.0.0.0:0"], "TLS"),
+        (["--service", SERVICE, "--listen", "0.0.0.0:0"], "TLS; pass --certificate and --key, or --allow-plaintext where"),
+        (["--service", SERVICE, "--listen", "192.0.2.1:0", "--allow-plaintext"], "--listen 192.0.2.1:0: "),
+        (["--service", SERVICE, "--trusted-host", "no name"], "--trusted-host 'no name': expected a host name"),
+        (["--service", SERVICE, "--name", "no name"], "--name 'no name': expected 1 to 128 characters"),
         (["--service", SERVICE, "--peer", "a"], "NAME=URL"),
+        (["--service", SERVICE, "--peer", "a=sim://b"], "--peer a=URL: peer URL 'sim://b': expected http://host:port"),
         (["--service", SERVICE, "--limits", "{"], "JSON"),
         (["--service", SERVICE, "--limits", '{"nothing": 1}'], "nothing"),
         (["--service", SERVICE, "--limits", '{"frame_bytes": 0}'], "frame_bytes"),

@@ -20,6 +20,7 @@ import contextlib
 import faulthandler
 import importlib
 import json
+import logging
 import os
 import signal
 import ssl
@@ -28,13 +29,24 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from aiograd.distributed import HttpTransport, Limits, Service, Worker
+from aiograd.distributed import Encoding, Limits, Service, Worker
+from aiograd.distributed.http.addresses import parse_url
 from aiograd.distributed.keyring_file import parse_secret, read_secret_file
 from aiograd.engine.run import run
 from aiograd.errors import ArgumentError
 
 #: seconds after the first signal at which the process is gone, whatever its threads do
 STOP_SECONDS = 4.5
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
+ENCODINGS = tuple(encoding.name.lower() for encoding in Encoding)
+#: how texts of errors call arguments of `Worker`, and what they are called here
+OPTIONS = {
+    "worker name ": "--name ",
+    "trusted_hosts holds ": "--trusted-host ",
+    "ssl=...": "--certificate and --key",
+    "allow_plaintext=True": "--allow-plaintext",
+    "add_peer(": "--peer (",
+}
 
 
 def add_worker(commands: Any) -> None:
@@ -54,7 +66,13 @@ def add_worker(commands: Any) -> None:
     parser.add_argument("--certificate", type=Path, metavar="FILE", help="TLS: this worker's certificate chain, PEM")
     parser.add_argument("--key", type=Path, metavar="FILE", help="TLS: the certificate's private key, PEM")
     parser.add_argument("--ca", type=Path, metavar="FILE", help="TLS: certificates that peers' must come from; peers then need one too")
+    parser.add_argument(
+        "--trusted-host", action="append", default=[], metavar="NAME", help="a name in peers' URLs for this worker; may be given several times"
+    )
     parser.add_argument("--allow-plaintext", action="store_true", help="listen beyond this machine without TLS (frames are encrypted anyway)")
+    for option, what in (("--encoding", "values"), ("--gradient-encoding", "gradients")):
+        parser.add_argument(option, choices=ENCODINGS, default="plain", help=f"how {what} that it sends are rounded (default plain: not at all)")
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="what is logged on standard error (default info)")
     parser.add_argument("--limits", default="{}", metavar="JSON", help='limits that differ from the defaults, {"message_bytes": 1048576}')
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=worker)
@@ -70,13 +88,28 @@ def worker(options: argparse.Namespace) -> int:
         secret = find_secret(options.secret_file)
         server, client = make_tls(options.certificate, options.key, options.ca)
         service = load_service(options.service)
-        transport = HttpTransport(limits, ssl=server, client_ssl=client, allow_plaintext=options.allow_plaintext)
-        made = Worker(options.name, service=service, host=host, port=port, peers=peers, secret=secret, limits=limits, transport=transport)
-        run(_serve(made, control))
+        # after the import: logging that the service's module has set up stays as it is
+        logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        try:
+            made = Worker(
+                options.name, service=service, host=host, port=port, peers=peers, secret=secret, ssl=server, client_ssl=client,
+                allow_plaintext=options.allow_plaintext, trusted_hosts=options.trusted_host, limits=limits,
+                encoding=Encoding[options.encoding.upper()], gradient_encoding=Encoding[options.gradient_encoding.upper()],
+            )  # fmt: skip
+            run(_serve(made, options.listen, control))
+        except ArgumentError as error:
+            raise ArgumentError(in_words_of_options(str(error))) from error
     return 0
 
 
-async def _serve(made: Worker, control: tuple[int, int] | None) -> None:
+def in_words_of_options(text: str) -> str:
+    """What is said of arguments of Python, said of options."""
+    for argument, option in OPTIONS.items():
+        text = text.replace(argument, option)
+    return text
+
+
+async def _serve(made: Worker, listen: str, control: tuple[int, int] | None) -> None:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -88,7 +121,11 @@ async def _serve(made: Worker, control: tuple[int, int] | None) -> None:
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
-    async with made:
+    async with contextlib.AsyncExitStack() as stack:
+        try:
+            await stack.enter_async_context(made)
+        except OSError as error:
+            raise ArgumentError(f"--listen {listen}: {error}") from None
         if control is None:
             print(f"worker {made.name} listens on {made.url} (pid {os.getpid()})", flush=True)
             await stopping.wait()
@@ -216,6 +253,10 @@ def read_peer(text: str) -> tuple[str, str]:
     name, _, url = text.partition("=")
     if not name or "://" not in url:
         raise ArgumentError(f"--peer {text}: expected NAME=URL, for example worker1=http://10.0.0.2:7000")
+    try:
+        parse_url(url)
+    except ArgumentError as error:
+        raise ArgumentError(f"--peer {name}=URL: {error}") from None
     return name, url
 
 

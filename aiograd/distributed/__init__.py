@@ -48,6 +48,7 @@ from aiograd.distributed.driver.optimizer import DistributedOptimizer as Distrib
 from aiograd.distributed.encodings import Encoding as Encoding
 from aiograd.distributed.http import HttpTransport as HttpTransport
 from aiograd.distributed.keyring import Keyring as Keyring
+from aiograd.distributed.keyring_file import read_secret_file as read_secret_file
 from aiograd.distributed.limits import Limits as Limits
 from aiograd.distributed.module import RemoteModule as RemoteModule
 from aiograd.distributed.nodes import RecvNode as RecvNode

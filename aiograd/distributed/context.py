@@ -139,8 +139,8 @@ class Context:
         self.outcomes: dict[PassId, str] = {}
         #: passes whose outcome this worker could not learn
         self.in_doubt: set[PassId] = set()
-        #: asyncio tasks that serve calls in this context
-        self.calls: set[Any] = set()
+        #: asyncio tasks that serve calls in this context, as an ordered set
+        self.calls: dict[Any, None] = {}
         self.next_pass = 0
         #: lets the passes started here run one after the other; made by the driver
         self.turn: Any = None

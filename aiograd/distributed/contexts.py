@@ -243,7 +243,7 @@ class ContextTable:
         for context in self:
             if context.origin == self.here:
                 context.beat += 1
-            for name in context.known_workers - {self.here}:
+            for name in sorted(context.known_workers - {self.here}):
                 held.setdefault((name, context.principal), []).append((context.key, context.beat))
         return held
 

@@ -6,8 +6,8 @@ Anything else comes out as `RemoteError`. No class is ever looked up by a name t
 Note [What crosses]
     The kind of failure, the worker and function where it happened, the exception's type name, and the first line of its message without
     file paths, cut to `TEXT` characters; a correlation id under which the worker's own log has the traceback. Never a traceback, a note
-    or a cause. An error that passes on through further workers keeps all of this; only its text gains a prefix per worker, and its
-    `path` a name.
+    or a cause. The text of an error that is none of ours begins with function and type. An error that passes on through further workers
+    keeps all of this; only its text gains a prefix per worker, and its `path` a name.
 
 Note [What a peer may send]
     A peer is authenticated but not trusted: words that are not in the table, values of the wrong type and missing parts give a
@@ -30,6 +30,7 @@ from aiograd.errors import (
     DeadlineError,
     DistributedError,
     ExpertLostError,
+    HostRefusedError,
     LimitError,
     NoContextError,
     NotExposedError,
@@ -52,8 +53,8 @@ TEXT = 500
 NAME = 200
 #: names in `path` that are believed; a longer chain of calls is cut at its far end
 HOPS = 64
-#: a prefix is put before the text by each worker, so what comes in may be longer than what was sent first
-RECEIVED_TEXT = TEXT + HOPS * (NAME + 20)
+#: function, type and a prefix of each worker are put before the text, so what comes in may be longer than what was raised
+RECEIVED_TEXT = TEXT + 2 * NAME + HOPS * (NAME + 20)
 
 
 class _Form(NamedTuple):
@@ -82,6 +83,7 @@ _FORMS: dict[str, _Form] = {
     "overloaded": _Form(Overloaded, {"retry_after": float}),
     "limit": _Form(LimitError, {}),
     "authentication": _Form(AuthenticationError, {}),
+    "host": _Form(HostRefusedError, {}),
     "protocol": _Form(ProtocolError, {"code": str}),
     "version": _Form(VersionMismatch, {"code": str}),
 }
@@ -126,13 +128,16 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
     if isinstance(error, RemoteError):
         origin = {"worker": error.worker, "function": error.function, "code": error.code, "type": error.type_name}
         value.update((part, _clean(str(known), NAME)) for part, known in origin.items() if known)
+    elif form.error is RemoteError:
+        told = value["type"] if value["text"] == value["type"] else f"{value['type']}: {value['text']}"  # an error may have no text but its type
+        value["text"] = f"{value['function']}: {told}"
     if getattr(error, "committed", False) is True:  # also of an error of a user's hook
         value["committed"] = True
     for name, kind in form.attributes.items():
         value["." + name] = _plain(getattr(error, name), kind)
     expected = isinstance(error, DistributedError)
     logger.log(
-        logging.DEBUG if expected else logging.INFO,
+        logging.DEBUG if expected else logging.WARNING,
         "%s: %s raised %s for a peer (correlation id %s)",
         worker, function, value["type"], value["id"], exc_info=error,
     )  # fmt: skip

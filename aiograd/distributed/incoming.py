@@ -37,6 +37,7 @@ from aiograd.distributed.effects import Abandon, Deliver, Effect
 from aiograd.distributed.frame import Frame, FrameKind
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.outbox import Outbox, Outgoing
+from aiograd.distributed.outgoing import UNRESOLVED
 from aiograd.distributed.reassembly import Assembly
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.distributed.transport import Buffer
@@ -258,8 +259,8 @@ class Answers:
         Raises:
             ProtocolError: it is no list of ids.
         """
-        if len(body) % 8:
-            raise ProtocolError(f"HEARTBEAT with {len(body)} bytes after its header, expected ids of 8 bytes each", code="ids")
+        if len(body) % 8 or len(body) > 8 * (1 + UNRESOLVED):
+            raise ProtocolError(f"HEARTBEAT with {len(body)} bytes after its header, expected {1 + UNRESOLVED} ids of 8 bytes at most", code="ids")
         horizon, *ids = struct.unpack(f"<{len(body) // 8}Q", body)
         # what an overtaken heartbeat tells, later ones told too
         if horizon < self._horizon or (horizon == self._horizon and len(ids) >= len(self._unresolved)):

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from aiograd.distributed.driver.transfers import fetch, store
+from aiograd.distributed.pieces import join
 from aiograd.distributed.references import RemoteRef
-from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentTypeError
+
+if TYPE_CHECKING:
+    from aiograd.distributed.worker import Worker
 
 
 class RemoteModule:
@@ -15,13 +19,15 @@ class RemoteModule:
 
     ::
 
-        model = dist.RemoteModule(worker, "left", await worker.remote("left", "Model", 64))
+        model = await worker.remote_module("left", "Model", 64)
         optimizer = dist.DistributedOptimizer(worker, ag.optim.Adam, [model], lr=1e-3)
         async with worker.context() as ctx:
             await ctx.backward((await model(x)).sum())
             await optimizer.step(ctx)
 
-    Whatever is awaited here raises as `Worker.call` does, and `ReferenceLostError` where the module is gone: deleted, or its worker restarted.
+    ``await worker.remote_module(peer, cls, ...)`` is short for ``RemoteModule(worker, peer, await worker.remote(peer, cls, ...))``. Whatever is
+    awaited here takes a `timeout` in seconds as `Worker.call` does, and raises as it, and `ReferenceLostError` where the module is gone: deleted, or
+    its worker restarted.
 
     Args:
         worker: this worker.
@@ -47,39 +53,42 @@ class RemoteModule:
 
     forward = __call__
 
-    async def parameters(self) -> list[RemoteRef]:
+    async def parameters(self, *, timeout: float | None = None) -> list[RemoteRef]:
         """References to the module's parameters, for a `DistributedOptimizer` of some of them. Cancelling changes nothing."""
-        return list((await self.named_parameters()).values())
+        return list((await self.named_parameters(timeout=timeout)).values())
 
-    async def named_parameters(self) -> dict[str, RemoteRef]:
+    async def named_parameters(self, *, timeout: float | None = None) -> dict[str, RemoteRef]:
         """References to the module's parameters by name. Cancelling changes nothing."""
-        named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref)
+        named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref, timeout=timeout)
         return named
 
-    async def state_dict(self) -> dict[str, Any]:
-        """A copy, in this process, of the module's parameters and buffers by name: a checkpoint. Cancelling changes nothing."""
-        state: dict[str, Any] = await self.worker.call(self.peer, "aiograd.module.state_dict", self.ref)
-        return state
+    async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """A copy, in this process, of the module's parameters and buffers by name: a checkpoint, of one moment. Cancelling changes nothing.
 
-    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        One that is too large for a message (`Limits.message_bytes`, `Limits.tensors`) comes in several; `timeout` is for all of them.
+        """
+        _, pieces = await fetch(self.worker, self.ref, "aiograd.module.state_dict", timeout)
+        return dict(join(pieces))
+
+    async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Put the module into a state that was read before; either all of it is loaded or nothing changes.
 
-        Cancelled, or where the answer is lost, it may have been loaded.
+        Cancelled, or where the answer is lost, it may have been loaded. It goes in several messages where it is too large for one.
 
         Raises:
             RemoteError: names or shapes do not fit.
         """
-        await self.worker.call(self.peer, "aiograd.module.load_state_dict", self.ref, dict(state))
+        await store(self.worker, self.ref, "aiograd.module.load_state_dict", state.items(), timeout)
 
-    async def train(self, mode: bool = True) -> RemoteModule:
+    async def train(self, mode: bool = True, *, timeout: float | None = None) -> RemoteModule:
         """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched."""
-        await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode)
+        await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode, timeout=timeout)
         return self
 
-    async def eval(self) -> RemoteModule:
+    async def eval(self, *, timeout: float | None = None) -> RemoteModule:
         """Switch the module to evaluation; as `train`."""
-        return await self.train(False)
+        return await self.train(False, timeout=timeout)
 
-    async def delete(self) -> None:
+    async def delete(self, *, timeout: float | None = None) -> None:
         """Let the worker forget the module. Deleting it again does nothing; cancelled, it may have been deleted."""
-        await self.ref.delete()
+        await self.ref.delete(timeout=timeout)

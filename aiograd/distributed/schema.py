@@ -32,7 +32,7 @@ class Schema:
         function: whose signature counts; the first parameter of a method is left out by `is_method`.
 
     Raises:
-        ArgumentError: an annotation names a type that cannot be sent, or the function has no signature.
+        ArgumentError: an annotation of a parameter without a default names a type that cannot be sent, or the function has no signature.
     """
 
     __slots__ = ("name", "signature", "annotations", "_plain", "_required")
@@ -52,7 +52,8 @@ class Schema:
             hint = hints.get(parameter.name, parameter.annotation)
             if hint is inspect.Parameter.empty or hint in _ANYTHING or isinstance(hint, (str, typing.ForwardRef, typing.TypeVar)):
                 continue
-            _check_annotation(name, parameter.name, hint)
+            if parameter.default is parameter.empty:
+                _check_annotation(name, parameter.name, hint)  # with a default it can be left out, and a value of that type cannot come
             self.annotations[parameter.name] = hint
         parameters = signature.parameters.values()
         is_plain = all(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
@@ -89,7 +90,12 @@ class Schema:
                     raise self._mismatch(name, each, hint)
 
     def _mismatch(self, name: str, value: Any, hint: Any) -> ArgumentTypeError:
-        return ArgumentTypeError(f"calling {self.name}: argument {name!r} is {_describe(value)}; expected {_name(hint)}")
+        text = f"calling {self.name}: argument {name!r} is {_describe(value)}; expected {_name(hint)}"
+        try:
+            _check_annotation(self.name, name, hint)
+        except ArgumentError:
+            text += "; not every value of that can be sent, so leave it out"
+        return ArgumentTypeError(text)
 
     def _shown(self) -> inspect.Signature:
         """The signature as peers may see it: types by their names, and no values of defaults."""
@@ -128,7 +134,7 @@ def matches(value: Any, hint: Any) -> bool:
             return value.__class__ in (complex, float, int)
         if hint in (int, str, bytes, list, tuple, dict, bool):
             return value.__class__ is hint
-        return isinstance(value, hint)
+        return inspect.isclass(hint) and hint in SENDABLE and isinstance(value, hint)
     inner = typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(matches(value, option) for option in inner)
@@ -139,7 +145,7 @@ def matches(value: Any, hint: Any) -> bool:
     if not inner:  # typing.List and the like
         return value.__class__ is origin
     if origin is dict:
-        return value.__class__ is dict and all(matches(item, inner[1]) for item in value.values())
+        return value.__class__ is dict and all(matches(key, inner[0]) and matches(item, inner[1]) for key, item in value.items())
     if origin is tuple and not (len(inner) == 2 and inner[1] is Ellipsis):
         return value.__class__ is tuple and len(value) == len(inner) and all(map(matches, value, inner))
     return value.__class__ is origin and all(matches(item, inner[0]) for item in value)

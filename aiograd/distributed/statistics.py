@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from aiograd.distributed.driver.statistics import EndpointStatistics, PeerStatistics
 
@@ -31,5 +31,5 @@ class WorkerStatistics:
     bytes_in: int
     bytes_out: int
     #: one entry per conversation with a peer
-    peers: tuple[PeerStatistics, ...]
+    peers: tuple[PeerStatistics, ...] = field(repr=False)  # `network` shows them
     network: EndpointStatistics

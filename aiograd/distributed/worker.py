@@ -7,37 +7,40 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Collection, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
+from urllib.parse import urlsplit
 
 from aiograd.distributed.context import Context
 from aiograd.distributed.driver.endpoint import Endpoint
 from aiograd.distributed.driver.office import Office
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.http import HttpTransport
+from aiograd.distributed.http.addresses import parse_url
 from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.keyring_file import parse_secret, read_secret_file
 from aiograd.distributed.limits import Limits
+from aiograd.distributed.module import RemoteModule
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
 from aiograd.distributed.transport import Transport
-from aiograd.errors import ArgumentTypeError, ContextError, DistributedError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
 
 #: workers of one process that were given no secret trust each other and nobody else
 _PROCESS_SECRET = secrets.token_bytes(32)
 
 
-def keyring_of(secret: bytes | Keyring | None) -> Keyring:
+def keyring_of(secret: bytes | str | Keyring | None) -> Keyring:
     """The keys that a worker's `secret` means.
 
     Args:
-        secret: 32 bytes or a Keyring; None takes the file that ``AIOGRAD_SECRET_FILE`` names, else ``AIOGRAD_SECRET``, else the
-            process's own.
+        secret: 32 bytes, text that spells them in hexadecimal or base64, or a Keyring; None takes the file that ``AIOGRAD_SECRET_FILE``
+            names, else ``AIOGRAD_SECRET``, else the process's own.
 
     Raises:
         ArgumentError, ArgumentTypeError: not a secret.
@@ -51,6 +54,8 @@ def keyring_of(secret: bytes | Keyring | None) -> Keyring:
             secret = parse_secret(text, "AIOGRAD_SECRET")
         else:
             secret = _PROCESS_SECRET
+    elif isinstance(secret, str):
+        secret = parse_secret(secret, "Worker(secret=...)")
     return Keyring(secret)
 
 
@@ -71,11 +76,12 @@ class Worker:
         host, port: where to listen; port 0 takes a free one. An address that other machines reach needs `ssl` or `allow_plaintext`.
         peers: URLs of other workers by name; more with `add_peer`. One of two workers has to know the other's; one that nobody can reach is
             called over the connection that it has opened.
-        secret: 32 bytes shared with the peers (``bytes.fromhex(...)``), or a Keyring; None takes what the file holds that ``AIOGRAD_SECRET_FILE``
-            names, else ``AIOGRAD_SECRET``, else a random secret of this process, whose workers then trust each other and nobody else.
-            Everything between workers is authenticated and encrypted with it.
+        secret: 32 bytes shared with the peers, in hexadecimal or base64 where it is text, or a Keyring; `read_secret_file` reads one. None takes
+            what the file holds that ``AIOGRAD_SECRET_FILE`` names, else ``AIOGRAD_SECRET``, else a random secret of this process, whose workers
+            then trust each other and nobody else. Everything between workers is authenticated and encrypted with it.
         ssl: an ``ssl.SSLContext`` to serve TLS with, besides.
         client_ssl: an ``ssl.SSLContext`` for connections to peers whose URL begins with ``https``.
+        trusted_hosts: names, beside its host name and addresses, by which peers may dial this worker, as in their URLs for it.
         allow_plaintext: listen beyond this machine without TLS (messages are encrypted all the same).
         limits: what is taken from peers and how long is waited for them.
         encoding, gradient_encoding: reduced precision for floating-point values on the wire, for what this worker sends; off by default.
@@ -93,10 +99,11 @@ class Worker:
         host: str = "127.0.0.1",
         port: int = 0,
         peers: Mapping[str, str] | None = None,
-        secret: bytes | Keyring | None = None,
+        secret: bytes | str | Keyring | None = None,
         ssl: Any = None,
         client_ssl: Any = None,
         allow_plaintext: bool = False,
+        trusted_hosts: Collection[str] = (),
         limits: Limits | None = None,
         encoding: Encoding = Encoding.PLAIN,
         gradient_encoding: Encoding = Encoding.PLAIN,
@@ -106,7 +113,7 @@ class Worker:
             raise ArgumentTypeError(f"Worker(service=...): expected a dist.Service, found {type(service).__name__}")
         limits = limits or Limits()
         if transport is None:
-            transport = HttpTransport(limits=limits, ssl=ssl, client_ssl=client_ssl, allow_plaintext=allow_plaintext)
+            transport = HttpTransport(limits=limits, ssl=ssl, client_ssl=client_ssl, allow_plaintext=allow_plaintext, trusted_hosts=trusted_hosts)
         self._office = Office(
             self,
             name,
@@ -120,6 +127,8 @@ class Worker:
         self._host = host
         self._port = port
         self._peers = dict(peers or {})
+        for peer, url in self._peers.items():
+            self._check_url(peer, url)
         self._url: str | None = None
 
     # ---------------------------------------------------------------- life
@@ -183,8 +192,24 @@ class Worker:
         return f"<Worker {self.name} at {self._url or 'no address'}>"
 
     def add_peer(self, name: str, url: str) -> None:
-        """Say where another worker is, such as ``"http://10.0.0.2:7000"``; replaces what was known. Nothing is sent before the first call."""
+        """Say where another worker is, such as ``"http://10.0.0.2:7000"``; replaces what was known. Nothing is sent before the first call.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the name or the URL cannot be used, or the name is this worker's own.
+        """
+        self._check_url(name, url)
         self._office.endpoint.add_peer(name, url)
+
+    def _check_url(self, name: str, url: str) -> None:
+        if not isinstance(url, str):
+            raise ArgumentTypeError(f"peer {name!r}: expected a URL such as 'http://10.0.0.2:7000', found {type(url).__name__}")
+        if isinstance(self._office.endpoint.transport, HttpTransport):
+            try:
+                parse_url(url)
+            except ArgumentError as error:
+                raise ArgumentError(f"peer {name!r}: {error}") from None
+        elif not _is_url(url):  # of another transport, which knows the rest
+            raise ArgumentError(f"peer {name!r}: expected a URL with a scheme and a host, such as 'sim://name'")
 
     # ---------------------------------------------------------------- calls
 
@@ -207,7 +232,8 @@ class Worker:
             NoContextError: an argument requires grad, and there is no context. RemoteError: the function raised, or does not take these
             arguments. NotExposedError: there is none of that name. UnknownPeerError: nobody has said where `peer` is. WorkerLostError: it
             crashed, fell silent or cannot be reached. DeadlineError: it did not answer in time. ArgumentTypeError: an argument, named with its
-            place, cannot be sent. AuthenticationError: the peer has another secret. Overloaded, LimitError, ContextReleasedError.
+            place, cannot be sent. AuthenticationError: the peer has another secret. HostRefusedError: it does not answer to the name in its URL.
+            Overloaded, LimitError, ContextReleasedError.
         """
         return self._office.calls.call(peer, function, list(args), kwargs, timeout)
 
@@ -218,7 +244,6 @@ class Worker:
 
             ref = await worker.remote("left", "Counter", 3)
             await ref.call("increase")
-            model = dist.RemoteModule(worker, "left", await worker.remote("left", "Model"))
 
         Cancelled midway, an instance may have been made; it goes with the peer's process.
 
@@ -237,6 +262,13 @@ class Worker:
         name = cls if isinstance(cls, str) else cls.__name__
         ref: RemoteRef = await self._office.calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
         return ref
+
+    async def remote_module(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteModule:
+        """Make a module on `peer`, and what calls it from here: ``model = await worker.remote_module("left", "Model", 64)``.
+
+        Arguments, cancellation and errors are those of `remote`.
+        """
+        return RemoteModule(self, peer, await self.remote(peer, cls, *args, timeout=timeout, **kwargs))
 
     def refer(self, value: Any) -> RemoteRef:
         """A reference to an object of this worker, to be sent to others; it lives until it is deleted."""
@@ -290,6 +322,14 @@ class Worker:
             peers=network.peers,
             network=network,
         )
+
+
+def _is_url(text: str) -> bool:
+    try:
+        parts = urlsplit(text)
+        return bool(parts.scheme and parts.netloc)
+    except ValueError:
+        return False
 
 
 class ContextBlock:

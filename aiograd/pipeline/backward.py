@@ -20,7 +20,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import Node
 from aiograd.pipeline.tree import describe, differentiable_outputs
-from aiograd.tensors.core import TensorCore, counter_of, extra_of, make, move_to
+from aiograd.tensors.core import TensorCore, extra_of, make, move_to
 from aiograd.tensors.passes import edge_of, roots_and_seeds
 
 
@@ -264,7 +264,6 @@ def _shared(group: ParameterGroup, grads: list[Any]) -> list[tuple[Any, int]]:
     found: list[tuple[Any, int]] = []
     for grad in grads:
         if grad is not None and isinstance(grad._data, np.ndarray) and any(np.may_share_memory(grad._data, array) for array in kept):
-            counter_of(grad)  # shared from now on with whoever gets the same data
             found.append((grad, grad.version))
     return found
 

@@ -15,12 +15,13 @@ def make_schedule(
     """A schedule of the literature, or "auto": the best one found for given costs.
 
     Args:
-        name: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble (ZB1P), ZB-H1, ZB-H2, ZBVZeroBubble (ZBV), DualPipeV, ForwardOnly
-            or auto; upper and lower case alike.
+        name: GPipe, 1F1B, Interleaved1F1B, LoopedBFS, InterleavedZeroBubble (ZB1P), ZB-H1, ZB-H2, ZBVZeroBubble (ZBV), V-Half, V-Min,
+            DualPipeV, ForwardOnly or auto; upper and lower case alike.
         ranks: number of ranks.
         microbatches: number of microbatches.
-        stages_per_rank: number of stages of each rank; ZBVZeroBubble and DualPipeV need 2.
-        costs: what a microbatch costs, for "auto". Others are as their papers say, whatever the costs.
+        stages_per_rank: number of stages of each rank; those in a V (ZBV, V-Half, V-Min, DualPipeV) need 2.
+        costs: what one microbatch costs, for "auto"; None takes equal times and free transfers. Others are as their papers say, whatever the
+            costs.
         memory_limit: most memory for activations of a rank, in the unit of `costs`, for "auto" only.
 
     Returns:

@@ -55,7 +55,7 @@ class Costs:
             else:
                 object.__setattr__(self, field.name, _number(field.name, value))
         if not any(any(time) if isinstance(time, tuple) else time for time in (getattr(self, name) for name in _TIMES)):
-            raise ArgumentError("costs of a pipeline in which forward, input_backward and weight_backward all take no time: give at least one of them")
+            raise ArgumentError("costs of a pipeline in which nothing takes any time: give at least one of forward, input_backward, weight_backward")
 
     def stage_times(self, stages: int, ranks: int) -> tuple[StageTimes, ...]:
         """The times of each stage.
@@ -72,7 +72,9 @@ class Costs:
             time = getattr(self, name)
             column = time if isinstance(time, tuple) else (time * ranks / stages,) * stages
             if len(column) != stages:
-                raise ArgumentError(f"{name} is given for {len(column)} stages of a pipeline that has {stages}; give one number for each stage, or one for a rank")
+                raise ArgumentError(
+                    f"{name} has times of {len(column)} stages, and the pipeline has {stages}; give one for each, or one number for a whole rank"
+                )
             columns.append(column)
         return tuple(map(StageTimes, *columns))
 

@@ -75,8 +75,8 @@ def split_microbatches(
     if rows and 0 < rows[0][1] < count:
         place, first = rows[0]
         warnings.warn(
-            f"splitting into {count} microbatches: {place} has {first} rows only, so there will be {first} microbatches. Use a larger batch, or fewer "
-            "microbatches.",
+            f"splitting into {count} microbatches: {place} has {first} rows only, so there will be {first} microbatches. Use a larger batch, or "
+            "fewer microbatches.",
             UserWarning,
             stacklevel=2,
         )
@@ -129,7 +129,7 @@ def microbatches_of(
     _check_given("kwarg_mbs", kwarg_mbs, dict, "a dict of keyword arguments", count)
     _check_given("target_mbs", target_mbs, object, "a target", count)
     if is_split or target_mbs is not None:
-        calls = zip([()] * count if arg_mbs is None else arg_mbs, [{}] * count if kwarg_mbs is None else kwarg_mbs, strict=True)
+        calls = zip(arg_mbs or [()] * count, kwarg_mbs or [{}] * count, strict=True)
         return [(given_args, dict(given_kwargs)) for given_args, given_kwargs in calls], None if target_mbs is None else list(target_mbs)
     parts = [*_batch(args, dict(kwargs), arg_specs, kwarg_specs), (target, None, "the target")]
     _check_rows(_rows(parts), count)
@@ -138,7 +138,7 @@ def microbatches_of(
 
 
 def merge_microbatches(results: Sequence[Any], spec: Any = None) -> Any:
-    """Put the results of microbatches together again.
+    """Put the results of microbatches together again; joining is recorded.
 
     Args:
         results: one per microbatch, all nested in the same way.
@@ -181,24 +181,27 @@ def _parts_of(value: Any, spec: Any, place: str) -> list[_Part]:
     elif not isinstance(value, Mapping) and isinstance(spec, (tuple, list)) and len(spec) == len(value):
         specs = spec
     else:
-        found = f"the keys {sorted(map(str, spec))}" if isinstance(spec, Mapping) else f"{len(spec)} entries" if isinstance(spec, (tuple, list)) else repr(spec)
-        expected = f"some of the keys {sorted(map(str, value))}" if isinstance(value, Mapping) else f"{len(value)} entries"
-        raise ArgumentError(f"microbatches: the spec of {place} has {found}; expected {expected}, or one spec for all of it")
+        raise ArgumentError(
+            f"microbatches: the spec of {place}, which is {_outline(value)}, is {_outline(spec)}; expected it nested as the value is, or one spec "
+            "for all of it"
+        )
     return [(value[key], specs[key], f"{place}[{key!r}]") for key in keys]
 
 
 def _check_leaf(value: Any, spec: Any, place: str, *, merging: bool) -> None:
     allowed = (*_SPECS, type(None)) if merging else (Split, Replicate, type(None))
     if not isinstance(spec, allowed):
-        raise ArgumentTypeError(f"microbatches: the spec of {place} is {spec!r}; expected None, Split(axis){', Reduce(...)' if merging else ''} or REPLICATE")
+        expected = "None, Split(axis), REPLICATE" + (" or Reduce(...)" if merging else "")
+        raise ArgumentTypeError(f"microbatches: the spec of {place} is {_outline(spec)}; expected {expected}")
     if isinstance(spec, Split) and not _is_array(value):
-        raise ArgumentTypeError(f"microbatches: the spec of {place} is {spec!r}, and it is a {type(value).__name__}; only Tensors and arrays have axes")
+        found = type(value).__name__
+        raise ArgumentTypeError(f"microbatches: the spec of {place} is {spec!r}, and it is a {found}; only Tensors and arrays have axes")
     if _is_array(value) and not isinstance(spec, (Replicate, Reduce)):
         axis = 0 if spec is None else spec.axis
         if not -value.ndim <= axis < value.ndim:
+            advice = "REPLICATE or Reduce(...)" if merging else "REPLICATE"
             raise ArgumentError(
-                f"microbatches: {place} has shape {list(value.shape)} and no axis {axis}. Give it REPLICATE{' or Reduce(...)' if merging else ''} as its spec, "
-                "or add an axis"
+                f"microbatches: {place} has shape {list(value.shape)}, so no axis {axis}. Add an axis, or give it {advice} as its spec"
             )
 
 
@@ -230,8 +233,8 @@ def _check_rows(rows: list[tuple[str, int]], count: int) -> None:
         if length < count:
             others = max(rows, key=lambda entry: entry[1])
             raise MicrobatchError(
-                f"splitting into {count} microbatches: {place} has {length} rows ({others[0]} has {others[1]}). Use fewer microbatches or a larger batch, "
-                "or give what all of them share REPLICATE as its spec."
+                f"splitting into {count} microbatches: {place} has {length} rows ({others[0]} has {others[1]}). Use fewer microbatches or a larger "
+                "batch, or give what all of them share REPLICATE as its spec."
             )
 
 
@@ -280,27 +283,30 @@ def _merged(results: list[Any], spec: Any, place: str) -> Any:
         return total
     if isinstance(first, (tuple, list, Mapping)):
         for i, result in enumerate(results):
-            same = isinstance(result, Mapping) and result.keys() == first.keys() if isinstance(first, Mapping) else len(result) == len(first) if (
-                isinstance(result, (tuple, list))
-            ) else False
-            if not same:
-                raise MicrobatchError(f"merging microbatches: {place} of microbatch {i} is {_outline(result)}, that of microbatch 0 is {_outline(first)}")
-        merged = []
-        for key, (_, inner, inner_place) in zip(first if isinstance(first, Mapping) else range(len(first)), _parts_of(first, spec, place), strict=True):
-            merged.append(_merged([result[key] for result in results], inner, inner_place))
-        return _rebuilt(first, merged)
+            if not _is_alike(first, result):
+                raise MicrobatchError(f"merging microbatches: {place} is {_outline(first)} in microbatch 0 and {_outline(result)} in microbatch {i}")
+        keys = first if isinstance(first, Mapping) else range(len(first))
+        parts = zip(keys, _parts_of(first, spec, place), strict=True)
+        return _rebuilt(first, [_merged([result[key] for result in results], inner, inner_place) for key, (_, inner, inner_place) in parts])
     _check_leaf(first, spec, place, merging=True)
     if isinstance(spec, Replicate):
         return first
     for i, result in enumerate(results):
         if _is_array(first) != _is_array(result) or not (_is_array(first) or _is_same(first, result)):
             raise MicrobatchError(
-                f"merging microbatches: {place} is {_outline(first)} in microbatch 0 and {_outline(result)} in microbatch {i}; what is no Tensor must be "
-                "equal in all of them. Give it REPLICATE or Reduce(...) as its spec."
+                f"merging microbatches: {place} is {_outline(first)} in microbatch 0 and {_outline(result)} in microbatch {i}; what is no Tensor "
+                "must be equal in all of them. Give it REPLICATE or Reduce(...) as its spec."
             )
     if not _is_array(first):
         return first
     return first if len(results) == 1 else concat(results, axis=0 if spec is None else spec.axis)
+
+
+def _is_alike(first: Any, other: Any) -> bool:
+    """Whether two containers have the same places."""
+    if isinstance(first, Mapping):
+        return isinstance(other, Mapping) and other.keys() == first.keys()
+    return isinstance(other, (tuple, list)) and len(other) == len(first)
 
 
 def _is_same(first: Any, other: Any) -> bool:

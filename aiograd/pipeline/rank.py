@@ -103,6 +103,13 @@ class Rank:
         finally:
             ended()
 
+    def clear(self) -> None:
+        """Let go of what is kept for microbatches: the step is over, or given up."""
+        for run in self.runs.values():
+            run.clear()
+        for kept in (self._parcels, self._grads, self._outgoing):
+            kept.clear()
+
     # ---------------------------------------------------------------- computing
 
     async def _forward(self, action: Action, key: tuple[int, int]) -> None:

@@ -35,7 +35,7 @@ class Stage:
         module: what is called with the outputs of the stage before (the first one: with the microbatch): a module or another callable,
             ``def`` or ``async def``. What it returns may be awaitable. Or a module on another worker: a RemoteModule or RemoteRef.
         where: "executor" or "loop"; None: the loop for an ``async def``, else the executor. See Note [Where a stage runs].
-        device: move the Tensors that come in to this device; None: leave them where they are.
+        device: move the Tensors that come in to this device, targets included; None: leave them where they are.
         parameters: leaves that the stage may use; None: those of `module`, where it has ``parameters()``. They only have to be given for
             functions, and only so that their gradients can be summed early; a leaf that is missing here gets its gradient all the same.
         pass_indices: call with ``stage_idx`` and ``mb_idx`` as well, for instance to draw random numbers by them.
@@ -131,7 +131,5 @@ def _check_takes_indices(function: Any) -> None:
         return
     taken = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
     if not any(each.kind is each.VAR_KEYWORD for each in parameters) and not {STAGE_INDEX, MICROBATCH_INDEX} <= taken:
-        raise ArgumentError(
-            f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: {getattr(function, '__qualname__', function)} has to "
-            "take both by name"
-        )
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: {name} has to take both by name")

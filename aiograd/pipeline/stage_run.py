@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
 from aiograd import devices
+from aiograd.checkpointing import leaves_of, map_tree
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.halves import InputHalf, ParameterGroup, WeightHalf, weight_half
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentTypeError, GraphError, NoGraphError, ShapeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.graph.node import Node
 from aiograd.pipeline.parcel import EdgeOf, Parcel, check_gradients, pack, tensors_of, unpack
 from aiograd.pipeline.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, runs_on_loop
 from aiograd.pipeline.staging import Staging
@@ -81,6 +81,11 @@ class StageRun:
         """Whether forward waits for a target."""
         return self.is_last and self._staging is not None
 
+    def clear(self) -> None:
+        """Let go of what is kept for microbatches."""
+        for kept in (self.losses, self.outputs, self._kept, self._groups, self._runners):
+            kept.clear()
+
     # ---------------------------------------------------------------- forward
 
     async def forward(self, microbatch: int, parcel: Parcel, target: tuple[Any, ...] = ()) -> Parcel | None:
@@ -100,6 +105,8 @@ class StageRun:
         self, microbatch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...], leaves: list[AccumulateGrad]
     ) -> Parcel | None:
         """As `forward`, with arguments in place of a parcel."""
+        if self.stage.device is not None:
+            args, kwargs, target = await self._arrive((args, kwargs, target))
         if self.stage.pass_indices:
             kwargs = {**kwargs, STAGE_INDEX: self.index, MICROBATCH_INDEX: microbatch}
         trains = self._staging is not None
@@ -116,6 +123,14 @@ class StageRun:
             self._kept[microbatch] = Kept([edge], [seed], leaves)
             self.losses[microbatch] = make(loss._data, shared_with=loss)
         return None
+
+    async def _arrive(self, tree: Any) -> Any:
+        """The Tensors of a tree on the device of the stage, within the graph that they belong to."""
+        moved: dict[int, Any] = {}
+        for tensor in leaves_of(tree, TensorCore):
+            if tensor.device != self.stage.device and id(tensor) not in moved:
+                moved[id(tensor)] = await current_engine().offload(functools.partial((await tensor).to, self.stage.device))
+        return map_tree(lambda tensor: moved.get(id(tensor), tensor), tree, TensorCore)
 
     async def _compute(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...] | None) -> tuple[Any, Any]:
         """The output, and the loss where there is a target to take (which may be none: ``()``)."""
@@ -170,7 +185,7 @@ class StageRun:
             del roots, seeds, kept.edges, kept.seeds
             await running
         found = {leaf: slot.grad for leaf, slot in slots.items()}
-        del slots
+        slots.clear()
         inputs = [None if (grad := found.pop(leaf, None)) is None else make(grad) for leaf in kept.leaves]
         await self._build_weight_runner(microbatch)
         await self._run_weight_runner(microbatch)
@@ -183,7 +198,7 @@ class StageRun:
         roots, seeds = await self._roots(kept, grads)
         inputs: list[Any] = [None] * len(kept.leaves)
         if roots:
-            task = new_graph_task(roots, seeds, kind=_InputHalf, inputs=[(leaf, 0) for leaf in kept.leaves], weights=())
+            task = new_graph_task(roots, seeds, kind=InputHalf, inputs=[(leaf, 0) for leaf in kept.leaves])
             del roots, seeds, kept
             inputs = await current_engine().run(task)
             self._groups[microbatch] = task.groups()
@@ -238,14 +253,6 @@ class StageRun:
         if self._staging is not None:
             self._staging.deliver(self.index, microbatch, grads)
             await self._staging.fold()
-
-
-class _InputHalf(InputHalf):
-    """The weights of a stage are all leaves that its graph leads to, but for its inputs."""
-
-    def _restrict(self, parents: dict[Node, list[Node]]) -> Iterator[None]:
-        self._weights = tuple([node for node in self.dependencies if isinstance(node, AccumulateGrad) and node not in self.captures])
-        return super()._restrict(parents)
 
 
 class _Slot:

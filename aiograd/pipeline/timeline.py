@@ -15,7 +15,7 @@ import heapq
 import math
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
@@ -50,7 +50,7 @@ class Timeline:
     """What the ranks of a pipeline did when. Immutable; made by `simulate` or by `from_events`.
 
     Attributes:
-        events: all actions by start; those of a rank that start together in the order of the rank.
+        events: all actions by start, then by rank; those of a rank that start together in the order of the rank.
         ranks: number of ranks.
         stage_to_rank: for each stage its rank.
         cost, bubble: see Note [What is measured]; in the unit of the events.
@@ -64,7 +64,7 @@ class Timeline:
     __slots__ = ("events", "ranks", "stage_to_rank", "cost", "bubble", "bubble_rate", "duration", "busy", "peak_activations", "name")
 
     def __init__(self, events: Sequence[TimelineEvent], *, ranks: int, memory: Costs, name: str) -> None:
-        self.events = tuple(sorted(events, key=lambda event: event.start))
+        self.events = tuple(sorted(events, key=lambda event: (event.start, event.rank)))
         self.ranks = ranks
         self.name = name
         rows: list[list[TimelineEvent]] = [[] for _ in range(ranks)]
@@ -110,7 +110,7 @@ class Timeline:
         for event in taken:
             for part in event.action.computations:
                 if homes.setdefault(part.stage, event.rank) != event.rank:
-                    raise ArgumentError(f"a timeline with stage {part.stage} on ranks {homes[part.stage]} and {event.rank}: a stage lives on one rank")
+                    raise ArgumentError(f"a timeline with stage {part.stage} on ranks {homes[part.stage]} and {event.rank}: a stage lives on one")
         if not homes:
             raise ArgumentError(f"a timeline of {len(taken)} events without any computation (F, I, W, B): there is nothing to measure")
         memory = Costs(1, 1, 1, 0, activation_memory, weight_memory)

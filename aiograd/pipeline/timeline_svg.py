@@ -1,1 +1,199 @@
-def timeline_svg(t,w): return ""
+"""Timelines as SVG text: a row per rank, a colour per kind, the microbatch in each box, and nothing to load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from html import escape
+from statistics import median
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.pipeline.action import Action, ActionKind
+
+if TYPE_CHECKING:
+    from aiograd.pipeline.timeline import Timeline, TimelineEvent
+
+_K = ActionKind
+
+#: pixels
+MARGIN = 20.0
+LABEL = 58.0  # names of ranks
+SIDE = 52.0  # peak memory
+HEAD = 66.0  # title and legend
+ROW = 28.0
+SPACE = 6.0
+AXIS = 34.0
+PLOT = 560.0, 16_000.0  # least and most width of the part that is to scale, unless a width is asked for
+DIGIT = 6.4
+TICK = 90.0
+NAME_LENGTH = 60
+
+
+class _Look(NamedTuple):
+    fill: tuple[int, int, int]
+    meaning: str
+
+
+_LOOKS: Final = {
+    _K.F: _Look((109, 165, 230), "F forward"),
+    _K.I: _Look((242, 164, 94), "I input backward"),
+    _K.W: _Look((125, 192, 120), "W weight backward"),
+    _K.B: _Look((222, 128, 140), "B full backward"),
+}
+_OTHER: Final = _Look((200, 206, 212), "parameters")
+
+#: how much of the colour of its kind the first stage of a rank has, if there are several; the last has all of it
+_FIRST_STAGE = 0.45
+
+_STYLE = (
+    "text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;font-size:11px;fill:#1f2328}"
+    ".t{font-size:13px;font-weight:600}.m{text-anchor:middle}.f{fill:#57606a}.e{text-anchor:end}"
+    "rect.b{stroke:#ffffff;stroke-width:.75}line{stroke:#8c959f}"
+)
+
+
+def timeline_svg(timeline: Timeline, width: float | None) -> str:
+    """See `Timeline.svg`."""
+    return "\n".join(_Picture(timeline, width).lines()) + "\n"
+
+
+class _Picture:
+    def __init__(self, timeline: Timeline, width: float | None) -> None:
+        self.timeline = timeline
+        self.events = [event for event in timeline.events if not (event.action.kind.is_send or event.action.kind.is_receive)]
+        self.start = min(event.start for event in self.events)
+        self.duration = max(event.end for event in self.events) - self.start
+        self.scale = self._scale(width)
+        self.plot = self.duration * self.scale
+        self.left = MARGIN + LABEL
+        self.width = self.left + self.plot + SIDE + MARGIN
+        self.bottom = MARGIN + HEAD + timeline.ranks * (ROW + SPACE)
+        self.height = self.bottom + AXIS + MARGIN
+        #: for each stage which of its rank's stages it is, and how many that has
+        self.local = [
+            (timeline.stage_to_rank[:stage].count(rank), timeline.stage_to_rank.count(rank)) for stage, rank in enumerate(timeline.stage_to_rank)
+        ]
+
+    def _scale(self, width: float | None) -> float:
+        """Pixels per unit of time."""
+        if width is not None:
+            if isinstance(width, bool) or not isinstance(width, int | float):
+                raise ArgumentTypeError(f"the width of a timeline's picture must be a number of pixels, not {type(width).__name__}")
+            plot = width - 2 * MARGIN - LABEL - SIDE
+            if not 100 <= plot <= 1e6:
+                raise ArgumentError(f"a timeline cannot be drawn {width:g} pixels wide: expected from {100 + width - plot:.0f} to a million")
+            return plot / self.duration if self.duration else 1.0
+        needed = 0.0
+        for kind in _LOOKS:
+            boxes = [event for event in self.events if any(part.kind is kind for part in event.action.computations) and event.end > event.start]
+            if boxes:
+                label = max(_label_width(_label(part)) for event in boxes for part in event.action.computations)
+                needed = max(needed, label / median(event.end - event.start for event in boxes))
+        least, most = PLOT
+        return min(max(needed * self.duration, least), most) / self.duration if self.duration else 1.0
+
+    def lines(self) -> Iterator[str]:
+        timeline = self.timeline
+        name = " ".join(timeline.name.split())
+        name = name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
+        facts = f"{timeline.ranks} ranks, cost {timeline.cost:.6g}, bubble {100 * timeline.bubble_rate:.1f} %"
+        title = _text(f"{name}: {facts}" if name else facts)
+        yield (
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:.0f}" height="{self.height:.0f}" '
+            f'viewBox="0 0 {self.width:.1f} {self.height:.1f}" role="img">'
+        )
+        yield f"<title>{title}</title><style>{_STYLE}</style>"
+        yield f'<rect width="100%" height="100%" fill="#ffffff"/><text class="t" x="{MARGIN:g}" y="{MARGIN + 11:g}">{title}</text>'
+        yield from self.legend()
+        yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{MARGIN + HEAD - 6:g}">peak memory</text>'
+        for rank, peak in enumerate(timeline.peak_activations):
+            top = self.top(rank)
+            yield f'<text x="{MARGIN:g}" y="{top + ROW / 2 + 4:g}">rank {rank}</text>'
+            yield f'<rect x="{self.left:g}" y="{top:g}" width="{self.plot:.1f}" height="{ROW:g}" fill="#eef1f4"/>'
+            yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{top + ROW / 2 + 4:g}">{peak:.4g}</text>'
+        for event in self.events:
+            yield from self.boxes(event)
+        yield from self.axis()
+        yield "</svg>"
+
+    def top(self, rank: int) -> float:
+        return MARGIN + HEAD + rank * (ROW + SPACE)
+
+    def legend(self) -> Iterator[str]:
+        """What the colours mean: of kinds that occur."""
+        kinds = {part.kind for event in self.events for part in event.action.computations}
+        looks = [look for kind, look in _LOOKS.items() if kind in kinds]
+        if any(not event.action.kind.is_compute and event.end > event.start for event in self.events):
+            looks.append(_OTHER)
+        x, y = MARGIN, MARGIN + 27
+        for look in looks:
+            yield f'<rect x="{x:.1f}" y="{y:g}" width="12" height="12" rx="2" fill="{_mixed(look.fill, 1.0)}"/>'
+            yield f'<text class="f" x="{x + 17:.1f}" y="{y + 10:g}">{look.meaning}</text>'
+            x += 17 + DIGIT * len(look.meaning) + 16
+        if any(count > 1 for _, count in self.local):
+            yield f'<text class="f" x="{x:.1f}" y="{y + 10:g}">paler: earlier stage</text>'
+
+    def boxes(self, event: TimelineEvent) -> Iterator[str]:
+        """The box of an action; of an overlap, one above the other."""
+        action = event.action
+        parts = action.parts or (action,)
+        if not action.kind.is_compute and event.end <= event.start:
+            return
+        x, width = self.left + (event.start - self.start) * self.scale, max((event.end - event.start) * self.scale, 0.5)
+        height = ROW / len(parts)
+        tip = f"rank {event.rank}, {action}: {event.start - self.start:.6g} to {event.end - self.start:.6g}"
+        yield f"<g><title>{_text(tip)}</title>"
+        for nr, part in enumerate(parts):
+            y = self.top(event.rank) + nr * height
+            yield (
+                f'<rect class="b" x="{x:.2f}" y="{y:g}" width="{width:.2f}" height="{height:g}" fill="{self.colour(part)}"/>'
+                + (f'<text class="m" x="{x + width / 2:.2f}" y="{y + height / 2 + 4:g}">{_label(part)}</text>' if _fits(part, width) else "")
+            )
+        yield "</g>"
+
+    def colour(self, part: Action) -> str:
+        look = _LOOKS.get(part.kind)
+        if look is None:
+            return _mixed(_OTHER.fill, 1.0)
+        nr, count = self.local[part.stage]
+        return _mixed(look.fill, 1.0 if count == 1 else _FIRST_STAGE + (1 - _FIRST_STAGE) * nr / (count - 1))
+
+    def axis(self) -> Iterator[str]:
+        y = self.bottom + 4
+        yield f'<line x1="{self.left:g}" y1="{y:g}" x2="{self.left + self.plot:.1f}" y2="{y:g}"/>'
+        for tick in _ticks(self.duration, max(2.0, self.plot / TICK)):
+            x = self.left + tick * self.scale
+            yield f'<line x1="{x:.1f}" y1="{y:g}" x2="{x:.1f}" y2="{y + 5:g}"/><text class="f m" x="{x:.1f}" y="{y + 18:g}">{tick:.6g}</text>'
+
+
+def _label(part: Action) -> str:
+    return part.kind.value[0] if part.microbatch is None else str(part.microbatch)
+
+
+def _label_width(label: str) -> float:
+    return DIGIT * len(label) + 7
+
+
+def _fits(part: Action, width: float) -> bool:
+    return width >= _label_width(_label(part)) - 4
+
+
+def _ticks(duration: float, count: float) -> Iterable[float]:
+    """Round numbers from 0 to the duration, about so many."""
+    if duration <= 0:
+        return [0.0]
+    rough = duration / count
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= rough * (1 - 1e-9))
+    return [nr * step for nr in range(math.floor(duration / step * (1 + 1e-9)) + 1)]
+
+
+def _mixed(colour: tuple[int, int, int], share: float) -> str:
+    """A colour mixed with white."""
+    return "#" + "".join(f"{round(255 - (255 - part) * share):02x}" for part in colour)
+
+
+def _text(text: str) -> str:
+    """Text that XML can hold."""
+    return escape("".join(character if character.isprintable() else " " for character in text))

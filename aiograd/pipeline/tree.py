@@ -37,7 +37,7 @@ def _collect(output: Any, grad: Any, place: str, outputs: list[Any], grads: list
     elif isinstance(output, (tuple, list)):
         if grad is None:
             return
-        if not isinstance(grad, (tuple, list)) or isinstance(grad, GradientEdge):
+        if not isinstance(grad, (tuple, list)):
             raise ArgumentTypeError(
                 f"the gradient of {place}, a {type(output).__name__}, is a {type(grad).__name__}; expected a tuple or list of gradients, or None"
             )

@@ -195,7 +195,9 @@ async def trial() -> AsyncIterator[Trial]:
             yield made
 
 
-async def run_processes(*, kills: int = 1, stops: int = 5, ends: int = 5, points: tuple[str, ...] = POINTS, roles: tuple[str, ...] = ROLES) -> Findings:
+async def run_processes(
+    *, kills: int = 1, stops: int = 5, ends: int = 5, points: tuple[str, ...] = POINTS, roles: tuple[str, ...] = ROLES
+) -> Findings:
     """Kill a worker `kills` times at every point in every role, stop and end some.
 
     Args:

@@ -15,9 +15,10 @@ from aiograd.distributed.http import HttpTransport
 from aiograd.distributed.transport import Transport
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
-from tests.chaos.mix import Mix
+from tests.chaos.mix import Activity, Mix
 from tests.chaos.promises import Broken, Notes
 from tests.chaos.proxy import Proxy
+from tests.chaos.service import all_of
 from tests.chaos.work import Work
 
 #: part of the connections that are harmed, per direction
@@ -78,7 +79,8 @@ class ProxiedWorld:
             for (who, whom), url in self.urls.items():
                 self.hosts[who].worker.add_peer(whom, url)
             async with asyncio.timeout(LONGEST):
-                await asyncio.gather(self._train(DRIVER, ("context", "context", "echo", "tally", "steps", "nap")), self._train(TENANT, ("context", "probe")))
+                driving = self._train(DRIVER, ("context", "context", "echo", "tally", "steps", "nap"))
+                await asyncio.gather(driving, self._train(TENANT, ("context", "probe")))
                 self.may_fail = False
                 for proxy in self.proxies:
                     proxy.heal()
@@ -102,13 +104,13 @@ class ProxiedWorld:
     async def _run_on(self, name: str, coroutine: object) -> None:
         await asyncio.create_task(coroutine, context=self.hosts[name].worker.endpoint.context.copy())  # type: ignore[arg-type]
 
-    async def _train(self, name: str, activities: tuple[str, ...]) -> None:
+    async def _train(self, name: str, activities: tuple[Activity, ...]) -> None:
         host = self.hosts[name]
         random = Random(f"{self.seed}:{name}:work")
         for _ in range(2):
             work = Work(self, host, [])  # type: ignore[arg-type]
-            todo = [work.do(activity, Random(random.random())) for activity in random.sample(activities, len(activities))]  # type: ignore[arg-type]
-            await self._run_on(name, _all(todo))
+            todo = [work.do(activity, Random(random.random())) for activity in random.sample(activities, len(activities))]
+            await self._run_on(name, all_of(todo))
 
     async def _fresh_passes(self) -> None:
         host = self.hosts[DRIVER]
@@ -135,12 +137,6 @@ class ProxiedWorld:
                 return
             await asyncio.sleep(self.limits.heartbeat)
         self.notes.expect(False, f"left over: {left}")
-
-
-async def _all(coroutines: list[object]) -> None:
-    async with asyncio.TaskGroup() as group:
-        for coroutine in coroutines:
-            group.create_task(coroutine)  # type: ignore[arg-type]
 
 
 def run_proxied(seed: int | str) -> tuple[Counter[str], Counter[str]]:

@@ -38,7 +38,8 @@ class Report:
         yield f"hangs                {wrong.count('did not end within') + wrong.count('DeadlockError') + wrong.count('a hang')}"
         yield f"leaks                {wrong.count('left over') + wrong.count('left behind')}"
         for what, times in self.times.items():
-            yield f"{what:<28} p50 {_at(times, 0.5) * 1e3:7.1f} ms   p99 {_at(times, 0.99) * 1e3:7.1f} ms   max {max(times) * 1e3:7.1f} ms   of {len(times)}"
+            p50, p99, most = (f"{seconds * 1e3:7.1f} ms" for seconds in (_at(times, 0.5), _at(times, 0.99), max(times)))
+            yield f"{what:<28} p50 {p50}   p99 {p99}   max {most}   of {len(times)}"
         yield f"failures             {len(self.failures)}"
 
 

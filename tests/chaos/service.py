@@ -6,7 +6,7 @@ Every call carries a token, by which the journal knows whether it ran, and the t
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextvars import ContextVar
 from random import Random
 from typing import Any, Protocol
@@ -166,6 +166,18 @@ class Served:
     async def together(self, awaitables: list[Awaitable[Any]]) -> list[Any]:
         """See `programs.Hands`."""
         return await asyncio.gather(*awaitables)
+
+
+async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> None:
+    """Run coroutines at the same time; the first error cancels the others, in order (a TaskGroup has none, so runs could not be repeated)."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        await asyncio.gather(*tasks)
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        raise
 
 
 def _double(given: ag.Tensor) -> ag.Tensor:

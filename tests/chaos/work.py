@@ -28,7 +28,7 @@ from tests.chaos.hosts import DRIVER, TENANT, Host, World
 from tests.chaos.jobs import JobFailed
 from tests.chaos.mix import Activity
 from tests.chaos.oracle import Book, power
-from tests.chaos.service import Failure, is_same, new_values
+from tests.chaos.service import Failure, all_of, is_same, new_values
 
 #: what user code and its libraries raise here; aiograd's own errors are typed, and nothing else may come out
 USERS = (Failure, JobFailed)
@@ -136,7 +136,7 @@ class Work:
         while numbers:
             now, numbers = (numbers, []) if at_once else (numbers[:1], numbers[1:])
             keep = bool(numbers) or len(now) > 1
-            await _together([self.one_pass(ctx, book, loss, number, Random(random.random()), keep=keep, is_fast=is_fast) for number in now])
+            await all_of([self.one_pass(ctx, book, loss, number, Random(random.random()), keep=keep, is_fast=is_fast) for number in now])
             book.check()
 
     async def one_pass(self, ctx: Context, book: Book, loss: ag.Tensor, number: int, random: Random, *, keep: bool, is_fast: bool) -> None:
@@ -383,13 +383,3 @@ def _pass_on_cancellation() -> None:
     task = asyncio.current_task()
     if task is not None and task.cancelling():
         raise asyncio.CancelledError
-
-
-async def _together(coroutines: list[Coroutine[Any, Any, None]]) -> None:
-    """All of them at the same time, to their ends; cancelling it cancels them."""
-    if len(coroutines) == 1:
-        await coroutines[0]
-        return
-    async with asyncio.TaskGroup() as group:
-        for coroutine in coroutines:
-            group.create_task(coroutine)

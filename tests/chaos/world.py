@@ -12,7 +12,7 @@ import gc
 import sys
 import warnings
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from functools import partial
 from random import Random
@@ -28,6 +28,7 @@ from tests.chaos.jobs import FaultyJobs, JobFaults
 from tests.chaos.mix import Activity, Mix
 from tests.chaos.oracle import Book
 from tests.chaos.promises import Broken, Notes
+from tests.chaos.service import all_of
 from tests.chaos.trouble import Troubles
 from tests.chaos.work import Work
 
@@ -38,7 +39,7 @@ RECOVERY = 2.0
 #: kinds of what a network counts that are no faults
 HARMLESS = ("close", "slow")
 #: something for a driver to do
-Errand = Callable[[Work], Awaitable[None]]
+Errand = Callable[[Work], Coroutine[Any, Any, None]]
 
 
 @dataclass
@@ -140,9 +141,7 @@ class World:
         await self.complete()
         work, plan = Work(self, host, self.books[name]), self.plans[name]
         while plan:
-            async with asyncio.TaskGroup() as group:
-                for errand in plan.pop(0):
-                    group.create_task(errand(work))  # type: ignore[arg-type]
+            await all_of([errand(work) for errand in plan.pop(0)])
         self.trained[name].set()
         await self.healed.wait()
         for peer in work.peers:

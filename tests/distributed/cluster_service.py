@@ -61,6 +61,17 @@ async def hold_the_loop_up(seconds: float) -> None:
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
 
 
+@service.function
+def boom(key: str) -> None:
+    raise KeyError(key)
+
+
+@service.function
+async def encodings() -> list[str]:
+    office = dist.current_worker()._office
+    return [office.encoding.name, office.gradient_encoding.name]
+
+
 @service.reference
 class Counter:
     def __init__(self) -> None:

@@ -411,9 +411,8 @@ async def test_processes_that_have_done_other_things_before() -> None:
             driver = cluster.driver
             for name, count in zip(cluster.workers, counts, strict=True):
                 await driver.call(name, "advance", count)
-            for name in ("chain", "diamond", "many", "twice", "spiral", "half_used"):
+            for name, graph in {**{name: GRAPHS[name] for name in ("diamond", "many", "twice")}, "rounds": _rounds}.items():
                 stage = bitwise_service.make()
-                graph = GRAPHS[name] if name in GRAPHS else WASTEFUL[name][0]
                 wanted = await stage.reference(graph)
 
                 async with driver.context() as ctx:
@@ -436,3 +435,10 @@ async def _gradients(cluster: LocalCluster, stage: Stage) -> list[Any]:
     assert context is not None
     mine = [context.grads.get(leaf) for leaf in stage.leaves["driver"]]
     return mine + [await cluster.driver.call(name, "gradient") for name in cluster.workers]
+
+
+async def _rounds(here: Here, x: Any) -> Any:
+    """Through b and c again and again, so that their weights get many contributions."""
+    for _ in range(6):
+        x = (await here.call("b", "weigh", x)) + (await here.call("c", "via", "b", x * here.weight))
+    return x.sum()

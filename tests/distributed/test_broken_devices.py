@@ -94,7 +94,7 @@ async def test_a_poisoned_device_gives_no_numbers_any_more_and_the_host_goes_on(
             await rig.weight
             toy.fail(number, "dead")
             for _ in range(3):
-                with pytest.raises(RemoteError, match="^Error on Node b: "):
+                with pytest.raises(RemoteError, match=r"^Error on Node b: "):
                     await one_pass(a, b, rig)
             with pytest.raises(RemoteError, match="toy:0 is dead since an earlier kernel failed"):
                 await one_pass(a, b, rig)

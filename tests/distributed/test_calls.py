@@ -136,7 +136,7 @@ async def test_a_result_that_cannot_be_sent_is_an_error_of_the_function() -> Non
     own = dist.Service()
     own.function("odd")(lambda: {"a": [1, Odd()]})
     async with workers("a", "b", service=own) as (a, _):
-        with pytest.raises(RemoteError, match=r"Error on Node b: sending a result: it\['a'\]\[1\] has type .*Odd") as caught:
+        with pytest.raises(RemoteError, match=r"Error on Node b: odd: ArgumentTypeError: sending a result: it\['a'\]\[1\] has type .*Odd") as caught:
             await a.call("b", "odd")
         assert caught.value.function == "odd"
 
@@ -194,15 +194,15 @@ async def test_wrong_arguments_are_refused_before_the_function_runs() -> None:
 
 async def test_what_a_function_raises_comes_back_as_a_remote_error() -> None:
     async with workers("a", "b", "c", service=service) as (a, _, _), a.context() as ctx:
-        with pytest.raises(RemoteError, match=r"^Error on Node b: no such thing$") as caught:
+        with pytest.raises(RemoteError, match=r"^Error on Node b: fail: ValueError: no such thing$") as caught:
             await a.call("b", "fail", "value")
         error = caught.value
         assert (error.worker, error.function, error.type_name, error.code, error.path) == ("b", "fail", "ValueError", "raised", ("b",))
         assert error.correlation_id
-        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: my own$") as caught:
+        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: fail: TypeError: my own$") as caught:
             await a.call("b", "relay", "c", "fail", "type")
         assert (caught.value.worker, caught.value.function, caught.value.type_name, caught.value.path) == ("c", "fail", "TypeError", ("b", "c"))
-        with pytest.raises(RemoteError, match=r"^Error on Node a: 'k'$"):
+        with pytest.raises(RemoteError, match=r"^Error on Node a: fail: KeyError: 'k'$"):
             await a.call("a", "fail", "key")
         x = leaf(2)
         with pytest.raises(RemoteError):

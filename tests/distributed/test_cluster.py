@@ -17,9 +17,9 @@ import pytest
 import pytest_asyncio
 
 import aiograd as ag
-from aiograd.distributed import Limits
+from aiograd.distributed import Encoding, Limits
 from aiograd.distributed.cluster import LocalCluster, WorkerProcess
-from aiograd.errors import ArgumentError, DeadlineError, ReferenceLostError, UnknownPeerError, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
 
 pytestmark = pytest.mark.proc
 
@@ -261,10 +261,58 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
     "options",
     [
         {"n": 0}, {"n": 2, "names": ["a"]}, {"names": ["a", "a"]}, {"names": ["a", "driver"]}, {"service": "module"}, {"max_restarts": -1},
-        {"start_timeout": 0.0},
+        {"start_timeout": 0.0}, {"log_level": "loud"},
     ],
     ids=str,
 )
 def test_impossible_clusters_are_refused(options: dict[str, Any]) -> None:
     with pytest.raises(ArgumentError):
         LocalCluster(**{"service": SERVICE, **options})
+
+
+async def test_tracebacks_of_functions_that_raise_come_with_the_name_of_their_worker(capsys: pytest.CaptureFixture[str]) -> None:
+    told: list[RemoteError] = []
+    for options in ({}, {"log_level": "error"}):
+        async with LocalCluster(1, service=SERVICE, **options) as cluster:  # type: ignore[arg-type]
+            with pytest.raises(RemoteError, match="^Error on Node worker0: boom: KeyError: 'abc'$") as caught:
+                await cluster.driver.call("worker0", "boom", "abc")
+            told.append(caught.value)
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("[worker0] ")]
+    said = "\n".join(lines)
+    assert f"(correlation id {told[0].correlation_id})" in said and "[worker0] Traceback (most recent call last):" in said
+    assert any("in boom" in line for line in lines) and said.count("Traceback") == 1
+    assert told[1].correlation_id not in said, "logged from errors on"
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+async def test_waiting_for_a_worker_that_has_just_died_sees_that_it_has(restarts: int) -> None:
+    async with LocalCluster(1, service=SERVICE, max_restarts=restarts) as cluster:
+        await cluster.wait_running("worker0")
+        first = cluster.pids["worker0"]
+        os.kill(first, signal.SIGKILL)
+        if restarts:
+            await cluster.wait_running("worker0")
+            assert cluster.pids["worker0"] != first
+            assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"]
+        else:
+            with pytest.raises(WorkerLostError, match="nobody restarts it"):
+                await cluster.wait_running("worker0")
+
+
+async def test_a_worker_that_is_busy_counts_as_running(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiograd.distributed.cluster.local.ASK_SECONDS", 0.1)
+    async with LocalCluster(1, service=SERVICE) as cluster:
+        busy = asyncio.create_task(cluster.driver.call("worker0", "hold_the_loop_up", 0.6))
+        await cluster.driver.call("worker0", "process")
+        await cluster.wait_running("worker0")
+        await asyncio.gather(busy, return_exceptions=True)
+        await cluster.wait_running("worker0")
+
+
+async def test_encodings_are_those_of_all() -> None:
+    async with LocalCluster(1, service=SERVICE, encoding=Encoding.BFLOAT16, gradient_encoding=Encoding.BLOCK8) as cluster:
+        x = ag.tensor([1.0, 1.00001], requires_grad=True)
+        async with cluster.driver.context():
+            y = await cluster.driver.call("worker0", "double", x)
+        assert y.tolist() == [2.0, 2.0]
+        assert await cluster.driver.call("worker0", "encodings") == ["BFLOAT16", "BLOCK8"]

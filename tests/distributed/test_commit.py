@@ -18,7 +18,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
-from aiograd.errors import CommitUnknown, PassAbortedError, StepError, WorkerLostError
+from aiograd.errors import CommitUnknown, ContextError, PassAbortedError, StepError, WorkerLostError
 from tests.distributed.passes_kit import Here, Net, Stage, after, before, passes, same
 from tests.distributed.workers import knows, simulate, values, view
 
@@ -168,6 +168,49 @@ def test_a_second_commit_joins_the_first_and_counts_nothing_twice() -> None:
             await running
             assert await s.a.endpoint.request("c", Kind.COMMIT, (s.ctx.key, *pass_id), 5) is True
             assert s.committed() == "abc"
+
+    simulate(main)
+
+
+def test_a_part_that_is_stopped_in_the_moment_of_its_commit_commits() -> None:
+    """The decision has come, and the engine has not taken the step yet: only hooks may be cut short."""
+
+    async def main() -> None:
+        ran: list[str] = []
+
+        async def hook(leaf: Any) -> None:
+            ran.append("begun")
+            await asyncio.sleep(0)
+            ran.append("ended")
+
+        async with scene() as s:
+            s.stage.weights["c"].register_post_accumulate_grad_hook(hook)
+
+            def stop() -> None:
+                (part,) = view(s.c, s.ctx).parts.values()
+                part.commit()
+                part.stop(ContextError("stopped"))
+
+            with before(s.c, Kind.COMMIT, stop), pytest.raises(ContextError, match="Error on Node c: stopped") as caught:
+                await s.start()
+            assert caught.value.committed is True and s.committed() == "abc" and "ended" not in ran and not s.ctx.in_doubt
+            assert await s.outcome(s.c) == ["committed"] and passes(s.opened) == [0, 0, 0]
+
+    simulate(main)
+
+
+def test_what_is_not_known_in_time_is_known_later() -> None:
+    """c is slow to confirm: the pass is reported as not known to be complete, and stays in doubt only until c has."""
+
+    async def main() -> None:
+        async with scene() as s:
+            with before(s.c, Kind.COMMIT, lambda: asyncio.sleep(1.0)), pytest.raises(CommitUnknown, match="no confirmation"):
+                await s.start(timeout=0.5)
+            assert len(s.ctx.in_doubt) == 1 and s.committed() == "abc", "c has asked by itself when its time was over, but a has not heard of it"
+            await asyncio.sleep(1.0)
+            assert not s.ctx.in_doubt
+            optimizer = dist.DistributedOptimizer(s.a, ag.optim.SGD, [s.a.refer(s.stage.x)], lr=1.0)
+            await optimizer.step(s.ctx)
 
     simulate(main)
 

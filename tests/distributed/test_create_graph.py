@@ -12,7 +12,9 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import RemoteError
+from aiograd.distributed.codec import WireTensor
+from aiograd.distributed.kinds import Kind
+from aiograd.errors import ProtocolError, RemoteError
 from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Stage, Suspend, passes, same
 from tests.distributed.workers import leaf, simulate, values, view, workers
@@ -272,6 +274,43 @@ async def test_contexts_with_recorded_gradients_leave_nothing_behind() -> None:
             async with opened[0].context() as ctx:
                 await across(stage, GRAPHS["triangle"], opened, ctx)
         assert not any(worker.statistics().contexts for worker in opened)
+
+
+async def test_a_callee_differentiates_twice() -> None:
+    """Both passes are started by a function, over calls that it makes, and their second derivatives reach the caller's leaf."""
+    stage = penalised(Stage("abc", whole=True))
+
+    async def twice(here: Here, x: Any) -> None:
+        ctx = dist.current_context()
+        assert ctx is not None
+        y = await here.call("c", "cube", x)
+        await ctx.backward(y.sum(), create_graph=True)
+        gradient = await here.call("c", "gradient_of_weight")
+        await ctx.backward((gradient * gradient).sum())
+
+    stage.functions["twice"] = twice
+    x = stage.x
+    async with stage.open() as opened, opened[0].context() as ctx:
+        await opened[0].call("b", "twice", x * 2)
+        w = stage.weights["c"]
+        wanted = 3 * 4 * x * x * 2 * w + 6 * 32 * x * x * x * x * x * 2  # of (2x)³w and of ((2x)³)², by x
+        assert values(ctx.grads[x]) == values(wanted)
+
+
+@pytest.mark.parametrize("rest", [(), ((),), ((1,),), ((0.5,),), ([-1],), ((-1,) * 99,), ("x",), (None,)])
+async def test_a_place_that_makes_no_sense_is_refused(rest: tuple[Any, ...]) -> None:
+    stage = penalised(Stage("ab"))
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a, b = opened
+        y = await a.call("b", "cube", stage.x)
+        await a.endpoint.request("b", Kind.MARK, (ctx.key, "a", 99, [y.grad_fn.edge]), 5)
+        bundle = (y.grad_fn.edge, [WireTensor(np.ones(3, np.float32), False)], 0)
+        with pytest.raises(ProtocolError, match="without a place in it"):
+            await a.endpoint.request("b", Kind.GRADIENT, (ctx.key, "a", 99, bundle, 4 | 2, [], *rest), 5)
+        with pytest.raises(ProtocolError):
+            await a.endpoint.request("b", Kind.GRADIENT, (ctx.key, "a", 99, bundle, 2, [], (-1,)), 5)
+        await a.endpoint.request("b", Kind.ABORT, (ctx.key, "a", 99, "done"), 5)
+        assert not b.statistics().passes and stage.weights["b"] not in view(b, ctx).grads
 
 
 # -------------------------------------------------------------------- whatever the timing

@@ -18,6 +18,7 @@ from aiograd.errors import (
     CommitUnknown,
     ContextError,
     ContextReleasedError,
+    DistributedError,
     NoContextError,
     NotExposedError,
     ReferenceLostError,
@@ -25,7 +26,7 @@ from aiograd.errors import (
     StepError,
 )
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import leaf, settled, simulate, until, values, view, workers
+from tests.distributed.workers import SECRET, leaf, settled, simulate, until, values, view, workers
 
 service = dist.Service()
 
@@ -38,6 +39,9 @@ class Layer(ag.nn.Module):
 
     def forward(self, x: Any) -> Any:
         return x * self.weight
+
+    def total(self) -> Any:
+        return self.weight.sum()
 
 
 @service.reference
@@ -195,7 +199,7 @@ async def test_a_step_that_fails_on_one_worker_says_who_has_taken_it() -> None:
         async with a.context() as ctx:
             await optimizer.step(ctx)
             Fragile.broken = {"3.0"}
-            text = r"optimizer step 2 was taken on b and not confirmed by c \(Error on Node c: cannot step 3.0\)"
+            text = r"optimizer step 2 was taken on b and not confirmed by c \(Error on Node c: aiograd.optimizer.step: ValueError: cannot step 3.0\)"
             with pytest.raises(StepError, match=text) as caught:
                 await optimizer.step(ctx)
             assert (caught.value.step, caught.value.applied, caught.value.failed) == (2, ("b",), ("c",))
@@ -407,8 +411,11 @@ async def test_a_state_that_does_not_fit() -> None:
             with pytest.raises(ArgumentError, match=r"expected a state of the workers \['b', 'c'\]"):
                 await optimizer.load_state_dict(state)  # type: ignore[arg-type]
         state = await optimizer.state_dict()
-        with pytest.raises(RemoteError, match="Error on Node b: load_state_dict: expected what"):
-            await optimizer.load_state_dict({**state, "workers": {**state["workers"], "b": {"taken": 1}}})
+        for spoilt in ({"taken": 1}, 3, {**state["workers"]["b"], "state": [[1, 2, 3]]}, {**state["workers"]["b"], "state": 3}):
+            with pytest.raises(ArgumentError, match="the state of worker 'b' is not what"):
+                await optimizer.load_state_dict({**state, "workers": {**state["workers"], "b": spoilt}})
+        with pytest.raises(RemoteError, match="Error on Node b: .*expected what state_dict"):
+            await optimizer.load_state_dict({**state, "workers": {**state["workers"], "b": {**state["workers"]["b"], "taken": "1"}}})
         async with a.context() as ctx:
             await optimizer.step(ctx)
 
@@ -420,3 +427,87 @@ async def test_large_parameters_are_stepped_off_the_loop() -> None:
         async with a.context() as ctx:
             await optimizer.step(ctx)
         assert Fragile.steps[0][0] != threading.main_thread().name
+
+
+async def test_a_large_state_of_an_optimizer_goes_in_several_messages() -> None:
+    limits = dist.Limits(message_bytes=20_000, tensors=3)
+    async with workers("a", "b", service=service, limits=limits) as (a, _):
+        module = await made(a, "b", *np.arange(10_000.0))
+        parameters = await module.parameters()
+        optimizer, other = (dist.DistributedOptimizer(a, "Adam", parameters, lr=0.1) for _ in range(2))
+        async with a.context() as ctx:
+            await ctx.backward(await module.ref.call("total"))
+            await optimizer.step(ctx)
+        state = await optimizer.state_dict()
+        assert {type(each) for _, each in state["workers"]["b"]["state"]} == {dict}
+        await other.load_state_dict(state)
+        assert plain(await other.state_dict()) == plain(state) and other.steps == 1
+
+
+def plain(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: plain(value) for name, value in state.items()}
+    if isinstance(state, list):
+        return [plain(value) for value in state]
+    return values(state) if isinstance(state, ag.Tensor) else state
+
+
+async def test_restore_goes_on_with_new_references_after_a_worker_was_lost() -> None:
+    board = Switchboard()
+    options: dict[str, Any] = {"service": service, "secret": SECRET}
+    async with workers("a", "c", service=service, board=board, idle=False) as (a, c):
+        async with dist.Worker("b", transport=board.transport("b"), **options) as b:
+            a.add_peer("b", b.url)
+            stages = [await made(a, "b", 2.0), await made(a, "c", 3.0)]
+            here = Layer(1.0)
+            optimizer = dist.DistributedOptimizer(a, "Adam", [*stages, here], lr=0.1)
+
+            async def train(n: int) -> None:
+                for _ in range(n):
+                    async with a.context() as ctx:
+                        y = here(await stages[1](await stages[0](leaf(1))))
+                        await ctx.backward((y * y).sum())
+                        await optimizer.step(ctx)
+
+            await train(2)
+            saved = [await stage.state_dict() for stage in stages], {**here.state_dict()}, await optimizer.state_dict()
+            kept = {name: ag.tensor(value.numpy().copy()) for name, value in saved[1].items()}
+            await train(2)
+            wanted = [await weight_of(stage) for stage in stages], values(here.weight)
+        held = c.statistics().references, a.statistics().references
+        async with dist.Worker("b", transport=board.transport("b"), **options) as b:
+            stages[0] = await made(a, "b", 9.0)
+            for stage, state in zip(stages, saved[0], strict=True):
+                await stage.load_state_dict(state)
+            here.load_state_dict(kept)
+            await optimizer.restore([*stages, here], saved[2])
+            assert optimizer.steps == 2
+            assert (c.statistics().references, a.statistics().references) == held, "the old ones are gone"
+            await train(2)
+            assert ([await weight_of(stage) for stage in stages], values(here.weight)) == wanted
+
+
+async def test_a_restore_that_fails_changes_nothing_or_lets_no_step_happen() -> None:
+    async with workers("a", "b", "c", service=service) as (a, b, _):
+        modules = [await made(a, "b", 2.0), await made(a, "c", 3.0)]
+        optimizer = dist.DistributedOptimizer(a, "Adam", modules, lr=0.1)
+        state = await optimizer.state_dict()
+        mine = a.statistics().references
+        for refs, text in (([modules[0], Layer(1.0)], "expected a state of the workers"), ([], "empty"), ([*modules, 3], "found int")):
+            with pytest.raises(ArgumentError, match=text):
+                await optimizer.restore(refs, state)
+        assert a.statistics().references == mine
+        async with a.context() as ctx:
+            await ctx.backward((await modules[1](await modules[0](leaf(1)))).sum())
+            await optimizer.step(ctx)
+            state = await optimizer.state_dict()
+            gone = await made(a, "b", 1.0)
+            await gone.delete()
+            with pytest.raises(ReferenceLostError):
+                await optimizer.restore([gone, modules[1]], state)
+            for use in (optimizer.step(ctx), optimizer.state_dict(), optimizer.load_state_dict(state)):
+                with pytest.raises(DistributedError, match="call it again"):
+                    await use
+            await optimizer.restore(modules, state)
+            await optimizer.step(ctx)
+            assert optimizer.steps == 2

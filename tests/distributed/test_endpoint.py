@@ -193,7 +193,7 @@ async def test_errors_of_handlers() -> None:
             context=ContextNotFoundError("no such context"),
             cancelled=asyncio.CancelledError(),
         )
-        with pytest.raises(RemoteError, match=r"^Error on Node b: first line$") as caught:
+        with pytest.raises(RemoteError, match=r"^Error on Node b: kind 7: ValueError: first line$") as caught:
             await a.ask("b", "raise", "value")
         assert (caught.value.worker, caught.value.function, caught.value.type_name) == ("b", "kind 7", "ValueError")
         with pytest.raises(ContextNotFoundError):
@@ -212,7 +212,7 @@ async def test_errors_pass_through_several_workers() -> None:
         b = await world.node("b", c, describe=lambda kind, value: f"relay of {kind}")
         a = await world.node("a", b)
         world.errors["x"] = KeyError("weights")
-        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: 'weights'$") as caught:
+        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: kind 7: KeyError: 'weights'$") as caught:
             await a.ask("b", "relay", ("c", ("raise", "x")))
         assert (caught.value.worker, caught.value.function, caught.value.path) == ("c", "kind 7", ("b", "c"))
         world.errors["y"] = KeyError("here")

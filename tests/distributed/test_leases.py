@@ -11,7 +11,7 @@ import pytest
 
 from aiograd import distributed as dist
 from aiograd.distributed.limits import Limits
-from aiograd.errors import ContextError, ContextReleasedError, DistributedError
+from aiograd.errors import ContextError, ContextReleasedError, DistributedError, WorkerLostError
 from tests.distributed.passes_kit import GRAPHS, Here, Net, Stage, Suspend, passes, same, scaled
 from tests.distributed.workers import knows, settled, simulate, values
 
@@ -241,5 +241,35 @@ def test_a_pass_ends_with_the_lease_of_its_context() -> None:
             assert passes(opened[1:]) == [0, 0] and [worker.statistics().contexts for worker in opened[1:]] == [0, 0]
             with pytest.raises(ContextError, match="was released while a backward pass was running in it"):
                 await tasks[0]
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("end", ["killed", "cut off"])
+def test_leaving_a_context_does_not_wait_for_workers_that_were_lost(end: str) -> None:
+    async def main() -> None:
+        board = Net()
+        stage = Stage("abc")
+        async with stage.open(board, limits=LIMITS, idle=False) as opened:
+            a = opened[0]
+            loop = asyncio.get_running_loop()
+            async with a.context() as ctx:
+                await a.call("b", "weigh", stage.x)
+                await a.call("c", "weigh", stage.x)
+                if end == "killed":
+                    board.kill("b")
+                else:
+                    board.cut("b")
+                with pytest.raises(WorkerLostError):
+                    await a.call("b", "weigh", stage.x)
+                left = loop.time()
+            assert loop.time() - left < 0.01
+            assert not knows(opened[2], ctx), "the others were told, and waited for"
+            board.heal("b")
+            async with a.context() as ctx:
+                await a.call("b", "weigh", stage.x)
+                assert knows(opened[1], ctx) == (end == "cut off")
+            if end == "cut off":
+                assert not knows(opened[1], ctx), "one that is back is waited for again"
 
     simulate(main)

@@ -10,10 +10,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import ArgumentTypeError, NotExposedError, ReferenceLostError, RemoteError
+from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError, NotExposedError, ReferenceLostError, RemoteError
 from aiograd.testing import ToyDevice
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import leaf, values, view, workers
+from tests.distributed.workers import leaf, until, values, view, workers
 
 service = dist.Service()
 
@@ -123,7 +123,7 @@ async def test_state_that_does_not_fit_changes_nothing() -> None:
             ({**await module.state_dict(), "weight": ag.tensor([9.0]), "bias": ag.tensor([9.0, 9.0])}, "nothing was loaded.*weight: "),
             ({**await module.state_dict(), "other": ag.tensor([9.0])}, "unexpected: other"),
         ):
-            with pytest.raises(RemoteError, match=f"^Error on Node b: load_state_dict of Affine: .*{text}"):
+            with pytest.raises(RemoteError, match=f"^Error on Node b: .*: load_state_dict of Affine: .*{text}"):
                 await module.load_state_dict(state)
         assert {path: values(value) for path, value in (await module.state_dict()).items()} == before
 
@@ -141,6 +141,87 @@ async def test_a_checkpoint_is_of_one_moment() -> None:
                 local.weight.add_(1.0)
         weight = (await asking)["weight"].numpy()
         assert (weight == weight[0]).all() and weight[0] < local.weight.detach().numpy()[0]
+
+
+SMALL = dist.Limits(message_bytes=40_000, tensors=8)
+
+
+@service.reference
+class Large(ag.nn.Module):
+    """More Tensors, and a larger one, than fit into a message."""
+
+    def __init__(self, count: int, size: int) -> None:
+        self.layers = ag.nn.ModuleList([Affine(3) for _ in range(count)])
+        self.weight = ag.nn.Parameter(ag.tensor(np.arange(size, dtype=np.float32).reshape(-1, 2)))
+
+    def fill(self, value: float) -> None:
+        with ag.no_grad():
+            for parameter in self.parameters():
+                parameter.fill_(value)
+
+
+async def test_a_state_that_is_too_large_for_a_message_goes_in_several() -> None:
+    async with workers("a", "b", service=service, limits=SMALL) as (a, b):
+        module = await a.remote_module("b", Large, 5, 30_000)
+        state = await module.state_dict(timeout=10.0)
+        local = Large(5, 30_000)
+        assert {name: values(value) for name, value in state.items()} == {name: values(value) for name, value in local.state_dict().items()}
+        other = await a.remote_module("b", "Large", 5, 30_000)
+        await other.ref.call("fill", 3.0)
+        await other.load_state_dict(state, timeout=10.0)
+        assert {name: values(value) for name, value in (await other.state_dict()).items()} == {name: values(value) for name, value in state.items()}
+        bad = {**state, "weight": ag.tensor([1.0])}
+        await other.ref.call("fill", 5.0)
+        with pytest.raises(RemoteError, match="nothing was loaded"):
+            await other.load_state_dict(bad)
+        assert {tuple(np.unique(value.numpy())) for name, value in (await other.state_dict()).items() if "seen" not in name} == {(5.0,)}
+        with pytest.raises(DeadlineError):
+            await module.state_dict(timeout=1e-4)
+        assert len(b._office.objects.transfers) == 0, "what is complete is forgotten"
+
+
+async def test_a_large_checkpoint_is_of_one_moment_too() -> None:
+    async with workers("a", "b", service=service, limits=SMALL) as (a, b):
+        module = await a.remote_module("b", Large, 5, 30_000)
+        await module.ref.call("fill", 0.0)
+        (local,) = [held.value for held in b._office.objects.table._held.values()]
+        asking = asyncio.ensure_future(module.state_dict())
+        while not asking.done():
+            await asyncio.sleep(0)
+            local.fill(local.weight.numpy()[0, 0] + 1)
+        found = {tuple(np.unique(value.numpy())) for name, value in (await asking).items() if "seen" not in name}
+        assert len(found) == 1 and all(len(numbers) == 1 for numbers in found), found
+
+
+async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
+    async with workers("a", "b", service=service, limits=SMALL) as (a, b):
+        module = await a.remote_module("b", Large, 5, 30_000)
+        transfers = b._office.objects.transfers
+        room = (8, 4000, 4000)
+        ids = [(await a.call("b", "aiograd.module.state_dict", module.ref, room))[2] for _ in range(6)]
+        assert len(transfers) == 4, "the oldest make room"
+        for number in (ids[0], b"x" * 16, 3):
+            with pytest.raises(DistributedError, match="no such transfer"):
+                await a.call("b", "aiograd.transfer.more", module.ref, number)
+        other = await a.remote_module("b", Affine, 2)
+        with pytest.raises(DistributedError, match="no such transfer"):
+            await a.call("b", "aiograd.transfer.more", other.ref, ids[-1])
+        await module.delete()
+        assert len(transfers) == 0
+        one = await a.call("b", "aiograd.transfer.put", other.ref, b"", [("weight", None, ag.tensor([1.0]))])
+        assert await a.call("b", "aiograd.transfer.put", other.ref, one, []) == one and len(transfers) == 1
+        await a.aclose()
+        await until(lambda: not len(transfers))
+
+
+async def test_a_state_in_several_messages_is_limited_as_a_whole() -> None:
+    async with workers("a", "b", service=service, limits=dist.Limits(bytes_total=100_000)) as (a, b):
+        module = await a.remote_module("b", Affine, 2)
+        number = b""
+        with pytest.raises(LimitError, match="bytes_total"):
+            for _ in range(10):
+                number = await a.call("b", "aiograd.transfer.put", module.ref, number, [("x", None, ag.tensor(np.zeros(5000, np.float32)))])
+        assert len(b._office.objects.transfers) == 0
 
 
 async def test_training_and_evaluation() -> None:

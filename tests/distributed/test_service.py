@@ -318,3 +318,34 @@ def test_matching_looks_at_classes_not_at_looks() -> None:
 
     assert not matches(MyInt(3), int) and not matches(Point(1.0), tuple) and not matches(OrderedDict(), dict)
     assert matches(ag.nn.Parameter([1.0]), ag.Tensor)
+
+
+def test_a_parameter_that_cannot_be_sent_is_one_to_leave_out() -> None:
+    service = dist.Service()
+
+    def draw(n: int, generator: ag.Generator | None = None, how: Callable[[], int] = int, table: dict[int, str] = {}, *, seed: int | set[int] = 0) -> int:  # noqa: B006
+        return n
+
+    service.function(draw)
+    service.reference(ag.nn.Linear)
+    schema = service.find_function("draw").schema
+    for kwargs in ({}, {"generator": None}, {"seed": 3}, {"table": {}}):
+        schema.check([1], kwargs)
+    for kwargs in ({"generator": 3}, {"generator": "x"}, {"how": 3}, {"table": {"a": "b"}}, {"seed": [1]}):
+        with pytest.raises(ArgumentTypeError, match=rf"argument '{[*kwargs][0]}' is \w+; expected .*; not every value of that can be sent, so leave it out"):
+            schema.check([1], kwargs)
+    with pytest.raises(ArgumentError, match="only None, bool"):
+
+        @service.function
+        def needs(generator: ag.Generator | None) -> None: ...
+
+
+async def test_a_module_of_the_library_can_be_exposed_as_it_is() -> None:
+    service = dist.Service()
+    service.reference(ag.nn.Linear)
+    async with workers("a", "b", service=service) as (a, _):
+        layer = await a.remote_module("b", ag.nn.Linear, 3, 2, bias=False)
+        assert repr(layer) == "RemoteModule(Linear on b)"
+        assert (await layer(ag.tensor([[1.0, 2.0, 3.0]]))).shape == (1, 2)
+        with pytest.raises(RemoteError, match="^Error on Node b: Linear: ArgumentTypeError: calling Linear: argument 'generator' is int"):
+            await a.remote_module("b", "Linear", 3, 2, generator=3)

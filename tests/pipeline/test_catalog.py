@@ -33,12 +33,12 @@ def test_what_is_found_can_run():
 
 
 def test_a_limit_is_not_ignored():
-    with pytest.raises(ArgumentError, match="GPipe takes the memory it takes; memory_limit=2.0"):
+    with pytest.raises(ArgumentError, match=r"GPipe takes the memory it takes; memory_limit=2\.0"):
         make_schedule("gpipe", 2, 4, memory_limit=2.0)
 
 
 def test_unknown_names_are_told():
-    with pytest.raises(ArgumentError, match="'ScheduleThatDoesNotExist'.*and auto"):
+    with pytest.raises(ArgumentError, match=r"'ScheduleThatDoesNotExist'.*and auto"):
         make_schedule("ScheduleThatDoesNotExist", 2, 4)
     with pytest.raises(ArgumentTypeError, match="not int"):
         make_schedule(3, 2, 4)

@@ -11,42 +11,11 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, ShapeError, StageBackwardError
 from aiograd.graph import get_gradient_edge
 from aiograd.pipeline import stage_backward
 from tests.engine.cases import bits, leaf
-
-values = np.random.default_rng(7)
-
-
-def fixed(numbers: Any) -> Any:
-    """A tensor outside of any graph."""
-    return ag.tensor(np.asarray(numbers, dtype=np.float64))
-
-
-def matrix(rows: int = 4, columns: int = 4, *, grad: bool = False) -> Any:
-    made = ag.tensor(values.uniform(-1.0, 1.0, (rows, columns)))
-    return made.requires_grad_() if grad else made
-
-
-class Net(nn.Module):
-    """Linear, ReLU, Linear."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.a = nn.Linear(width, width)
-        self.b = nn.Linear(width, width)
-
-    def forward(self, x: Any) -> Any:
-        return self.b(np.maximum(self.a(x), 0.0))
-
-
-def twins(width: int = 16) -> tuple[Net, Net]:
-    """Two nets with the same parameters."""
-    one, other = Net(width), Net(width)
-    other.load_state_dict(one.state_dict())
-    return one, other
+from tests.pipeline.stages import fixed, matrix, twins
 
 
 async def test_the_gradients_are_those_of_a_plain_pass() -> None:

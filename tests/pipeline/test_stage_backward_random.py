@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-import numpy as np
 import pytest
 
-import aiograd as ag
 from aiograd.engine.halves import InputHalf, WeightHalf
 from aiograd.graph.node import Node
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight

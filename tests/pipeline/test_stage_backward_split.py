@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import weakref
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,44 +12,14 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn
-from aiograd.engine.halves import ParameterGroup
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError, ModifiedError, StageBackwardError
 from aiograd.graph import get_gradient_edge, register_multi_grad_hook
 from aiograd.nn import functional as F
-from aiograd.ops import nn_attention, nn_normalization, nn_recurrent
 from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
+from aiograd.profiler import profile
+from aiograd.testing import ToyDevice
 from tests.engine.cases import bits, leaf
-from tests.pipeline.test_stage_backward import Net, fixed, matrix, twins
-
-
-async def halves(outputs: Any, grads: Any, inputs: Any, weights: Any, *, retain_graph: bool = False) -> tuple[Any, Any]:
-    """Both halves, one after the other."""
-    weights = list(weights)
-    before = [getattr(w, "grad", None) for w in weights]
-    dinputs, groups = await stage_backward_input(outputs, grads, inputs, iter(weights))
-    assert all(getattr(w, "grad", None) is b for w, b in zip(weights, before, strict=True))
-    return dinputs, await stage_backward_weight(iter(weights), groups, retain_graph)
-
-
-async def same_as_whole(stage: Callable[..., Any], inputs: list[Any], weights: list[Any], grads: Any = None) -> list[Any]:
-    """Check that both halves of ``stage(*inputs)`` give what the whole gives, to the bit; returns the gradients of the weights."""
-    for tensor in [*inputs, *weights]:
-        tensor.grad = None
-    whole = await stage_backward(stage(*inputs), _given(grads), inputs)
-    expected = bits([*whole, *(w.grad for w in weights)])
-    for weight in weights:
-        weight.grad = None
-    dinputs, dweights = await halves(stage(*inputs), _given(grads), inputs, weights)
-    assert bits([*dinputs, *dweights]) == expected
-    result = [w.grad for w in weights]
-    for tensor in [*inputs, *weights]:
-        tensor.grad = None
-    return result
-
-
-def _given(grads: Any) -> Any:
-    return grads() if callable(grads) else grads
-
+from tests.pipeline.stages import Fails, fixed, halves, matrix, matrix_of, same_as_whole, twins
 
 # -------------------------------------------------------------------- the first half
 
@@ -229,9 +197,13 @@ async def test_weights_of_one_group_go_together() -> None:
 
 @pytest.mark.parametrize(
     ("weights", "message"),
-    [(lambda x, w: [w, "text"], r"weights\[1\] is a str"), (lambda x, w: [w * 2.0], "was made by an operation"), (lambda x, w: w, "expected an iterable"),
-     (lambda x, w: 3, "not iterable")],
-)  # fmt: skip
+    [
+        (lambda x, w: [w, "text"], r"weights\[1\] is a str"),
+        (lambda x, w: [w * 2.0], "was made by an operation"),
+        (lambda x, w: w, "expected an iterable"),
+        (lambda x, w: 3, "not iterable"),
+    ],
+)
 async def test_weights_that_are_none(weights: Any, message: str) -> None:
     x, w = leaf([1.0]), leaf([2.0])
     with pytest.raises(StageBackwardError, match=message):
@@ -310,10 +282,6 @@ async def test_an_output_that_is_an_input_or_a_weight() -> None:
     await same_as_whole(lambda x: w, [x], [w], lambda: matrix_of(1.0))
 
 
-def matrix_of(number: float) -> Any:
-    return fixed(np.full((4, 4), number))
-
-
 async def test_one_output_inside_the_graph_of_another() -> None:
     x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
 
@@ -351,192 +319,6 @@ async def test_where_gradients_do_not_arrive_there_is_nothing_to_do() -> None:
     assert dinputs == (None,)
     assert [group.params for group in groups] == [{v}]
     assert (await stage_backward_weight([w, v], groups))[0] is None
-
-
-# -------------------------------------------------------------------- work
-
-
-@contextmanager
-def counting(monkeypatch: pytest.MonkeyPatch, owner: Any, *names: str) -> Iterator[list[str]]:
-    """Calls of kernels, by name."""
-    calls: list[str] = []
-    with monkeypatch.context() as patch:
-        for name in names:
-            original = getattr(owner, name)
-
-            def counted(*args: Any, original: Any = original, name: str = name, **kwargs: Any) -> Any:
-                calls.append(name)
-                return original(*args, **kwargs)
-
-            patch.setattr(owner, name, counted)
-        yield calls
-
-
-@pytest.mark.parametrize("row", ["matmul", "linear"])
-@pytest.mark.parametrize("wants", [True, False])
-async def test_products_of_a_stack_of_linear_layers(monkeypatch: pytest.MonkeyPatch, row: str, wants: bool) -> None:
-    layers = 5
-    weights = [matrix(grad=True) for _ in range(layers)]
-    x = matrix(grad=wants)
-
-    def forward() -> Any:
-        hidden = x
-        for w in weights:
-            hidden = hidden @ w if row == "matmul" else F.linear(hidden, w)
-            hidden = np.tanh(hidden)
-        return hidden
-
-    with counting(monkeypatch, np, "matmul") as calls:
-        output = forward()
-        assert len(calls) == layers
-        _, groups = await stage_backward_input([output], None, [x], weights)
-        assert len(calls) == layers + (layers if wants else layers - 1)
-        del calls[:]
-        await stage_backward_weight(weights, groups)
-        assert len(calls) == layers
-        output = forward()
-        del calls[:]
-        await stage_backward(output, matrix(), [x])
-        assert len(calls) == 2 * layers if wants else 2 * layers - 1
-
-
-async def test_a_function_that_asks_is_run_for_each_half(monkeypatch: pytest.MonkeyPatch) -> None:
-    needs: list[tuple[bool, ...]] = []
-
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return ag.tensor(a.detach().numpy() @ b.detach().numpy())
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            needs.append(ctx.needs_input_grad)
-            a, b = ctx.saved_tensors
-            return (g @ b.T if ctx.needs_input_grad[0] else None), (a.T @ g if ctx.needs_input_grad[1] else None)
-
-    x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
-    output = Product.apply(Product.apply(x, w), v)
-    with counting(monkeypatch, np, "matmul") as calls:
-        _, groups = await stage_backward_input([output], None, [x], [w, v])
-        assert len(calls) == 2
-        del output
-        gc.collect()
-        await stage_backward_weight([w, v], groups)
-        assert len(calls) == 4
-    assert needs == [(True, False), (True, False), (False, True), (False, True)]
-    needs.clear()
-    await stage_backward(Product.apply(Product.apply(x, w), v).sum(), None, [x])
-    assert needs == [(True, True), (True, True)]
-
-
-@pytest.mark.parametrize("is_async", [False, True])
-async def test_a_function_that_does_not_ask_is_run_once(is_async: bool) -> None:
-    runs: list[int] = []
-
-    class Product(ag.Function):
-        @staticmethod
-        def forward(ctx: Any, a: Any, b: Any) -> Any:
-            ctx.save_for_backward(a, b)
-            return a @ b
-
-        @staticmethod
-        def backward(ctx: Any, g: Any) -> Any:
-            runs.append(1)
-            a, b = ctx.saved_tensors
-            return g @ b.T, a.T @ g
-
-    if is_async:
-
-        async def backward(ctx: Any, g: Any) -> Any:
-            await asyncio.sleep(0)
-            runs.append(1)
-            a, b = ctx.saved_tensors
-            return g @ b.T, a.T @ g
-
-        Product.backward = staticmethod(backward)
-    x, w = matrix(grad=True), matrix(grad=True)
-    _, groups = await stage_backward_input([np.tanh(Product.apply(x, w))], None, [x], [w])
-    assert runs == [1]
-    assert w.grad is None
-    await stage_backward_weight([w], groups)
-    assert runs == [1]
-    await same_as_whole(lambda x: Product.apply(Product.apply(x, w), w).sum(), [x], [w])
-
-
-async def test_a_node_of_ones_own_that_asks() -> None:
-    asked: list[tuple[bool, bool]] = []
-
-    class Scale(ag.graph.Node):
-        def apply(self, grads: Any) -> Any:
-            wants = (self.task_should_compute_output(0), self.task_should_compute_output(1))
-            asked.append(wants)
-            return grads[0] * 2.0 if wants[0] else None, grads[0] * 3.0 if wants[1] else None
-
-    x, w = leaf([1.0]), leaf([1.0])
-    node = Scale(ag.graph.collect_next_edges(x, w))
-    node.add_input_metadata((1,), np.float64)
-    dinputs, result = await halves([ag.graph.GradientEdge(node, 0)], [fixed([1.0])], [x], [w])
-    assert (dinputs[0].item(), result[0].item()) == (2.0, 3.0)
-    assert asked == [(True, False), (False, True)]
-
-
-KERNELS: dict[str, tuple[Any, str, Callable[..., Any], list[tuple[int, ...]]]] = {
-    "layer_norm": (nn_normalization, "layer_norm_grad", lambda x, w, b: F.layer_norm(x, (4,), w, b), [(4,), (4,)]),
-    "lstm": (nn_recurrent, "lstm_grad", lambda x, w, v: ag.ops.nn_recurrent.lstm(x, *_states(), w, v)[0], [(16, 4), (16, 4)]),
-    "attention": (nn_attention, "attention_grad", lambda x, w: F.scaled_dot_product_attention(x, w, np.tanh(x)), [(3, 2, 4)]),
-}
-
-
-def _states() -> tuple[Any, Any]:
-    return fixed(np.zeros((2, 4))), fixed(np.ones((2, 4)))
-
-
-@pytest.mark.parametrize("name", KERNELS)
-async def test_a_joint_rule_is_run_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    module, kernel, stage, shapes = KERNELS[name]
-    rng = np.random.default_rng(1)
-    weights = [ag.tensor(rng.uniform(-1.0, 1.0, shape)).requires_grad_() for shape in shapes]
-    x = ag.tensor(rng.uniform(-1.0, 1.0, (3, 2, 4))).requires_grad_()
-    await same_as_whole(lambda x: stage(x, *weights).sum(), [x], weights)
-    with counting(monkeypatch, module.kernels, kernel) as calls:
-        output = stage(x, *weights)
-        _, groups = await stage_backward_input([output], None, [x], weights)
-        assert len(calls) == 1
-        await stage_backward_weight(weights, groups)
-        assert len(calls) == 1
-
-
-async def test_what_hooks_have_packed_is_unpacked_once() -> None:
-    unpacked: list[Any] = []
-
-    async def unpack(value: Any) -> Any:
-        await asyncio.sleep(0)
-        unpacked.append(value)
-        return value
-
-    x, w = matrix(grad=True), matrix(grad=True)
-    with ag.graph.saved_tensors_hooks(lambda t: t.detach(), unpack):
-        output = x @ w
-    _, groups = await stage_backward_input([output], None, [x], [w])
-    assert len(unpacked) == 2
-    await stage_backward_weight([w], groups, retain_graph=True)
-    await stage_backward_weight([w], groups)
-    assert len(unpacked) == 2
-    with ag.graph.saved_tensors_hooks(lambda t: t.detach(), unpack):
-        await same_as_whole(lambda x: np.tanh(x @ w).sum(), [x], [w])
-
-
-async def test_a_checkpointed_stage_is_computed_again_once() -> None:
-    runs: list[int] = []
-    x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
-
-    def region(x: Any) -> Any:
-        runs.append(1)
-        return np.tanh(x @ w) @ v
-
-    await same_as_whole(lambda x: ag.checkpoint(region, x).sum(), [x], [w, v])
-    assert len(runs) == 4  # two forwards, and one recomputation for each of the two ways
 
 
 # -------------------------------------------------------------------- hooks
@@ -610,20 +392,6 @@ async def test_post_accumulate_hooks_run_after_the_weight_half() -> None:
 
 
 # -------------------------------------------------------------------- failures
-
-
-class Fails(ag.Function):
-    """Raises where the gradient of `b` is wanted."""
-
-    @staticmethod
-    def forward(ctx: Any, a: Any, b: Any) -> Any:
-        return a * b
-
-    @staticmethod
-    def backward(ctx: Any, g: Any) -> Any:
-        if ctx.needs_input_grad[1]:
-            raise ZeroDivisionError("not today")
-        return g, None
 
 
 async def test_a_weight_half_that_fails_changes_nothing() -> None:
@@ -704,105 +472,6 @@ async def test_a_saved_value_that_is_still_needed_must_not_be_modified() -> None
         await stage_backward_weight([w], groups)
 
 
-# -------------------------------------------------------------------- memory
-
-
-@contextmanager
-def reference_counts_only() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
-
-
-def array_of(tensor: Any) -> weakref.ref[Any]:
-    return weakref.ref(tensor.detach()._data)
-
-
-async def test_the_input_half_frees_what_weights_do_not_need() -> None:
-    with reference_counts_only():
-        x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
-        first = np.tanh(x @ w)
-        second = np.tanh(first @ v)
-        third = np.exp(second)
-        needed, spare = [array_of(first)], [array_of(second), array_of(third)]
-        tensors = [weakref.ref(t) for t in (first, second, third)]
-        output = third * 2.0
-        del first, second, third
-        _, groups = await stage_backward_input([output], None, [x], [w, v])
-        assert [ref() for ref in spare] == [None, None]
-        assert needed[0]() is not None
-        assert [ref() for ref in tensors[1:]] == [None, None]
-        del output
-        await stage_backward_weight([w, v], groups)
-        assert needed[0]() is None
-        assert tensors[0]() is None
-
-
-async def test_groups_that_are_never_used_free_everything() -> None:
-    with reference_counts_only():
-        x, w = matrix(grad=True), matrix(grad=True)
-        hidden = np.tanh(x @ w)
-        memory, node = array_of(hidden), weakref.ref(hidden.grad_fn)
-        _, groups = await stage_backward_input([hidden @ w], None, [x], [w])
-        group = weakref.ref(groups[0]) if hasattr(groups[0], "__weakref__") else None
-        del hidden, groups
-        assert memory() is None
-        assert node() is None
-        assert group is None or group() is None
-
-
-@pytest.mark.parametrize("half", ["input", "weight"])
-async def test_a_half_that_fails_dies_with_its_error(half: str) -> None:
-    with reference_counts_only():
-        x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
-        hidden = np.tanh(x @ w)
-        memory = array_of(hidden)
-        output = Fails.apply(hidden, v) if half == "weight" else Fails.apply(v, hidden)
-        del hidden
-        with pytest.raises(StageBackwardError):
-            await halves([output], None, [x], [w, v])
-        del output
-        assert memory() is None
-
-
-async def test_gradients_kept_in_between_go_one_by_one() -> None:
-    """When the first layer's weight gets its gradient, those that arrived at later layers are gone."""
-    with reference_counts_only():
-        x = matrix(grad=True)
-        weights = [matrix(grad=True) for _ in range(4)]
-        hidden = x
-        for w in weights:
-            hidden = np.tanh(hidden @ w)
-        _, groups = await stage_backward_input([hidden], None, [x], weights)
-        del hidden
-        kept = [weakref.ref(grad) for w in weights for group in groups if w in group.params for start in group.starts for grad in start.grads]
-        alive: list[int] = []
-        assert len(kept) == 4
-        for w in weights:
-            w.register_hook(lambda g: alive.append(sum(ref() is not None for ref in kept)))
-        await stage_backward_weight(weights, groups)
-        assert alive == [3, 2, 1, 0]
-        assert [ref() for ref in kept] == [None] * 4
-
-
-async def test_nothing_is_left_for_the_collector() -> None:
-    with reference_counts_only():
-        net, x = Net(8), matrix(4, 8, grad=True)
-        for _ in range(2):
-            await halves([net(x).sum()], None, [x], net.parameters())
-        gc.set_debug(gc.DEBUG_SAVEALL)
-        try:
-            gc.collect()
-            leaked = [item for item in gc.garbage if isinstance(item, (ag.Tensor, np.ndarray, ag.graph.Node, ParameterGroup))]
-        finally:
-            gc.set_debug(0)
-            gc.garbage.clear()
-        assert leaked == []
-
-
 # -------------------------------------------------------------------- large arrays, depth, modules
 
 
@@ -834,3 +503,45 @@ async def test_modules_of_every_kind() -> None:
         return layers[3](y).sum()
 
     await same_as_whole(stage, [x], list(net.parameters()))
+
+
+async def test_stages_on_a_device() -> None:
+    with ToyDevice() as device:
+        x, w, b = (matrix().to(device.name).requires_grad_() for _ in range(3))
+        for grads in (None, lambda: matrix().to(device.name)):
+            output = np.tanh(x @ w + b) @ w
+            dinputs, groups = await stage_backward_input([output], None if grads is None else [grads()], [x], [w, b])
+            result = await stage_backward_weight([w, b], groups)
+            assert {t.device for t in (*dinputs, *result)} == {device.name}
+
+        def stage(x: Any) -> Any:
+            return (np.tanh(x @ w + b) @ w).sum()
+
+        for tensor in (x, w, b):
+            tensor.grad = None
+        whole = await stage_backward(stage(x), None, [x])
+        expected = [t.tolist() for t in (*whole, w.grad, b.grad)]
+        w.grad = b.grad = None
+        dinputs, result = await halves(stage(x), None, [x], [w, b])
+        assert [t.tolist() for t in (*dinputs, *result)] == expected
+
+
+@pytest.mark.parametrize("mode", [ag.detect_anomaly, profile, ag.no_grad])
+async def test_modes(mode: Any) -> None:
+    x, w = matrix(grad=True), matrix(grad=True)
+    output = np.tanh(x @ w) @ w
+    with mode():
+        dinputs, result = await halves([output], None, [x], [w])
+    assert None not in (dinputs[0], result[0])
+
+
+async def test_complex_numbers() -> None:
+    x, w = ((matrix() + 1j * matrix()).detach().requires_grad_() for _ in range(2))
+    await same_as_whole(lambda x: np.real((x @ w) * w).sum(), [x], [w])
+
+
+async def test_an_engine_that_runs_one_node_at_a_time_or_all_on_threads() -> None:
+    x, w, b = matrix(grad=True), matrix(grad=True), matrix(grad=True)
+    for engine in (ag.Engine(concurrency=1), ag.Engine(inline_ns=1.0)):
+        async with engine:
+            await same_as_whole(lambda x: (np.tanh(x @ w + b) @ w).sum(), [x], [w, b])

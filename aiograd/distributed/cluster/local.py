@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Self
 
 from aiograd.distributed.cluster.process import WorkerProcess, describe_status, through_cancellation
+from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
@@ -23,6 +24,9 @@ log = logging.getLogger("aiograd.distributed")
 
 #: seconds that workers have to end by themselves before they are killed
 STOP_GRACE = 5.0
+#: seconds that a worker has to show that it is there; one that is busy for longer counts as running until its process has ended
+ASK_SECONDS = 1.0
+LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 #: a process per core does the work; threads of BLAS and OpenMP inside of them would fight over the cores
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")}
 
@@ -48,6 +52,9 @@ class LocalCluster:
         environment: environment variables of the workers, beside those of this process. One thread per process is used for BLAS and OpenMP
             where neither says otherwise.
         limits: of the workers and of the driver.
+        encoding, gradient_encoding: reduced precision for what the workers and the driver send, as of `Worker`.
+        log_level: from which level on the workers log on standard error: "debug", "info", "warning", "error" or "critical". Tracebacks of
+            functions that raise are logged as warnings.
         start_timeout: seconds that a worker may take to listen.
 
     Raises:
@@ -65,6 +72,9 @@ class LocalCluster:
         on_lost: LostCallback | None = None,
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
+        encoding: Encoding = Encoding.PLAIN,
+        gradient_encoding: Encoding = Encoding.PLAIN,
+        log_level: str = "warning",
         start_timeout: float = 30.0,
     ) -> None:
         self._names = tuple(f"worker{i}" for i in range(n)) if names is None else tuple(names)
@@ -76,6 +86,10 @@ class LocalCluster:
             raise ArgumentError(f"LocalCluster(service={service!r}): expected 'module:name' of a Service, for example 'my_package.serving:service'")
         if max_restarts < 0 or not start_timeout > 0:
             raise ArgumentError(f"LocalCluster(max_restarts={max_restarts}, start_timeout={start_timeout}): expected at least 0 and above 0")
+        if log_level not in LOG_LEVELS:
+            raise ArgumentError(f"LocalCluster(log_level={log_level!r}): expected one of {', '.join(LOG_LEVELS)}")
+        self._encoding, self._gradient_encoding = Encoding(encoding), Encoding(gradient_encoding)
+        self._log_level = log_level
         self._service = service
         self._host = host
         self._on_lost = on_lost
@@ -147,21 +161,31 @@ class LocalCluster:
         return await self._process(name).wait()
 
     async def wait_running(self, name: str) -> None:
-        """Wait until a restart of this worker that is under way is done. Cancelling changes nothing.
+        """Wait until this worker runs: at once if it answers, or when a restart that is under way, or due, is done. Cancelling changes nothing.
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError: it has ended and is not being restarted.
         """
         self._process(name)
-        if name in self._restarting:
-            await asyncio.wait((self._restarting[name],))
-        async with self._locks[name]:
-            status = self._process(name).status
-        if status is not None:
-            raise WorkerLostError(
-                f"worker {name} has ended ({describe_status(status)}) and nobody restarts it: call restart({name!r}), or give max_restarts",
-                worker=name, stage="restart",
-            )  # fmt: skip
+        while True:
+            if name in self._restarting:
+                await asyncio.wait((self._restarting[name],))
+            async with self._locks[name]:
+                process = self._process(name)
+            if process.status is not None:
+                break
+            try:  # it may be gone already, and the loop has yet to hear of it: one that answers is there
+                async with asyncio.timeout(ASK_SECONDS):
+                    await process.tell(name, process.url)
+                return
+            except WorkerLostError:
+                await process.wait()
+            except TimeoutError:
+                return
+        raise WorkerLostError(
+            f"worker {name} has ended ({describe_status(process.status)}) and nobody restarts it: call restart({name!r}), or give max_restarts",
+            worker=name, stage="restart",
+        )  # fmt: skip
 
     def _process(self, name: str) -> WorkerProcess:
         process = self._processes.get(name)
@@ -209,7 +233,8 @@ class LocalCluster:
         limits = {name: value for name, value in dataclasses.asdict(self._limits).items() if value != defaults[name]}
         command = [
             sys.executable, "-m", "aiograd", "worker", "--managed", "--name", name, "--listen", f"{_bracketed(self._host)}:0",
-            "--service", self._service, "--limits", json.dumps(limits),
+            "--service", self._service, "--limits", json.dumps(limits), "--log-level", self._log_level,
+            "--encoding", self._encoding.name.lower(), "--gradient-encoding", self._gradient_encoding.name.lower(),
         ]  # fmt: skip
         process = await WorkerProcess.start(name, command, self._environment, self._start_timeout, self._ended)
         if self._is_closing:
@@ -236,7 +261,11 @@ class LocalCluster:
             raise EngineClosedError("LocalCluster: its `async with` block was entered twice; make another LocalCluster")
         async with contextlib.AsyncExitStack() as exits:
             exits.push_async_callback(self._stop)
-            self._driver = await exits.enter_async_context(Worker("driver", host=self._host, secret=self._secret, limits=self._limits))
+            driver = Worker(
+                "driver", host=self._host, secret=self._secret, limits=self._limits,
+                encoding=self._encoding, gradient_encoding=self._gradient_encoding,
+            )  # fmt: skip
+            self._driver = await exits.enter_async_context(driver)
             starts = [asyncio.create_task(self._start(name), name=f"start of {name}") for name in self._names]
             try:
                 await asyncio.gather(*starts)

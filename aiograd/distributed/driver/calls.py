@@ -170,7 +170,7 @@ class Calls:
             with ModeScope(**modes):
                 return await self._serve(caller, target, args, kwargs, None, 0, grad)
         task = asyncio.current_task()
-        context.calls.add(task)
+        context.calls[task] = None
         try:
             if grad:
                 modes["collect"] = context.recorder(place)
@@ -181,7 +181,7 @@ class Calls:
                 raise office.leaving("CALL") from None
             raise
         finally:
-            context.calls.discard(task)
+            context.calls.pop(task, None)
 
     async def _serve(
         self, caller: Caller, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool

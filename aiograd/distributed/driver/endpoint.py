@@ -82,7 +82,7 @@ class Endpoint:
         self._budget = Budget(limits.bytes_per_peer, limits.bytes_total)
         self._budgets: dict[str, PeerBudget] = {}
         self._peers: dict[tuple[str, str], Peer] = {}
-        self._greetings: set[Greeting] = set()
+        self._greetings: dict[Greeting, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
         text = f"worker {name!r} holds as many requests or bytes as its limits or its memory allow, of this peer or of all; try again in a second"
@@ -176,6 +176,10 @@ class Endpoint:
         """Names of the workers that are known by URL or connected, sorted."""
         return tuple(sorted({*self.urls, *(name for name, _ in self._peers)}))
 
+    def is_connected(self, name: str) -> bool:
+        """Whether there is a connection to the worker `name`, on whosever behalf."""
+        return any(conversation.link is not None and conversation.peer.name == name for conversation in self._conversations())
+
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
     ) -> Any:
@@ -197,7 +201,8 @@ class Endpoint:
             DeadlineError: no answer in time.
             WorkerLostError: the peer crashed, fell silent, was restarted or cannot be reached. Whether it ran the handler is not known.
             UnknownPeerError: no URL is known for it, and it is not connected.
-            AuthenticationError, VersionMismatch: the peer and this worker cannot agree on a handshake.
+            AuthenticationError, VersionMismatch: the peer and this worker cannot agree on a handshake. HostRefusedError: the peer does not answer
+                to the name in its URL.
             ArgumentTypeError, ArgumentError, LimitError: the value cannot be sent.
             DistributedError: this worker is closed; or what the peer's handler raised, see `faults`.
         """
@@ -326,7 +331,7 @@ class Endpoint:
         )
         greeting = Greeting(channel, answerer, self.limits.handshake_timeout, functools.partial(self._greeted, asked))
         if not greeting.is_done:
-            self._greetings.add(greeting)
+            self._greetings[greeting] = None
 
     def _may_resume(self, asked: list[bytes], identity: Identity, session: bytes) -> bool:
         asked.append(session)
@@ -335,7 +340,7 @@ class Endpoint:
         return conversation is not None and (conversation.identity == identity or not self.transport.safeguards.epoch_fence)
 
     def _greeted(self, asked: list[bytes], greeting: Greeting, link: Link | None, why: BaseException | None) -> None:
-        self._greetings.discard(greeting)
+        self._greetings.pop(greeting, None)
         if link is None:
             self._failed_handshakes += 1
             logger.info("worker %s: a handshake with %s failed: %s", self.name, greeting.remote, why)

@@ -47,6 +47,8 @@ if TYPE_CHECKING:
 
 #: flags of a message of gradients
 RETAIN, SMART, CREATE = 1, 2, 4
+#: the pass was started in anomaly mode; it looks for NaN as well
+ANOMALY, NAN = 8, 16
 #: gradients on their way out: the node they leave at, and the edge that they make themselves (0: none)
 Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
@@ -136,6 +138,8 @@ class Gradients:
     async def _send(self, outgoing: Outgoing) -> Any:
         part, node = self._part, outgoing[0]
         flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
+        if part.task is not None and part.task.anomaly is not None:
+            flags |= ANOMALY | part.task.anomaly * NAN
         place = (part.place,) if part.create_graph else ()
         value = (*part.address(), await self._bundle(*outgoing), flags, part.others, *place)
         answer = await part.office.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)

@@ -198,8 +198,8 @@ class _Dialling:
         else:
             self.result.set_exception(
                 HandshakeError(
-                    f"{self._whom} hung up during the handshake: it may not have the same secret under the same key id, may be a worker of another "
-                    "name, or may be closing; its log says which"
+                    f"{self._whom} hung up during the handshake: it may not have the same secret under the same key id (compare AIOGRAD_SECRET_FILE, "
+                    "AIOGRAD_SECRET or secret= of both), may be a worker of another name, or may be closing; its log says which"
                 )
             )
 

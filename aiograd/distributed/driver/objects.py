@@ -20,6 +20,8 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiograd.distributed.contexts import Caller
+from aiograd.distributed.driver.transfers import Transfers
+from aiograd.distributed.pieces import Piece, apart, join, together
 from aiograd.distributed.reference_table import Held, ReferenceTable
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.scope import SCOPE, current_context
@@ -99,6 +101,8 @@ class Objects:
     def __init__(self, office: Office) -> None:
         self.office = office
         self.table = ReferenceTable(office.name, office.endpoint.incarnation, office.entropy, office.limits.references_per_principal)
+        #: states that are under way in several messages
+        self.transfers = Transfers(office.limits, office.entropy)
         office.calls.builtins.update(
             {
                 "aiograd.reference.create": self._create,
@@ -106,6 +110,8 @@ class Objects:
                 "aiograd.reference.get": self._get,
                 "aiograd.reference.delete": self._delete,
                 "aiograd.adapter.create": self._create_adapter,
+                "aiograd.transfer.more": self.transfers.more,
+                "aiograd.transfer.put": self.transfers.put,
                 "aiograd.module.parameters": self._parameters,
                 "aiograd.module.state_dict": self._state_dict,
                 "aiograd.module.load_state_dict": self._load_state_dict,
@@ -171,7 +177,10 @@ class Objects:
     async def _delete(self, caller: Caller, ref: RemoteRef) -> bool:
         if not isinstance(ref, RemoteRef):
             raise ArgumentTypeError(f"expected a RemoteRef, found {type(ref).__name__}")
-        return self.table.remove(ref.key, ref.epoch, caller.principal)
+        is_removed = self.table.remove(ref.key, ref.epoch, caller.principal)
+        if is_removed:
+            self.transfers.drop(ref.key)
+        return is_removed
 
     async def _create_adapter(self, caller: Caller, ref: RemoteRef, name: str, others: list[RemoteRef], options: dict[str, Any]) -> RemoteRef:
         _check(name=(name, str), others=(others, list), options=(options, dict))
@@ -201,13 +210,14 @@ class Objects:
         share = self.table.share  # asking again takes no more room
         return {name: self.office.reference(share(value, caller.principal, caller.name)) for name, value in named.items()}
 
-    async def _state_dict(self, caller: Caller, ref: RemoteRef) -> dict[str, Any]:
+    async def _state_dict(self, caller: Caller, ref: RemoteRef, room: tuple[int, int, int]) -> tuple[None, list[Piece], bytes]:
         state = self._module(caller, ref).state_dict()
-        return {name: _plain(value) for name, value in state.items()}
+        items = [(name, _plain(value)) for name, value in state.items()]
+        return None, *self.transfers.send(caller, ref, items, room)
 
-    async def _load_state_dict(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
-        _check(state=(state, dict))
+    async def _load_state_dict(self, caller: Caller, ref: RemoteRef, number: bytes, pieces: list[Any]) -> bool:
         module = self._module(caller, ref)
+        state = dict(join(self.transfers.finish(caller, ref, number, pieces)))
         try:
             await current_engine().offload(functools.partial(module.load_state_dict, state))
         except ArgumentError as error:  # what does not fit is told in further lines, and only the first would cross
@@ -257,7 +267,7 @@ class Objects:
                 "from a checkpoint and run it again in a new context.",
                 workers=(self.office.name,),
             )
-        context.calls.discard(asyncio.current_task())  # leaving the context no longer ends it
+        context.calls.pop(asyncio.current_task(), None)  # leaving the context no longer ends it
         stepping = self.office.keep(stepped.step(number, context.key, context.grads), "step")
         await asyncio.shield(stepping)
         return stepped.taken
@@ -272,21 +282,25 @@ class Objects:
                 group.update(options)
         return True
 
-    async def _optimizer_state(self, caller: Caller, ref: RemoteRef) -> dict[str, Any]:
+    async def _optimizer_state(
+        self, caller: Caller, ref: RemoteRef, room: tuple[int, int, int]
+    ) -> tuple[dict[str, Any], list[Piece], bytes]:
         stepped = self._optimizer(caller, ref)
         async with stepped.lock:
             state = stepped.optimizer.state_dict()
-            values = [[number, _plain(value)] for number, value in state["state"].items()]
-            return {"taken": stepped.taken, "groups": _plain(state["param_groups"]), "state": values}
+            items = [(number, _plain(value)) for number, value in state["state"].items()]
+            head = {"taken": stepped.taken, "groups": _plain(state["param_groups"])}
+        return head, *self.transfers.send(caller, ref, apart(items), room)
 
-    async def _load_optimizer_state(self, caller: Caller, ref: RemoteRef, state: dict[str, Any]) -> bool:
-        _check(state=(state, dict))
+    async def _load_optimizer_state(self, caller: Caller, ref: RemoteRef, transfer: bytes, pieces: list[Any], head: dict[str, Any]) -> bool:
+        _check(head=(head, dict))
         stepped = self._optimizer(caller, ref)
-        if not {"taken", "groups", "state"} <= state.keys() or state["taken"].__class__ is not int:
+        values = dict(together(join(self.transfers.finish(caller, ref, transfer, pieces))))
+        if "groups" not in head or head.get("taken").__class__ is not int:
             raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
         async with stepped.lock:
-            stepped.optimizer.load_state_dict({"param_groups": state["groups"], "state": {n: values for n, values in state["state"]}})
-            stepped.taken, stepped.taken_with = state["taken"], None
+            stepped.optimizer.load_state_dict({"param_groups": head["groups"], "state": values})
+            stepped.taken, stepped.taken_with = head["taken"], None
         return True
 
 

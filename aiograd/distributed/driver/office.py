@@ -88,7 +88,9 @@ class Office:
         self.passes_begun = 0
         self.passes_committed = 0
         self.passes_aborted = 0
-        self._kept: set[asyncio.Task[None]] = set()
+        self._kept: dict[asyncio.Task[None], None] = {}
+        #: workers that were lost, and have not been seen to be back
+        self._lost: set[str] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self._handlers: dict[int, Callable[[Caller, Any, float], Awaitable[Any]]] = {
@@ -122,6 +124,7 @@ class Office:
                 await self.endpoint.aclose()
             finally:
                 self.objects.table.clear()
+                self.objects.transfers.clear()
                 kept = list(self._kept)
                 for task in kept:
                     task.cancel()
@@ -161,12 +164,12 @@ class Office:
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something that outlives its caller; it is cancelled when the worker closes."""
         task = self._loop.create_task(coroutine, name=f"aiograd:{self.name}:{name}")
-        self._kept.add(task)
+        self._kept[task] = None
         task.add_done_callback(self._let_go)
         return task
 
     def _let_go(self, task: asyncio.Task[None]) -> None:
-        self._kept.discard(task)
+        self._kept.pop(task, None)
         if not task.cancelled() and (error := task.exception()) is not None:
             logger.warning("worker %s: %s failed: %s", self.name, task.get_name(), error)
 
@@ -194,6 +197,8 @@ class Office:
             self.passes_aborted += 1
 
     def _on_lost(self, identity: Identity, error: WorkerLostError) -> None:
+        self._lost.add(identity.name)
+        self.objects.transfers.forget(identity)
         self.passes.on_lost(identity.name, identity.principal, error)
 
     # ---------------------------------------------------------------- contexts
@@ -223,12 +228,13 @@ class Office:
     async def release(self, context: Context) -> None:
         """Drop a context here and on every worker that got to know it from here; passes and calls that run in it end.
 
-        Waits for the other workers for a moment; telling them goes on after that.
+        Waits for those of the other workers that are within reach, for a moment; telling them goes on after that.
         """
         if not self.contexts.remove(context, self.now()):
             return
         context.is_released = True
-        telling = self.keep(self._tell_release(context), "release") if context.known_workers - {self.name} else None
+        self._lost = {name for name in self._lost if not self.endpoint.is_connected(name)}
+        telling = {name: self.keep(self._tell_release(context, name), "release") for name in sorted(context.known_workers - {self.name})}
         parts = self.passes.on_released(context)
         current = asyncio.current_task()
         if self.safeguards.release_ends_calls:
@@ -238,13 +244,11 @@ class Office:
         for part in parts:
             await part.wait_ended()
         context.drop()
-        if telling is not None:
-            await asyncio.wait([telling], timeout=self.limits.silence)
+        waiting = [task for name, task in telling.items() if name not in self._lost]
+        if waiting:
+            await asyncio.wait(waiting, timeout=self.limits.silence)
 
-    async def _tell_release(self, context: Context) -> None:
-        await asyncio.gather(*(self._tell_release_to(context, name) for name in sorted(context.known_workers - {self.name})))
-
-    async def _tell_release_to(self, context: Context, name: str) -> None:
+    async def _tell_release(self, context: Context, name: str) -> None:
         until = self.now() + self.limits.lease_seconds
         pause = self.limits.heartbeat
         lost = 0
@@ -285,7 +289,10 @@ class Office:
 def _describe(kind: int, value: Any) -> str:
     """What a request was about, for errors."""
     if kind == Kind.CALL and isinstance(value, tuple) and value and isinstance(value[0], str):
-        if value[0].startswith("aiograd.reference.call") and len(value) > 1 and isinstance(value[1], list) and len(value[1]) > 1:
-            return f"method {value[1][1]!s:.80}"
-        return value[0][:80]
+        function, args = value[0], value[1] if len(value) > 1 and isinstance(value[1], list) else []
+        if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference):
+            return f"{args[0].type_name:.80}.{args[1]!s:.80}"
+        if function == "aiograd.reference.create" and args:
+            return f"{args[0]!s:.80}"
+        return function[:80]
     return Kind(kind).name.lower() if kind in Kind._value2member_map_ else f"kind {kind}"

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from aiograd.distributed.driver.transfers import fetch, store
 from aiograd.distributed.module import RemoteModule
+from aiograd.distributed.pieces import apart, join, together
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, StepError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, StepError
 from aiograd.tensors.core import TensorCore
 
 logger = logging.getLogger("aiograd.distributed")
@@ -45,25 +47,37 @@ class DistributedOptimizer:
         self._class = getattr(optimizer, "__name__", optimizer)
         if not isinstance(self._class, str):
             raise ArgumentTypeError(f"DistributedOptimizer: expected a class such as ag.optim.SGD, found {type(optimizer).__name__}")
-        by_owner: dict[str, list[RemoteRef]] = {}
-        for item in refs:
-            ref = self._reference(item)
-            by_owner.setdefault(ref.owner, []).append(ref)
-        if not by_owner:
-            raise ArgumentError("DistributedOptimizer: got an empty list of parameters")
-        self._refs = by_owner
+        #: references that this object has made, to objects of this worker
+        self._own: list[RemoteRef] = []
+        self._refs = self._by_owner(refs)
         self._optimizers: dict[str, RemoteRef] = {}
         self._steps = 0
+        self._is_half_restored = False
         self._lock = asyncio.Lock()
+
+    def _by_owner(self, refs: Iterable[Any]) -> dict[str, list[RemoteRef]]:
+        items = list(refs)
+        for item in items:
+            if not isinstance(item, (RemoteRef, RemoteModule, TensorCore)) and not hasattr(item, "parameters"):
+                raise ArgumentTypeError(
+                    f"DistributedOptimizer: expected RemoteRefs, RemoteModules, parameters or modules, found {type(item).__name__}"
+                )
+        if not items:
+            raise ArgumentError("DistributedOptimizer: got an empty list of parameters")
+        by_owner: dict[str, list[RemoteRef]] = {}
+        for item in items:
+            ref = self._reference(item)
+            by_owner.setdefault(ref.owner, []).append(ref)
+        return by_owner
 
     def _reference(self, item: Any) -> RemoteRef:
         if isinstance(item, RemoteRef):
             return item
         if isinstance(item, RemoteModule):
             return item.ref
-        if isinstance(item, TensorCore) or hasattr(item, "parameters"):
-            return self.worker.refer(item)
-        raise ArgumentTypeError(f"DistributedOptimizer: expected RemoteRefs, RemoteModules, parameters or modules, found {type(item).__name__}")
+        ref = self.worker.refer(item)
+        self._own.append(ref)
+        return ref
 
     @property
     def steps(self) -> int:
@@ -71,14 +85,19 @@ class DistributedOptimizer:
         return self._steps
 
     async def _prepare(self) -> None:
+        if self._is_half_restored:
+            raise DistributedError("DistributedOptimizer: restore() did not get to its end, so some workers have no state; call it again")
+        await self._make_missing(None)
+
+    async def _make_missing(self, timeout: float | None) -> None:
         missing = [owner for owner in self._refs if owner not in self._optimizers]
-        outcomes = await asyncio.gather(*map(self._make, missing), return_exceptions=True)
-        for error in outcomes:
+        for error in await asyncio.gather(*(self._make(owner, timeout) for owner in missing), return_exceptions=True):
             if error is not None:
                 raise error
 
-    async def _make(self, owner: str) -> None:
-        self._optimizers[owner] = await self.worker.call(owner, "aiograd.optimizer.create", self._class, self._refs[owner], self.options)
+    async def _make(self, owner: str, timeout: float | None) -> None:
+        create = "aiograd.optimizer.create"
+        self._optimizers[owner] = await self.worker.call(owner, create, self._class, self._refs[owner], self.options, timeout=timeout)
 
     async def step(self, ctx: Any, *, timeout: float | None = None) -> None:
         """Update every parameter that has a gradient in `ctx`, on every worker.
@@ -92,14 +111,14 @@ class DistributedOptimizer:
 
         Raises:
             StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
-            checkpoint (`load_state_dict`) before going on. ContextReleasedError, ContextError: the context cannot be used. CommitUnknown: its
-            gradients may not be complete.
+            checkpoint (`load_state_dict`; `restore`, where one was lost) before going on. ContextReleasedError,
+            ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete.
         """
         ctx.check_open()
         if ctx.in_doubt:
             raise CommitUnknown(
-                f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, so they may not be complete. "
-                "Restore from a checkpoint and run it again in a new context."
+                f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, so they may not be "
+                "complete. Restore from a checkpoint and run it again in a new context."
             )
         await self._lock.acquire()
         taking = asyncio.get_running_loop().create_task(self._step(ctx, timeout), name=f"aiograd:{self.worker.name}:optimizer step")
@@ -155,27 +174,98 @@ class DistributedOptimizer:
             optimizers, self._optimizers, self._steps = self._optimizers, {}, 0
             await asyncio.gather(*(ref.delete() for ref in optimizers.values()))
 
-    async def state_dict(self) -> dict[str, Any]:
-        """The number of the last step, and the state of every worker's optimizer, by worker. Cancelling leaves everything as it is."""
+    async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The number of the last step, and the state of every worker's optimizer, by worker. Cancelling leaves everything as it is.
+
+        Args:
+            timeout: seconds, as of `Worker.call`.
+        """
         async with self._lock:
             await self._prepare()
-            states = await asyncio.gather(*(self.worker.call(owner, "aiograd.optimizer.state_dict", ref) for owner, ref in self._optimizers.items()))
+            states = await asyncio.gather(*(self._state_of(ref, timeout) for ref in self._optimizers.values()))
             return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
 
-    async def load_state_dict(self, state: Mapping[str, Any]) -> None:
+    async def _state_of(self, ref: RemoteRef, timeout: float | None) -> dict[str, Any]:
+        head, pieces = await fetch(self.worker, ref, "aiograd.optimizer.state_dict", timeout)
+        return {**head, "state": [[number, values] for number, values in together(join(pieces))]}
+
+    async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Continue from a `state_dict`, on every worker.
 
         Cancelled or failed midway, some workers may have been restored and others not: load again before stepping.
 
+        Args:
+            state: what `state_dict` returned.
+            timeout: seconds, as of `Worker.call`.
+
         Raises:
             ArgumentError: it is of other workers.
         """
-        states = state.get("workers") if isinstance(state, Mapping) else None
-        if not isinstance(states, Mapping) or set(states) != set(self._refs) or not isinstance(state.get("steps"), int):
-            raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(self._refs)}, as state_dict() returned it")
+        states = _checked(state, self._refs)
         async with self._lock:
             await self._prepare()
-            await asyncio.gather(
-                *(self.worker.call(owner, "aiograd.optimizer.load_state_dict", ref, states[owner]) for owner, ref in self._optimizers.items())
-            )
-            self._steps = state["steps"]
+            await self._load(states, state["steps"], timeout)
+
+    async def restore(self, refs: Iterable[Any], state: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Begin anew from a checkpoint with other references, after workers were lost and what they held was made again.
+
+        ::
+
+            await cluster.restart("left")
+            layer = await driver.remote_module("left", "Layer")
+            await layer.load_state_dict(saved_layer)
+            await optimizer.restore([layer], saved_optimizer)
+
+        Optimizers that were made before are deleted on the workers that can be reached. Cancelled or failed midway, steps are refused until it is
+        called again and succeeds.
+
+        Args:
+            refs: as of the constructor; on the same workers, with parameters in the same order.
+            state: what `state_dict` returned.
+            timeout: seconds for each of: deleting, making, loading; as of `Worker.call`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `refs` are of other workers than `state`, or not of the right kinds; nothing has changed.
+        """
+        own, self._own = self._own, []
+        try:
+            by_owner = self._by_owner(refs)
+            states = _checked(state, by_owner)
+        except BaseException:
+            made, self._own = self._own, own
+            await self._let_go(made, timeout)
+            raise
+        async with self._lock:
+            self._is_half_restored = True
+            old, self._optimizers, self._refs = self._optimizers, {}, by_owner
+            await self._let_go([*old.values(), *own], timeout)
+            self._steps = 0
+            await self._make_missing(timeout)
+            await self._load(states, state["steps"], timeout)
+            self._is_half_restored = False
+
+    async def _let_go(self, refs: Iterable[RemoteRef], timeout: float | None) -> None:
+        for error in await asyncio.gather(*(ref.delete(timeout=timeout) for ref in refs), return_exceptions=True):
+            if isinstance(error, BaseException) and not isinstance(error, DistributedError):
+                raise error
+
+    async def _load(self, states: Mapping[str, Any], steps: int, timeout: float | None) -> None:
+        loading = []
+        for owner, ref in self._optimizers.items():
+            head, values = dict(states[owner]), apart((number, each) for number, each in states[owner]["state"])
+            del head["state"]
+            loading.append(store(self.worker, ref, "aiograd.optimizer.load_state_dict", values, timeout, head))
+        await asyncio.gather(*loading)
+        self._steps = steps
+
+
+def _checked(state: Any, refs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The states of the workers."""
+    states = state.get("workers") if isinstance(state, Mapping) else None
+    if not isinstance(states, Mapping) or set(states) != set(refs) or not isinstance(state.get("steps"), int):
+        raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(refs)}, as state_dict() returned it")
+    for owner, each in states.items():
+        is_whole = isinstance(each, Mapping) and {"taken", "groups", "state"} <= each.keys() and isinstance(each["state"], Sequence)
+        if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 for entry in each["state"]):
+            raise ArgumentError(f"load_state_dict: the state of worker {owner!r} is not what state_dict() of a DistributedOptimizer returned")
+    return states

@@ -13,7 +13,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.contexts import Caller, is_place
 from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, tell_abort
-from aiograd.distributed.driver.gradients import CREATE, RETAIN, SMART
+from aiograd.distributed.driver.gradients import ANOMALY, CREATE, NAN, RETAIN, SMART
 from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.timers import expire_at, wait_for
 from aiograd.distributed.driver.walk import send_node
@@ -242,7 +242,8 @@ class Passes:
             part.parent = part.gradients.asker = caller.name
             part.place = tuple(rest[0]) if rest else ()
             failpoints.reach("bwd.before_compute")
-            with ModeScope(profiler=self.office.profiler, collect=context.recorder(part.place) if rest else None):
+            anomaly = bool(flags & NAN) if flags & ANOMALY else None
+            with ModeScope(profiler=self.office.profiler, anomaly=anomaly, collect=context.recorder(part.place) if rest else None):
                 part.start(context=self._surroundings(context, part))
         if part.task is not None:
             part.task.deliver(send, arrays)

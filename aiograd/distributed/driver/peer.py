@@ -39,7 +39,7 @@ from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer, Channel, Transport
-from aiograd.errors import AuthenticationError, DistributedError, UnknownPeerError, VersionMismatch, WorkerLostError
+from aiograd.errors import AuthenticationError, DistributedError, HostRefusedError, UnknownPeerError, VersionMismatch, WorkerLostError
 
 #: why a peer is lost whose process has been replaced by another
 RESTARTED = "it was restarted"
@@ -246,8 +246,9 @@ class Peer:
 
     def loss(self, conversation: Conversation, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
         """The error for one of those who wait."""
-        if conversation.identity is None and isinstance(cause, AuthenticationError | VersionMismatch):
-            return (AuthenticationError if isinstance(cause, AuthenticationError) else VersionMismatch)(str(cause))
+        for kind in (AuthenticationError, VersionMismatch, HostRefusedError):
+            if conversation.identity is None and isinstance(cause, kind):
+                return kind(str(cause))
         text = f"worker {self.name!r} was lost ({stage}): {reason}"
         is_gone = reason == RESTARTED or isinstance(cause, ConnectionRefusedError)
         error = WorkerLostError(

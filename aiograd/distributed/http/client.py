@@ -15,6 +15,7 @@ import aiohttp
 
 from aiograd.distributed.http.addresses import PeerAddress, bracket
 from aiograd.distributed.http.server import MAX_HEADERS, MAX_LINE, PATH, Collector, accept_key
+from aiograd.errors import HostRefusedError
 
 _UPGRADE = {"Upgrade": "websocket", "Connection": "Upgrade", "Sec-WebSocket-Version": "13"}
 
@@ -57,6 +58,7 @@ class HttpClient:
 
         Raises:
             ConnectionRefusedError: nobody listens there.
+            HostRefusedError: the worker there does not answer to this name.
             OSError: it cannot be reached, or it is not a worker.
         """
         key = base64.b64encode(entropy).decode()
@@ -83,8 +85,13 @@ class HttpClient:
 
     def _take_over(self, response: aiohttp.ClientResponse, peer: PeerAddress, key: str) -> Opened:
         status = response.status
+        if status == 403:
+            raise HostRefusedError(
+                f"connecting to {peer.url}: the worker there does not answer to the name {peer.host!r} (status 403). Start it with "
+                f"`aiograd worker --trusted-host {peer.host}` or Worker(trusted_hosts=[{peer.host!r}]), or use its host name or address in the URL"
+            )
         if status != 101:
-            raise ConnectionError(f"connecting to {peer.url}: expected to switch protocols, got status {status}{_advice(status, peer)}")
+            raise ConnectionError(f"connecting to {peer.url}: expected to switch protocols, got status {status}{_advice(status)}")
         headers = response.headers
         if headers.get("Upgrade", "").lower() != "websocket" or headers.get("Sec-WebSocket-Accept") != accept_key(key):
             raise ConnectionError(f"connecting to {peer.url}: the answer is not that of a WebSocket server")
@@ -105,9 +112,7 @@ class HttpClient:
         await self._session.close()
 
 
-def _advice(status: int, peer: PeerAddress) -> str:
-    if status == 403:
-        return f"; a worker answers only to its own names: add {peer.host!r} to its trusted_hosts"
+def _advice(status: int) -> str:
     if 300 <= status < 400:
         return "; redirects are not followed: use the URL of the worker itself"
     return ""

@@ -207,6 +207,7 @@ class HttpTransport:
             ArgumentError: the URL is no such URL.
             ConnectionRefusedError: nobody listens there.
             PermissionError: its name resolves to addresses that are out of bounds.
+            HostRefusedError: the worker does not answer to this name.
             OSError: it cannot be reached, or no worker answers.
             TimeoutError: not in time.
         """

@@ -78,9 +78,9 @@ class Engine:
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._executor: ComputeExecutor | None = None
         self._turns: Turns | None = None
-        #: the tasks of passes started with `execute`, and every pass there is
-        self._running: set[asyncio.Task[Any]] = set()
-        self._drivers: set[Driver] = set()
+        #: the tasks of passes started with `execute`, and every pass there is; in order, so that a simulated run can be repeated
+        self._running: dict[asyncio.Task[Any], None] = {}
+        self._drivers: dict[Driver, None] = {}
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
 
@@ -175,7 +175,7 @@ class Engine:
         task.delivered_by_future = True
         runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
         task.on_future = functools.partial(_stop_with_starter, asyncio.current_task(), runner)
-        self._running.add(runner)
+        self._running[runner] = None
         runner.add_done_callback(functools.partial(self._executed, task))
         return task
 
@@ -187,7 +187,7 @@ class Engine:
             del task
 
     def _executed(self, task: GraphTask, runner: asyncio.Task[None]) -> None:
-        self._running.discard(runner)
+        self._running.pop(runner, None)
         task.on_future = None
         if not task.completed:  # cancelled before it could begin
             task.cancelled()
@@ -237,7 +237,7 @@ class Engine:
 
     async def _drive(self, task: GraphTask) -> None:
         driver = Driver(self, task, not_none(self._turns))
-        self._drivers.add(driver)
+        self._drivers[driver] = None
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
         try:
@@ -251,7 +251,7 @@ class Engine:
             task.finish()
         finally:
             driver.close()
-            self._drivers.discard(driver)
+            self._drivers.pop(driver, None)
             if driver.ended is not None:
                 driver.ended.set_result(None)
             if profiler is not None:

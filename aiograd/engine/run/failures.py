@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 
 
-def clear_frames(error: BaseException) -> None:
+def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None:
     """Let an exception hold on to the user's frames only.
 
     The engine's frames refer to the pass, which refers to the error: a cycle that would keep the graph until the garbage collector runs.
+
+    Args:
+        package: whose frames are cleared.
     """
     chain: list[BaseException] = [error]
     for link in chain:
         trace = link.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__", "").startswith("aiograd.engine."):
+            if trace.tb_frame.f_globals.get("__name__", "").startswith(package):
                 with contextlib.suppress(RuntimeError):  # still running
                     trace.tb_frame.clear()
             trace = trace.tb_next

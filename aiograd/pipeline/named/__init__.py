@@ -1,6 +1,6 @@
 """The schedules of the literature, by name.
 
-`single`, `looped`, `zero_bubble` and `dual_pipe` have one generator each per schedule, with its timetable; Note [Generators] in `row` says
+`single`, `looped`, `zero_bubble`, `v_shape` and `dual_pipe` have one generator each per schedule, with its timetable; Note [Generators] in `row` says
 how to read them.
 """
 
@@ -14,16 +14,17 @@ from aiograd.pipeline.named.dual_pipe import DUAL_PIPE_V
 from aiograd.pipeline.named.looped import INTERLEAVED_1F1B, INTERLEAVED_ZERO_BUBBLE, LOOPED_BFS
 from aiograd.pipeline.named.row import Family, Size
 from aiograd.pipeline.named.single import FORWARD_ONLY, GPIPE, ONE_F_ONE_B
+from aiograd.pipeline.named.v_shape import V_HALF, V_MIN
 from aiograd.pipeline.named.zero_bubble import ZB_H1, ZB_H2, ZB_V
 from aiograd.pipeline.schedule import Schedule
 
 FAMILIES: Final = (
-    GPIPE, ONE_F_ONE_B, INTERLEAVED_1F1B, LOOPED_BFS, INTERLEAVED_ZERO_BUBBLE, ZB_H1, ZB_H2, ZB_V, DUAL_PIPE_V, FORWARD_ONLY,
+    GPIPE, ONE_F_ONE_B, INTERLEAVED_1F1B, LOOPED_BFS, INTERLEAVED_ZERO_BUBBLE, ZB_H1, ZB_H2, ZB_V, V_HALF, V_MIN, DUAL_PIPE_V, FORWARD_ONLY,
 )  # fmt: skip
 
 #: other names in use. PyTorch's two base classes stand for the plainest schedule with one stage and with several stages per rank.
 ALIASES: Final = {
-    "ZB1P": INTERLEAVED_ZERO_BUBBLE, "ZBV": ZB_V, "ZB-V": ZB_V, "ZBH1": ZB_H1, "ZBH2": ZB_H2,
+    "ZB1P": INTERLEAVED_ZERO_BUBBLE, "ZBV": ZB_V, "ZB-V": ZB_V, "ZBH1": ZB_H1, "ZBH2": ZB_H2, "VHalf": V_HALF, "VMin": V_MIN,
     "PipelineScheduleSingle": GPIPE, "PipelineScheduleMulti": LOOPED_BFS,
 }  # fmt: skip
 

@@ -1,9 +1,18 @@
 """Running pipelines: everything of `aiograd.pipeline` that waits on an event loop.
 
-`pipeline` is the public face; `local` runs the ranks of one process; `mailbox` and `together` are what they are made of.
+==============  =========================================================================================
+`pipeline`      the public face
+`fleet`         all hosts of a pipeline: what they do together, the commit, the replacement of lost ones
+`host`          the ranks that live in one process, from step to step; also on workers
+`local`         those ranks during one step
+`outbox`        values on their way to other processes
+`mailbox`       values that wait for a rank
+`together`      coroutines that stand or fall together
+==============  =========================================================================================
 """
 
 from __future__ import annotations
 
+from aiograd.pipeline.run.host import StageHost as StageHost
 from aiograd.pipeline.run.local import Event as Event
 from aiograd.pipeline.run.pipeline import Pipeline as Pipeline

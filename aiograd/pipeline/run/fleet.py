@@ -82,6 +82,7 @@ class Fleet:
         self.remotes = self._remotes(owner for owner in homes.values())
         self.local = StageHost([], self._part(charge.stages, {rank for rank, owner in homes.items() if owner is None}))
         self._local_ref: Any = None
+        #: how often each rank has been replaced
         self._generations = dict.fromkeys(homes, 0)
         self._replacing = asyncio.Lock()
         if self.remotes and self.local_ranks and self._worker is None:
@@ -213,13 +214,14 @@ class Fleet:
         if self._respawn is None:
             raise error or PipelineError(f"worker {remote.owner} was lost")
         async with self._replacing:
-            replacements = await self._replace(remote, step)
-        return _merged((await together({f"worker {each.owner}, in place of {remote.owner}": self._run(each, step, trains) for each in replacements})).values())
+            replacements = await self._replace(remote, step, self._respawn)
+        work = {f"worker {each.owner}, in place of {remote.owner}": self._run(each, step, trains) for each in replacements}
+        return _merged((await together(work)).values())
 
-    async def _replace(self, remote: Remote, step: int) -> list[Remote]:
+    async def _replace(self, remote: Remote, step: int, respawn: Callable[[int], Any]) -> list[Remote]:
         ranks = remote.ranks
         for index in remote.charge.stages:
-            module = self._respawn(index) if self._respawn is not None else None
+            module = respawn(index)
             stage = as_stage(await module if suspends(module) else module)
             if owner_of(stage) is None:
                 raise ArgumentTypeError(f"respawn({index}) returned {stage!r}; expected a module on a worker, in place of the one on {remote.owner}")

@@ -72,7 +72,8 @@ class Charge(NamedTuple):
             ArgumentError: it makes no sense.
         """
         try:
-            stages = {int(index): Stage(module, pass_indices=bool(flag)) for (index, flag), module in zip(options["stages"].items(), modules, strict=True)}
+            flags = options["stages"].items()
+            stages = {int(index): Stage(module, pass_indices=bool(flag)) for (index, flag), module in zip(flags, modules, strict=True)}
             training, evaluation = (
                 {int(rank): tuple(map(_action, text.split())) for rank, text in options[mode].items()} for mode in ("training", "evaluation")
             )
@@ -96,7 +97,8 @@ class Charge(NamedTuple):
     def check(self) -> None:
         """Raise unless stages, rows and numbers fit each other."""
         mine = {self.stage_to_rank[index] for index in self.stages if 0 <= index < len(self.stage_to_rank)}
-        if any(index >= len(self.stage_to_rank) or index < 0 for index in self.stages) or self.training.keys() - mine or self.evaluation.keys() - mine:
+        is_strange = any(not 0 <= index < len(self.stage_to_rank) for index in self.stages)
+        if is_strange or not mine >= self.training.keys() | self.evaluation.keys():
             raise ArgumentError("a malformed request for stages of a pipeline: its ranks and stages do not fit each other")
         for action in (action for rows in (self.training, self.evaluation) for row in rows.values() for action in row):
             for part in action.parts or (action,):
@@ -135,7 +137,7 @@ class Session:
         self.outbox.close()
         for mailbox in self.mailboxes.values():
             mailbox.clear()
-        if self.runner is not None and self.runner is not asyncio.current_task():
+        if self.runner is not None:
             self.runner.cancel()
         self.runner = None
 
@@ -207,6 +209,7 @@ class StageHost:
                 losses, outputs = site.results()
                 await ready((losses, outputs))
         except BaseException:
+            session.runner = None
             session.drop()
             raise
         session.runner = None

@@ -63,9 +63,7 @@ class Site:
     def __init__(self, work: Work, traffic: Traffic, events: list[Event] | None = None) -> None:
         self.work = work
         self.traffic = traffic
-        self.staging = (
-            Staging({index: stage.leaves() for index, stage in work.stages.items()}, work.microbatches) if work.trains else None
-        )
+        self.staging = Staging({index: stage.leaves() for index, stage in work.stages.items()}, work.microbatches) if work.trains else None
         self.runs = {
             index: StageRun(
                 stage,
@@ -89,8 +87,17 @@ class Site:
         Raises:
             PipelineError: an action failed.
         """
-        if self.ranks:
+        try:
             await together({name: rank.run() for name, rank in self.ranks.items()}, self._whereabouts, self.traffic.outbox.failure)
+        except BaseException:
+            self.clear()
+            raise
+
+    def clear(self) -> None:
+        """Let go of what is kept for microbatches, and of what ties ranks together."""
+        for rank in self.ranks.values():
+            rank.clear()
+        self.ranks.clear()
 
     def _whereabouts(self, name: str) -> str:
         action = self.ranks[name].current
@@ -113,10 +120,10 @@ class Site:
 
     def results(self) -> tuple[list[Any] | None, list[Any] | None]:
         """Losses and outputs by microbatch, where the last stage runs here. Once."""
-        run = self.runs.pop(self.work.last, None)
-        if run is None:
-            return None, None
-        return [run.losses[i] for i in sorted(run.losses)], [run.outputs[i] for i in sorted(run.outputs)]
+        run = self.runs.get(self.work.last)
+        losses, outputs = (None, None) if run is None else ([part[i] for i in sorted(part)] for part in (run.losses, run.outputs))
+        self.clear()
+        return losses, outputs
 
 
 class _Exchange:

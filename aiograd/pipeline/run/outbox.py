@@ -3,7 +3,8 @@
 Note [Repeating what was sent]
     Where lost workers are replaced, an outbox keeps what it has sent until the step is over. A replacement begins with nothing: it carries out its
     ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop what they have already.
-    So all it needs of the others is that they repeat what they had sent.
+    So all it needs of the others is that they repeat what they had sent. What could not be delivered is tried again until it can, or until the
+    rank is somewhere else: it may be that only the two of them have lost contact.
 """
 
 from __future__ import annotations
@@ -17,7 +18,10 @@ from aiograd.pipeline.parcel import Parcel
 from aiograd.pipeline.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
 
 #: how it shows that a worker, or what it had in its memory, is gone
-GONE = (WorkerLostError, ReferenceLostError, UnknownPeerError)
+GONE = (WorkerLostError, ReferenceLostError)
+
+#: seconds until what could not be delivered is tried again
+PAUSE = 0.25
 
 _KINDS = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple}
 
@@ -80,15 +84,23 @@ class Outbox:
             self.failure.exception()
 
     async def _send(self, entry: Entry) -> None:
-        route = self._routes.get(entry.rank)
-        if route is None:
-            raise PipelineError(f"rank {entry.rank} of a pipeline is nowhere: a value for its stage {entry.key[1]} cannot be sent")
-        try:
-            await route[1].call("receive", self._step, entry.rank, *entry.key, entry.value)
-        except GONE:
-            if not self._keeps:
-                raise
-            return  # it is repeated to whoever comes in its place
+        while True:
+            route = self._routes.get(entry.rank)
+            if route is None:
+                raise PipelineError(f"rank {entry.rank} of a pipeline is nowhere: a value for its stage {entry.key[1]} cannot be sent")
+            try:
+                await route[1].call("receive", self._step, entry.rank, *entry.key, entry.value)
+                break
+            except UnknownPeerError as error:
+                raise PipelineError(
+                    f"a value for stage {entry.key[1]} of a pipeline, on rank {entry.rank}, cannot be sent: {error}. Workers that have neighbouring "
+                    "stages have to know each other: Worker.add_peer"
+                ) from error
+            except GONE:
+                if not self._keeps:
+                    raise
+            if self._routes[entry.rank] is route:
+                await asyncio.sleep(PAUSE)
         entry.is_delivered = True
         if not self._keeps:
             del self._entries[entry]
@@ -96,8 +108,8 @@ class Outbox:
             self._idle.set_result(None)
 
     async def repeat(self, ranks: set[int]) -> None:
-        """Send again what has been sent to these ranks. Cancelling stops it."""
-        for entry in [entry for entry in self._entries if entry.rank in ranks]:
+        """Send again what has been delivered to these ranks. Cancelling stops it."""
+        for entry in [entry for entry in self._entries if entry.rank in ranks and entry.is_delivered]:
             await self._send(entry)
 
     @property
@@ -139,5 +151,3 @@ def received(kind: str, value: Any) -> Any:
     if kind == ENTRY and (len(value) != 2 or value[0].__class__ is not tuple or value[1].__class__ is not dict):
         raise ArgumentError("malformed arguments for the first stage of a pipeline")
     return value
-
-

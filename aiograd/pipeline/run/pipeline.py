@@ -24,6 +24,7 @@ from typing import Any, Self
 
 from aiograd.checkpointing import leaves_of
 from aiograd.engine.run import check_can_run
+from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
 from aiograd.modes import current_mode, no_grad
 from aiograd.pipeline.action import Action, ActionKind
@@ -153,7 +154,8 @@ class Pipeline:
             ArgumentError: a kind that cannot be handled. ArgumentTypeError: no callable.
         """
         if kind not in HANDLED:
-            raise ArgumentError(f"register_action({kind}): values between ranks are moved by the pipeline itself; expected one of {', '.join(k.value for k in HANDLED)}")
+            allowed = ", ".join(each.value for each in HANDLED)
+            raise ArgumentError(f"register_action({kind}): the pipeline itself moves values between ranks; expected one of {allowed}")
         if not callable(handler):
             raise ArgumentTypeError(f"register_action({kind}): expected a function, found {type(handler).__name__}")
         self._handlers[kind] = handler
@@ -189,10 +191,17 @@ class Pipeline:
             raise ModeError("Pipeline.step() computes gradients, but grad mode is off; call eval() for the forward alone")
         if not self._plan.training:
             raise ArgumentError("Pipeline.step(): the schedule has forwards only; call eval(), or use a schedule with backwards")
-        calls, targets = self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs)
+        running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs))
+        del x, target, arg_mbs, kwarg_mbs, target_mbs, kwargs
+        try:
+            return await running
+        except BaseException as error:
+            clear_frames(error, "aiograd.pipeline.")
+            raise
+
+    async def _step(self, calls: list[Call], targets: list[Any] | None) -> list[Any]:
         async with self._turn:
             session = await self._begin(calls, targets)
-            del calls, targets, x, target, kwargs, arg_mbs, kwarg_mbs, target_mbs
             losses = (await self._fleet.run(session, True))["losses"]
             if losses is None or len(losses) != self._plan.microbatches:
                 await self._fleet.abort(session)
@@ -214,13 +223,20 @@ class Pipeline:
         """
         check_can_run("Pipeline.eval()")
         with no_grad():
-            calls, _ = self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)
-            async with self._turn:
-                session = await self._begin(calls, None)
-                del calls, x, kwargs, arg_mbs, kwarg_mbs
-                outputs = (await self._fleet.run(session, False))["outputs"]
-                await self._fleet.abort(session)  # there is nothing to commit
-            return merge_microbatches(outputs or [], self._specs[2])
+            running = self._eval(self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)[0])
+            del x, arg_mbs, kwarg_mbs, kwargs
+            try:
+                return await running
+            except BaseException as error:
+                clear_frames(error, "aiograd.pipeline.")
+                raise
+
+    async def _eval(self, calls: list[Call]) -> Any:
+        async with self._turn:
+            session = await self._begin(calls, None)
+            outputs = (await self._fleet.run(session, False))["outputs"]
+            await self._fleet.abort(session)  # there is nothing to commit
+        return merge_microbatches(outputs or [], self._specs[2])
 
     # ---------------------------------------------------------------- parts
 
@@ -233,14 +249,17 @@ class Pipeline:
         self._steps += 1
         session = self._fleet.open(self._steps)
         ranks = self._plan.stage_to_rank
-        for microbatch, call in enumerate(calls):
-            session.put(ranks[0], (ENTRY, 0, microbatch), call)
+        for microbatch in range(len(calls)):
+            session.put(ranks[0], (ENTRY, 0, microbatch), calls[microbatch])
+        calls.clear()  # nobody but the first stage holds on to the microbatches
         last = self._charge.loss_stage
         for microbatch in range(self._plan.microbatches):
             session.put(ranks[last], (TARGET, last, microbatch), () if targets is None else (targets[microbatch],))
         return session
 
-    def _split(self, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any) -> tuple[list[Call], list[Any] | None]:
+    def _split(
+        self, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any
+    ) -> tuple[list[Call], list[Any] | None]:
         args = x if x.__class__ is tuple else (x,)
         stages = self._fleet.stages
         self._check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
@@ -257,8 +276,14 @@ class Pipeline:
     def _check_arguments(tree: Any, leaves_process: bool) -> None:
         for tensor in leaves_of(tree, TensorCore):
             if tensor.requires_grad and (leaves_process or not tensor.is_leaf):
-                why = "the first or last stage is on another worker" if leaves_process else "it was made by an operation, whose graph would be run through often"
-                raise ArgumentError(f"an argument of shape {list(tensor.shape)} requires grad, and {why}: detach() it, and differentiate further by hand")
+                why = (
+                    "its stage is on another worker"
+                    if leaves_process
+                    else "it was made by an operation, whose graph each microbatch would run through"
+                )
+                raise ArgumentError(
+                    f"an argument of shape {list(tensor.shape)} requires grad, and {why}: detach() it, or make it part of the first stage"
+                )
 
 
 def _as_it_is(*values: Any) -> Any:

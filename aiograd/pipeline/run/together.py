@@ -25,6 +25,8 @@ async def together(
     Returns:
         Their results, by name.
     """
+    if not coroutines:
+        return {}
     loop = asyncio.get_running_loop()
     tasks = {name: loop.create_task(coroutine, name=f"aiograd:{name}") for name, coroutine in coroutines.items()}
     names = {task: name for name, task in tasks.items()}
@@ -46,7 +48,7 @@ async def together(
         failure.add_done_callback(on_failure)
     try:
         await waker
-    except BaseException:
+    except (Exception, asyncio.CancelledError):
         cancelled = await end(list(tasks.values()))
         if cancelled is not None:
             raise cancelled from None
@@ -62,10 +64,7 @@ async def together(
         raise cancelled
     if failed.cancelled():
         raise PipelineError(f"{names[failed]} of a pipeline was cancelled by its own code{whereabouts(names[failed])}")
-    try:
-        raise failed.exception() or RuntimeError
-    finally:
-        del failed, tasks, ended, names  # the traceback refers to this frame
+    raise failed.exception() or RuntimeError
 
 
 async def end(tasks: list[asyncio.Task[Any]]) -> asyncio.CancelledError | None:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import enum
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TypeAlias
 
 from aiograd.pipeline.search.machine import FORWARD, INPUT, WEIGHT, Machine, Orders
@@ -60,6 +60,7 @@ class _Greedy:
         self.whole = [0] * machine.ranks
         self.partial = [0] * machine.ranks
         self.bubble = [0.0] * machine.ranks
+        self.largest_bubble = 0.0
         self.orders: Orders = [[] for _ in range(machine.ranks)]
 
     def make(self) -> Orders | None:
@@ -73,11 +74,13 @@ class _Greedy:
                     rank, choice = other, offered
             if choice is None:
                 return None
-            touched = self.take(rank, *choice)
+            largest = self.largest_bubble
+            touched: Iterable[int] = self.take(rank, *choice)
             left -= 1
-            for other in range(machine.ranks) if self.gaps is Gaps.WORST else touched:
+            if self.gaps is Gaps.WORST and self.largest_bubble > largest:
+                touched = range(machine.ranks)
+            for other in touched:
                 choices[other] = self.choose(other)
-        machine.steps_timed += 36 * machine.microbatches * len(machine.homes)  # what a step takes here, in steps timed
         return self.orders
 
     def take(self, rank: int, start: float, step: int) -> set[int]:
@@ -85,6 +88,7 @@ class _Greedy:
         machine, kind = self.machine, step % 3
         if self.orders[rank]:
             self.bubble[rank] += start - self.now[rank]
+            self.largest_bubble = max(self.largest_bubble, self.bubble[rank])
         self.now[rank] = start + machine.duration[step]
         self.ends[step].append(self.now[rank])
         self.orders[rank].append(step)
@@ -95,6 +99,7 @@ class _Greedy:
 
     def choose(self, rank: int) -> _Choice | None:
         """What a rank does next, as far as it is known by now."""
+        self.machine.steps_timed += 8 * len(self.machine.stages_of[rank])  # what this takes, in steps timed
         now = self.now[rank]
         best: tuple[float, int, int] | None = None  # start, F after I, later stages first
         for stage in self.machine.stages_of[rank]:
@@ -112,7 +117,7 @@ class _Greedy:
         start, step = best[0], -best[2]
         gap = start - now
         fits = self.machine.duration[weight] <= gap or self.gaps is Gaps.ALL
-        if gap > 0 and (fits or (self.gaps is Gaps.WORST and self.orders[rank] and self.bubble[rank] + gap > max(self.bubble))):
+        if gap > 0 and (fits or (self.gaps is Gaps.WORST and self.orders[rank] and self.bubble[rank] + gap > self.largest_bubble)):
             return now, weight
         if step % 3 == FORWARD and not self.has_room(rank):
             return now, weight

@@ -56,7 +56,9 @@ class Machine:
         memory_limit: most activations of a rank, in the unit of `Costs.activation_memory`; None for no limit.
     """
 
-    __slots__ = ("homes", "ranks", "microbatches", "stages_of", "duration", "source", "lag", "home", "whole", "partial", "limit", "work", "steps_timed")
+    __slots__ = (
+        "homes", "ranks", "microbatches", "stages_of", "duration", "source", "lag", "home", "whole", "partial", "limit", "work", "steps_timed",
+    )  # fmt: skip
 
     def __init__(self, homes: Sequence[int], ranks: int, microbatches: int, costs: Costs, memory_limit: float | None) -> None:
         self.homes = tuple(homes)
@@ -199,9 +201,8 @@ class Machine:
 
     def orders_of(self, schedule: Schedule) -> Orders:
         """The orders of a compute-only schedule: B taken apart, and OVERLAP_F_B."""
-        return [
-            [3 * part.stage + kind for action in row if action for part in action.computations for kind in _STEPS[part.kind]] for row in schedule.ranks
-        ]
+        computations = ([part for action in row if action for part in action.computations] for row in schedule.ranks)
+        return [[3 * part.stage + kind for part in row for kind in _STEPS[part.kind]] for row in computations]
 
     def schedule_of(self, orders: Orders, name: str) -> Schedule:
         """The schedule that orders stand for."""

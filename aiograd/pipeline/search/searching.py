@@ -1,0 +1,210 @@
+"""Searches for a schedule that wastes little time with given costs, within given memory.
+
+Note [How it is searched]
+    1. All schedules of the literature that have the right size, so that the result is as good as the best of them.
+    2. For one stage per rank, the heuristic of the zero-bubble paper in all its settings (`rounds`); how many forwards each stage takes ahead
+       is then varied by one at a time, as long as that helps.
+    3. A greedy one (`greedy`) for each layout; how many microbatches each stage may hold is varied likewise.
+    4. The best of all these are improved by moving single actions (`descent`).
+
+    The search ends as soon as no time is wasted, or after an effort that is counted in steps timed: the result depends on the arguments
+    alone and takes seconds. Of schedules that take the same time the one that keeps least is preferred.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Final, NamedTuple
+
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.pipeline.costs import Costs
+from aiograd.pipeline.layout import Layout, stage_layout
+from aiograd.pipeline.named import FAMILIES, build_named
+from aiograd.pipeline.named.row import Size
+from aiograd.pipeline.schedule import Schedule
+from aiograd.pipeline.search.descent import descend
+from aiograd.pipeline.search.greedy import Gaps, greedily
+from aiograd.pipeline.search.machine import FORWARD, INPUT, TOLERANCE, WEIGHT, Machine, Order, Orders
+from aiograd.pipeline.search.rounds import SETTINGS, in_rounds
+
+#: steps timed while varying one heuristic, and while moving actions; a million takes about a quarter of a second
+_EFFORT: Final = 2_500_000
+#: how many of the best are improved by moving actions
+_IMPROVED: Final = 4
+
+
+class _Found(NamedTuple):
+    """Orders that keep to the limit of memory."""
+
+    #: longest span, and sum of the squares of all
+    score: tuple[float, float]
+    #: most memory of a rank
+    peak: float
+    machine: Machine
+    orders: Orders
+    name: str
+
+
+def search_schedule(
+    ranks: int, microbatches: int, stages_per_rank: int = 1, *, costs: Costs | None = None, memory_limit: float | None = None
+) -> Schedule:
+    """A schedule that wastes little time with given costs, within given memory; see Note [How it is searched].
+
+    It takes no more time than any schedule of the literature that keeps to the limit.
+
+    Args:
+        ranks: number of ranks.
+        microbatches: number of microbatches.
+        stages_per_rank: number of stages of each rank. How they are laid out is up to the search.
+        costs: what one microbatch costs; None: equal times and free transfers.
+        memory_limit: the most activations a rank may keep, in the unit of `costs.activation_memory`; None: no limit.
+
+    Returns:
+        A compute-only schedule.
+
+    Raises:
+        ArgumentError: numbers that do not fit, or a limit that does not hold a single microbatch.
+        ArgumentTypeError: values of other types.
+    """
+    size = Size(ranks, microbatches, stages_per_rank)
+    for field, value in zip(("ranks", "microbatches", "stages_per_rank"), size, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ArgumentTypeError(f"{field} of a pipeline schedule is an int, not {type(value).__name__}")
+        if value < 1:
+            raise ArgumentError(f"{field} of a pipeline schedule is at least 1, not {value}")
+    if costs is not None and not isinstance(costs, Costs):
+        raise ArgumentTypeError(f"costs of a search for a pipeline schedule must be Costs(forward, ...), not {type(costs).__name__}")
+    if memory_limit is not None and (isinstance(memory_limit, bool) or not isinstance(memory_limit, int | float)):
+        raise ArgumentTypeError(f"memory_limit of a pipeline schedule must be a number or None, not {type(memory_limit).__name__}")
+    return _Search(size, Costs(1, 1, 1) if costs is None else costs, memory_limit).run()
+
+
+class _Search:
+    def __init__(self, size: Size, costs: Costs, memory_limit: float | None) -> None:
+        self.size = size
+        self.costs = costs
+        self.memory_limit = memory_limit
+        layouts: tuple[Layout, ...] = ("loop",) if size.chunks == 1 else ("loop", "v")
+        self.machines = {layout: self.machine(layout) for layout in layouts}
+        machine = self.machines["loop"]
+        one_by_one: Order = [kind for stage in range(size.chunks) for kind in [3 * stage * size.ranks + FORWARD]]
+        one_by_one += [step + kind for step in reversed(one_by_one) for kind in (INPUT, WEIGHT)]
+        least = machine.peak(one_by_one)
+        if not least <= machine.limit:
+            raise ArgumentError(
+                f"memory_limit={memory_limit} does not hold the activations of one microbatch, {least:g}: no schedule of {size.ranks} ranks with "
+                f"{size.chunks} stages each keeps less; raise the limit or make the microbatches smaller"
+            )
+        self.found: list[_Found] = []
+
+    def machine(self, layout: Layout) -> Machine:
+        return Machine(
+            stage_layout(self.size.ranks, self.size.stages, layout), self.size.ranks, self.size.microbatches, self.costs, self.memory_limit
+        )
+
+    def run(self) -> Schedule:
+        for part in (self.literature, self.rounds, self.greedy, self.improve):
+            part()
+            if self.best.score[0] <= self.best.machine.bound:
+                break
+        best = self.best
+        return best.machine.schedule_of(best.orders, f"auto ({best.name})").validate()
+
+    @property
+    def best(self) -> _Found:
+        """Of those that take least time the first that keeps least."""
+        least = min(found.score[0] for found in self.found)
+        return min((found for found in self.found if found.score[0] <= least * (1 + TOLERANCE)), key=lambda found: found.peak)
+
+    def add(self, machine: Machine, orders: Orders | None, name: str) -> _Found | None:
+        """Takes note of orders if they can run within the limit."""
+        if orders is None or not machine.fits(orders):
+            return None
+        timing = machine.time(orders)
+        if timing is None:
+            return None
+        found = _Found(timing.score, max(map(machine.peak, orders)), machine, orders, name)
+        self.found.append(found)
+        return found
+
+    def literature(self) -> None:
+        for family in FAMILIES:
+            if not family.check(self.size):
+                schedule = build_named(family.name, *self.size)
+                if not schedule.is_forward_only:
+                    machine = self.machines[family.layout]
+                    self.add(machine, machine.orders_of(schedule), family.name)
+        if not self.found:  # greedy always finds one
+            self.greedy()
+
+    def rounds(self) -> None:
+        if self.size.chunks > 1:
+            return
+        machine = self.machines["loop"]
+
+        def make(ahead: list[int] | None) -> Iterable[Orders | None]:
+            return (in_rounds(machine, switches, ahead) for switches in SETTINGS if ahead is None or switches.stay_in_time)
+
+        self.vary(machine, make, _ahead, "rounds")
+
+    def greedy(self) -> None:
+        for layout, machine in self.machines.items():
+
+            def make(caps: list[int] | None, machine: Machine = machine) -> Iterable[Orders | None]:
+                return (greedily(machine, gaps, caps) for gaps in Gaps)
+
+            self.vary(machine, make, _held, f"greedy, {layout}")
+
+    def vary(
+        self,
+        machine: Machine,
+        make: Callable[[list[int] | None], Iterable[Orders | None]],
+        measure: Callable[[Machine, Orders], list[int]],
+        name: str,
+    ) -> None:
+        """Takes note of what a heuristic makes, then varies one number per stage that it takes, up and down, as long as that helps."""
+        end = machine.steps_timed + _EFFORT
+        best: _Found | None = None
+        for orders in make(None):
+            found = self.add(machine, orders, name)
+            if found is not None and (best is None or found.score < best.score):
+                best = found
+        if best is None:
+            return
+        numbers = measure(machine, best.orders)
+        helped = True
+        while helped and machine.steps_timed < end and best.score[0] > machine.bound:
+            helped = False
+            for stage in range(len(numbers)):
+                for change in (1, -1):
+                    varied = numbers.copy()
+                    varied[stage] += change
+                    if not 1 <= varied[stage] <= self.size.microbatches or machine.steps_timed >= end:
+                        continue
+                    for orders in make(varied):
+                        found = self.add(machine, orders, name)
+                        if found is not None and found.score < best.score:
+                            best, numbers, helped = found, varied, True
+
+    def improve(self) -> None:
+        chosen: dict[str, _Found] = {}  # one of each kind: those of one kind end alike
+        for found in sorted(self.found, key=lambda found: found.score):
+            chosen.setdefault(found.name, found)
+        for found in list(chosen.values())[:_IMPROVED]:
+            self.add(found.machine, descend(found.machine, found.orders, _EFFORT // _IMPROVED), found.name)
+
+
+def _ahead(machine: Machine, orders: Orders) -> list[int]:
+    """How many forwards each rank takes before its first input backward."""
+    return [next(position for position, step in enumerate(order) if step % 3 == INPUT) for order in orders]
+
+
+def _held(machine: Machine, orders: Orders) -> list[int]:
+    """How many microbatches each stage has at most between F and I."""
+    most = [0] * len(machine.homes)
+    for order in orders:
+        held = [0] * len(machine.homes)
+        for step in order:
+            held[step // 3] += (step % 3 == FORWARD) - (step % 3 == INPUT)
+            most[step // 3] = max(most[step // 3], held[step // 3])
+    return most

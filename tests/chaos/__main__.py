@@ -1,0 +1,188 @@
+"""``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
+
+``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
+compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import itertools
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor, as_completed
+from typing import Any, NamedTuple
+
+from tests.chaos import batches
+from tests.chaos.ablations import PROTECTIONS
+from tests.chaos.batches import Batch
+from tests.chaos.cells import CELLS, FAULTS, Cell
+from tests.chaos.mix import Mix
+from tests.chaos.processes import run_processes
+from tests.chaos.report import Report, cell_table
+from tests.chaos.shrink import attempt, shrink
+from tests.chaos.world import run_seed
+
+PARTS = ("seeds", "cells", "ablations", "cancel", "replay", "proxied", "processes")
+#: runs in one piece of work
+PIECE = 50
+
+
+class Size(NamedTuple):
+    """How much of everything."""
+
+    seeds: int
+    #: runs per kind of fault, and how often each cell has to be met
+    cells: int
+    least: int
+    #: seeds until which a missing protection has to be noticed
+    ablations: int
+    #: graphs
+    cancel: int
+    #: seeds that are run three times
+    replay: int
+    proxied: int
+    #: per point and role
+    kills: int
+    stops: int
+    ends: int
+
+
+CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replay=20, proxied=20, kills=1, stops=5, ends=20)
+RELEASE = Size(seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replay=200, proxied=500, kills=20, stops=100, ends=500)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run what was asked for; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
+    parser.add_argument("--seeds", type=int, help=f"random runs (default {CHAOS.seeds:,})")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
+    parser.add_argument("--seed", help="run one seed, tell its story, and shrink it if it fails")
+    parser.add_argument("--release", action="store_true", help="as much as before a release: many hours")
+    parser.add_argument("--hashes", type=int, nargs=2, metavar=("FIRST", "LAST"), help="print the hashes of these seeds")
+    for part in PARTS:
+        flag = "--only-seeds" if part == "seeds" else f"--{part}"
+        parser.add_argument(flag, action="store_true", dest=f"part_{part}", help=f"only the part {part!r}")
+    options = parser.parse_args(arguments)
+    batches.quietly()
+    if options.seed is not None:
+        return replay_one(int(options.seed) if options.seed.isdigit() else options.seed)
+    if options.hashes is not None:
+        print(json.dumps(batches.seeds(*options.hashes).hashes))
+        return 0
+    size = RELEASE if options.release else CHAOS
+    if options.seeds is not None:
+        size = size._replace(seeds=options.seeds)
+    parts = [part for part in PARTS if getattr(options, f"part_{part}")] or list(PARTS)
+    return run(parts, size, options.first, options.jobs)
+
+
+def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
+    """Run some parts and print the table."""
+    report, cells = Report(), Counter[Cell]()
+    began = time.monotonic()
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn"), initializer=batches.quietly) as pool:
+        for part in parts:
+            print(f"{part} ...", flush=True)
+            since = time.monotonic()
+            match part:
+                case "seeds":
+                    gather(report, cells, _pieces(pool, batches.seeds, first, first + size.seeds))
+                case "cells":
+                    for fault in FAULTS:
+                        gather(report, cells, _pieces(pool, batches.cells, 0, size.cells, fault))
+                    print(*cell_table(cells), sep="\n")
+                    for cell in CELLS:
+                        if cells[cell] < size.least:
+                            report.fail(f"cell {cell.point} × {cell.fault} was met {cells[cell]} times, expected {size.least}")
+                case "ablations":
+                    found = gather(report, cells, [pool.submit(batches.ablation, protection, size.ablations) for protection in PROTECTIONS])
+                    for catch in sorted(catch for batch in found for catch in batch.catches):
+                        print(f"  without {catch.protection:<20} noticed by {_by(catch.by):<36} {catch.how[:90]}")
+                case "cancel":
+                    gather(report, cells, _pieces(pool, batches.cancelled, 0, size.cancel, piece=1))
+                case "replay":
+                    compare_hashes(report, size.replay)
+                case "proxied":
+                    gather(report, cells, _pieces(pool, batches.proxied, 0, size.proxied, piece=1))
+                case "processes":
+                    findings = asyncio.run(run_processes(kills=size.kills, stops=size.stops, ends=size.ends))
+                    report.counts += findings.counts
+                    report.times.update(findings.times)
+                    for wrong in findings.wrong:
+                        report.fail(wrong)
+            print(f"{part}: {time.monotonic() - since:.0f} s", flush=True)
+    print()
+    print(*report.lines(), sep="\n")
+    print(f"seconds              {time.monotonic() - began:.0f}")
+    return 1 if report.failures else 0
+
+
+def _pieces(pool: ProcessPoolExecutor, do: Callable[..., Batch], first: int, last: int, *before: Any, piece: int = PIECE) -> list[Future[Batch]]:
+    return [pool.submit(do, *before, start, min(start + piece, last)) for start in range(first, last, piece)]
+
+
+def gather(report: Report, cells: Counter[Cell], futures: list[Future[Batch]]) -> list[Batch]:
+    """Add up what comes back."""
+    found: list[Batch] = []
+    for done, future in enumerate(as_completed(futures), 1):
+        batch = future.result()
+        found.append(batch)
+        report.counts += batch.counts
+        cells += batch.cells
+        for failure in batch.failures:
+            report.fail(failure)
+        if len(futures) >= 20 and done % (len(futures) // 10) == 0:
+            print(f"  {done * 100 // len(futures)} %", flush=True)
+    return found
+
+
+def compare_hashes(report: Report, count: int) -> None:
+    """Run the same seeds in three processes, each of which hashes strings in another way: what happens must be the same to the last step."""
+    command = [sys.executable, "-m", "tests.chaos", "--hashes", "0", str(count)]
+    running = [
+        subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (0, 1, 2)
+    ]
+    answers = [json.loads(process.communicate()[0]) for process in running]
+    for seed in range(count):
+        if len({answer.get(str(seed)) for answer in answers}) != 1 or str(seed) not in answers[0]:
+            report.fail(f"seed {seed} runs differently each time")
+    report.counts["seeds replayed in three processes"] += count
+
+
+def replay_one(seed: int | str) -> int:
+    """Run one seed, tell its story, and shrink it if it fails."""
+    mix = Mix.drawn(seed)
+    print(f"seed {seed} on Python {sys.version_info.major}.{sys.version_info.minor}: {mix}")
+    failure = attempt(seed, mix)
+    if failure is None:
+        for line in _story(seed, mix):
+            print(line)
+        print("nothing is wrong with it")
+        return 0
+    print(*failure.story, failure.error, "", "shrinking", sep="\n")
+    smallest = shrink(failure, lambda mix: attempt(seed, mix), print)
+    print("", f"what is left: {smallest.mix}", *smallest.story, smallest.error, sep="\n")
+    return 1
+
+
+def _story(seed: int | str, mix: Mix) -> Iterator[str]:
+    story: list[str] = []
+    outcome = run_seed(seed, mix=mix, story=story)
+    yield from itertools.chain(story, [f"{outcome.steps} steps, hash {outcome.trace_hash}"])
+
+
+def _by(by: int | str | None) -> str:
+    return "nothing" if by is None else f"seed {by}" if isinstance(by, int) else by
+
+
+if __name__ == "__main__":
+    sys.exit(main())

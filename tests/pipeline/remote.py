@@ -1,0 +1,62 @@
+"""Stages on workers, for tests."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+import aiograd as ag
+from aiograd import distributed as dist
+from tests.pipeline.models import blocks, mean_square
+
+service = dist.Service()
+
+
+@service.reference
+class Block(ag.nn.Module):
+    """A block of the model that `blocks` makes; fails or waits on demand."""
+
+    def __init__(self, index: int, wait: float = 0.0) -> None:
+        self.inner = blocks(index + 1)[index]
+        self.wait = wait
+        self.fails_at = -1
+        self.calls = 0
+
+    async def forward(self, x: Any) -> Any:
+        self.calls += 1
+        if self.calls == self.fails_at:
+            raise ZeroDivisionError("by nought")
+        if self.wait:
+            await asyncio.sleep(self.wait)
+        return self.inner(x)
+
+    async def fail_at(self, call: int) -> None:
+        self.fails_at = self.calls + call
+
+
+@service.reference
+class Head(ag.nn.Module):
+    """A last block that computes the loss itself."""
+
+    def __init__(self, index: int) -> None:
+        self.inner = blocks(index + 1)[index]
+
+    def forward(self, x: Any, target: Any = None) -> Any:
+        return self.inner(x) if target is None else mean_square(self.inner(x), target)
+
+
+async def place(driver: dist.Worker, homes: Sequence[str | None], **options: Any) -> list[Any]:
+    """Blocks on workers by name, or here where there is none."""
+    return [
+        blocks(index + 1)[index] if home is None else dist.RemoteModule(driver, home, await driver.remote(home, Block, index, **options))
+        for index, home in enumerate(homes)
+    ]
+
+
+def behind(module: Any, *opened: dist.Worker) -> Any:
+    """The module itself, wherever it lives."""
+    if not isinstance(module, dist.RemoteModule):
+        return module
+    worker = next(each for each in opened if each.name == module.peer)
+    return worker._office.objects.table.find(module.ref.key, module.ref.epoch, worker._office.principal).value

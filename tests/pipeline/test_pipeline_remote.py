@@ -1,0 +1,280 @@
+"""Pipelines whose stages live on workers: the same gradients, one commit, and failures that reach everybody."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import (
+    ArgumentError,
+    CommitUnknown,
+    NotExposedError,
+    PipelineError,
+    ReferenceLostError,
+    RemoteError,
+    WorkerLostError,
+)
+from aiograd.pipeline import Pipeline, Stage, make_schedule
+from aiograd.pipeline.run.host import ADAPTER
+from aiograd.testing import simulated_run
+from tests.distributed.workers import settled, workers
+from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
+from tests.pipeline.remote import Block, Head, behind, place, service
+
+
+@pytest.mark.parametrize("homes", ["abc", "aba", "a.b", ".ab", "ab.", "aaa"])
+@pytest.mark.parametrize("name", ["1F1B", "ZB-H1"])
+async def test_the_gradients_are_those_of_the_serial_run(homes: str, name: str) -> None:
+    x, target = data(9)
+    alone = blocks(3)
+    losses = await serial(alone, 4, x, target)
+    async with workers("driver", "a", "b", "c", service=service) as opened:
+        modules = await place(opened[0], [None if home == "." else home for home in homes])
+        held = [worker.statistics().references for worker in opened]
+        async with Pipeline(modules, make_schedule(name, 3, 4), loss_fn=mean_square) as pipe:
+            before = await pipe.eval(x)
+            assert values(await pipe.step(x, target)) == losses
+            assert gradients(behind(module, *opened) for module in modules) == gradients(alone)
+            await serial(alone, 4, x, target)
+            assert values(await pipe.step(x, target)) == losses
+            assert gradients(behind(module, *opened) for module in modules) == gradients(alone)
+            with ag.no_grad():
+                assert np.array_equal((await pipe.eval(x)).numpy(), before.numpy())
+        assert [worker.statistics().references for worker in opened] == held
+
+
+async def test_several_stages_per_worker_and_a_turn() -> None:
+    x, target = data(5)
+    alone = blocks(4)
+    losses = await serial(alone, 2, x, target)
+    async with workers("driver", "a", "b", service=service) as opened:
+        modules = await place(opened[0], ["a", "b", "b", "a"])
+        async with Pipeline(modules, TURN, loss_fn=mean_square) as pipe:
+            assert values(await pipe.step(x, target)) == losses
+            assert gradients(behind(module, *opened) for module in modules) == gradients(alone)
+
+
+async def test_the_last_worker_computes_the_loss() -> None:
+    x, target = data(9)
+    alone = blocks(2)
+    losses = await serial(alone, 4, x, target)
+    async with workers("driver", "a", "b", service=service) as opened:
+        driver = opened[0]
+        first, last = await driver.remote("a", Block, 0), await driver.remote("b", Head, 1)
+        async with Pipeline([first, last], make_schedule("1F1B", 2, 4)) as pipe:  # references are enough: nothing comes back here
+            assert values(await pipe.step(x, target)) == losses
+            modules = [behind(dist.RemoteModule(driver, ref.owner, ref), *opened) for ref in (first, last)]
+            assert gradients(modules) == gradients(alone)
+            assert (await pipe.eval(x)).shape == x.shape
+
+
+async def test_optimizers_of_the_workers() -> None:
+    """A step leaves gradients in ``grad`` on every worker, as a local one does."""
+    async with workers("driver", "a", "b", service=service) as opened:
+        modules = await place(opened[0], ["a", "b"])
+        real = [behind(module, *opened) for module in modules]
+        alone = blocks(2)
+        optimizers = [ag.optim.SGD([p for m in each for p in m.parameters()], lr=0.1) for each in (alone, real)]
+        async with Pipeline(modules, make_schedule("ZB-H1", 2, 4), loss_fn=mean_square) as pipe:
+            for seed in range(3):
+                x, target = data(8, seed=seed)
+                assert values(await pipe.step(x, target)) == await serial(alone, 4, x, target)
+                for optimizer in optimizers:
+                    optimizer.step()
+                    optimizer.zero_grad()
+
+
+# ---------------------------------------------------------------- failures
+
+
+@pytest.mark.parametrize("homes", ["ab", "a.", ".b"])
+async def test_a_stage_on_a_worker_fails(homes: str) -> None:
+    x, target = data(8)
+    async with workers("driver", "a", "b", service=service) as opened:
+        modules = await place(opened[0], [None if home == "." else home for home in homes])
+        at = 1 if homes[1] != "." else 0
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            for call in (1, 3):
+                await modules[at].ref.call("fail_at", call)
+                with pytest.raises(PipelineError, match=rf"^Error on Node {homes[at]}: .*{at}F{call - 1} failed .*ZeroDivisionError: by nought") as caught:
+                    await pipe.step(x, target)
+                failure = caught.value
+                assert (failure.stage, failure.microbatch, failure.action, failure.rank) == (at, call - 1, f"{at}F{call - 1}", at)
+                assert isinstance(failure.__cause__, RemoteError) and failure.__cause__.correlation_id
+                assert not any(gradients(behind(module, *opened) for module in modules))
+            with pytest.raises(PipelineError, match="ZeroDivisionError"):
+                await modules[at].ref.call("fail_at", 2)
+                await pipe.eval(x)
+            alone = blocks(2)
+            assert values(await pipe.step(x, target)) == await serial(alone, 4, x, target)
+            assert gradients(behind(module, *opened) for module in modules) == gradients(alone)
+
+
+async def test_a_value_that_cannot_be_sent() -> None:
+    async with workers("driver", "a", service=service) as opened:
+        modules = [lambda x: (x, object()), (await place(opened[0], ["a"]))[0]]
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            with pytest.raises(ag.errors.ArgumentTypeError, match="what can be sent"):
+                await pipe.step(*data(8))
+
+
+@pytest.mark.parametrize("homes", ["ab", "a.", ".b"])
+def test_cancelled_at_many_steps_of_the_loop(homes: str) -> None:
+    """Either the step was carried out on every worker, or nothing has changed on any; and the pipeline works afterwards."""
+    x, target = data(4)
+    expected: list[Any] = []
+    outcomes: set[str] = set()
+
+    async def main(begin: list[int], cancel_after: int | None) -> int:
+        async with workers("driver", "a", "b", service=service) as opened:
+            loop: Any = asyncio.get_running_loop()
+            modules = await place(opened[0], [None if home == "." else home for home in homes])
+            async with Pipeline(modules, make_schedule("1F1B", 2, 2), loss_fn=mean_square) as pipe:
+                begin.append(loop.steps)
+                running = loop.create_task(pipe.step(x, target))
+                if cancel_after is not None:
+                    loop.at_step(loop.steps + cancel_after, running.cancel)
+                try:
+                    await running
+                    outcomes.add("done")
+                except asyncio.CancelledError as error:
+                    found = gradients(behind(module, *opened) for module in modules)
+                    committed = getattr(error, "committed", False)
+                    outcomes.add("committed" if committed else "cancelled")
+                    assert found == (expected if committed else [None] * len(expected))
+                    if not committed:
+                        await settled(*opened)
+                        await pipe.step(x, target)
+                steps = loop.steps - begin[-1]
+                assert gradients(behind(module, *opened) for module in modules) == expected
+                return int(steps)
+
+    async def alone() -> None:
+        modules = blocks(2)
+        await serial(modules, 2, x, target)
+        expected.extend(gradients(modules))
+
+    simulated_run(alone)
+    steps = simulated_run(main, [], None).value
+    for after in range(1, steps, 3):
+        run = simulated_run(main, [], after)
+        assert not run.leftover_tasks
+    assert outcomes == {"done", "committed", "cancelled"}
+
+
+async def test_a_worker_that_has_lost_a_prepared_step() -> None:
+    """The commit is not confirmed: what the others have written stays, and the error says whose outcome is not known."""
+    x, target = data(8)
+    async with workers("driver", "a", "b", service=service, idle=False) as opened:
+        modules = await place(opened[0], ["a", "b"])
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            await pipe.eval(x)
+            host = pipe._fleet.remotes[1].ref
+            real = behind(dist.RemoteModule(opened[0], "b", host), *opened)
+            commit = real.commit
+
+            async def late(step: int) -> bool:
+                await real.abort(step)
+                return bool(await commit(step))
+
+            real.commit = late
+            with pytest.raises(CommitUnknown, match="not confirmed by b") as caught:
+                await pipe.step(x, target)
+            assert caught.value.workers == ("b",) and caught.value.committed
+            assert all(gradients([behind(modules[0], *opened)])) and not any(gradients([behind(modules[1], *opened)]))
+
+
+async def test_a_hook_that_fails_on_a_worker() -> None:
+    async with workers("driver", "a", service=service) as opened:
+        modules = await place(opened[0], ["a", None])
+
+        def on_leaf(leaf: Any) -> None:
+            raise KeyError("oops")
+
+        behind(modules[0], *opened).inner[0].weight.register_post_accumulate_grad_hook(on_leaf)
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            with pytest.raises(RemoteError, match="oops") as caught:
+                await pipe.step(*data(8))
+            assert caught.value.committed and all(gradients(behind(module, *opened) for module in modules))
+
+
+async def test_steps_that_come_too_late() -> None:
+    x, target = data(8)
+    async with workers("driver", "a", service=service) as opened:
+        modules = await place(opened[0], ["a", None])
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            await pipe.step(x, target)
+            host = pipe._fleet.remotes[0].ref
+            before = gradients(behind(module, *opened) for module in modules)
+            assert await host.call("commit", 1) and await host.call("check", 1)  # again, which does nothing
+            for method, args in (("run", (1, True, {})), ("run", (0, True, {})), ("commit", (0,)), ("commit", (2,))):
+                with pytest.raises(RemoteError, match=r"too late|not prepared"):
+                    await host.call(method, *args)
+            assert not await host.call("receive", 0, 0, "entry", 0, 0, ((x,), {}))
+            for wrong in ((5, 0, "entry", 0, 0, 3), (5, 0, "moon", 0, 0, ()), (5, 1, "entry", 0, 0, ((), {})), (5, 0, "forward", 0, 9, ((), ()))):
+                with pytest.raises(RemoteError, match="malformed|wrong place"):
+                    await host.call("receive", *wrong)
+            assert gradients(behind(module, *opened) for module in modules) == before
+            await pipe._fleet.abort(pipe._fleet.open(6))
+            pipe._steps = 6
+            await pipe.step(x, target)
+
+
+# ---------------------------------------------------------------- what can be asked for
+
+
+async def test_hosts_are_made_around_what_may_be_called() -> None:
+    async with workers("driver", "a", service=service) as (driver, _):
+        ref = await driver.remote("a", Block, 0)
+        module = dist.RemoteModule(driver, "a", ref)
+        weight = (await module.parameters())[0]
+        with pytest.raises(NotExposedError, match="no adapter 'pipeline.moon'"):
+            await ref.adapt("pipeline.moon", [], {})
+        with pytest.raises(NotExposedError, match="cannot be called"):
+            await weight.adapt(ADAPTER, [], {})
+        plan = {"stages": {"0": False}, "training": {"0": "0F0 0B0"}, "evaluation": {"0": "0F0"}, "stage_to_rank": [0], "microbatches": 1}
+        plan |= {"loss_stage": 0, "last_stage": 0, "scale": 1.0, "recovers": False}
+        host = await ref.adapt(ADAPTER, [], plan)
+        for private in ("_find", "_commit", "__init__"):
+            with pytest.raises(NotExposedError):
+                await host.call(private, 1)
+        for wrong in ({}, {"stages": {"1": False}}, {"training": {"0": "0F0 0Foo"}}, {"training": {"1": "1F0"}}, {"training": {"0": "0F3"}}, {"scale": "x"}):
+            with pytest.raises(RemoteError, match="malformed"):
+                await ref.adapt(ADAPTER, [], {} if not wrong else plan | wrong)
+        with pytest.raises(RemoteError, match="malformed"):
+            await ref.adapt(ADAPTER, [ref], plan)
+
+
+async def test_places_that_do_not_work() -> None:
+    async with workers("driver", "a", "b", service=service) as (driver, _, _):
+        modules = await place(driver, ["a", "b", None])
+        with pytest.raises(ArgumentError, match="rank 0 has stages on worker a and in this process"):
+            Pipeline(modules[:2] + modules[2:] + modules[1:2], make_schedule("Interleaved1F1B", 2, 2, 2), loss_fn=mean_square)
+        with pytest.raises(ArgumentError, match="pass this process's Worker"):
+            Pipeline([modules[0].ref, modules[2]], make_schedule("1F1B", 2, 2), loss_fn=mean_square)
+        with pytest.raises(ArgumentError, match="up to that worker"):
+            Stage(modules[0], where="loop")
+        async with Pipeline([modules[0].ref, modules[2]], make_schedule("1F1B", 2, 2), loss_fn=mean_square, worker=driver) as pipe:
+            x, target = data(4)
+            with pytest.raises(ArgumentError, match="on another worker"):
+                await pipe.step(x.requires_grad_(), target)
+            await pipe.step(x.detach(), target)
+        with pytest.raises(PipelineError, match="closed"):
+            await pipe.step(x.detach(), target)
+
+
+async def test_a_worker_that_is_gone() -> None:
+    async with workers("driver", "a", "b", service=service, idle=False) as (driver, a, b):
+        modules = await place(driver, ["a", "b"])
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            await pipe.step(*data(8))
+            before = gradients([behind(modules[0], a)])
+            await b.aclose()
+            with pytest.raises((WorkerLostError, ReferenceLostError)):
+                await pipe.step(*data(8))
+            assert gradients([behind(modules[0], a)]) == before
