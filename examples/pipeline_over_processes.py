@@ -1,11 +1,11 @@
 """A network cut into four stages, one per worker process, trained by a zero-bubble pipeline over HTTP.
 
     python examples/pipeline_over_processes.py               # four worker processes on this machine, about fifteen seconds
-    python examples/pipeline_over_processes.py --schedule 1F1B
+    python examples/pipeline_over_processes.py --schedule 1F1B --output pictures
 
 Each process has one stage. A batch of digits is cut into eight microbatches that follow each other through the stages; values go from worker to
 worker, and backward is split into gradients of inputs, which the stage before waits for, and gradients of weights, which fill the gaps. All
-gradients of a step are committed together, on every worker or on none.
+gradients of a step are committed together, on every worker or on none. What the schedule promises is simulated first, beside 1F1B, and drawn.
 """
 
 from __future__ import annotations
@@ -76,7 +76,8 @@ async def main(schedule_name: str, epochs: int, output: Path) -> None:
     batches = [rows for epoch in range(epochs) for rows in np.random.default_rng(epoch).permutation(training).reshape(-1, BATCH)]
 
     schedule = pipeline.make_schedule(schedule_name, STAGES, MICROBATCHES)
-    print(f"{schedule_name}, each row a rank, F forward, I gradients of inputs, W of weights, B both:\n{schedule}\n")
+    print(f"{schedule_name}, each column a rank, F forward, I gradients of inputs, W of weights, B both:\n{schedule}\n")
+    print(f"{simulate(schedule, output)}\n")
 
     async with dist.LocalCluster(STAGES, names=NAMES, service="pipeline_over_processes:service") as cluster:
         driver = cluster.driver
@@ -99,6 +100,20 @@ async def main(schedule_name: str, epochs: int, output: Path) -> None:
     print(f"the weights of all stages {'have the same bits as' if same else 'DIFFER FROM'} those of one process that runs the microbatches in turn")
     assert same
     assert epochs < 10 or accuracy > 0.93
+
+
+def simulate(schedule: pipeline.Schedule, output: Path) -> str:
+    """Draw the schedule as it would be if its computations took equally long; returns a line on how long ranks would be idle."""
+    costs = pipeline.Costs(forward=1, input_backward=1, weight_backward=1)
+    rates = {}
+    for each in (schedule, pipeline.make_schedule("1F1B", STAGES, MICROBATCHES)):
+        timeline = pipeline.simulate(each, costs)
+        rates[each.name] = f"{timeline.bubble_rate:.1%} of the time ({each.name}, {timeline.cost:g} units)"
+        if each is schedule:
+            output.mkdir(parents=True, exist_ok=True)
+            (output / f"{each.name}.svg").write_text(timeline.svg())
+            print(f"    drawn in {output / each.name}.svg")
+    return "ranks are idle for " + ", ".join(rates.values())
 
 
 async def alone(images: Any, labels: Any, batches: Any, states: Any) -> bool:

@@ -759,6 +759,30 @@ def test_hooks_that_do_not_return_end_with_their_pass(where: str, how: str, kind
     assert simulate(main) < 12
 
 
+def test_hooks_end_when_nobody_waits_for_them_any_more() -> None:
+    """The initiator dies after its commit; what it has committed stays."""
+    endless = Endless()
+
+    async def main() -> None:
+        board = Net()
+        stage = Stage("ab")
+        async with stage.open(board, idle=False) as opened:
+            block = opened[0].context()
+            ctx = await block.__aenter__()
+            _hooked(stage, "b", endless, "hook")
+            running = asyncio.ensure_future(ctx.backward((await opened[0].call("b", "weigh", stage.x)).sum()))
+            await asyncio.sleep(1)
+            board.kill("a")
+            await asyncio.sleep(3)
+            assert endless.cancelled == 1 and passes(opened)[1] == 0
+            assert values(view(opened[1], ctx).grads[stage.weights["b"]]) == values(stage.x)
+            running.cancel()
+            await asyncio.wait([running])
+            await block.__aexit__(None, None, None)
+
+    simulate(main)
+
+
 # -------------------------------------------------------------------- commits that fail
 
 
@@ -831,6 +855,24 @@ async def test_what_is_no_ordinary_exception_ends_the_pass_all_the_same(error: t
         fail[0] = False
         await ctx.backward(y.sum())
         assert values(ctx.grads[stage.x]) == values(stage.weights["b"])
+
+
+async def test_what_is_no_ordinary_exception_on_another_worker_is_one_here() -> None:
+    stage = Stage("ab")
+
+    def rule(g: Any) -> Any:
+        raise StopEverything("now")
+
+    async def broken(here: Here, x: Any) -> Any:
+        return Misbehave.apply(x * here.weight, rule)
+
+    stage.functions["broken"] = broken
+    async with stage.open() as opened, opened[0].context() as ctx:
+        y = await opened[0].call("b", "broken", stage.x)
+        with pytest.raises(RemoteError, match="now") as caught:
+            await ctx.backward(y.sum())
+        assert caught.value.type_name == "StopEverything" and passes(opened) == [0, 0] and nothing(stage.found(ctx, opened))
+        await ctx.backward((await opened[0].call("b", "weigh", stage.x)).sum())
 
 
 async def test_a_rule_that_raises_a_cancellation_by_itself_is_an_error_of_its_worker() -> None:

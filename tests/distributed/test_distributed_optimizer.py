@@ -430,9 +430,9 @@ async def test_large_parameters_are_stepped_off_the_loop() -> None:
 
 
 async def test_a_large_state_of_an_optimizer_goes_in_several_messages() -> None:
-    limits = dist.Limits(message_bytes=20_000, tensors=3)
+    limits = dist.Limits(message_bytes=12_000, tensors=3)
     async with workers("a", "b", service=service, limits=limits) as (a, _):
-        module = await made(a, "b", *np.arange(10_000.0))
+        module = await made(a, "b", *map(float, range(600)))
         parameters = await module.parameters()
         optimizer, other = (dist.DistributedOptimizer(a, "Adam", parameters, lr=0.1) for _ in range(2))
         async with a.context() as ctx:

@@ -307,10 +307,12 @@ async def test_objects_are_limited_per_principal() -> None:
         ("aiograd.optimizer.step", ["ref", 1]),
         ("aiograd.optimizer.step", ["ref", "1"]),
         ("aiograd.optimizer.state_dict", ["ref"]),
-        ("aiograd.optimizer.load_state_dict", ["ref", b"", [], {}]),
-        ("aiograd.module.state_dict", ["ref", (0, 1, 1)]),
-        ("aiograd.module.load_state_dict", ["ref", b"", 3]),
-        ("aiograd.transfer.put", ["ref", b"", 3]),
+        ("aiograd.optimizer.load_state_dict", ["ref", b"n" * 16, True, [], {}]),
+        ("aiograd.module.state_dict", ["ref", b"n" * 16, (0, 1, 1)]),
+        ("aiograd.module.load_state_dict", ["ref", b"n" * 16, True, 3]),
+        ("aiograd.transfer.put", ["ref", b"n" * 16, True, 3]),
+        ("aiograd.transfer.put", [3, b"n" * 16, True, []]),
+        ("aiograd.transfer.more", ["ref", b"n"]),
     ],
 )
 async def test_the_librarys_own_functions_refuse_what_the_library_does_not_send(function: str, args: list[Any]) -> None:

@@ -175,9 +175,16 @@ async def test_a_state_that_is_too_large_for_a_message_goes_in_several() -> None
         with pytest.raises(RemoteError, match="nothing was loaded"):
             await other.load_state_dict(bad)
         assert {tuple(np.unique(value.numpy())) for name, value in (await other.state_dict()).items() if "seen" not in name} == {(5.0,)}
+        transfers = b._office.objects.transfers
+        assert len(transfers) == 0, "what is complete is forgotten"
+        reading = asyncio.ensure_future(module.state_dict())
+        await until(lambda: len(transfers))
+        reading.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await reading
+        await until(lambda: not len(transfers))
         with pytest.raises(DeadlineError):
             await module.state_dict(timeout=1e-4)
-        assert len(b._office.objects.transfers) == 0, "what is complete is forgotten"
 
 
 async def test_a_large_checkpoint_is_of_one_moment_too() -> None:
@@ -197,10 +204,11 @@ async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
     async with workers("a", "b", service=service, limits=SMALL) as (a, b):
         module = await a.remote_module("b", Large, 5, 30_000)
         transfers = b._office.objects.transfers
-        room = (8, 4000, 4000)
-        ids = [(await a.call("b", "aiograd.module.state_dict", module.ref, room))[2] for _ in range(6)]
-        assert len(transfers) == 4, "the oldest make room"
-        for number in (ids[0], b"x" * 16, 3):
+        ids = [bytes([n] * 16) for n in range(6)]
+        for number in ids:
+            assert (await a.call("b", "aiograd.module.state_dict", module.ref, number, (8, 4000, 4000)))[2]
+        assert len(transfers) == 2, "the oldest make room"
+        for number in (ids[0], b"x" * 16):
             with pytest.raises(DistributedError, match="no such transfer"):
                 await a.call("b", "aiograd.transfer.more", module.ref, number)
         other = await a.remote_module("b", Affine, 2)
@@ -208,8 +216,11 @@ async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
             await a.call("b", "aiograd.transfer.more", other.ref, ids[-1])
         await module.delete()
         assert len(transfers) == 0
-        one = await a.call("b", "aiograd.transfer.put", other.ref, b"", [("weight", None, ag.tensor([1.0]))])
-        assert await a.call("b", "aiograd.transfer.put", other.ref, one, []) == one and len(transfers) == 1
+        for is_first in (True, False):
+            await a.call("b", "aiograd.transfer.put", other.ref, ids[0], is_first, [("weight", None, ag.tensor([1.0]))])
+        with pytest.raises(DistributedError, match="no such transfer"):
+            await a.call("b", "aiograd.transfer.put", other.ref, ids[1], False, [])
+        assert len(transfers) == 1
         await a.aclose()
         await until(lambda: not len(transfers))
 
@@ -217,10 +228,9 @@ async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
 async def test_a_state_in_several_messages_is_limited_as_a_whole() -> None:
     async with workers("a", "b", service=service, limits=dist.Limits(bytes_total=100_000)) as (a, b):
         module = await a.remote_module("b", Affine, 2)
-        number = b""
         with pytest.raises(LimitError, match="bytes_total"):
-            for _ in range(10):
-                number = await a.call("b", "aiograd.transfer.put", module.ref, number, [("x", None, ag.tensor(np.zeros(5000, np.float32)))])
+            for n in range(10):
+                await a.call("b", "aiograd.transfer.put", module.ref, bytes(16), n == 0, [("x", None, ag.tensor(np.zeros(5000, np.float32)))])
         assert len(b._office.objects.transfers) == 0
 
 

@@ -11,11 +11,13 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.distributed.codec import WireReference
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.schema import Schema, matches
 from aiograd.distributed.service import Exposed, Service
-from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError
+from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError, RemoteError
+from tests.distributed.workers import workers
 
 if TYPE_CHECKING:
     from decimal import Decimal

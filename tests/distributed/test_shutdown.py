@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import os
 import re
 import signal
@@ -16,11 +17,9 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.cluster import LocalCluster
-from aiograd.errors import DistributedError, RemoteError, WorkerLostError
-from tests.distributed.shutdown_service import OnLoop
-from tests.distributed.workers import SECRET, leaf
-
-pytestmark = pytest.mark.proc
+from aiograd.errors import ContextError, DistributedError, RemoteError, WorkerLostError
+from tests.distributed.shutdown_service import OnLoop, reached
+from tests.distributed.workers import SECRET, leaf, settled, until, workers
 
 SERVICE = "tests.distributed.shutdown_service:service"
 #: every warning is an error, and the interpreter looks closely
@@ -35,6 +34,46 @@ async def begun(driver: dist.Worker, name: str) -> None:
         await asyncio.sleep(0.005)
 
 
+async def test_a_worker_that_is_closed_says_so_to_those_for_whom_it_works() -> None:
+    service = dist.Service()
+    waiting = 0
+
+    @service.function
+    async def on_loop(x: ag.Tensor) -> ag.Tensor:
+        return OnLoop.apply(x)
+
+    @service.function
+    async def wait(x: ag.Tensor) -> None:
+        nonlocal waiting
+        waiting += 1
+        await asyncio.Event().wait()
+
+    reached.clear()
+    async with workers("a", "b", service=service) as (a, b):
+        async with a.context() as ctx:
+            x = leaf(1.0)
+            y = await a.call("b", "on_loop", x)
+            inside = [asyncio.ensure_future(ctx.backward(y.sum())), asyncio.ensure_future(a.call("b", "wait", x))]
+            await until(lambda: reached and waiting == 1)
+        for each in inside:  # who leaves the context has itself to blame
+            with pytest.raises(ContextError):
+                await each
+        await settled(a, b)
+        reached.clear()
+        async with a.context() as ctx:
+            y = await a.call("b", "on_loop", x)
+            inside = [asyncio.ensure_future(ctx.backward(y.sum())), asyncio.ensure_future(a.call("b", "wait", x))]
+            outside = asyncio.create_task(a.call("b", "wait", x.detach()), context=contextvars.Context())
+            await until(lambda: reached and waiting == 3)
+            await b.aclose()
+            for each in (*inside, outside):
+                with pytest.raises(WorkerLostError, match="it was closed") as caught:
+                    await each
+                assert caught.value.worker == "b"
+            assert x not in ctx.grads and not a.statistics().passes
+
+
+@pytest.mark.proc
 async def test_a_worker_that_is_told_to_end_in_the_middle_of_its_work_ends_quickly_and_tells_its_peers(capfd: pytest.CaptureFixture[str]) -> None:
     kinds = ("on_loop", "on_thread", "never_returns")
     lost: list[tuple[str, int]] = []
@@ -71,6 +110,7 @@ async def test_a_worker_that_is_told_to_end_in_the_middle_of_its_work_ends_quick
     assert not COMPLAINT.search(said), said
 
 
+@pytest.mark.proc
 async def test_a_function_that_ends_its_process_answers_and_tells_peers_first(capfd: pytest.CaptureFixture[str]) -> None:
     lost: list[int] = []
     options: dict[str, Any] = {"environment": STRICT, "log_level": "critical"}  # what is on standard error otherwise is no log
@@ -134,6 +174,7 @@ ag.run(main()) if how.endswith("uvloop") else asyncio.run(main())
 """
 
 
+@pytest.mark.proc
 @pytest.mark.parametrize(
     ("how", "status", "last"),
     [

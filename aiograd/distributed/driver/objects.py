@@ -102,7 +102,7 @@ class Objects:
         self.office = office
         self.table = ReferenceTable(office.name, office.endpoint.incarnation, office.entropy, office.limits.references_per_principal)
         #: states that are under way in several messages
-        self.transfers = Transfers(office.limits, office.entropy)
+        self.transfers = Transfers(office.limits)
         office.calls.builtins.update(
             {
                 "aiograd.reference.create": self._create,
@@ -112,6 +112,7 @@ class Objects:
                 "aiograd.adapter.create": self._create_adapter,
                 "aiograd.transfer.more": self.transfers.more,
                 "aiograd.transfer.put": self.transfers.put,
+                "aiograd.transfer.end": self.transfers.end,
                 "aiograd.module.parameters": self._parameters,
                 "aiograd.module.state_dict": self._state_dict,
                 "aiograd.module.load_state_dict": self._load_state_dict,
@@ -210,14 +211,16 @@ class Objects:
         share = self.table.share  # asking again takes no more room
         return {name: self.office.reference(share(value, caller.principal, caller.name)) for name, value in named.items()}
 
-    async def _state_dict(self, caller: Caller, ref: RemoteRef, room: tuple[int, int, int]) -> tuple[None, list[Piece], bytes]:
+    async def _state_dict(
+        self, caller: Caller, ref: RemoteRef, number: bytes, room: tuple[int, int, int]
+    ) -> tuple[None, list[Piece], bool]:
         state = self._module(caller, ref).state_dict()
         items = [(name, _plain(value)) for name, value in state.items()]
-        return None, *self.transfers.send(caller, ref, items, room)
+        return None, *self.transfers.send(caller, ref, items, number, room)
 
-    async def _load_state_dict(self, caller: Caller, ref: RemoteRef, number: bytes, pieces: list[Any]) -> bool:
+    async def _load_state_dict(self, caller: Caller, ref: RemoteRef, number: bytes, is_first: bool, pieces: list[Any]) -> bool:
         module = self._module(caller, ref)
-        state = dict(join(self.transfers.finish(caller, ref, number, pieces)))
+        state = dict(join(self.transfers.finish(caller, ref, number, is_first, pieces)))
         try:
             await current_engine().offload(functools.partial(module.load_state_dict, state))
         except ArgumentError as error:  # what does not fit is told in further lines, and only the first would cross
@@ -283,19 +286,21 @@ class Objects:
         return True
 
     async def _optimizer_state(
-        self, caller: Caller, ref: RemoteRef, room: tuple[int, int, int]
-    ) -> tuple[dict[str, Any], list[Piece], bytes]:
+        self, caller: Caller, ref: RemoteRef, number: bytes, room: tuple[int, int, int]
+    ) -> tuple[dict[str, Any], list[Piece], bool]:
         stepped = self._optimizer(caller, ref)
         async with stepped.lock:
             state = stepped.optimizer.state_dict()
-            items = [(number, _plain(value)) for number, value in state["state"].items()]
+            items = [(name, _plain(value)) for name, value in state["state"].items()]
             head = {"taken": stepped.taken, "groups": _plain(state["param_groups"])}
-        return head, *self.transfers.send(caller, ref, apart(items), room)
+        return head, *self.transfers.send(caller, ref, apart(items), number, room)
 
-    async def _load_optimizer_state(self, caller: Caller, ref: RemoteRef, transfer: bytes, pieces: list[Any], head: dict[str, Any]) -> bool:
+    async def _load_optimizer_state(
+        self, caller: Caller, ref: RemoteRef, number: bytes, is_first: bool, pieces: list[Any], head: dict[str, Any]
+    ) -> bool:
         _check(head=(head, dict))
         stepped = self._optimizer(caller, ref)
-        values = dict(together(join(self.transfers.finish(caller, ref, transfer, pieces))))
+        values = dict(together(join(self.transfers.finish(caller, ref, number, is_first, pieces))))
         if "groups" not in head or head.get("taken").__class__ is not int:
             raise ArgumentError("load_state_dict: expected what state_dict() of a DistributedOptimizer returned")
         async with stepped.lock:

@@ -192,8 +192,10 @@ class HttpConnection(web.RequestHandler):
         self.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._current_request is not None:
+        if self._current_request is not None or self._messages:
             self._early = True
+            if not self._upgraded:
+                return  # the connection ends with the answer to what came before; what follows is not kept, however much it is
         elif self._timer is None:
             self._expect(self._limits.handshake_timeout)
         try:

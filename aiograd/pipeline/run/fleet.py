@@ -7,14 +7,15 @@ Note [Commit across workers]
 
 Note [Replacing a worker]
     With `respawn` the loss of a worker before that moment is no failure. Its stages are put somewhere else, with the same parameters, and carry out
-    the step from its start; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). All that is computed
-    again is computed in the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random
+    the step from its start; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked
+    now and then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random
     numbers, or draw them by stage and microbatch.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from typing import Any
@@ -25,7 +26,7 @@ from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, PipelineError, RemoteError
 from aiograd.pipeline.action import Action
 from aiograd.pipeline.run.host import ADAPTER, Charge, Session, StageHost
-from aiograd.pipeline.run.outbox import GONE
+from aiograd.pipeline.run.outbox import GONE, PAUSE
 from aiograd.pipeline.run.together import end, together
 from aiograd.pipeline.stage import Stage, as_stage
 
@@ -49,6 +50,11 @@ class Remote:
     def ranks(self) -> set[int]:
         """The ranks that live there."""
         return {self.charge.stage_to_rank[stage] for stage in self.charge.stages}
+
+    @property
+    def name(self) -> str:
+        """What it is called in texts; no other host of the pipeline has it."""
+        return f"rank {' and '.join(map(str, sorted(self.ranks)))} on worker {self.owner}"
 
 
 class Fleet:
@@ -85,6 +91,9 @@ class Fleet:
         #: how often each rank has been replaced
         self._generations = dict.fromkeys(homes, 0)
         self._replacing = asyncio.Lock()
+        #: hosts that are not done with the running step, and whether all are
+        self._busy = 0
+        self._quiet = asyncio.Event()
         if self.remotes and self.local_ranks and self._worker is None:
             raise ArgumentError("Pipeline: stages on other workers send values to stages here; pass this process's Worker as worker=...")
 
@@ -118,7 +127,7 @@ class Fleet:
         """See that every worker has its host. Cancelled or failed midway, the next time goes on."""
         if self.remotes and self.local_ranks and self._local_ref is None:
             self._local_ref = self._worker.refer(self.local)
-        await together({f"host on {remote.owner}": self._make(remote) for remote in self.remotes if remote.ref is None})
+        await together({remote.name: self._make(remote) for remote in self.remotes if remote.ref is None})
 
     async def _make(self, remote: Remote) -> None:
         refs = [reference(stage) for stage in remote.charge.stages.values()]
@@ -173,17 +182,20 @@ class Fleet:
         if not self.remotes:
             return await self.local.run(step, trains, {})
         try:
-            work = {f"worker {remote.owner}": self._run(remote, step, trains) for remote in self.remotes}
+            work = {remote.name: self._run(remote, step, trains) for remote in self.remotes}
             if self.local_ranks:
-                work["this process"] = self.local.run(step, trains, {})
+                work["this process"] = self._counted(self.local.run(step, trains, {}))
+            self._busy = len(work)
+            self._quiet.clear()
             results = _merged((await together(work)).values())
             while True:
-                there = await together({f"worker {remote.owner} again": self._is_prepared(remote, step) for remote in self.remotes})
+                there = await together({remote.name: self._is_prepared(remote, step) for remote in self.remotes})
                 lost = [remote for remote, is_there in zip(self.remotes, there.values(), strict=True) if not is_there]
                 if not lost:
                     return results
                 for remote in lost:
-                    results |= _given(await self._run_elsewhere(remote, step, trains, None))
+                    self._busy += 1
+                    results |= _given(await self._run_elsewhere(remote, step, trains))
         except BaseException:
             await self.abort(session)
             raise
@@ -193,11 +205,31 @@ class Fleet:
             results = await remote.ref.call("run", step, trains, self.peers(remote.ranks), timeout=self._timeout)
         except RemoteError as error:
             raise _translated(error) from error
-        except GONE as error:
-            return await self._run_elsewhere(remote, step, trains, error)
+        except GONE:
+            if self._respawn is None:
+                raise
+            return await self._run_elsewhere(remote, step, trains)
         if not isinstance(results, dict):
             raise PipelineError(f"worker {remote.owner} gave a malformed answer to a step of a pipeline")
+        self._done()
+        while self._busy and self._respawn is not None:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(PAUSE):
+                    await self._quiet.wait()
+            if self._busy and not await self._is_prepared(remote, step):
+                self._busy += 1
+                return await self._run_elsewhere(remote, step, trains)
         return results
+
+    async def _counted(self, running: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
+        results = await running
+        self._done()
+        return results
+
+    def _done(self) -> None:
+        self._busy -= 1
+        if not self._busy:
+            self._quiet.set()
 
     async def _is_prepared(self, remote: Remote, step: int) -> bool:
         try:
@@ -209,13 +241,15 @@ class Fleet:
             return False
         raise PipelineError(f"worker {remote.owner} has dropped a step of a pipeline that it had prepared")
 
-    async def _run_elsewhere(self, remote: Remote, step: int, trains: bool, error: Exception | None) -> dict[str, Any]:
-        """A worker is lost: see Note [Replacing a worker]."""
+    async def _run_elsewhere(self, remote: Remote, step: int, trains: bool) -> dict[str, Any]:
+        """A worker is lost that counts as busy: see Note [Replacing a worker]."""
         if self._respawn is None:
-            raise error or PipelineError(f"worker {remote.owner} was lost")
+            raise PipelineError(f"worker {remote.owner} was lost")
         async with self._replacing:
             replacements = await self._replace(remote, step, self._respawn)
-        work = {f"worker {each.owner}, in place of {remote.owner}": self._run(each, step, trains) for each in replacements}
+        self._busy += len(replacements) - 1
+        self._quiet.clear()
+        work = {each.name: self._run(each, step, trains) for each in replacements}
         return _merged((await together(work)).values())
 
     async def _replace(self, remote: Remote, step: int, respawn: Callable[[int], Any]) -> list[Remote]:
@@ -227,7 +261,7 @@ class Fleet:
                 raise ArgumentTypeError(f"respawn({index}) returned {stage!r}; expected a module on a worker, in place of the one on {remote.owner}")
             self.stages[index] = stage
         replacements = self._remotes((owner_of(self.stages[index]) for index in remote.charge.stages), ranks)
-        await together({f"host on {each.owner}": self._make(each) for each in replacements})
+        await together({each.name: self._make(each) for each in replacements})
         self.remotes = [each for each in self.remotes if each is not remote] + replacements
         for rank in ranks:
             self._generations[rank] += 1
@@ -260,15 +294,15 @@ class Fleet:
 
     async def _tell(self, step: int) -> None:
         outcomes = await asyncio.gather(*(each.ref.call("commit", step, timeout=self._timeout) for each in self.remotes), return_exceptions=True)
-        failed = {each.owner: outcome for each, outcome in zip(self.remotes, outcomes, strict=True) if isinstance(outcome, BaseException)}
-        unknown = tuple(owner for owner, error in failed.items() if not getattr(error, "committed", False))
+        failed = [(each.owner, outcome) for each, outcome in zip(self.remotes, outcomes, strict=True) if isinstance(outcome, BaseException)]
+        unknown = tuple(dict.fromkeys(owner for owner, error in failed if not getattr(error, "committed", False)))
         if unknown:
-            first = failed[unknown[0]]
+            first = next(error for owner, error in failed if owner == unknown[0])
             raise CommitUnknown(
                 f"a step of a pipeline was committed, but not confirmed by {', '.join(unknown)} ({first}): restore all workers from one checkpoint",
                 workers=unknown,
             ) from first
-        for error in failed.values():
+        for _, error in failed:
             raise error
 
     async def abort(self, session: Session) -> None:

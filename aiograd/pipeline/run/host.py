@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
-from aiograd.modes import ModeScope
 from aiograd.offloading import ready
 from aiograd.pipeline.action import Action, ActionKind
 from aiograd.pipeline.rank import Key
@@ -168,7 +167,7 @@ class StageHost:
         return True
 
     async def run(self, step: int, trains: bool, peers: dict[str, Any]) -> dict[str, Any]:
-        """Carry out every action of a step. Cancelling gives the step up.
+        """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.
 
         Args:
             step: its number; see Note [Steps].
@@ -201,13 +200,12 @@ class StageHost:
             handlers=charge.handlers,
         )
         try:
-            with ModeScope(grad=trains):
-                site = Site(work, session, charge.events)
-                await site.run()
-                await session.outbox.drain()
-                await site.prepare()
-                losses, outputs = site.results()
-                await ready((losses, outputs))
+            site = Site(work, session, charge.events)
+            await site.run()
+            await session.outbox.drain()
+            await site.prepare()
+            losses, outputs = site.results()
+            await ready((losses, outputs))
         except BaseException:
             session.runner = None
             session.drop()

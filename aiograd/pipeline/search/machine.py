@@ -57,7 +57,7 @@ class Machine:
     """
 
     __slots__ = (
-        "homes", "ranks", "microbatches", "stages_of", "duration", "source", "lag", "home", "whole", "partial", "limit", "work", "steps_timed",
+        "homes", "ranks", "microbatches", "stages_of", "duration", "source", "lag", "home", "whole", "partial", "limit", "work", "bound", "steps_timed",
     )  # fmt: skip
 
     def __init__(self, homes: Sequence[int], ranks: int, microbatches: int, costs: Costs, memory_limit: float | None) -> None:
@@ -86,13 +86,26 @@ class Machine:
         self.partial = costs.weight_memory * share
         self.limit = float("inf") if memory_limit is None else memory_limit * (1 + TOLERANCE)
         self.work = [microbatches * sum(sum(times[stage]) for stage in own) for own in self.stages_of]
+        #: no orders take less than this, rounding aside
+        self.bound = self._bound()
         #: what the search has cost so far
         self.steps_timed = 0
 
-    @property
-    def bound(self) -> float:
-        """No orders take less than this (up to rounding)."""
-        return max(self.work) * (1 + TOLERANCE)
+    def _bound(self) -> float:
+        """What no orders take less than.
+
+        A rank has its own work to do. And from its first F to its last W a microbatch goes to any later stage, which then does all its F and I,
+        and comes back.
+        """
+        bound = max(self.work)
+        for own in self.stages_of:
+            way = 0.0
+            for step in range(3 * own[0], 3 * len(self.homes), 3):
+                forward, inputs, _ = self.duration[step : step + 3]
+                bound = max(bound, way + self.microbatches * (forward + inputs) + self.duration[3 * own[0] + WEIGHT])
+                if step + 3 < 3 * len(self.homes):
+                    way += forward + self.lag[step + 3] + inputs + self.lag[step + INPUT]
+        return bound * (1 + TOLERANCE)
 
     def time(self, orders: Orders) -> Timing | None:
         """Times orders; None where ranks would wait for each other forever."""

@@ -1,0 +1,215 @@
+"""Pipelines beside what their schedules promise, what an action costs beyond its computation, and many calls at once beside calls in turn.
+
+The stages take a known time: they sleep, on the event loop or on a thread of the executor, so that nothing but the runtime can make a step longer
+than the simulation says. The time of an action is a step of stages that do next to nothing, divided by the actions of its schedule.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import numpy as np
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd import parallel, pipeline
+from tests.benchmarks.harness import Settings, Table, Timing, goal_cells, interleave, milliseconds, threads
+
+RANKS, MICROBATCHES = 4, 8
+
+service = dist.Service()
+
+
+@service.reference
+class Scale(ag.nn.Module):
+    """A stage that does next to nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = ag.nn.Parameter(np.ones(4, dtype=np.float32))
+
+    async def forward(self, x: Any) -> Any:
+        """The product with the weight."""
+        return x * self.weight
+
+
+class Sleep(ag.Function):
+    """A sum whose halves take a known time on the event loop: one `seconds` there, one for the gradient of each argument back."""
+
+    @staticmethod
+    async def forward(ctx: Any, x: Any, weight: Any, seconds: float) -> Any:
+        """The sum, after some time."""
+        ctx.seconds = seconds
+        await asyncio.sleep(seconds)
+        return x + weight
+
+    @staticmethod
+    async def backward(ctx: Any, grad: Any) -> Any:
+        """The gradients that are needed, each after that time."""
+        needs = ctx.needs_input_grad
+        await asyncio.sleep(sum(needs[:2]) * ctx.seconds)
+        return grad if needs[0] else None, grad.sum() if needs[1] else None, None
+
+
+class Block(ag.Function):
+    """The same on a thread."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, weight: Any, seconds: float) -> Any:
+        """The sum, after some time."""
+        ctx.seconds = seconds
+        time.sleep(seconds)
+        return x + weight
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        """The gradients that are needed, each after that time."""
+        needs = ctx.needs_input_grad
+        time.sleep(sum(needs[:2]) * ctx.seconds)
+        return grad if needs[0] else None, grad.sum() if needs[1] else None, None
+
+
+def run(settings: Settings) -> Iterator[Table]:
+    """Time steps beside their simulation, then actions, then parallel calls."""
+    with threads(1):
+        yield ag.run(_bubbles(settings))
+        yield ag.run(_actions(settings))
+        yield ag.run(_calls(settings))
+
+
+def _mean(output: Any, target: Any) -> Any:
+    return (output * target).sum()
+
+
+# -------------------------------------------------------------------- bubbles
+
+
+async def _bubbles(settings: Settings) -> Table:
+    seconds = 0.002 if settings.tiny else 0.02
+    table = Table(
+        f"A step of {RANKS} ranks and {MICROBATCHES} microbatches whose F, I and W take {seconds * 1e3:g} ms each",
+        ["stages, schedule", "simulated ms", "step ms min/median", "simulated bubble", "bubble", "bubble / simulated", "target", "beyond", "verdict"],
+    )
+    costs = pipeline.Costs(forward=seconds, input_backward=seconds, weight_backward=seconds)
+    x, target = ag.ones((MICROBATCHES, 4)), ag.ones((MICROBATCHES, 4))
+    async with ag.Engine(threads=RANKS):
+        for where, stages in (("loop", _waiting(seconds)), ("executor", _blocking(seconds))):
+            for name in ("GPipe", "1F1B", "ZB-H1"):
+                schedule = pipeline.make_schedule(name, RANKS, MICROBATCHES)
+                simulated = pipeline.simulate(schedule, costs)
+                async with pipeline.Pipeline(stages, schedule, loss_fn=_mean) as pipe:
+                    timing = (await interleave({"": lambda pipe=pipe: pipe.step(x, target)}, rounds=settings.of(5, 1), repeats=1))[""]
+                busy = simulated.cost * (1 - simulated.bubble_rate)
+                rate = 1 - busy / timing.minimum
+                ratio = rate / simulated.bubble_rate
+                cells = [f"{simulated.cost * 1e3:.1f}", milliseconds(timing), f"{simulated.bubble_rate:.1%}", f"{rate:.1%}", f"{ratio:.3f}"]
+                table.add(f"{where}, {name}", *cells, *goal_cells(None if settings.tiny else ratio, 1.1, None))
+    table.notes.append("bubble: the share of a step in which a rank does not compute; 1.000 times the simulated one is ideal")
+    return table
+
+
+def _waiting(seconds: float) -> list[Any]:
+    def stage(shift: Any, weight: Any) -> Any:
+        async def forward(x: Any) -> Any:
+            return await Sleep.apply(x + shift, weight, seconds)
+
+        return forward
+
+    return [stage(*_leaves()) for _ in range(RANKS)]
+
+
+def _blocking(seconds: float) -> list[Any]:
+    def stage(shift: Any, weight: Any) -> Any:
+        return lambda x: Block.apply(x + shift, weight, seconds)
+
+    return [stage(*_leaves()) for _ in range(RANKS)]
+
+
+def _leaves() -> tuple[Any, Any]:
+    """A shift, so that the first stage too has an input half, and a weight."""
+    return ag.zeros(4).requires_grad_(), ag.tensor(0.5).requires_grad_()
+
+
+# -------------------------------------------------------------------- actions
+
+
+async def _actions(settings: Settings) -> Table:
+    microbatches = settings.of(32, 4)
+    table = Table(
+        f"Microseconds per action, stages of one product of 4 floats, {microbatches} microbatches",
+        ["where, schedule", "actions", "transfers", "step ms min/median", "µs per action min/median", "the stages alone µs"],
+    )
+    x, target = ag.ones((microbatches, 4)), ag.ones((microbatches, 4))
+    names = [f"stage{i}" for i in range(2)]
+    async with dist.LocalCluster(2, names=names, service="tests.benchmarks.pipelines:service") as cluster:
+        remote = [dist.RemoteModule(cluster.driver, name, await cluster.driver.remote(name, Scale)) for name in names]
+        for where, stages in (("in process", [Scale(), Scale()]), ("loopback", remote)):
+            for name in ("1F1B", "ZB-H1"):
+                schedule = pipeline.make_schedule(name, 2, microbatches)
+                async with pipeline.Pipeline(stages, schedule, loss_fn=_mean) as pipe:
+                    steps: dict[str, Callable[[], Any]] = {"step": lambda pipe=pipe: pipe.step(x, target), "alone": lambda: _in_turn(x, target)}
+                    timings = await interleave(steps, rounds=settings.of(15, 1), repeats=settings.of(3, 1))
+                table.add(f"{where}, {name}", *_per_action(schedule, timings))
+    table.notes.append("actions: F, B, I and W of all ranks; alone: the same forwards and backwards in turn, whole, without a pipeline, per action")
+    return table
+
+
+async def _in_turn(x: Any, target: Any) -> None:
+    stages = [Scale(), Scale()]
+    for i in range(len(x)):
+        y = x[i : i + 1]
+        for stage in stages:
+            y = await stage(y)
+        await _mean(y, target[i : i + 1]).backward()
+
+
+def _per_action(schedule: pipeline.Schedule, timings: dict[str, Timing]) -> list[str]:
+    actions = [action for row in schedule.ranks for action in row if action is not None]
+    transfers = sum(action.kind.is_send for row in schedule.lower().ranks for action in row if action is not None)
+    step, alone = timings["step"], timings["alone"]
+    each = f"{step.minimum / len(actions) * 1e6:.0f}/{step.median / len(actions) * 1e6:.0f}"
+    return [str(len(actions)), str(transfers), milliseconds(step), each, f"{alone.minimum / len(actions) * 1e6:.0f}"]
+
+
+# -------------------------------------------------------------------- parallel map
+
+
+async def _calls(settings: Settings) -> Table:
+    seconds, count = 0.002 if settings.tiny else 0.02, 8
+    table = Table(
+        f"{count} calls of {seconds * 1e3:g} ms forward and {2 * seconds * 1e3:g} ms backward",
+        ["calls", "in turn ms min/median", "at once ms min/median", "speed-up", "ideal", "target", "beyond", "verdict"],
+    )
+    async with ag.Engine(threads=count):
+        for where, function in (("waiting", Sleep), ("on threads", Block)):
+            steps = {"turn": _one_by_one(function, seconds, count), "once": _at_once(function, seconds, count)}
+            timings = await interleave(steps, rounds=settings.of(5, 1), repeats=1)
+            speed = timings["turn"].minimum / timings["once"].minimum
+            goals = goal_cells(None if settings.tiny else speed, 0.9 * count, None, higher=True)
+            table.add(where, *map(milliseconds, timings.values()), f"{speed:.2f}", f"{count}", *goals)
+    return table
+
+
+def _one_by_one(function: Any, seconds: float, count: int) -> Callable[[], Awaitable[None]]:
+    async def step() -> None:
+        for _ in range(count):
+            arguments = *_leaves(), seconds
+            y = await function.apply(*arguments) if function is Sleep else await ag.offload(function.apply, *arguments)
+            await y.sum().backward()
+
+    return step
+
+
+def _at_once(function: Any, seconds: float, count: int) -> Callable[[], Awaitable[None]]:
+    async def step() -> None:
+        calls = [(*_leaves(), seconds) for _ in range(count)]
+        outputs = await parallel.map_with_parallel_backward(function, *calls)
+        total = outputs[0][0].sum()
+        for (output,) in outputs[1:]:
+            total = total + output.sum()
+        await total.backward()
+
+    return step
