@@ -82,7 +82,7 @@ def test_every_option_of_the_worker_exists(capsys: pytest.CaptureFixture[str]) -
 
 def test_the_table_of_limits_says_what_holds() -> None:
     limits = dist.Limits()
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", README[README.index("| `Limits` |") :], re.MULTILINE)
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", README[README.index("| `Limits` |") :].split("\n\n")[0], re.MULTILINE)
     seen = 0
     for names, values in rows:
         for name, value in zip(re.findall(r"\w+", names), values.split(", "), strict=True):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import builtins
 import inspect
 import os
 import re
@@ -23,7 +24,9 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd import pipeline
 from aiograd.errors import DistributedError
+from aiograd.testing import simulated_run
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -66,7 +69,7 @@ def after(start: str, language: str) -> str:
 
 def start(code: str, names: dict[str, Any]) -> Any:
     """Run code; returns a coroutine if it awaits something."""
-    names["__name__"] = "readme"
+    names |= {"__name__": "readme", "__builtins__": builtins}
     return types.FunctionType(compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)()
 
 
@@ -230,6 +233,77 @@ def test_what_tests_may_look_like(pytester: pytest.Pytester) -> None:
     pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(across=block("# across.py"), test_mine=block("# test_mine.py"), test_clock=block("# test_clock.py"))
     pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+
+
+# -------------------------------------------------------------------- pipelines, parallel maps, experts
+
+
+def drawn(timeline: pipeline.Timeline) -> str:
+    """A timeline as the README draws it: three letters per unit of time."""
+    lines = [f"{timeline.name}: {timeline.cost:g} units, idle {timeline.bubble_rate:.1%}"]
+    for rank in range(timeline.ranks):
+        line, end = "", 0.0
+        for event in (event for event in timeline.events if event.rank == rank and event.action.kind.is_compute):
+            line += " . " * round(event.start - end)
+            line += f"{event.action.kind.value}{event.action.microbatch}".ljust(3 * round(event.end - event.start) - 1, "=") + " "
+            end = event.end
+        lines.append(f"rank {rank}  {line.rstrip()}")
+    return "\n".join(lines)
+
+
+EVEN = pipeline.Costs(forward=1, input_backward=1, weight_backward=1)
+
+
+def test_the_drawn_timelines_are_those_of_the_schedules() -> None:
+    for name in ("1F1B", "ZB-H1"):
+        assert drawn(pipeline.simulate(pipeline.make_schedule(name, 3, 4), EVEN)) in README
+
+
+def test_the_table_of_schedules_is_what_simulation_says() -> None:
+    rows = re.findall(r"^\| `([\w-]+)`(.*?) \| (\d+) \| ([\d.]+%) \| (\d+) \|$", README, re.MULTILINE)
+    assert len(rows) == 6
+    for name, note, *said in rows:
+        limit = re.search(r"memory_limit=(\d+)", note)
+        schedule = pipeline.make_schedule(name, 4, 8, 2 if "two stages" in note else 1, memory_limit=float(limit[1]) if limit else None)
+        timeline = pipeline.simulate(schedule, EVEN)
+        assert said == [f"{timeline.cost:g}", f"{timeline.bubble_rate:.1%}", f"{max(timeline.peak_activations):g}"], name
+
+
+def test_every_schedule_that_is_named_can_be_made() -> None:
+    (sentence,) = re.findall(r"^Others are (.*?)\.", README, re.MULTILINE | re.DOTALL)
+    names = re.findall(r"`([^`]+)`", sentence)
+    assert len(names) == 7
+    for name in names:
+        pipeline.make_schedule(name, 4, 8, 2).validate()
+
+
+def test_a_pipeline(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# pipelined.py"), {})
+    printed, claimed = capsys.readouterr().out.splitlines(), after("# pipelined.py", "text").splitlines()
+    assert printed[0] == claimed[0]  # the simulation
+    np.testing.assert_allclose(numbers(printed[1]), numbers(claimed[1]), atol=2e-3)
+    assert printed[1].split()[-2:] == claimed[1].split()[-2:]
+
+
+def test_a_parallel_map() -> None:
+    async def main() -> float:
+        a, b, c = leaves
+        await run(block("class Distant(ag.Function):"), ag=ag, asyncio=asyncio, a=a, b=b, c=c)
+        return asyncio.get_running_loop().time()
+
+    leaves = [ag.tensor([float(i), 1.0], requires_grad=True) for i in range(3)]
+    result = simulated_run(main)
+    assert result.value == pytest.approx(0.2)
+    assert all(leaf.grad.tolist() == [2.0, 2.0] for leaf in leaves)
+
+
+async def test_a_mixture_of_experts() -> None:
+    names = await run(block("from aiograd.distributed import moe"), ag=ag, images=ag.asarray(IMAGES[:1]), labels=LABELS[:1])
+    mixture, modules = names["mixture"], names["modules"]
+    assert all(parameter.grad is not None for parameter in mixture.parameters())
+    (scores,) = IMAGES[:1] @ mixture.weight.detach().numpy().T + mixture.bias.detach().numpy()
+    best = sorted(modules, key=lambda uid: scores[int(uid[-3])] + scores[2 + int(uid[-1])])[-2:]
+    assert {uid for uid, module in modules.items() if module.weight.grad is not None} == set(best)
 
 
 # -------------------------------------------------------------------- across processes

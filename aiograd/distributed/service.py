@@ -85,8 +85,9 @@ class Service:
 
     A ``def`` runs on the executor of the worker, an ``async def`` on its loop. Either may use `current_worker` to call further workers and
     `current_context` for the caller's gradients. Parameters that are annotated accept only what the annotation says: None, bool, int, float,
-    complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. What a function raises reaches its caller as
-    `RemoteError`, with type, message and worker; the traceback stays in the worker's log, ``logging.getLogger("aiograd.distributed")``, at INFO.
+    complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. One of another type needs a default, and is left
+    out by callers. What a function raises reaches its caller as
+    `RemoteError`, with type, message and worker; the traceback stays in the worker's log, ``logging.getLogger("aiograd.distributed")``, as a warning.
     """
 
     def __init__(self) -> None:

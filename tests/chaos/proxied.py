@@ -74,7 +74,7 @@ class ProxiedWorld:
             for name in self.names
         ]
         try:
-            while len(self.hosts) < len(self.names):  # noqa: ASYNC110 - it is a matter of milliseconds
+            while len(self.hosts) < len(self.names):
                 await asyncio.sleep(0.01)
             for (who, whom), url in self.urls.items():
                 self.hosts[who].worker.add_peer(whom, url)

@@ -31,7 +31,7 @@ async def a_worker_that_lost_its_context(work: Work) -> None:
         await work.host.served.call("w0", MULTIPLY, [x])
         lost = world.hosts["w0"]
         world.network.kill("w0")
-        while world.hosts.get("w0") in (None, lost):  # noqa: ASYNC110 - see `World.complete`
+        while world.hosts.get("w0") in (None, lost):
             await asyncio.sleep(0.02)
         try:
             await work.host.served.call("w0", MULTIPLY, [x])

@@ -201,7 +201,7 @@ class World:
 
     async def complete(self) -> None:
         """Wait until all hosts are there."""
-        while not self.is_complete:  # noqa: ASYNC110 - to poll draws nothing and wakes nobody
+        while not self.is_complete:
             await asyncio.sleep(0.02)
 
     @property

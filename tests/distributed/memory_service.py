@@ -17,7 +17,7 @@ service = dist.Service()
 @service.function
 async def limit_memory(more: int) -> int:
     """Let this process have so many bytes more than it has."""
-    pages = int(Path("/proc/self/statm").read_text().split()[0])  # noqa: ASYNC240
+    pages = int(Path("/proc/self/statm").read_text().split()[0])
     most = pages * resource.getpagesize() + more
     resource.setrlimit(resource.RLIMIT_AS, (most, most))
     return os.getpid()

@@ -86,7 +86,7 @@ async def test_one_that_ignores_the_request_to_end_is_killed() -> None:
 async def test_cancelled_while_it_starts_it_is_gone(tmp_path: Path) -> None:
     marker = tmp_path / "pid"
     task = asyncio.create_task(start(f"import os, time; open({str(marker)!r}, 'w').write(str(os.getpid())); time.sleep(60)"))
-    while not (marker.exists() and marker.read_text()):  # noqa: ASYNC110 - it is another process that we wait for
+    while not (marker.exists() and marker.read_text()):
         await asyncio.sleep(0.01)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

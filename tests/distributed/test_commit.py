@@ -300,6 +300,22 @@ def test_who_cannot_reach_the_initiator_learns_of_the_commit_from_others() -> No
     simulate(main)
 
 
+def test_that_another_worker_knows_nothing_of_a_pass_settles_nothing() -> None:
+    """Only the initiator can say by that that the pass was aborted."""
+
+    async def main() -> None:
+        async with scene() as s:
+            _cut_at_commit(s, 20.0, "ca")
+            with after(s.b, Kind.COMMIT, view(s.b, s.ctx).outcomes.clear), pytest.raises(CommitUnknown):
+                await s.start()
+            await asyncio.sleep(8)
+            assert s.committed() == "ab" and passes(s.opened) == [0, 0, 1], "b has forgotten what it has done"
+            await asyncio.sleep(15)
+            assert s.committed() == "abc" and passes(s.opened) == [0, 0, 0]
+
+    simulate(main)
+
+
 def test_who_can_reach_nobody_asks_until_it_can() -> None:
     async def main() -> None:
         async with scene() as s:

@@ -36,7 +36,7 @@ async def test_running_out_of_descriptors_and_coming_back(capfd: pytest.CaptureF
         # more than the process can have: the rest waits to be accepted
         strangers = [stack.enter_context(socket.create_connection((str(host.hostname), host.port or 0))) for _ in range(LEFT + 5)]
         async with asyncio.timeout(5):
-            while await driver.call("w", "descriptors_left", 1):  # noqa: ASYNC110 - of another process
+            while await driver.call("w", "descriptors_left", 1):
                 await asyncio.sleep(0.01)
 
         for _ in range(20):  # who is connected does not notice
@@ -59,7 +59,7 @@ async def test_running_out_of_descriptors_and_coming_back(capfd: pytest.CaptureF
                     continue
         await one_pass(driver, "triple_at", "v")
         async with asyncio.timeout(5):
-            while await driver.call("w", "descriptors_left", LEFT) < LEFT - 2:  # noqa: ASYNC110 - two are the connections of v and of the new one
+            while await driver.call("w", "descriptors_left", LEFT) < LEFT - 2:  # two are the connections of v and of the new one
                 await asyncio.sleep(0.01)
         await one_pass(driver)
     said = capfd.readouterr().err

@@ -48,8 +48,8 @@ class Layer(ag.nn.Module):
 class Fragile:
     """An optimizer of plain steps that fails or waits on demand."""
 
-    broken: set[str] = set()  # noqa: RUF012
-    steps: list[tuple[str, list[Any]]] = []  # noqa: RUF012
+    broken: set[str] = set()
+    steps: list[tuple[str, list[Any]]] = []
     gate: threading.Event | None = None
 
     def __init__(self, params: list[Any], where: str = "") -> None:

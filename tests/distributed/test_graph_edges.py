@@ -279,7 +279,7 @@ async def test_a_graph_that_is_retained_is_differentiated_again_on_every_worker(
         for n in (1, 2, 3):
             await ctx.backward(loss, retain_graph=n < 3, mode=mode)
             assert values(ctx.grads[x]) == [6 * n]
-        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: .*: GraphFreedError: Trying to backward through the graph a second time") as caught:
+        with pytest.raises(RemoteError, match=r"^Error on Node b: Error on Node c: .*: GraphFreedError: Trying to backward") as caught:
             await ctx.backward(loss, mode=mode)
         assert (caught.value.worker, caught.value.type_name) == ("c", GraphFreedError.__name__)
         assert values(ctx.grads[x]) == [18], "nothing was added"

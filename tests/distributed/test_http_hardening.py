@@ -291,7 +291,7 @@ async def test_an_answer_that_is_not_read_is_given_up() -> None:
 
 
 async def _until(condition: Callable[[], object]) -> None:
-    while not condition():  # noqa: ASYNC110 - of another object, which has no event for it
+    while not condition():
         await asyncio.sleep(0.01)
 
 
@@ -357,7 +357,7 @@ async def test_a_peer_that_never_reads_is_dropped_and_others_go_on() -> None:
         deaf.sendall(f"GET /aiograd/v1 HTTP/1.1\r\nHost: {url[7:]}\r\n{UPGRADE}\r\n".encode())
         await asyncio.wait_for(_until(lambda: channels), 5)
         sink = Sink(channels[0])
-        while channels[0].send(bytes(1 << 20)):  # noqa: ASYNC110 - it fills the buffers of the kernel
+        while channels[0].send(bytes(1 << 20)):
             await asyncio.sleep(0)
         dialler = HttpTransport()
         other = Sink(await dialler.connect(url, 5))

@@ -198,7 +198,7 @@ async def test_what_cannot_be_made_or_called() -> None:
         for make, error, text in (
             (lambda: a.remote("b", "Nothing"), NotExposedError, "no class 'Nothing' is exposed"),
             (lambda: a.remote("b", Switchboard), NotExposedError, "no class 'Switchboard' is exposed"),
-            (lambda: a.remote("b", Layer, "x"), RemoteError, "Error on Node b: Layer: ArgumentTypeError: calling Layer: argument 'factors' is str; expected float"),
+            (lambda: a.remote("b", Layer, "x"), RemoteError, "b: Layer: ArgumentTypeError: calling Layer: argument 'factors' is str; expected float"),
             (lambda: a.remote("b", Layer, colour=1), RemoteError, "got an unexpected keyword argument 'colour'"),
             (lambda: a.remote("b", Layer, name="bad"), RemoteError, "Error on Node b: Layer: ValueError: a bad name"),
             (lambda: a.remote("b", Layer, {1}), ArgumentTypeError, "calling Layer on b: argument 0 has type set"),

@@ -325,16 +325,19 @@ def test_matching_looks_at_classes_not_at_looks() -> None:
 def test_a_parameter_that_cannot_be_sent_is_one_to_leave_out() -> None:
     service = dist.Service()
 
-    def draw(n: int, generator: ag.Generator | None = None, how: Callable[[], int] = int, table: dict[int, str] = {}, *, seed: int | set[int] = 0) -> int:  # noqa: B006
+    def draw(
+        n: int, generator: ag.Generator | None = None, how: Callable[[], int] = int, table: dict[int, str] | None = None, *, seed: int | set[int] = 0
+    ) -> int:
         return n
 
     service.function(draw)
     service.reference(ag.nn.Linear)
     schema = service.find_function("draw").schema
-    for kwargs in ({}, {"generator": None}, {"seed": 3}, {"table": {}}):
+    for kwargs in ({}, {"generator": None}, {"seed": 3}, {"table": {}}, {"table": None}):
         schema.check([1], kwargs)
     for kwargs in ({"generator": 3}, {"generator": "x"}, {"how": 3}, {"table": {"a": "b"}}, {"seed": [1]}):
-        with pytest.raises(ArgumentTypeError, match=rf"argument '{[*kwargs][0]}' is \w+; expected .*; not every value of that can be sent, so leave it out"):
+        (name,) = kwargs
+        with pytest.raises(ArgumentTypeError, match=rf"argument '{name}' is \w+; expected .*; not every value of that can be sent, so leave it out"):
             schema.check([1], kwargs)
     with pytest.raises(ArgumentError, match="only None, bool"):
 

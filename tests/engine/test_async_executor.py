@@ -285,7 +285,7 @@ async def test_a_stuck_rule_ends_with_the_timeout_and_later_passes_find_a_thread
     x = leaf(1.0, grad=1.0)
     async with ag.Engine(threads=1) as engine:
         task = asyncio.create_task(function(rule)(x).backward())
-        while not stuck.is_set():  # noqa: ASYNC110 - a thread sets it
+        while not stuck.is_set():
             await asyncio.sleep(0)
         queued = asyncio.create_task(function(lambda ctx, g: g * 3.0)(x).backward())  # has a job waiting behind the stuck one
         await rounds(3)
@@ -296,7 +296,7 @@ async def test_a_stuck_rule_ends_with_the_timeout_and_later_passes_find_a_thread
         await function(lambda ctx, g: g * 5.0)(x).backward()
         assert number(x.grad) == 9.0
         release.set()
-        while not late.is_set():  # noqa: ASYNC110
+        while not late.is_set():
             await asyncio.sleep(0)
         await rounds(5)
         assert number(x.grad) == 9.0, "the late result was used"
@@ -375,13 +375,13 @@ async def test_what_an_abandoned_job_makes_is_not_kept() -> None:
     x = leaf(np.ones(3), grad=np.zeros(3))
     before = x.grad
     task = asyncio.create_task(function(rule)(x).sum().backward())
-    while not started.is_set():  # noqa: ASYNC110
+    while not started.is_set():
         await asyncio.sleep(0)
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
     release.set()
-    while not done.is_set():  # noqa: ASYNC110
+    while not done.is_set():
         await asyncio.sleep(0)
     del task
     await ag.aclose_default_engine()

@@ -76,7 +76,9 @@ async def forward(stages: Any, microbatches: int, x: Any) -> Any:
     return np.concatenate(parts)
 
 
-@pytest.mark.parametrize("order", [LATE_WEIGHTS, TURN, ZERO_BUBBLE.lower(), ZERO_BUBBLE.lower(defer_receives=False), Schedule.from_csv(TURN.to_csv())])
+@pytest.mark.parametrize(
+    "order", [LATE_WEIGHTS, TURN, ZERO_BUBBLE.lower(), ZERO_BUBBLE.lower(defer_receives=False), Schedule.from_csv(TURN.to_csv())]
+)
 @pytest.mark.parametrize("where", ["executor", "loop"])
 async def test_schedules_of_ones_own(order: Schedule, where: Any) -> None:
     m = order.num_microbatches
@@ -234,9 +236,7 @@ class Scale(ag.Function):
         return grad * weight if needs[0] else None, (grad * x).sum(0) if needs[1] else None
 
 
-@pytest.mark.parametrize(
-    ("name", "calls"), [("1F1B", {(False, True): 3, (True, True): 6}), ("ZB-H1", {(False, True): 3 + 6, (True, False): 6})]
-)
+@pytest.mark.parametrize(("name", "calls"), [("1F1B", {(False, True): 3, (True, True): 6}), ("ZB-H1", {(False, True): 3 + 6, (True, False): 6})])
 async def test_functions_of_ones_own_compute_each_half_once(name: str, calls: dict[Any, int]) -> None:
     def modules() -> list[Any]:
         weights = [ag.nn.Parameter(ag.tensor(np.linspace(-1, 2, SIZE, dtype=np.float32) + i)) for i in range(3)]

@@ -73,20 +73,23 @@ async def test_the_last_worker_computes_the_loss() -> None:
             assert (await pipe.eval(x)).shape == x.shape
 
 
-async def test_optimizers_of_the_workers() -> None:
-    """A step leaves gradients in ``grad`` on every worker, as a local one does."""
+async def test_training_over_several_steps() -> None:
+    """A step leaves gradients in ``grad`` on every worker, where an optimizer over the workers finds them."""
     async with workers("driver", "a", "b", service=service) as opened:
-        modules = await place(opened[0], ["a", "b"])
+        modules = await place(opened[0], ["a", None, "b"])
         real = [behind(module, *opened) for module in modules]
-        alone = blocks(2)
-        optimizers = [ag.optim.SGD([p for m in each for p in m.parameters()], lr=0.1) for each in (alone, real)]
-        async with Pipeline(modules, make_schedule("ZB-H1", 2, 4), loss_fn=mean_square) as pipe:
+        alone = blocks(3)
+        mine = ag.optim.Adam([p for module in alone for p in module.parameters()], lr=0.1)
+        optimizer = dist.DistributedOptimizer(opened[0], ag.optim.Adam, modules, lr=0.1)
+        async with Pipeline(modules, make_schedule("ZB-H1", 3, 4), loss_fn=mean_square) as pipe:
             for seed in range(3):
                 x, target = data(8, seed=seed)
                 assert values(await pipe.step(x, target)) == await serial(alone, 4, x, target)
-                for optimizer in optimizers:
-                    optimizer.step()
-                    optimizer.zero_grad()
+                mine.step()
+                mine.zero_grad()
+                await optimizer.step()
+                assert not any(gradients(real)) and optimizer.steps == seed + 1
+        await optimizer.delete()
 
 
 # ---------------------------------------------------------------- failures
@@ -101,7 +104,9 @@ async def test_a_stage_on_a_worker_fails(homes: str) -> None:
         async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
             for call in (1, 3):
                 await modules[at].ref.call("fail_at", call)
-                with pytest.raises(PipelineError, match=rf"^Error on Node {homes[at]}: .*{at}F{call - 1} failed .*ZeroDivisionError: by nought") as caught:
+                with pytest.raises(
+                    PipelineError, match=rf"^Error on Node {homes[at]}: .*{at}F{call - 1} failed .*ZeroDivisionError: by nought"
+                ) as caught:
                     await pipe.step(x, target)
                 failure = caught.value
                 assert (failure.stage, failure.microbatch, failure.action, failure.rank) == (at, call - 1, f"{at}F{call - 1}", at)
@@ -243,7 +248,14 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
         for private in ("_find", "_commit", "__init__"):
             with pytest.raises(NotExposedError):
                 await host.call(private, 1)
-        for wrong in ({}, {"stages": {"1": False}}, {"training": {"0": "0F0 0Foo"}}, {"training": {"1": "1F0"}}, {"training": {"0": "0F3"}}, {"scale": "x"}):
+        for wrong in (
+            {},
+            {"stages": {"1": False}},
+            {"training": {"0": "0F0 0Foo"}},
+            {"training": {"1": "1F0"}},
+            {"training": {"0": "0F3"}},
+            {"scale": "x"},
+        ):
             with pytest.raises(RemoteError, match="malformed"):
                 await ref.adapt(ADAPTER, [], {} if not wrong else plan | wrong)
         with pytest.raises(RemoteError, match="malformed"):

@@ -70,8 +70,12 @@ class SteppedOptimizer:
         self.taken_with: bytes | None = None
         self.lock = asyncio.Lock()
 
-    async def step(self, number: int, key: bytes, grads: Mapping[Any, Any]) -> None:
-        """Take step `number` with the gradients of the context `key`; see Note [Optimizer steps]."""
+    async def step(self, number: int, key: bytes, grads: Mapping[Any, Any] | None) -> None:
+        """Take step `number` with the gradients of the context `key`; see Note [Optimizer steps].
+
+        Args:
+            grads: by parameter; None: those in ``grad``, which are forgotten then.
+        """
         async with self.lock:
             if number == self.taken and key == self.taken_with:
                 return
@@ -88,6 +92,8 @@ class SteppedOptimizer:
                 await self.optimizer.astep(grads)
             else:
                 await current_engine().offload(functools.partial(self.optimizer.step, grads))
+            if grads is None and hasattr(self.optimizer, "zero_grad"):
+                self.optimizer.zero_grad()
             self.taken, self.taken_with = number, key
 
 
@@ -111,7 +117,7 @@ class Objects:
                 "aiograd.reference.delete": self._delete,
                 "aiograd.adapter.create": self._create_adapter,
                 "aiograd.transfer.more": self.transfers.more,
-                "aiograd.transfer.put": self.transfers.put,
+                "aiograd.transfer.put": self._put,
                 "aiograd.transfer.end": self.transfers.end,
                 "aiograd.module.parameters": self._parameters,
                 "aiograd.module.state_dict": self._state_dict,
@@ -197,6 +203,10 @@ class Objects:
             values.append(held.value)
         return self.office.reference(self.table.add(exposed.cls(values, options), exposed, caller.principal, caller.name))
 
+    async def _put(self, caller: Caller, ref: RemoteRef, number: bytes, is_first: bool, pieces: list[Any]) -> bool:
+        self._find(caller, ref)
+        return self.transfers.put(caller, ref, number, is_first, pieces)
+
     # ---------------------------------------------------------------- modules
 
     def _module(self, caller: Caller, ref: RemoteRef) -> Any:
@@ -257,10 +267,14 @@ class Objects:
             raise ArgumentTypeError(f"{ref!r} is no optimizer")
         return value
 
-    async def _step(self, caller: Caller, ref: RemoteRef, number: int) -> int:
+    async def _step(self, caller: Caller, ref: RemoteRef, number: int, attempt: int | None = None) -> int:
         _check(number=(number, int))
         stepped = self._optimizer(caller, ref)
         context = current_context()
+        if attempt is not None:  # with the gradients that are in ``grad``
+            _check(attempt=(attempt, int))
+            await asyncio.shield(self.office.keep(stepped.step(number, f"attempt {attempt}".encode(), None), "step"))
+            return stepped.taken
         if context is None:
             raise NoContextError("a distributed optimizer steps with the gradients of a context: `await optimizer.step(ctx)`")
         undecided = [*context.in_doubt, *(key for key, part in context.parts.items() if part.state in ("prepared", "committing"))]

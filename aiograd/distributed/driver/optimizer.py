@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -29,6 +30,8 @@ class DistributedOptimizer:
             await ctx.backward(loss)
             await optimizer.step(ctx)
 
+    A pipeline leaves the gradients in ``grad`` of each worker's parameters instead: ``await pipe.step(x, target)``, ``await optimizer.step()``.
+
     A step is numbered, and taken at most once on each worker however often it is asked for.
 
     Args:
@@ -52,6 +55,8 @@ class DistributedOptimizer:
         self._refs = self._by_owner(refs)
         self._optimizers: dict[str, RemoteRef] = {}
         self._steps = 0
+        #: how many steps were tried, which tells steps with gradients in ``grad`` apart
+        self._attempts = 0
         self._is_half_restored = False
         self._lock = asyncio.Lock()
 
@@ -99,14 +104,14 @@ class DistributedOptimizer:
         create = "aiograd.optimizer.create"
         self._optimizers[owner] = await self.worker.call(owner, create, self._class, self._refs[owner], self.options, timeout=timeout)
 
-    async def step(self, ctx: Any, *, timeout: float | None = None) -> None:
+    async def step(self, ctx: Any = None, *, timeout: float | None = None) -> None:
         """Update every parameter that has a gradient in `ctx`, on every worker.
 
         Steps of one optimizer are taken one after the other. Cancelling one that waits for its turn withdraws it. One that has begun is
         carried out on all workers: cancelling only stops the waiting, and the next step waits for it.
 
         Args:
-            ctx: the context whose gradients to use, open on this worker.
+            ctx: the context whose gradients to use, open on this worker. None: those in ``grad`` of the parameters, which are forgotten then.
             timeout: seconds for the whole step.
 
         Raises:
@@ -114,8 +119,9 @@ class DistributedOptimizer:
             checkpoint (`load_state_dict`; `restore`, where one was lost) before going on. ContextReleasedError,
             ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete.
         """
-        ctx.check_open()
-        if ctx.in_doubt:
+        if ctx is not None:
+            ctx.check_open()
+        if ctx is not None and ctx.in_doubt:
             raise CommitUnknown(
                 f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, so they may not be "
                 "complete. Restore from a checkpoint and run it again in a new context."
@@ -131,13 +137,15 @@ class DistributedOptimizer:
             logger.info("worker %s: %s", self.worker.name, error)
 
     async def _step(self, ctx: Any, timeout: float | None) -> None:
-        with self.worker.within(ctx):
+        with contextlib.nullcontext() if ctx is None else self.worker.within(ctx):
             await self._prepare()
             self._steps += 1
+            self._attempts += 1
             number = self._steps
+            own = () if ctx is not None else (self._attempts,)
             owners = list(self._optimizers)
             results = await asyncio.gather(
-                *(self.worker.call(owner, "aiograd.optimizer.step", ref, number, timeout=timeout) for owner, ref in self._optimizers.items()),
+                *(self.worker.call(owner, "aiograd.optimizer.step", ref, number, *own, timeout=timeout) for owner, ref in self._optimizers.items()),
                 return_exceptions=True,
             )
         failures = {owner: result for owner, result in zip(owners, results, strict=True) if isinstance(result, BaseException)}

@@ -75,10 +75,10 @@ class Transfers:
             self._keep(caller, number, transfer._replace(outgoing=itertools.chain([following], transfer.outgoing)))
         return part, following is not None
 
-    async def put(self, caller: Caller, ref: RemoteRef, number: bytes, is_first: bool, pieces: list[Any]) -> bool:
+    def put(self, caller: Caller, ref: RemoteRef, number: bytes, is_first: bool, pieces: list[Any]) -> bool:
         """Pieces of a state that are to be loaded with others."""
         _check(number, pieces)
-        transfer = _Transfer(ref.key, iter(()), [], 0) if is_first and isinstance(ref, RemoteRef) else self._take(caller, ref, number)
+        transfer = _Transfer(ref.key, iter(()), [], 0) if is_first else self._take(caller, ref, number)
         transfer = transfer._replace(size=transfer.size + measure(pieces).size)
         if sum(other.size for other in self._open.values()) + transfer.size > self._limits.bytes_total:
             raise LimitError(f"a state in several messages: more than {self._limits.bytes_total} bytes, which is the limit (Limits.bytes_total)")

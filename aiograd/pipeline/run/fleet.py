@@ -8,8 +8,9 @@ Note [Commit across workers]
 Note [Replacing a worker]
     With `respawn` the loss of a worker before that moment is no failure. Its stages are put somewhere else, with the same parameters, and carry out
     the step from its start; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked
-    now and then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random
-    numbers, or draw them by stage and microbatch.
+    now and then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is
+    computed in the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random numbers, or
+    draw them by stage and microbatch. Gradients of earlier steps that a lost worker held are gone with it.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from typing import NamedTuple, TypeAlias
 from aiograd.pipeline.action import Action, ActionKind
 from aiograd.pipeline.costs import Costs
 from aiograd.pipeline.schedule import Schedule
+from aiograd.pipeline.search.bound import lower_bound
 
 Order: TypeAlias = list[int]
 Orders: TypeAlias = list[Order]
@@ -57,7 +58,8 @@ class Machine:
     """
 
     __slots__ = (
-        "homes", "ranks", "microbatches", "stages_of", "duration", "source", "lag", "home", "whole", "partial", "limit", "work", "bound", "steps_timed",
+        "homes", "ranks", "microbatches", "stages_of", "duration", "source", "lag", "home", "whole", "partial", "limit", "work", "bound",
+        "steps_timed",
     )  # fmt: skip
 
     def __init__(self, homes: Sequence[int], ranks: int, microbatches: int, costs: Costs, memory_limit: float | None) -> None:
@@ -87,25 +89,13 @@ class Machine:
         self.limit = float("inf") if memory_limit is None else memory_limit * (1 + TOLERANCE)
         self.work = [microbatches * sum(sum(times[stage]) for stage in own) for own in self.stages_of]
         #: no orders take less than this, rounding aside
-        self.bound = self._bound()
+        self.bound = lower_bound(self) * (1 + TOLERANCE)
         #: what the search has cost so far
         self.steps_timed = 0
 
-    def _bound(self) -> float:
-        """What no orders take less than.
-
-        A rank has its own work to do. And from its first F to its last W a microbatch goes to any later stage, which then does all its F and I,
-        and comes back.
-        """
-        bound = max(self.work)
-        for own in self.stages_of:
-            way = 0.0
-            for step in range(3 * own[0], 3 * len(self.homes), 3):
-                forward, inputs, _ = self.duration[step : step + 3]
-                bound = max(bound, way + self.microbatches * (forward + inputs) + self.duration[3 * own[0] + WEIGHT])
-                if step + 3 < 3 * len(self.homes):
-                    way += forward + self.lag[step + 3] + inputs + self.lag[step + INPUT]
-        return bound * (1 + TOLERANCE)
+    def time_of(self, stage: int) -> list[float]:
+        """Times of F, I and W of a stage."""
+        return self.duration[3 * stage : 3 * stage + 3]
 
     def time(self, orders: Orders) -> Timing | None:
         """Times orders; None where ranks would wait for each other forever."""

@@ -76,7 +76,7 @@ class _Rounds:
     def __init__(self, machine: Machine, switches: Switches) -> None:
         self.machine = machine
         self.switches = switches
-        self.stages = [_Stage(stage, machine.duration[3 * stage : 3 * stage + 3]) for stage in range(machine.ranks)]
+        self.stages = [_Stage(stage, machine.time_of(stage)) for stage in range(machine.ranks)]
         self.lag = max(machine.lag)
         self.possible = True
 

@@ -76,6 +76,8 @@ def search_schedule(
         raise ArgumentTypeError(f"costs of a search for a pipeline schedule must be Costs(forward, ...), not {type(costs).__name__}")
     if memory_limit is not None and (isinstance(memory_limit, bool) or not isinstance(memory_limit, int | float)):
         raise ArgumentTypeError(f"memory_limit of a pipeline schedule must be a number or None, not {type(memory_limit).__name__}")
+    if memory_limit is not None and not memory_limit >= 0:
+        raise ArgumentError(f"memory_limit of a pipeline schedule must not be below zero, found {memory_limit}")
     return _Search(size, Costs(1, 1, 1) if costs is None else costs, memory_limit).run()
 
 
@@ -87,10 +89,9 @@ class _Search:
         layouts: tuple[Layout, ...] = ("loop",) if size.chunks == 1 else ("loop", "v")
         self.machines = {layout: self.machine(layout) for layout in layouts}
         machine = self.machines["loop"]
-        one_by_one: Order = [kind for stage in range(size.chunks) for kind in [3 * stage * size.ranks + FORWARD]]
-        one_by_one += [step + kind for step in reversed(one_by_one) for kind in (INPUT, WEIGHT)]
-        least = machine.peak(one_by_one)
-        if not least <= machine.limit:
+        forwards: Order = [3 * stage + FORWARD for stage in machine.stages_of[0]]
+        least = machine.peak([*forwards, *(step + kind for step in reversed(forwards) for kind in (INPUT, WEIGHT))])
+        if least > machine.limit:
             raise ArgumentError(
                 f"memory_limit={memory_limit} does not hold the activations of one microbatch, {least:g}: no schedule of {size.ranks} ranks with "
                 f"{size.chunks} stages each keeps less; raise the limit or make the microbatches smaller"
