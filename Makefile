@@ -4,6 +4,8 @@
 #   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
+#   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--seeds 2000")
+#   make release-checks              the same, as much as before a release: many hours
 #   make bench | parity | examples   benchmarks, comparison with torch, every example
 #   make clean                       removes caches and build products, not .venv
 #
@@ -17,7 +19,7 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint format bench parity examples clean
+.PHONY: demo test lint format chaos release-checks bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -31,6 +33,12 @@ lint: $(VENV)/.installed-dev
 
 format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix .
+
+chaos: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos $(ARGS)
+
+release-checks: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.chaos --release $(ARGS)
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks $(ARGS)

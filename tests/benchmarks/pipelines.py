@@ -116,9 +116,7 @@ async def _bubbles(settings: Settings) -> Table:
                 ideal, found = simulated[name].duration / simulated["1F1B"].duration, timing.minimum / timings["1F1B"].minimum
                 goals = goal_cells(found, round(1.05 * ideal, 3), None) if name.startswith("ZB") and not settings.tiny else ["", "", ""]
                 table.add(f"{where}, {name}", *cells, f"{ideal:.3f}", f"{found:.3f}", *goals)
-    table.notes.append(
-        "bubble: the share of a step in which a rank does not compute; ratio: that over the simulated one, ideally 1"
-    )
+    table.notes.append("bubble: the share of a step in which a rank does not compute; ratio: that over the simulated one, ideally 1")
     return table
 
 

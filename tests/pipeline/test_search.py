@@ -189,7 +189,7 @@ def test_orders_that_wait_for_each_other():
 @given(st.data())
 def test_repair_keeps_everything_and_the_limit(data):
     chunks, microbatches = data.draw(st.integers(1, 2)), data.draw(st.integers(1, 5))
-    machine = Machine(range(chunks), 1, microbatches, Costs(1, 1, 1), data.draw(st.floats(1, 4)))
+    machine = Machine([0] * chunks, 1, microbatches, Costs(1, 1, 1), data.draw(st.floats(1, 4)))
     order = data.draw(st.permutations([step for step in range(3 * chunks) for _ in range(microbatches)]))
     repaired = machine.repaired(order)
     if repaired is None:

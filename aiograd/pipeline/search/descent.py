@@ -5,7 +5,7 @@ Note [Moves]
 
     - something later into it: the next step of each number after it;
     - something earlier into it: the last step of each number before it, for what follows then comes earlier;
-    - what is waited for, earlier on its rank; or what that waits for, and so on to the start.
+    - what is waited for, earlier on its rank, or a W that its rank does before it, after it; or the same for what that waits for, and so on.
 
     A move may cost memory; W are then done earlier where that makes room. The first move that makes the longest span shorter, or leaves
     it and makes the others shorter, is kept, and the search goes on from there until there is none.
@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from aiograd.pipeline.search.machine import TOLERANCE, Machine, Orders, Timing
+from aiograd.pipeline.search.machine import TOLERANCE, WEIGHT, Machine, Orders, Timing
 
 #: how far a step that is waited for is moved at once
 _FORWARD_BY = (1, 2, 3)
@@ -116,8 +116,12 @@ def _sooner(
         for by in _FORWARD_BY:
             if position >= by:
                 yield _Move(rank, position, position - by)
+        needed, delayed = position, False
         while position > 0 and _wait(machine, orders, starts, rank, position) <= TOLERANCE * starts[rank][position]:
             position -= 1
+            if orders[rank][position] % 3 == WEIGHT and not delayed:
+                delayed = True
+                yield _Move(rank, position, needed)
 
 
 def _wait(machine: Machine, orders: Orders, starts: list[list[float]], rank: int, position: int) -> float:
