@@ -33,7 +33,8 @@ class Stage:
 
     Args:
         module: what is called with the outputs of the stage before (the first one: with the microbatch): a module or another callable,
-            ``def`` or ``async def``. What it returns may be awaitable. Or a module on another worker: a RemoteModule or RemoteRef.
+            ``def`` or ``async def``. What it returns may be awaitable. Or a module on another worker: a RemoteModule or RemoteRef, which takes
+            `where`, `device` and `pass_indices` only.
         where: "executor" or "loop"; None: the loop for an ``async def``, else the executor. See Note [Where a stage runs].
         device: move the Tensors that come in to this device, targets included; None: leave them where they are.
         parameters: leaves that the stage may use; None: those of `module`, where it has ``parameters()``. They only have to be given for
@@ -65,19 +66,23 @@ class Stage:
             raise ArgumentTypeError(f"a stage of a pipeline is a module or another callable, or one on another worker, not {type(module).__name__}")
         if where not in (None, "executor", "loop"):
             raise ArgumentError(f"Stage(where={where!r}): expected 'executor', 'loop' or None")
-        if device is not None:
-            devices.device(device)
         self.module = module
-        self.where = where or ("loop" if runs_on_loop(module) else "executor")
+        self.where = where
         self.device = device
         self.pass_indices = pass_indices
         self.weight_backward = weight_backward
         #: as they were given
         self.parameters = None if parameters is None else tuple(parameters)
         if is_remote(module):
-            if where is not None or device is not None or parameters is not None or weight_backward is not None:
-                raise ArgumentError("Stage(...): the options of a stage on another worker are up to that worker; only pass_indices can be given here")
+            if parameters is not None or weight_backward is not None:
+                raise ArgumentError(
+                    "Stage(...): parameters and weight_backward belong to a module of this process, and this one is on another worker"
+                )
             return
+        if where is None:
+            self.where = "loop" if runs_on_loop(module) else "executor"
+        if device is not None:
+            devices.device(device)
         if pass_indices:
             _check_takes_indices(module)
         for item in self.parameters or ():

@@ -8,7 +8,8 @@ Note [Order of a step's sums]
     keep to the order nothing ever waits.
 
     Whether something still comes before is known from how far each stage is, and from which stages a leaf belongs to: those that have it among
-    their parameters and those that do not tell theirs; a leaf that no stage has told of may belong to any.
+    their parameters and those that do not tell theirs; a leaf that no stage has told of may belong to any. Where a stage that tells its parameters
+    uses one of another's without telling, the sum is complete, and its order depends on the schedule.
 
 Note [Two sums]
     The gradient that a leaf has already takes part in the sum from the start, as in a serial run. In case another pass changes it before the

@@ -40,6 +40,8 @@ class Cell(NamedTuple):
     fault: Fault
 
 
+#: an initiator is not the one who is sent the first gradients of its own pass, and neither says that it is prepared nor that it has committed
+NOT_THE_INITIATOR = ("bwd.before_compute", "bwd.before_ack", "commit.after_prepare", "commit.before_reply")
 CELLS = tuple(Cell(point, fault) for point in POINTS for fault in FAULTS)
 
 
@@ -71,7 +73,7 @@ async def visit(work: Work, *, cell: Cell, random: Random, hits: Counter[Cell]) 
     world: World = work.world  # type: ignore[assignment]
     network = world.network
     await world.complete()
-    name = random.choice(world.names)
+    name = random.choice([name for name in world.names if name != DRIVER or cell.point not in NOT_THE_INITIATOR])
     others = [other for other in world.names if other != name]
     before = network.coverage[cell.fault, None]
 

@@ -22,14 +22,15 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.cluster import LocalCluster
 from aiograd.errors import DistributedError, RemoteError, WorkerLostError
 from tests.chaos import programs
+from tests.chaos.cells import NOT_THE_INITIATOR
 
 SERVICE = "tests.chaos.process_service:service"
 #: small frames, so that answers have two
 LIMITS = dist.Limits(frame_bytes=80, default_deadline=5.0, lease=8.0)
 ROLES = ("initiator", "middle", "last")
 POINTS = tuple(failpoints.POINTS)
-#: an initiator serves no first gradients of its own pass, and neither prepares nor answers
-IMPOSSIBLE = {("initiator", point) for point in ("bwd.before_compute", "bwd.before_ack", "commit.after_prepare", "commit.before_reply")}
+#: what cannot happen
+IMPOSSIBLE = {("initiator", point) for point in NOT_THE_INITIATOR}
 #: every worker is called by the initiator and by another one, which calls the initiator
 PROGRAM = programs.everywhere("initiator", ["middle", "last"])
 SECONDS = 5.0

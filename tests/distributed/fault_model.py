@@ -388,3 +388,9 @@ FAULTS: Mapping[int, Fault] = {
         ("seeds",),
     ),
 }
+
+
+def table() -> str:
+    """The model as a table in Markdown."""
+    lines = ["| what goes wrong | what is promised |", "| --- | --- |"]
+    return "\n".join([*lines, *(f"| {row.fault} | {row.promise} |" for row in FAULTS.values())])

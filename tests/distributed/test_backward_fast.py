@@ -11,7 +11,7 @@ import pytest
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, RemoteError
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Log, Misbehave, Stage, before, passes, same
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Log, Misbehave, Net, Stage, Suspend, before, passes, same
 from tests.distributed.workers import leaf, simulate, values, view
 
 
@@ -147,6 +147,44 @@ def test_a_chain_of_workers_that_do_not_know_each_other_hears_of_an_abort() -> N
             await ctx.backward(loss, mode="fast")
 
     assert simulate(main) < 10
+
+
+@pytest.mark.parametrize("how", ["cancelled", "failed"])
+def test_everybody_is_idle_when_a_pass_that_was_given_up_returns(how: str) -> None:
+    """Along a chain of six, where messages take a while and everybody knows only the next."""
+    board = Net()
+
+    async def wait(g: Any) -> Any:
+        await asyncio.sleep(1000)
+
+    async def fail(g: Any) -> Any:
+        await asyncio.sleep(2 if how == "failed" else 1000)
+        raise ValueError("boom")
+
+    async def via(here: Here, path: str, x: Any) -> Any:
+        y = x * here.weight
+        if not path:
+            return Suspend.apply(y, wait)
+        z = await here.call(path[0], "via", path[1:], y)
+        return z + Suspend.apply(y, fail) if here.name == "b" else z
+
+    async def main() -> None:
+        stage = Stage("abcdef")
+        stage.functions["via"] = via
+        async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
+            loss = (await opened[0].call("b", "via", "cdef", stage.x)).sum()
+            board.latency = 0.1
+            running = asyncio.ensure_future(ctx.backward(loss, mode="fast"))
+            await asyncio.sleep(1.0)
+            assert passes(opened) == [1] * 6
+            if how == "cancelled":
+                running.cancel()
+            with pytest.raises((asyncio.CancelledError, RemoteError)):
+                await running
+            assert passes(opened) == [0] * 6
+            board.latency = 0.0
+
+    simulate(main)
 
 
 async def test_fast_passes_of_many_contexts_at_the_same_time() -> None:

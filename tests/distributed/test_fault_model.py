@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.chaos.__main__ import PARTS
-from tests.distributed.fault_model import FAULTS
+from tests.distributed.fault_model import FAULTS, table
 
 TESTS = Path(__file__).parents[1]
 
@@ -47,3 +47,7 @@ def test_every_row_is_tested(number: int) -> None:
 def test_no_two_rows_say_the_same() -> None:
     for part in zip(*((row.fault, row.promise) for row in FAULTS.values()), strict=True):
         assert len(set(part)) == len(FAULTS)
+
+
+def test_the_table_has_two_cells_per_row() -> None:
+    assert {line.count("|") for line in table().splitlines()} == {3}

@@ -276,3 +276,22 @@ async def test_a_module_on_a_device() -> None:
             await module.load_state_dict({**state, "weight": ag.tensor([7.0, 8.0])})
             assert values((await module.state_dict())["weight"]) == [7, 8]
             await module.delete()
+
+
+async def test_states_travel_exactly_whatever_the_encoding() -> None:
+    board = Switchboard()
+    service = dist.Service()
+    service.reference(ag.nn.Linear)
+    half = dist.Encoding.FLOAT16
+    async with (
+        dist.Worker("here", transport=board.transport("here"), encoding=half) as here,
+        dist.Worker("there", service=service, transport=board.transport("there"), encoding=half) as there,
+    ):
+        here.add_peer("there", there.url)
+        module = await here.remote_module("there", ag.nn.Linear, 3, 2)
+        state = {"weight": ag.tensor(np.full((2, 3), 1 / 3, np.float32)), "bias": ag.tensor(np.full(2, 0.1, np.float32))}
+        await module.load_state_dict(state)
+        found = await module.state_dict()
+        assert all(np.array_equal(found[name].numpy(), value.numpy()) for name, value in state.items())
+        rounded = await module(ag.ones((1, 3)))
+        assert not np.array_equal(rounded.numpy(), np.full((1, 2), np.float32(1.1)))

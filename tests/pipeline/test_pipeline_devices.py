@@ -60,10 +60,21 @@ async def test_a_device_that_fails_late() -> None:
     """Before the commit: no gradient has changed."""
     x, target = data(8)
     with ToyDevice("toy:0") as toy:
-        for at in (5, 20, 40):
-            modules = [module.to("toy:0") for module in blocks(2)]
-            pipe = Pipeline([Stage(module, device="toy:0") for module in modules], make_schedule("1F1B", 2, 4), loss_fn=mean_square)
-            toy.fail(toy.statistics().kernels + at, "error")
+        modules = [module.to("toy:0") for module in blocks(2)]
+        pipe = Pipeline([Stage(module, device="toy:0") for module in modules], make_schedule("1F1B", 2, 4), loss_fn=mean_square)
+        for module in modules:
+            for parameter in module.parameters():
+                await parameter
+        before = toy.statistics().kernels
+        await pipe.step(x, target)
+        for module in modules:
+            for parameter in module.parameters():
+                await parameter.grad
+                parameter.grad = None
+        kernels = toy.statistics().kernels - before
+        for at in (5, kernels // 2, kernels - 2, kernels):  # the last are those that add up the gradients of the last microbatch
+            await ag.tensor([0.0]).to("toy:0")  # what was queued before is done
+            toy.fail(at, "error")
             with pytest.raises((PipelineError, DeviceError)):
                 await pipe.step(x, target)
             assert all(p.grad is None for module in modules for p in module.parameters())

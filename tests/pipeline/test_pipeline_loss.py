@@ -84,6 +84,7 @@ class World:
                 except (DistributedError, PipelineError) as error:
                     result = error
                 self.took = loop.time() - began
+                self.owners = [getattr(module, "peer", "driver") for module in pipe.stages]
                 self.modules = [behind(module, *self.workers.values()) for module in pipe.stages]
             return result
 
@@ -101,8 +102,10 @@ def alone(order: Schedule) -> tuple[list[float], list[Any]]:
 ORDERS = {name: make_schedule(name, 3, 4) for name in ("1F1B", "ZB-H1")}
 
 
-@pytest.mark.parametrize("name", ORDERS)
-@pytest.mark.parametrize(("homes", "victims"), [("abc", "a"), ("abc", "b"), ("abc", "c"), (".b.", "b"), ("ab.", "ab")])
+@pytest.mark.parametrize(
+    ("name", "homes", "victims"),
+    [("1F1B", "abc", "a"), ("ZB-H1", "abc", "b"), ("1F1B", "abc", "c"), ("ZB-H1", ".b.", "b"), ("1F1B", "ab.", "ab"), ("ZB-H1", "ab.", "ba")],
+)
 def test_a_step_survives_the_loss_of_workers_at_any_time(name: str, homes: str, victims: str) -> None:
     order = ORDERS[name]
     losses, expected = alone(order)
@@ -111,14 +114,14 @@ def test_a_step_survives_the_loss_of_workers_at_any_time(name: str, homes: str, 
     assert simulated_run(calm.run).value == losses and not calm.lost
     duration = calm.took
     survived = 0
-    for i in range(12):
+    for i in range(7):
         world = World(order, places)
-        times = [duration * (i + 0.5) / 12 + 0.15 * k for k in range(len(victims))]
+        times = [duration * (i + 0.5) / 7 + 0.15 * k for k in range(len(victims))]
         result = simulated_run(world.run, *zip(times, victims, strict=True)).value
         assert result == losses
         assert gradients(world.modules) == expected
         survived += bool(world.lost)
-    assert survived >= 11
+    assert survived >= 6
 
 
 @pytest.mark.parametrize("homes", ["abc", ".b."])
@@ -154,7 +157,7 @@ def test_any_bad_luck_ends_in_one_of_three_ways(chunk: int) -> None:
     order = ORDERS["ZB-H1"]
     losses, expected = alone(order)
     outcomes: Counter[str] = Counter()
-    for seed in range(chunk * 15, chunk * 15 + 15):
+    for seed in range(chunk * 12, chunk * 12 + 12):
         random = Random(seed)
         world = World(order, ["a", None, "b"], seed=seed, faults=Faults.drawn(random), respawns=random.random() < 0.5)
         trouble = [(random.uniform(0, 2.5), random.choice("ab"))] if random.random() < 0.7 else []
@@ -167,13 +170,15 @@ def test_any_bad_luck_ends_in_one_of_three_ways(chunk: int) -> None:
         if isinstance(result, CommitUnknown):
             outcomes["unknown"] += 1
             assert result.committed and result.workers
+            for module, owner, wanted in zip(world.modules, world.owners, (expected[:2], expected[2:4], expected[4:]), strict=True):
+                assert gradients([module]) == wanted or (owner in result.workers and not any(gradients([module]))), seed
         elif isinstance(result, Exception):
             outcomes["failed"] += 1
             assert not result.committed and not any(found), (seed, result)
         else:
             outcomes["done"] += 1
             assert result == losses and found == expected, seed
-    assert outcomes["done"] >= 5, outcomes
+    assert outcomes["done"] >= 4, outcomes
 
 
 def test_a_replacement_that_is_none() -> None:

@@ -21,7 +21,7 @@ from aiograd.errors import (
 )
 from aiograd.pipeline import Pipeline, Stage, make_schedule
 from aiograd.pipeline.run.host import ADAPTER
-from aiograd.testing import simulated_run
+from aiograd.testing import ToyDevice, simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
 from tests.pipeline.remote import Block, Head, behind, place, service
@@ -122,10 +122,27 @@ async def test_a_stage_on_a_worker_fails(homes: str) -> None:
 
 async def test_a_value_that_cannot_be_sent() -> None:
     async with workers("driver", "a", service=service) as opened:
-        modules = [lambda x: (x, object()), (await place(opened[0], ["a"]))[0]]
-        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+        module = (await place(opened[0], ["a"]))[0]
+        async with Pipeline([lambda x: (x, object()), module], make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
             with pytest.raises(ag.errors.ArgumentTypeError, match="what can be sent"):
                 await pipe.step(*data(8))
+        async with Pipeline([module], make_schedule("GPipe", 1, 4), loss_fn=mean_square) as pipe:
+            with pytest.raises(ag.errors.ArgumentTypeError, match="what can be sent"):
+                await pipe.eval(data(8)[0], extra=object())
+
+
+async def test_options_of_stages_on_workers() -> None:
+    x, target = data(9)
+    alone = blocks(2)
+    losses = await serial(alone, 4, x, target)
+    with ToyDevice("toy:0"):
+        async with workers("driver", "a", "b", service=service) as opened:
+            first, last = await place(opened[0], ["a", None])
+            behind(first, *opened).to("toy:0")
+            async with Pipeline([Stage(first, where="loop", device="toy:0"), last], make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+                assert values(await pipe.step(x, target)) == losses
+            assert [p.grad.device for p in behind(first, *opened).parameters()] == ["toy:0"] * 2
+            assert [p.grad.to("cpu").numpy().tobytes() for p in behind(first, *opened).parameters()] == [each[1] for each in gradients(alone[:1])]
 
 
 @pytest.mark.parametrize("homes", ["ab", "a.", ".b"])
@@ -242,7 +259,13 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
             await ref.adapt("pipeline.moon", [], {})
         with pytest.raises(NotExposedError, match="cannot be called"):
             await weight.adapt(ADAPTER, [], {})
-        plan = {"stages": {"0": False}, "training": {"0": "0F0 0B0"}, "evaluation": {"0": "0F0"}, "stage_to_rank": [0], "microbatches": 1}
+        plan = {
+            "stages": {"0": [None, None, False]},
+            "training": {"0": "0F0 0B0"},
+            "evaluation": {"0": "0F0"},
+            "stage_to_rank": [0],
+            "microbatches": 1,
+        }
         plan |= {"loss_stage": 0, "last_stage": 0, "scale": 1.0, "recovers": False}
         host = await ref.adapt(ADAPTER, [], plan)
         for private in ("_find", "_commit", "__init__"):
@@ -250,7 +273,10 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
                 await host.call(private, 1)
         for wrong in (
             {},
-            {"stages": {"1": False}},
+            {"stages": {"1": [None, None, False]}},
+            {"stages": {"0": ["moon", None, False]}},
+            {"stages": {"0": [None, "moon:1", False]}},
+            {"stages": {"0": None}},
             {"training": {"0": "0F0 0Foo"}},
             {"training": {"1": "1F0"}},
             {"training": {"0": "0F3"}},
@@ -269,8 +295,8 @@ async def test_places_that_do_not_work() -> None:
             Pipeline(modules[:2] + modules[2:] + modules[1:2], make_schedule("Interleaved1F1B", 2, 2, 2), loss_fn=mean_square)
         with pytest.raises(ArgumentError, match="pass this process's Worker"):
             Pipeline([modules[0].ref, modules[2]], make_schedule("1F1B", 2, 2), loss_fn=mean_square)
-        with pytest.raises(ArgumentError, match="up to that worker"):
-            Stage(modules[0], where="loop")
+        with pytest.raises(ArgumentError, match="on another worker"):
+            Stage(modules[0], weight_backward=print)
         async with Pipeline([modules[0].ref, modules[2]], make_schedule("1F1B", 2, 2), loss_fn=mean_square, worker=driver) as pipe:
             x, target = data(4)
             with pytest.raises(ArgumentError, match="on another worker"):

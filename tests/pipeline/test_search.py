@@ -100,7 +100,7 @@ def test_small_pipelines_get_the_best_schedule_there_is(seed):
 @pytest.mark.parametrize("seed", range(16))
 def test_no_named_schedule_is_better(seed):
     rng = random.Random(seed)
-    size = Size(rng.randint(1, 4), rng.randint(1, 8), rng.choice((1, 1, 2, 2, 3)))
+    size = Size(rng.randint(1, 4), rng.randint(1, 6), rng.choice((1, 1, 2, 2, 3)))
     per_stage = [[round(rng.uniform(0.2, 3), 2) for _ in range(size.stages)] for _ in range(3)]
     costs = Costs(*(per_stage if seed % 4 == 0 else [column[0] for column in per_stage]), rng.choice((0, 0.05, 0.5)))
     limit = rng.choice((None, 1, size.ranks / 2 + 0.5, size.ranks, 2 * size.ranks))
@@ -127,12 +127,12 @@ def test_of_equally_fast_schedules_the_smaller_is_taken():
     assert simulate(make_schedule("auto", 1, 6), costs).peak_activations == (1,)
 
 
-def test_rank_and_stages_that_are_slower_than_others():
+def test_a_stage_that_is_slower_than_others():
     costs = Costs([1, 1, 2, 1], [1, 1, 2, 1], [0.5, 0.5, 1, 0.5])
-    timeline = simulate(make_schedule("auto", 4, 16, costs=costs, memory_limit=8), costs)
+    timeline = simulate(make_schedule("auto", 4, 16, costs=costs, memory_limit=4), costs)
     assert timeline.busy == (40, 40, 80, 40)
-    assert timeline.bubble_rate < 0.02
-    assert simulate(build_named("ZB-H2", 4, 16), costs).bubble_rate > 0.1
+    assert timeline.bubble_rate == pytest.approx(0)
+    assert best_named(Size(4, 16, 1), costs, 4) > 81
 
 
 @pytest.mark.parametrize(("chunks", "limit"), [(1, 0.99), (2, 0.5), (1, 0)])
@@ -197,7 +197,10 @@ def test_repair_keeps_everything_and_the_limit(data):
     assert sorted(repaired) == sorted(order)
     assert machine.peak(repaired) <= machine.limit
     assert [step for step in repaired if step % 3 < 2] == [step for step in order if step % 3 < 2]
-    machine.schedule_of([repaired], "").validate()
+    counts = dict.fromkeys(order, 0)
+    for step in repaired:
+        assert step % 3 == 0 or counts[step - 1] > counts[step]  # F before I before W
+        counts[step] += 1
 
 
 def test_repair_moves_weights_only_as_far_as_needed():
@@ -265,4 +268,5 @@ def test_moving_actions_finds_what_is_missing():
     costs = Costs(1, 1, 1)
     one = build_named("1F1B", 3, 6)
     machine = machine_of(one, costs, 3)
-    assert max(machine.time(descend(machine, machine.orders_of(one), 100_000)).spans) <= simulate(build_named("ZB-H1", 3, 6), costs).cost
+    assert simulate(one, costs).cost == 24
+    assert max(machine.time(descend(machine, machine.orders_of(one), 100_000)).spans) <= 21

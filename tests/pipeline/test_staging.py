@@ -77,6 +77,18 @@ async def test_later_stages_come_first_within_a_microbatch() -> None:
             assert shared.grad.numpy() == in_order(*VALUES[:4]) and own.grad.numpy() == in_order(*VALUES[:2])
 
 
+async def test_a_stage_that_keeps_a_leaf_to_itself() -> None:
+    """Another stage's leaf that a stage uses without telling: nothing is lost, and its own microbatches keep their order."""
+    tensor = leaf()
+    staging = Staging({0: frozenset([tensor._node]), 1: frozenset()}, 2)
+    for stage, microbatch, value in ((0, 0, VALUES[0]), (0, 1, VALUES[1]), (1, 1, VALUES[3]), (1, 0, VALUES[2])):
+        staging.deliver(stage, microbatch, {tensor._node: full(value)})
+        await staging.fold()
+    await staging.prepare()
+    staging.commit()
+    assert tensor.grad.numpy() == in_order(*VALUES[:4]) != in_order(*VALUES[:2], VALUES[3], VALUES[2])
+
+
 async def test_a_leaf_of_one_stage_never_waits_for_others() -> None:
     first, last = leaf(), leaf()
     staging = Staging({0: frozenset([first._node]), 1: frozenset([last._node])}, 3)

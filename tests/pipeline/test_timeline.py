@@ -6,6 +6,7 @@ import json
 import math
 import re
 import xml.etree.ElementTree as ET
+from itertools import pairwise
 
 import pytest
 from hypothesis import given
@@ -175,7 +176,7 @@ def test_nothing_is_drawn_outside_of_the_picture_or_over_something_else():
             rows.setdefault(y, []).append((x, x + wide))
         for spans in rows.values():
             spans.sort()
-            assert all(end <= start + 0.02 for (_, end), (start, _) in zip(spans, spans[1:], strict=False))
+            assert all(end <= start + 0.02 for (_, end), (start, _) in pairwise(spans))
 
 
 def test_stages_of_a_rank_differ_in_colour():
@@ -232,7 +233,9 @@ def test_measured_times_start_at_zero():
     assert early == late
 
 
-@pytest.mark.parametrize(("width", "error"), [(150, ArgumentError), (-1, ArgumentError), (math.nan, ArgumentError), (1e12, ArgumentError), ("9", ArgumentTypeError)])
+@pytest.mark.parametrize(
+    ("width", "error"), [(150, ArgumentError), (-1, ArgumentError), (math.nan, ArgumentError), (1e12, ArgumentError), ("9", ArgumentTypeError)]
+)
 def test_widths_that_are_none(width, error):
     with pytest.raises(error, match="pixels"):
         measured("0 0F0 0 1").svg(width=width)

@@ -27,6 +27,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context
 from aiograd.distributed.contexts import NESTED, Caller, Heading
 from aiograd.distributed.driver.gradients import on_host
+from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.scope import SCOPE, Scope
@@ -41,6 +42,8 @@ from aiograd.tensors.core import TensorCore
 if TYPE_CHECKING:
     from aiograd.distributed.driver.office import Office
 
+#: states of modules and optimizers travel as they are, whatever the encoding
+EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")
 #: a function of the library's own, which is told who calls
 Builtin = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -56,6 +59,8 @@ class Calls:
         self.office = office
         #: by name, which begins with "aiograd."
         self.builtins: dict[str, Builtin] = {}
+        #: those of them whose results travel exactly
+        self.exact: set[Builtin] = set()
         #: functions that run on the executor or wait for it
         self._on_executor = 0
         #: those that are not waited for any more; see Note [Functions that never return]
@@ -79,7 +84,7 @@ class Calls:
         number, answer_number = _next_sequence(), _next_sequence()
         grad = current_mode().grad
         try:
-            packing = await self._packing((args, kwargs), grad)
+            packing = await self._packing((args, kwargs), grad, function.startswith(EXACT))
             wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
         except (UnsendableError, RecursionError) as error:
             raise explain(error, f"calling {_label(function, args)} on {peer}", _named(function, args, kwargs)) from None
@@ -131,11 +136,11 @@ class Calls:
             context.add_recv(unpacking.differentiable, edge, peer, answer_number)
         return result
 
-    async def _packing(self, value: Any, records: bool) -> Packing:
+    async def _packing(self, value: Any, records: bool, is_exact: bool) -> Packing:
         hosted = {}
         for tensor in device_tensors(value):
             hosted[id(tensor)] = await on_host(tensor._data)
-        return Packing(records, self.office.encoding, hosted)
+        return Packing(records, Encoding.PLAIN if is_exact else self.office.encoding, hosted)
 
     @staticmethod
     def _parse_answer(answer: Any, peer: str) -> tuple[Any, int]:
@@ -206,7 +211,7 @@ class Calls:
         await ready(result)
         failpoints.reach("fwd.before_reply")
         try:
-            packing = await self._packing(result, grad and context is not None)
+            packing = await self._packing(result, grad and context is not None, not isinstance(target, Exposed) and target in self.exact)
             wire = packing.pack(result)
         except (UnsendableError, RecursionError) as error:
             raise explain(error, "sending a result", [("it", result)]) from None

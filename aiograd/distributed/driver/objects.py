@@ -20,6 +20,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiograd.distributed.contexts import Caller
+from aiograd.distributed.driver.calls import EXACT
 from aiograd.distributed.driver.transfers import Transfers
 from aiograd.distributed.pieces import Piece, apart, join, together
 from aiograd.distributed.reference_table import Held, ReferenceTable
@@ -130,6 +131,7 @@ class Objects:
                 "aiograd.optimizer.load_state_dict": self._load_optimizer_state,
             }
         )
+        office.calls.exact.update(function for name, function in office.calls.builtins.items() if name.startswith(EXACT))
 
     # ---------------------------------------------------------------- on the side that holds a reference
 

@@ -184,8 +184,7 @@ class Fleet:
             return await self.local.run(step, trains, {})
         try:
             work = {remote.name: self._run(remote, step, trains) for remote in self.remotes}
-            if self.local_ranks:
-                work["this process"] = self._counted(self.local.run(step, trains, {}))
+            work["this process"] = self._counted(self.local.run(step, trains, {}))  # even without ranks it sends microbatches and targets
             self._busy = len(work)
             self._quiet.clear()
             results = _merged((await together(work)).values())
@@ -280,6 +279,7 @@ class Fleet:
             CommitUnknown: a worker did not confirm. What a post-accumulate hook raised. Both with ``committed`` True.
         """
         site = self.local._commit(session)
+        failure: Exception | None = None
         try:
             if self.remotes:
                 telling = asyncio.get_running_loop().create_task(self._tell(session.step), name="aiograd:pipeline:commit")
@@ -288,7 +288,11 @@ class Fleet:
                 except asyncio.CancelledError:
                     await _finish(telling)
                     raise
+                except Exception as error:  # what happened elsewhere is no reason not to call the hooks here
+                    failure = error
             await self.local._after_commit(site)
+            if failure is not None:
+                raise failure
         except BaseException as error:
             mark_committed(error)
             raise

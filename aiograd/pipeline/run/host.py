@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from aiograd.engine.run.failures import mark_committed
-from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError, PipelineError
 from aiograd.offloading import ready
 from aiograd.pipeline.action import Action, ActionKind
 from aiograd.pipeline.rank import Key
@@ -52,7 +52,7 @@ class Charge(NamedTuple):
     def to_wire(self) -> dict[str, Any]:
         """As `parse` takes it on another worker, where the modules come with the call."""
         return {
-            "stages": {str(index): stage.pass_indices for index, stage in self.stages.items()},
+            "stages": {str(index): [stage.where, stage.device, stage.pass_indices] for index, stage in self.stages.items()},
             "training": {str(rank): " ".join(map(str, row)) for rank, row in self.training.items()},
             "evaluation": {str(rank): " ".join(map(str, row)) for rank, row in self.evaluation.items()},
             "stage_to_rank": list(self.stage_to_rank),
@@ -71,8 +71,10 @@ class Charge(NamedTuple):
             ArgumentError: it makes no sense.
         """
         try:
-            flags = options["stages"].items()
-            stages = {int(index): Stage(module, pass_indices=bool(flag)) for (index, flag), module in zip(flags, modules, strict=True)}
+            stages = {
+                int(index): Stage(module, where=where, device=device, pass_indices=bool(flag))
+                for (index, (where, device, flag)), module in zip(options["stages"].items(), modules, strict=True)
+            }
             training, evaluation = (
                 {int(rank): tuple(map(_action, text.split())) for rank, text in options[mode].items()} for mode in ("training", "evaluation")
             )
@@ -88,7 +90,7 @@ class Charge(NamedTuple):
                 scale=float(options["scale"]),
                 recovers=bool(options["recovers"]),
             )
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, DeviceError) as error:
             raise ArgumentError(f"a malformed request for stages of a pipeline: {type(error).__name__}: {error}") from error
         charge.check()
         return charge
