@@ -107,7 +107,7 @@ class Stage:
         return getattr(self.module, "__qualname__", None) or type(self.module).__name__
 
     def __repr__(self) -> str:
-        return f"<Stage {self.name} on {'another worker' if self.is_remote else 'the ' + self.where}>"
+        return f"<Stage {self.name} on {'another worker' if self.is_remote else f'the {self.where}'}>"
 
 
 def as_stage(item: Any) -> Stage:

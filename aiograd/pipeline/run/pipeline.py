@@ -58,7 +58,8 @@ class Pipeline:
             `aiograd.pipeline.microbatch`.
         worker: this process's Worker, for stages on others; None: that of the RemoteModules.
         respawn: ``respawn(stage)``, ``def`` or ``async def``: called when the worker of a stage is lost in the middle of a step; returns another
-            module for that stage, on another worker, with the same parameters. The step then goes on. None: the loss of a worker is an error.
+            module (or `Stage`) in its place, on another worker, with the same parameters. The step then goes on, and workers keep what they send to
+            each other until it is over. None: the loss of a worker is an error.
         timeout: seconds that a step may take on other workers; None: their default.
 
     Raises:
@@ -167,8 +168,9 @@ class Pipeline:
     ) -> list[Any]:
         """Forward and backward of a batch: adds its gradients to the ``grad`` of every leaf.
 
-        Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. Cancelling stops every rank. Steps of
-        one pipeline run one after the other.
+        Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. What forwards change besides (running
+        statistics of normalisation layers, generators of random numbers) stays changed. Cancelling stops every rank. Steps of one pipeline run one
+        after the other.
 
         Args:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get
