@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import logging
 import re
+import traceback
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -136,11 +137,10 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
     for name, kind in form.attributes.items():
         value["." + name] = _plain(getattr(error, name), kind)
     expected = isinstance(error, DistributedError)
-    logger.log(
-        logging.DEBUG if expected else logging.WARNING,
-        "%s: %s raised %s for a peer (correlation id %s)",
-        worker, function, value["type"], value["id"], exc_info=error,
-    )  # fmt: skip
+    level = logging.DEBUG if expected else logging.WARNING
+    if logger.isEnabledFor(level):
+        story = "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "replace").decode()  # a text may hold what no stream takes
+        logger.log(level, "%s: %s raised %s for a peer (correlation id %s)\n%s", worker, function, value["type"], value["id"], story)
     return value
 
 

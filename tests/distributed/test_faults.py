@@ -197,4 +197,10 @@ def test_the_traceback_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> Non
     (record,) = caplog.records
     assert record.levelno == logging.WARNING
     assert "c0ffee" in record.getMessage()
-    assert record.exc_info is not None
+    assert "second line" in record.getMessage() and "Traceback" in record.getMessage()
+
+
+def test_the_log_holds_nothing_that_a_stream_cannot_take(caplog: pytest.LogCaptureFixture) -> None:
+    to_wire(ValueError("lone \ud800 surrogate"), "w1", "f", "c0ffee")
+    (record,) = caplog.records
+    record.getMessage().encode("utf-8")
