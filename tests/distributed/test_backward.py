@@ -423,7 +423,7 @@ async def test_a_pass_that_is_started_by_a_rule_elsewhere_waits_for_its_turn_and
 
     async def back(g: Any) -> Any:
         try:
-            await dist.current_worker().call("a", "another", timeout=0.2)
+            await dist.current_worker().call("a", "another", timeout=1.0)
         except DeadlineError as error:
             found.append(error)
         return g

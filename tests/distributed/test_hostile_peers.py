@@ -62,6 +62,8 @@ async def one_pass(worker: dist.Worker) -> None:
 
 Say = Callable[[Intruder], Iterator[bytes]]
 HOSTILE: dict[str, Say] = {}
+#: what no honest peer does: it ends the connection
+FATAL: set[str] = set()
 
 
 def hostile(function: Say) -> Say:
@@ -69,12 +71,17 @@ def hostile(function: Say) -> Say:
     return function
 
 
-@hostile
+def fatal(function: Say) -> Say:
+    FATAL.add(function.__name__.replace("_", " "))
+    return hostile(function)
+
+
+@fatal
 def a_message_above_the_limit(peer: Intruder) -> Iterator[bytes]:
     yield peer.seal(*frame(FrameKind.REQUEST, 1, b"x", total=SMALL.message_bytes + 1))
 
 
-@hostile
+@fatal
 def a_message_of_all_the_memory_there_is(peer: Intruder) -> Iterator[bytes]:
     yield peer.seal(*frame(FrameKind.REQUEST, 1, b"x", total=2**63))
 
@@ -85,20 +92,20 @@ def messages_that_are_only_announced(peer: Intruder) -> Iterator[bytes]:
         yield peer.seal(*frame(FrameKind.REQUEST, number, b"x", total=SMALL.message_bytes))
 
 
-@hostile
+@fatal
 def answers_that_are_only_announced(peer: Intruder) -> Iterator[bytes]:
     yield peer.seal(*frame(FrameKind.RESPONSE, 1, b"x", total=SMALL.message_bytes))
 
 
-@hostile
+@fatal
 def more_requests_than_may_run(peer: Intruder) -> Iterator[bytes]:
-    for number in range(1, 2000):
+    for number in range(1, 2200):
         yield peer.seal(*frame(FrameKind.REQUEST, number, b"x", total=2))
 
 
-@hostile
+@fatal
 def requests_that_are_cancelled_at_once(peer: Intruder) -> Iterator[bytes]:
-    for number in range(1, 2000):
+    for number in range(1, 2200):
         yield peer.seal(*frame(FrameKind.CANCEL, number))
 
 
@@ -108,13 +115,13 @@ def questions_and_no_reading(peer: Intruder) -> Iterator[bytes]:
         yield peer.seal(*frame(FrameKind.PROBE, number))
 
 
-@hostile
+@fatal
 def a_message_in_single_bytes(peer: Intruder) -> Iterator[bytes]:
     for at in range(0, 15_000, 2):
         yield peer.seal(*frame(FrameKind.REQUEST, 1, b"x", total=SMALL.message_bytes, offset=at))
 
 
-@hostile
+@fatal
 def heartbeats_full_of_ids(peer: Intruder) -> Iterator[bytes]:
     for count in (4097, 30_000):
         ids = struct.pack(f"<{count}Q", *range(1 << 40, (1 << 40) + count))
@@ -190,6 +197,7 @@ async def test_whatever_a_peer_sends_takes_two_messages_of_memory_at_most(name: 
                 if peer.is_closed:
                     break
             assert most <= MOST, f"{most} bytes, {MOST} are allowed"
+            assert peer.is_closed == (name in FATAL)
             await one_pass(a)
         finally:
             tracemalloc.stop()
@@ -225,7 +233,7 @@ def test_a_bomb_that_the_limits_let_through_would_be_noticed() -> None:
 # -------------------------------------------------------------------- peers that stop in the middle
 
 HURRY = Limits(
-    handshake_timeout=0.3, unread_seconds=0.4, unread_bytes=2 * MIB, heartbeat=0.1, missed_heartbeats=100, connections_per_address=250
+    handshake_timeout=0.3, unread_seconds=0.4, heartbeat=0.1, missed_heartbeats=100, connections_per_address=250
 )
 
 

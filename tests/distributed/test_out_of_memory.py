@@ -106,7 +106,7 @@ def kind(error: BaseException) -> str:
     return error.type_name if isinstance(error, RemoteError) else type(error).__name__
 
 
-SIZES = {"small": 4, "one frame": 40_000, "many frames": 300_000}
+SIZES = {"small": 4, "one frame": 40_000, "few frames": 140_000}
 #: a frame that is decrypted in one go, and a message of several
 LIMITS = Limits(frame_bytes=256 << 10)
 
@@ -170,19 +170,19 @@ async def test_an_allocation_that_fails_where_bytes_arrive_breaks_a_connection_a
 
         memory.allocator = noted  # type: ignore[method-assign]
         with memory.scarce():
-            await one_pass(a, "b", SIZES["many frames"])
+            await one_pass(a, "b", SIZES["few frames"])
         assert {"http.channel.bytearray", "http.framing.np.empty", "cipher.bytearray"} <= memory.seen.keys()
         for number in numbers:
             memory = Memory(number)
             with memory.scarce():
                 try:
-                    await one_pass(a, "b", SIZES["many frames"])
+                    await one_pass(a, "b", SIZES["few frames"])
                 except (MemoryError, DistributedError) as error:
                     assert kind(error) in ("MemoryError", "Overloaded"), repr(error)
             async with asyncio.timeout(5):
                 while any(worker.statistics().contexts or worker.statistics().bytes_held for worker in (a, b)):
                     await asyncio.sleep(0.005)
-        await one_pass(a, "b", SIZES["many frames"])
+        await one_pass(a, "b", SIZES["few frames"])
 
 
 SERVICE = "tests.distributed.memory_service:service"

@@ -13,6 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.distributed.kinds import Kind
 from aiograd.distributed.limits import Limits
 from aiograd.errors import DistributedError, Overloaded
 from tests.distributed.memory import Switchboard
@@ -166,6 +167,47 @@ def test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt(slow: flo
 
     simulate(main)
     assert outcomes["Overloaded"], "there was no overload"
+
+
+def test_a_decision_that_finds_no_room_is_told_again() -> None:
+    """Its pass is committed already: it must not stay in doubt because a worker is busy."""
+    service = slow_service()
+    weight = leaf(2)
+    service.function("scale")(_scaling(weight))
+    refused: list[int] = []
+
+    async def main() -> None:
+        async with workers("a", "b", service=service, limits=Limits(requests_per_peer=2)) as (a, b), a.context() as ctx:
+            x = leaf(1)
+            y = await a.call("b", "scale", x)
+            plain = a._office.request
+            slow: list[asyncio.Future[Any]] = []
+
+            async def request(peer: str, kind: int, *rest: Any) -> Any:
+                if kind == Kind.COMMIT and not slow:
+                    slow.extend(asyncio.ensure_future(a.endpoint.request("b", Kind.CALL, ("slow", [1], {}, True, None), 9)) for _ in range(2))
+                    await asyncio.sleep(0.01)
+                try:
+                    return await plain(peer, kind, *rest)
+                except Overloaded:
+                    refused.append(kind)
+                    raise
+
+            a._office.request = request  # type: ignore[method-assign, assignment]
+            await ctx.backward(y.sum())
+            assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
+            assert not ctx.in_doubt
+            await asyncio.gather(*slow)
+
+    simulate(main)
+    assert refused and set(refused) == {Kind.COMMIT}
+
+
+def _scaling(weight: Any) -> Any:
+    async def scale(x: Any) -> Any:
+        return x * weight
+
+    return scale
 
 
 async def test_a_peer_that_takes_all_it_can_get_leaves_others_their_share() -> None:

@@ -507,7 +507,8 @@ async def test_actions_that_others_carry_out() -> None:
 # ---------------------------------------------------------------- hooks and order
 
 
-async def test_hooks_of_leaves_are_called_once_when_everything_is_there() -> None:
+@pytest.mark.parametrize("order", [ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE])
+async def test_hooks_of_leaves_are_called_once_when_everything_is_there(order: Schedule) -> None:
     modules = blocks(2)
     seen: list[Any] = []
 
@@ -521,7 +522,7 @@ async def test_hooks_of_leaves_are_called_once_when_everything_is_there() -> Non
     modules[0][0].weight.register_post_accumulate_grad_hook(on_leaf)
     modules[1][0].bias.register_post_accumulate_grad_hook(later)
     modules[1][0].weight.register_post_accumulate_grad_hook(on_leaf, eager=True)
-    await Pipeline(modules, ZERO_BUBBLE, loss_fn=mean_square).step(*data(8))
+    await Pipeline(modules, order, loss_fn=mean_square).step(*data(8))
     assert len(seen) == 3 and all(each == gradients(modules) for each in seen)
 
 

@@ -266,10 +266,10 @@ class Watched(ag.nn.Module):
 
     def forward(self, x: Any) -> Any:
         self.alive.append(self.count())
-        if len(self.alive) == self.fails_at + 1:
-            raise ValueError("enough")
         middle = x.tanh()
         self.arrays.append(weakref.ref(middle._data))
+        if len(self.alive) == self.fails_at + 1:
+            raise ValueError("enough")
         return self.inner(middle).exp()
 
 
@@ -330,6 +330,35 @@ async def test_outputs_are_not_held_until_backward() -> None:
     order = schedule("0F0 1F0 0F1 1F1 0F2 1F2 1B0 0B0 1B1 0B1 1B2 0B2")
     await Pipeline([module, second], order).step(data(6)[0])
     assert alive == [0, 0, 0] and len(outputs) == 3
+    outputs.clear()
+    between: list[int] = []
+
+    def third(x: Any) -> Any:
+        between.append(sum(each() is not None for each in outputs[: len(between)]))
+        return second(x)
+
+    order = schedule("0F0 0F1 0F2 0B0 0B1 0B2 / 1F0 1B0 1F1 1B1 1F2 1B2")
+    await Pipeline([module, third], order).step(data(6)[0])
+    assert between == [0, 0, 0]  # those of earlier microbatches are not kept for having been sent
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_microbatches_are_not_held_longer_than_the_first_stage_needs_them() -> None:
+    arrays: list[Any] = []
+    alive: list[int] = []
+    weight = ag.tensor([1.0, 2.0], requires_grad=True)
+
+    def batch() -> list[Any]:
+        parts = [(ag.tensor(np.ones((2, 2), np.float32)),) for _ in range(3)]
+        arrays.extend(weakref.ref(part._data) for (part,) in parts)
+        return parts
+
+    def first(x: Any) -> Any:
+        alive.append(sum(each() is not None for each in arrays[: len(alive)]))
+        return x.sum(axis=0) + weight
+
+    await Pipeline([first, lambda y: y.sum()], make_schedule("GPipe", 2, 3)).step(arg_mbs=batch())
+    assert alive == [0, 0, 0] and len(arrays) == 3
 
 
 @pytest.mark.usefixtures("without_collector")

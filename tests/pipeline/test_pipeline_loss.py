@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.errors import ArgumentTypeError, CommitUnknown, DistributedError, PipelineError
+from aiograd.errors import ArgumentTypeError, CommitUnknown, DistributedError, PipelineError, WorkerLostError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
 from aiograd.testing import Faults, SimulatedNetwork, simulated_run
 from tests.distributed.workers import SECRET
@@ -41,6 +41,8 @@ class World:
         self.lost: list[int] = []
         self.batch = data(2 * order.num_microbatches)
         self.took = 0.0
+        #: seconds that a backward of the first stage takes
+        self.slow = 0.0
 
     async def serve(self, name: str) -> None:
         peers = {other: f"sim://{other}" for other in self.names if other != name}
@@ -73,6 +75,8 @@ class World:
         async with dist.Worker("driver", peers=peers, secret=SECRET, transport=self.network.transport("driver")) as self.driver:
             self.workers["driver"] = self.driver
             modules = await place(self.driver, self.homes, wait=FORWARD)
+            if self.slow:
+                behind(modules[0], *self.workers.values()).inner[0].weight.register_hook(lambda grad: asyncio.sleep(self.slow))
             pipe = Pipeline(modules, self.order, loss_fn=mean_square, respawn=self.respawn if self.respawns else None)
             async with pipe:
                 await pipe.eval(self.batch[0])
@@ -124,17 +128,30 @@ def test_a_step_survives_the_loss_of_workers_at_any_time(name: str, homes: str, 
     assert survived >= 6
 
 
-@pytest.mark.parametrize("homes", ["abc", ".b."])
-def test_without_replacement_nothing_changes_anywhere(homes: str) -> None:
+@pytest.mark.parametrize(("homes", "victim"), [("abc", "b"), (".b.", "b"), ("abc", "c")])
+def test_without_replacement_nothing_changes_anywhere(homes: str, victim: str) -> None:
     order = ORDERS["1F1B"]
     places = [None if home == "." else home for home in homes]
     calm = World(order, places)
     simulated_run(calm.run)
     for i in range(8):
         world = World(order, places, respawns=False)
-        error = simulated_run(world.run, (calm.took * (i + 0.5) / 8, "b")).value
+        error = simulated_run(world.run, (calm.took * (i + 0.5) / 8, victim)).value
         assert isinstance(error, DistributedError) and not error.committed
         assert not any(gradients(world.modules))
+
+
+@pytest.mark.parametrize("respawns", [True, False])
+def test_a_worker_is_lost_when_it_is_done_and_others_are_not(respawns: bool) -> None:
+    order = make_schedule("1F1B", 2, 4)
+    losses, expected = alone(order)
+    world = World(order, ["a", "b"], respawns=respawns)
+    world.slow = 0.5
+    result = simulated_run(world.run, (2.0, "b")).value
+    if respawns:
+        assert result == losses and gradients(world.modules) == expected and world.lost == [1]
+    else:
+        assert isinstance(result, WorkerLostError) and not result.committed and not any(gradients(world.modules))
 
 
 def test_an_evaluation_survives_too() -> None:

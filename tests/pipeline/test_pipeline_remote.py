@@ -120,6 +120,24 @@ async def test_a_stage_on_a_worker_fails(homes: str) -> None:
             assert gradients(behind(module, *opened) for module in modules) == gradients(alone)
 
 
+async def test_what_was_prepared_elsewhere_is_dropped() -> None:
+    async with workers("driver", "a", "b", service=service) as opened:
+        modules = await place(opened[0], ["a", "b"])
+        calls: list[Any] = []
+
+        def fail(grad: Any) -> None:
+            calls.append(grad)
+            if len(calls) == 4:
+                raise ZeroDivisionError("by nought")
+
+        behind(modules[0], *opened).inner[0].weight.register_hook(fail)
+        async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            with pytest.raises(PipelineError, match="0B3 failed"):
+                await pipe.step(*data(8))
+            hosts = [behind(dist.RemoteModule(opened[0], remote.owner, remote.ref), *opened) for remote in pipe._fleet.remotes]
+            assert [host._session.state for host in hosts] == ["dropped", "dropped"] and not any(host._session.site for host in hosts)
+
+
 async def test_a_value_that_cannot_be_sent() -> None:
     async with workers("driver", "a", service=service) as opened:
         module = (await place(opened[0], ["a"]))[0]

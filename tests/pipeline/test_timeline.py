@@ -52,6 +52,7 @@ def test_the_cost_is_that_of_the_longest_rank_and_the_duration_that_of_all():
 def test_computations_at_the_same_time_are_counted_once():
     timeline = measured("0 0F0 0 2; 0 1F0 1 3; 0 1B0 1.5 2; 0 0B0 5 6")
     assert timeline.busy == (4,)
+    assert measured("0 0F0 0 5; 0 1F0 1 3").cost == 5
     assert timeline.peak_activations == (1,)  # two stages of a rank, half each
 
 
