@@ -237,8 +237,17 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         for callback in callbacks:
             callback()
         dead, self._dead = self._dead, []
-        for owner in dead:
-            owner.dispose()
+        outer: asyncio.AbstractEventLoop | None
+        try:
+            outer = asyncio.get_running_loop()
+        except RuntimeError:
+            outer = None
+        asyncio.events._set_running_loop(self)  # cleanup that asks for a loop must not be given a new one
+        try:
+            for owner in dead:
+                owner.dispose()
+        finally:
+            asyncio.events._set_running_loop(outer)
 
     def create_future(self) -> asyncio.Future[Any]:
         """A future that belongs to the current owner."""

@@ -7,7 +7,6 @@ first attempt, everything has to come to rest, and all workers close. What has t
 from __future__ import annotations
 
 import asyncio
-import functools
 import gc
 import sys
 import warnings
@@ -302,7 +301,6 @@ def run_seed(
         holder.append(FaultyJobs(loop, chosen.jobs))
         return holder[0]
 
-    _freeze()
     complaints: list[str] = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda what: complaints.append(f"{what.err_msg}: {what.exc_value!r}")
     try:
@@ -311,7 +309,7 @@ def run_seed(
             run = simulated_run(
                 _main, seed, chosen, safeguards, story, errands, holder, outcome, complaints, seed=seed, order=chosen.order, executor=executor
             )
-            gc.collect()  # what nobody has looked at complains when it goes
+            gc.collect(2 if gc.get_freeze_count() else 1)  # what nobody has looked at complains when it goes
         complaints += [str(each.message) for each in caught]
         if run.leftover_tasks or complaints:
             raise Broken(f"left behind: {[*run.leftover_tasks, *complaints][:3]}")
@@ -323,10 +321,3 @@ def run_seed(
     outcome.trace_hash += run.trace_hash
     outcome.steps = run.steps
     return outcome
-
-
-@functools.cache
-def _freeze() -> None:
-    """Let the garbage collector pass over what there was before the first run."""
-    gc.collect()
-    gc.freeze()

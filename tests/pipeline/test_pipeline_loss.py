@@ -141,13 +141,15 @@ def test_without_replacement_nothing_changes_anywhere(homes: str, victim: str) -
         assert not any(gradients(world.modules))
 
 
+@pytest.mark.parametrize("before_the_end", [0.05, 0.4])
 @pytest.mark.parametrize("respawns", [True, False])
-def test_a_worker_is_lost_when_it_is_done_and_others_are_not(respawns: bool) -> None:
+def test_a_worker_is_lost_when_it_is_done_and_others_are_not(respawns: bool, before_the_end: float) -> None:
     order = make_schedule("1F1B", 2, 4)
     losses, expected = alone(order)
-    world = World(order, ["a", "b"], respawns=respawns)
-    world.slow = 0.5
-    result = simulated_run(world.run, (2.0, "b")).value
+    calm, world = (World(order, ["a", "b"], respawns=respawns) for _ in range(2))
+    calm.slow = world.slow = 0.5
+    simulated_run(calm.run)
+    result = simulated_run(world.run, (calm.took - before_the_end, "b")).value
     if respawns:
         assert result == losses and gradients(world.modules) == expected and world.lost == [1]
     else:

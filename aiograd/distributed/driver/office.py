@@ -115,7 +115,8 @@ class Office:
         """Release this worker's contexts, end what runs, say goodbye. Idempotent."""
         self.is_closing = True
         try:
-            await asyncio.gather(*map(self.release, self.contexts))
+            if len(self.contexts):  # without any, gather would ask for an event loop
+                await asyncio.gather(*map(self.release, self.contexts))
         finally:
             if self._sweeper is not None:
                 self._sweeper.cancel()
