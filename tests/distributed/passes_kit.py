@@ -149,7 +149,12 @@ async def keep(here: Here, *xs: Any) -> Any:
     return xs[0] * here.weight
 
 
-FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep)}
+async def tie(here: Here, u: Any) -> Any:
+    """Ties what came to something of b, whose gradient needs nothing more of here."""
+    return u * await here.call("b", "weigh", u.detach())
+
+
+FUNCTIONS: dict[str, Function] = {f.__name__: f for f in (weigh, via, sums, both, fork, wasteful, keep, tie)}
 
 
 async def chain(here: Here, x: Any) -> Any:
@@ -207,13 +212,18 @@ async def crossing(here: Here, x: Any) -> Any:
     return (ys[0] * ys[1]).sum()
 
 
+async def knot(here: Here, x: Any) -> Any:
+    """c waits for b's answer, b for gradients of a, and a for those of c: which must not wait for c's answer."""
+    return (await here.call("c", "tie", await here.call("b", "weigh", x))).sum()
+
+
 async def alone(here: Here, x: Any) -> Any:
     """Nothing remote."""
     return (x * here.weight).sum()
 
 
 #: every remote result is used for the loss
-GRAPHS: dict[str, Function] = {f.__name__: f for f in (chain, ring, spiral, triangle, diamond, forked, many, twice, myself, crossing, alone)}
+GRAPHS: dict[str, Function] = {f.__name__: f for f in (chain, ring, spiral, triangle, diamond, forked, many, twice, myself, crossing, knot, alone)}
 
 
 async def unused(here: Here, x: Any) -> Any:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.distributed import failpoints
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import (
     CommitUnknown,
@@ -804,7 +805,8 @@ async def test_a_commit_that_fails_on_the_initiator_is_an_abort_everywhere() -> 
         def spoil() -> None:
             slot.grad = np.ones(7, np.float32)  # the sum that was staged is stale now, and another cannot be made
 
-        with after(opened[1], Kind.GRADIENT, spoil), pytest.raises(ValueError, match="broadcast"):
+        # the initiator is the last of the four to have everything staged
+        with failpoints.arm("commit.before_prepare", spoil, hit=4), pytest.raises(ValueError, match="broadcast"):
             await ctx.backward(loss, retain_graph=True)
         slot.grad = good
         same(stage.found(ctx, opened), known)
