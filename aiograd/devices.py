@@ -17,7 +17,10 @@ Note [What a device array must have]
     args, kwargs)``             Tensor's 1000
     ==========================  ==========================================================================================
 
-    The last needs doing for every row whose forward cannot be composed of numpy functions on device arrays: those that fill an array
+    and, where the device has several queues of work, ``__aiograd_stream__``: the one that the caller's work goes to. A node that is recorded
+    keeps it as ``stream``, where the device finds it (by way of `aiograd.graph.current_node`) when the node's rule runs.
+
+    ``__aiograd_op__`` needs doing for every row whose forward cannot be composed of numpy functions on device arrays: those that fill an array
     piece by piece (adjoints of indexing, convolutions, pooling, recurrences) or make one in the image of another (`zeros_like`).
 
 Note [Where a device's work is started]
@@ -34,7 +37,7 @@ Note [Late failures]
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any, Protocol, runtime_checkable
 
@@ -74,6 +77,23 @@ class Device(Protocol):
 
     def to_host(self, array: Array) -> np.ndarray[Any, Any]:
         """The values as a numpy array; waits for them. Called on the device's thread or outside a running loop."""
+
+
+@runtime_checkable
+class UpdatesParameters(Protocol):
+    """What a device may offer beside that: steps of optimizers for many parameters at once."""
+
+    def update_parameters(self, kind: str, members: Sequence[tuple[Array, Array, Sequence[Array]]], options: Mapping[str, Any]) -> bool:
+        """Update parameters and their state in place, each to the bits that it would get alone.
+
+        Args:
+            kind: ``sgd`` or ``adam``, as the functions of `aiograd.kernels.optimizer`.
+            members: parameter, gradient and state arrays of each, all of one dtype.
+            options: the arguments of that function by name.
+
+        Returns:
+            Whether it was done; False leaves it to arithmetic on the arrays, and then nothing has changed.
+        """
 
 
 _devices: dict[str, Device] = {}

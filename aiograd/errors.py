@@ -31,7 +31,10 @@
     ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
     ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
-    │   └── DeviceMismatchError
+    │   ├── DeviceMismatchError
+    │   ├── DeviceUnavailableError    no driver, toolkit or device of that number; says what was looked for
+    │   ├── DeviceMemoryError (MemoryError) the device has no memory left, even after everything in reserve was given back
+    │   └── DeviceLostError           a kernel failed in a way after which the device cannot be used in this process
     └── DistributedError (RuntimeError) something between workers
         ├── WorkerLostError (ConnectionError) a worker crashed, fell silent or was restarted
         ├── UnknownPeerError (LookupError)    no worker of that name is known here
@@ -214,6 +217,28 @@ class DeviceError(AiogradError, RuntimeError):
 
 class DeviceMismatchError(DeviceError):
     """Arrays that live on different devices met in one operation."""
+
+
+class DeviceUnavailableError(DeviceError):
+    """There is no such device, or something it needs is missing; says what was looked for and what to do."""
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """A device has no memory left, even after everything in reserve was given back.
+
+    Attributes:
+        asked: bytes asked for.
+        free: bytes that were free on the device then.
+    """
+
+    def __init__(self, message: str, *, asked: int = 0, free: int = 0) -> None:
+        super().__init__(message)
+        self.asked = asked
+        self.free = free
+
+
+class DeviceLostError(DeviceError):
+    """A kernel failed in a way after which the device cannot be used in this process any more."""
 
 
 class DistributedError(AiogradError, RuntimeError):

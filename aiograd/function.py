@@ -120,7 +120,7 @@ def _check_tensors(what: str, tensors: tuple[Any, ...]) -> None:
 class FunctionNode(Node):
     """The backward node of a custom `Function`."""
 
-    __slots__ = ("function", "context", "metadata_list", "forward_line", "_saved", "_versions")
+    __slots__ = ("function", "context", "metadata_list", "forward_line", "stream", "_saved", "_versions")
 
     num_inputs = property(lambda self: len(self.metadata_list))
 
@@ -341,6 +341,7 @@ class Function:
             metadata.append(InputMetadata(output._data.shape, output._data.dtype, device_of(output)))
             attached.append(output)
         node.metadata_list = tuple(metadata)
+        node.stream = getattr(carriers[0][0]._data, "__aiograd_stream__", None) if carriers else None
         node.save(context._to_save, attached, {nr for _, nr in carriers})
         context._to_save = context._dirty = context._non_differentiable = ()
         for output, nr in carriers:

@@ -66,7 +66,7 @@ OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "num
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (
     "engine.graph_task", "engine.input_buffer", "engine.ready_queue", "engine.sweep", "engine.validate", "engine.evaluate", "engine.halves",
-    "engine.parameter_group", "engine.placement",
+    "engine.parameter_group", "engine.placement", "engine.weight_half",
     *(f"distributed.{name}" for name in (
         "agenda budget cipher codec context contexts effects encodings faults frame handshake handshake_messages incoming kinds nodes outbox "
         "outgoing payload pieces reassembly safeguards schema scope service session signing tensors_table values"
@@ -78,10 +78,10 @@ BANNED = frozenset("pickle cPickle cloudpickle dill marshal shelve multiprocessi
 #: the call -> the modules that may make it
 BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "eval": (),
-    "exec": ("tensors.rowcode",),
-    "compile": ("tensors.rowcode",),
+    "exec": ("tensors.rowcode", "cuda.generate"),
+    "compile": ("tensors.rowcode", "cuda.generate"),
     "__import__": (),
-    "importlib.import_module": ("cli", "kernels.selection"),
+    "importlib.import_module": ("cli", "kernels.selection", "cuda.loading"),
     "np.load": (),
     "numpy.load": (),
 }

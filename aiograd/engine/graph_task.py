@@ -7,7 +7,7 @@ Note [Life of a pass]
     ``discover`` (walk the graph, count dependencies) → ``begin`` → ``pop`` / ``complete`` until nothing is outstanding →
     ``commit`` → post-accumulate hooks → final callbacks → ``future`` resolved. ``fail`` at any point before the commit drops everything
     staged. A graph without user code, small enough and in plain order takes the short cut in `aiograd.engine.sweep` instead of
-    pop/complete; results, order and promises are the same.
+    pop/complete; results, order and promises are the same. Where only a part of it is wanted, `_plan` says which.
 
 Note [Who runs]
     Without `inputs` every node of the graph runs and ``exec_info`` is None. With `inputs` only the nodes on a path to one of them run;
@@ -36,7 +36,7 @@ import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES, InputBuffer, Key
@@ -58,6 +58,11 @@ _place = itemgetter(0)
 #: how many nodes `discover` visits between two chances for the loop
 DISCOVER_STRIDE = 512
 
+#: so many nodes are sorted in one go; more would hold the loop up
+SORT_NODES = 4096
+
+sequence = attrgetter("_seq")
+
 
 class Capture(NamedTuple):
     """The gradient of input `input_nr` of a node is wanted, as result number `result` or by `keep` at the commit."""
@@ -76,7 +81,9 @@ class GraphRoot(Node):
     is_builtin = True
 
     def __init__(self, roots: Sequence[tuple[Node, int]], seeds: Sequence[Array]) -> None:
-        super().__init__(roots)
+        super().__init__()
+        self.next_nodes = tuple([node for node, _ in roots])
+        self.next_nrs = tuple([nr for _, nr in roots])
         self.seeds = tuple(seeds)
         self._saved = ()
 
@@ -92,6 +99,10 @@ class GraphRoot(Node):
     def apply(self, grads: Sequence[Array | None]) -> tuple[Array, ...]:
         """The seeds."""
         return self.seeds
+
+    def vjp_part(self, grads: Any, needs: tuple[bool, ...]) -> tuple[Array | None, ...]:
+        """The seeds that are needed."""
+        return tuple([seed if need else None for seed, need in zip(self.seeds, needs, strict=True)])
 
     def compute(self, grads: Any, needs: tuple[bool, ...], values: Any, create_graph: bool) -> tuple[Array, ...]:
         """The seeds."""
@@ -126,6 +137,41 @@ class GraphTask:
         profiler: what records scopes, or None.
         sources, slots, gate, order, post_hooks: see Note [Parts of a larger pass].
     """
+
+    # What a pass begins with and most passes keep; here, because setting it for each pass would cost a small one several percent
+    #: nodes that run; None: all of them
+    exec_info: dict[Node, bool] | None = None
+    #: made by the driver: called when `deliver` has made something ready
+    on_delivery: Callable[[], None] | None = None
+    #: called when the driver has nothing more to do for now
+    on_wait: Callable[[], None] | None = None
+    #: gives the nodes whose rules or hooks have begun and not ended; for a pass that is part of a larger one
+    busy: Callable[[], list[Node]] | None = None
+    #: what makes the pass fail from outside
+    intruder: BaseException | None = None
+    #: the larger pass that this one is part of
+    part: Any = None
+    #: of a plain pass over a part of the graph: the nodes that run, in the order of the sweep; None: all of them
+    plan: list[Node] | None = None
+    outstanding: int = 0
+    #: how many nodes have run
+    completed_nodes: int = 0
+    committed: bool = False
+    completed: bool = False
+    error: BaseException | None = None
+    #: made by the driver: an object with ``create_future``
+    loop: Any = None
+    #: a future that reports an error nobody has asked for
+    _unfetched: Any = None
+    #: made by the driver: called with each future that is handed out
+    on_future: Callable[[Any], None] | None = None
+    #: nobody awaits the pass itself, so an error that nobody fetches from `future` must be reported
+    delivered_by_future: bool = False
+    #: the node for which the driver itself records something: whose inputs are summed or outputs fitted
+    recording_for: Node | None = None
+    #: what stands for leaves in the order of what a pass with `create_graph` records
+    _leaf_places: dict[Node, int] | None = None
+    _cancelled: bool = False
 
     def __init__(
         self,
@@ -173,8 +219,6 @@ class GraphTask:
         #: nodes that keep what they saved for another pass, and nodes whose hooks have run in an earlier one; see `aiograd.engine.halves`
         self.kept: Collection[Node] = ()
         self.resumed: Collection[Node] = ()
-        #: nodes that run; None: all of them
-        self.exec_info: dict[Node, bool] | None = None
         #: every node of the graph with how many gradients are still to come
         self.dependencies: dict[Node, int] = {}
         #: nodes whose gradients are still to come from elsewhere
@@ -184,28 +228,14 @@ class GraphTask:
         self.gate = gate
         self._order = order
         self.post_hooks = post_hooks
-        #: made by the driver: called when `deliver` has made something ready
-        self.on_delivery: Callable[[], None] | None = None
-        #: called when the driver has nothing more to do for now
-        self.on_wait: Callable[[], None] | None = None
-        #: gives the nodes whose rules or hooks have begun and not ended; for a pass that is part of a larger one
-        self.busy: Callable[[], list[Node]] | None = None
         #: what was delivered before the pass had begun
         self._early: list[tuple[Node, list[Any]]] | None = []
-        #: what makes the pass fail from outside
-        self.intruder: BaseException | None = None
-        #: the larger pass that this one is part of
-        self.part: Any = None
         #: whether the sweep can run this graph
-        self.is_plain = inputs is None and anomaly is None and profiler is None and not create_graph and slots is None and not sources
-        self.outstanding = 0
-        #: how many nodes have run
-        self.completed_nodes = 0
+        self.is_plain = anomaly is None and profiler is None and not create_graph and gate is None and order is None and not sources
+        #: those of which only some outputs are wanted, and those whose gradients are captured before they run (None: all outputs)
+        self.special: dict[Node, tuple[bool, ...] | None] = {}
         self.staged: dict[AccumulateGrad, Staged] = {}
         self.retained: list[tuple[Keeper, Any]] = []
-        self.committed = False
-        self.completed = False
-        self.error: BaseException | None = None
         self.released = Released()
         #: large sums that wait for the executor
         self.folds: deque[tuple[Node, InputBuffer]] = deque()
@@ -215,40 +245,31 @@ class GraphTask:
         self.can_checkpoint = inputs is None or accumulate
         #: state of hooks that span several nodes, by the hook's identity
         self.shared_hook_state: dict[int, Any] = {}
-        #: made by the driver: an object with ``create_future``
-        self.loop: Any = None
-        #: futures that wait for the result, and one that reports an error nobody has asked for
+        #: futures that wait for the result
         self._futures: list[Any] = []
-        self._unfetched: Any = None
-        #: made by the driver: called with each future that is handed out
-        self.on_future: Callable[[Any], None] | None = None
-        #: nobody awaits the pass itself, so an error that nobody fetches from `future` must be reported
-        self.delivered_by_future = False
         self._ready = ReadyQueue()
         self._buffers: dict[Node, InputBuffer | list[Any]] = {}
         self._expected: dict[Node, list[Key]] = {}
-        #: the node for which the driver itself records something: whose inputs are summed or outputs fitted
-        self.recording_for: Node | None = None
         #: what a pass with `create_graph` has recorded so far, with its place in the order
-        self._leaf_places: dict[Node, int] | None = None
         self._recorded: list[tuple[tuple[int, Any], Node]] = []
-        self._cancelled = False
         #: what is left of `discover`
         self._walk: Iterator[None] = iter(())
-        if len(roots) == 1:
-            self.root: Node = roots[0][0]
-            root_grads: list[Any] = [None] * max(1, self.root.num_inputs)
-            root_grads[roots[0][1]] = seeds[0]
-            self._root_grads = root_grads
-        else:
-            self.root = GraphRoot(roots, seeds)
-            self._root_grads = []
+        self.root, self._root_grads = self._start(roots, seeds)
 
     def __repr__(self) -> str:
         state = "failed" if self.error else "completed" if self.completed else f"{self.outstanding} outstanding"
         return f"<GraphTask {self.id}: {state}>"
 
     # ---------------------------------------------------------------- discovery
+
+    def _start(self, roots: Sequence[tuple[Node, int]], seeds: Sequence[Array]) -> tuple[Node, list[Any]]:
+        """The node that leads to all others, and the gradients of its inputs."""
+        if len(roots) != 1:
+            return GraphRoot(roots, seeds), []
+        ((root, nr),) = roots
+        grads: list[Any] = [None] * max(1, root.num_inputs)
+        grads[nr] = seeds[0]
+        return root, grads
 
     @property
     def nodes_in_graph(self) -> frozenset[Node]:
@@ -276,7 +297,6 @@ class GraphTask:
             stack.append(source)
         visited = 0
         plain = self.is_plain
-        parents: dict[Node, list[Node]] | None = None if self.inputs is None else {}
         floor = self._sequence_floor()
         while stack:
             node = stack.pop()
@@ -308,15 +328,26 @@ class GraphTask:
                         stack.append(child)
                 else:
                     dependencies[child] = known + 1
-                if parents is not None:
-                    parents.setdefault(child, []).append(node)
-        self.is_plain = plain
-        if parents is not None:
+        if self.inputs is None:
+            self.is_plain = plain
+        else:
+            self.is_plain = plain = plain and len(dependencies) <= SORT_NODES and all(node.is_leaf for node in self._accumulate_into)
             if self._require_inputs:
-                for index, (node, _) in enumerate(self.inputs or ()):
+                for index, (node, _) in enumerate(self.inputs):
                     if node not in dependencies:
                         raise unused_input(index)
-            yield from self._restrict(parents)
+            if plain:
+                yield from self._plan(sorted([node for node in dependencies if not node.is_leaf], key=sequence))
+            else:
+                parents: dict[Node, list[Node]] = {}
+                for visited, node in enumerate(dependencies, 1):
+                    if not visited % DISCOVER_STRIDE:
+                        yield
+                    if node._seq >= floor:
+                        for child in node.next_nodes:
+                            if child is not None:
+                                parents.setdefault(child, []).append(node)
+                yield from self._restrict(parents)
         if not plain:
             yield from self._expect()
 
@@ -355,6 +386,55 @@ class GraphTask:
                     dependencies[child] += 1
         self.exec_info = runs
         self.dependencies = dependencies
+
+    def _plan(self, nodes: list[Node]) -> Iterator[None]:
+        """As `_restrict`, for the sweep.
+
+        Args:
+            nodes: those of the graph that are no leaves, in the order of recording: each after all that it leads to, so that one look will do.
+        """
+        wanted = {node for node in (*self._accumulate_into, *self.captures) if node in self.dependencies}
+        ends = list(wanted)
+        plan: list[Node] = []
+        for visited, node in enumerate(nodes, 1):
+            if not visited % DISCOVER_STRIDE:
+                yield
+            needs = [child in wanted for child in node.next_nodes]
+            if True in needs:
+                wanted.add(node)
+                plan.append(node)
+                if needs.count(True) + node.next_nodes.count(None) != len(needs):
+                    self.special[node] = tuple(needs)
+                elif node in self.captures:
+                    self.special[node] = None
+        self._finish_plan(plan, ends)
+
+    def _finish_plan(self, plan: list[Node], ends: Collection[Node]) -> None:
+        plan.reverse()
+        self.plan = plan
+        self.exec_info = dict.fromkeys((*plan, *[node for node in ends if node in self._accumulate_into]), True)
+        self.dependencies = dict.fromkeys((self.root, *plan, *ends), 0)
+
+    def first_sums(self) -> dict[Node, Any]:
+        """What the sweep starts from: per node its gradient, or the list of them where it has several inputs."""
+        root = self.root
+        if not (self._runs(root) or root in self.captures):
+            return {}
+        return {root: self._root_grads[0] if root.is_single else self._root_grads}
+
+    def run_part(self, node: Node, grad: Any) -> Sequence[Array | None]:
+        """Run one of the `special` nodes of a sweep.
+
+        Args:
+            grad: the gradient, or the list of them where the node has several inputs.
+
+        Returns:
+            One gradient per edge, None where it is not wanted.
+        """
+        if node in self.captures:
+            self.capture(node, [grad] if node.is_single else grad)
+        needs = self.special[node]
+        return node.vjp(grad) if needs is None else node.vjp_part(grad, needs)  # type: ignore[attr-defined,no-any-return]
 
     def _expect(self) -> Iterator[None]:
         """Note which contributions each node with several producers will get."""
@@ -642,7 +722,8 @@ class GraphTask:
         text = str(error).split("\n", 1)[0][:200]
         self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
         for visited, node in enumerate(self.dependencies):
-            node.release_variables(self.released)
+            if node is not self.root or self._runs(node) or node in self.captures:
+                node.release_variables(self.released)
             if not visited % DISCOVER_STRIDE:
                 yield
 

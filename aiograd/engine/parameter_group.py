@@ -5,9 +5,13 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from aiograd.engine.input_buffer import Key
+from aiograd.engine.placement import Placement
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
 from aiograd.types import Array
+
+#: in the place of the producer, for what a pass starts from: before everything it computes
+FIRST = -(1 << 64)
 
 
 class Start(NamedTuple):
@@ -38,15 +42,17 @@ class ParameterGroup:
     Two weights are in one group where a node of the weight half leads to both. Made by the input half; the weight half empties it.
     """
 
-    __slots__ = ("nodes", "starts", "terms", "watched")
+    __slots__ = ("nodes", "starts", "terms", "watched", "placement")
 
-    def __init__(self) -> None:
+    def __init__(self, placement: Placement | None = None) -> None:
         #: of the weights
         self.nodes: list[AccumulateGrad] = []
         self.starts: list[Start] = []
         self.terms: list[Term] = []
         #: Tensors whose memory the gradients above share, each with its version
         self.watched: list[tuple[Any, int]] = []
+        #: what has found every node of the graph small, None: nothing has
+        self.placement = placement
 
     def __repr__(self) -> str:
         state = "spent" if self.is_spent else f"{len(self.starts)} nodes to run again, {len(self.terms)} gradients"

@@ -68,6 +68,17 @@ class Placement:
         self.small_shapes.add(shape)
         return True
 
+    def allows_sweep(self, node: Node) -> bool:
+        """Whether a node carries no user code and is certainly cheap to run on the loop; for a leaf: to stage."""
+        if node._extra is not None:
+            return False
+        if node.is_leaf:
+            shape = node.shape  # type: ignore[attr-defined]
+            return not node.post_accumulate_hooks and (shape in self.small_leaves or self.leaf_is_small(shape))  # type: ignore[attr-defined]
+        if node.is_cheap and (node.shape in self.small_shapes or self.shape_is_small(node.shape)):  # type: ignore[attr-defined]
+            return True
+        return node.is_builtin and self.is_small(node)
+
     def leaves_loop(self, node: Node, grads: list[Any]) -> bool:
         """Whether the node's rule goes to the executor."""
         if node.is_leaf:

@@ -7,6 +7,9 @@ Note [Sort and sweep]
     they are staged at the end. `is_small` (asked in discovery) keeps every node that could hold the loop up out of here.
     Measured by ``tests/benchmarks/small_graphs.py``: about 0.7 of the time of the general path.
 
+    A pass over a part of the graph brings its own order (`GraphTask.plan`) and leaves what is not the rule to the task: nodes of which some
+    outputs are wanted or whose gradients are captured (`run_part`), and where to start (`first_sums`).
+
 It yields whenever the driver's time slice is over; everything else is synchronous.
 """
 
@@ -15,19 +18,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from heapq import merge
 from itertools import chain, islice, pairwise
-from operator import attrgetter
 from typing import Any
 
-from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.graph_task import SORT_NODES, GraphTask, sequence
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
 from aiograd.graph.node import Node
 from aiograd.ops.partial import Partial, dense
-
-#: so many nodes are sorted in one go; more would hold the loop up
-SORT_NODES = 4096
-
-_sequence = attrgetter("_seq")
 
 
 def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]) -> Iterator[None]:
@@ -39,33 +36,31 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
         failed_at: gets the node whose rule raised.
     """
     order: Iterable[Node]
-    if len(task.dependencies) <= SORT_NODES:
-        order = sorted([node for node in task.dependencies if not node.is_leaf], key=_sequence, reverse=True)
+    if task.plan is not None:
+        order = task.plan
+    elif len(task.dependencies) <= SORT_NODES:
+        order = sorted([node for node in task.dependencies if not node.is_leaf], key=sequence, reverse=True)
     else:
         runs: list[list[Node]] = []
         nodes = iter(task.dependencies)
         while batch := list(islice(nodes, SORT_NODES)):
-            runs.append(sorted([node for node in batch if not node.is_leaf], key=_sequence, reverse=True))
+            runs.append(sorted([node for node in batch if not node.is_leaf], key=sequence, reverse=True))
             if slice_over():
                 yield
         order = _merged(runs)
-    root = task.root
-    sums: dict[Node, Any] = {}
-    if root.is_single:
-        sums[root] = task._root_grads[0]
-    else:
-        sums[root] = task._root_grads
+    sums = task.first_sums()
     get, take = sums.get, sums.pop
     #: nodes whose sum is an array of our own
     owned: set[Node] = set()
     release = not task.keep_graph
+    special, kept = task.special, task.kept
     released = task.released
     done = 0
     for node in order:
         grad = take(node, None)
         if grad is not None:
             try:
-                outputs = node.vjp(grad)  # type: ignore[attr-defined]
+                outputs = task.run_part(node, grad) if node in special else node.vjp(grad)  # type: ignore[attr-defined]
                 index = -1
                 for child in node.next_nodes:
                     index += 1
@@ -91,7 +86,7 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
             except BaseException:
                 failed_at.append(node)
                 raise
-        if release and node.holds_data:
+        if release and node.holds_data and node not in kept:
             node._saved = released  # type: ignore[attr-defined]
         done += 1
         if not done & 15 and slice_over():
@@ -100,8 +95,12 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     task.completed_nodes = done
     grad = outputs = out = have = None  # the leaves' arrays have one owner now, see `own`
     for node in task.dependencies:
-        if node.is_leaf and node in sums:
-            task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
+        if node in sums:
+            if node in task.captures:
+                grad = sums.pop(node)
+                task.capture(node, [grad] if node.is_single else grad)
+            elif node.is_leaf:
+                task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
     if sums:
         raise GraphError(f"gradients for {next(iter(sums)).name} came after it had run: the nodes are not numbered in the order of recording")
 
@@ -122,4 +121,4 @@ def _merged(runs: list[list[Node]]) -> Iterable[Node]:
     runs = [run for run in runs if run]
     if all(before[-1]._seq > after[0]._seq for before, after in pairwise(runs)):
         return chain.from_iterable(runs)
-    return merge(*runs, key=_sequence, reverse=True)
+    return merge(*runs, key=sequence, reverse=True)

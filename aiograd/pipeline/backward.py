@@ -138,8 +138,7 @@ async def _first_half(
     results = await current_engine().run(task)
     groups = task.groups()
     del task
-    for group in groups:
-        group.watched += _shared(group, [*grads, *results])
+    _watch(groups, [*grads, *results])
     while found:
         (i, tensor), grad = found.pop(), results.pop()
         dinputs[i] = grad
@@ -257,15 +256,23 @@ def _stop_retaining(tensor: TensorCore, node: Node) -> None:
     extra_of(tensor).retains = None
 
 
-def _shared(group: ParameterGroup, grads: list[Any]) -> list[tuple[Any, int]]:
-    """The gradients in the caller's hands whose memory the group still needs, each with its version."""
-    kept = [grad for start in group.starts for grad in start.grads if isinstance(grad, np.ndarray)]
-    kept += [term.grad for term in group.terms if isinstance(term.grad, np.ndarray)]
-    found: list[tuple[Any, int]] = []
-    for grad in grads:
-        if grad is not None and isinstance(grad._data, np.ndarray) and any(np.may_share_memory(grad._data, array) for array in kept):
-            found.append((grad, grad.version))
-    return found
+def _watch(groups: list[ParameterGroup], grads: list[Any]) -> None:
+    """Note in each group the gradients in the caller's hands whose memory it still needs, each with its version."""
+    given = [grad for grad in grads if grad is not None and isinstance(grad._data, np.ndarray)]
+    for group in groups:
+        kept = [term.grad for term in group.terms]
+        for start in group.starts:
+            kept += start.grads
+        for grad in given:
+            for array in kept:
+                if isinstance(array, np.ndarray) and _may_share_memory(grad._data, array):
+                    group.watched.append((grad, grad.version))
+                    break
+
+
+def _may_share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
+    """As numpy's, which takes ten times as long; it need not be asked about an array and itself, nor about two that own their memory."""
+    return one is other or ((one.base is not None or other.base is not None) and np.may_share_memory(one, other))
 
 
 def _leave_graph(tensor: TensorCore) -> None:

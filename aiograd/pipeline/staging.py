@@ -170,6 +170,11 @@ class Staging:
                     raise HookError(f"hook '{hook_name(hook)}' returned {type(result).__name__}: post accumulate grad hooks should return None.")
 
     @property
+    def leaves(self) -> frozenset[AccumulateGrad]:
+        """The leaves that have got gradients."""
+        return frozenset(self._sums)
+
+    @property
     def waiting(self) -> int:
         """How many contributions wait for earlier ones."""
         return sum(len(entry.waiting) for entry in self._sums.values())

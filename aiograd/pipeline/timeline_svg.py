@@ -18,16 +18,22 @@ _K = ActionKind
 
 #: pixels
 MARGIN = 20.0
-LABEL = 58.0  # names of ranks
-SIDE = 52.0  # peak memory
-HEAD = 66.0  # title and legend
+LABEL = 58.0  # names of ranks, at least
+SIDE = 52.0  # peak memory, at least
+TITLE = 24.0  # height of the title
+LEGEND = 20.0  # height of a line of the legend
+HEAD = 22.0  # between legend and rows
 ROW = 28.0
 SPACE = 6.0
 AXIS = 34.0
-PLOT = 560.0, 16_000.0  # least and most width of the part that is to scale, unless a width is asked for
+PLOT = 560.0, 16_000.0  # least and most width of the part that is to scale, unless a width is asked for;
+LEAST = 140.0  # if one is, its least
 DIGIT = 6.4
 TICK = 90.0
-NAME_LENGTH = 60
+
+#: widths of characters in a text of 11 pixels, on the wide side of the fonts that may be there
+_NARROW, _WIDE, _USUAL = 4.0, 10.5, 7.0
+_TITLE_FONT = 13 / 11 * 1.1  # larger, and bold
 
 
 class _Look(NamedTuple):
@@ -64,25 +70,29 @@ class _Picture:
         self.events = [event for event in timeline.events if not (event.action.kind.is_send or event.action.kind.is_receive)]
         self.start = min(event.start for event in self.events)
         self.duration = max(event.end for event in self.events) - self.start
+        self.peaks = [f"{peak:.4g}" for peak in timeline.peak_activations]
+        self.left = MARGIN + max(LABEL, _text_width(f"rank {timeline.ranks - 1}") + 12)
+        self.side = max(SIDE, max(map(_text_width, self.peaks)) + 12) + MARGIN
         self.scale = self._scale(width)
         self.plot = self.duration * self.scale
-        self.left = MARGIN + LABEL
-        self.width = self.left + self.plot + SIDE + MARGIN
-        self.bottom = MARGIN + HEAD + timeline.ranks * (ROW + SPACE)
-        self.height = self.bottom + AXIS + MARGIN
+        self.width = self.left + self.plot + self.side
         #: for each stage which of its rank's stages it is, and how many that has
         self.local = [
             (timeline.stage_to_rank[:stage].count(rank), timeline.stage_to_rank.count(rank)) for stage, rank in enumerate(timeline.stage_to_rank)
         ]
+        self.legend_lines = self._legend_lines()
+        self.head = MARGIN + TITLE + LEGEND * len(self.legend_lines) + HEAD
+        self.bottom = self.head + timeline.ranks * (ROW + SPACE)
+        self.height = self.bottom + AXIS + MARGIN
 
     def _scale(self, width: float | None) -> float:
         """Pixels per unit of time."""
         if width is not None:
             if isinstance(width, bool) or not isinstance(width, int | float):
                 raise ArgumentTypeError(f"the width of a timeline's picture must be a number of pixels, not {type(width).__name__}")
-            plot = width - 2 * MARGIN - LABEL - SIDE
-            if not 100 <= plot <= 1e6:
-                raise ArgumentError(f"a timeline cannot be drawn {width:g} pixels wide: expected from {100 + width - plot:.0f} to a million")
+            plot = width - self.left - self.side
+            if not LEAST <= plot <= 1e6:
+                raise ArgumentError(f"a timeline cannot be drawn {width:g} pixels wide: expected from {LEAST + width - plot:.0f} to a million")
             return plot / self.duration if self.duration else 1.0
         needed = 0.0
         for kind in _LOOKS:
@@ -94,11 +104,7 @@ class _Picture:
         return min(max(needed * self.duration, least), most) / self.duration if self.duration else 1.0
 
     def lines(self) -> Iterator[str]:
-        timeline = self.timeline
-        name = " ".join(timeline.name.split())
-        name = name if len(name) <= NAME_LENGTH else f"{name[: NAME_LENGTH - 1]}…"
-        facts = f"{timeline.ranks} ranks, cost {timeline.cost:.6g}, bubble {100 * timeline.bubble_rate:.1f} %"
-        title = _text(f"{name}: {facts}" if name else facts)
+        title = _text(self.title())
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:.0f}" height="{self.height:.0f}" '
             f'viewBox="0 0 {self.width:.1f} {self.height:.1f}" role="img">'
@@ -106,33 +112,60 @@ class _Picture:
         yield f"<title>{title}</title><style>{_STYLE}</style>"
         yield f'<rect width="100%" height="100%" fill="#ffffff"/><text class="t" x="{MARGIN:g}" y="{MARGIN + 11:g}">{title}</text>'
         yield from self.legend()
-        yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{MARGIN + HEAD - 6:g}">peak memory</text>'
-        for rank, peak in enumerate(timeline.peak_activations):
+        yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{self.head - 6:g}">peak memory</text>'
+        for rank, peak in enumerate(self.peaks):
             top = self.top(rank)
             yield f'<text x="{MARGIN:g}" y="{top + ROW / 2 + 4:g}">rank {rank}</text>'
             yield f'<rect x="{self.left:g}" y="{top:g}" width="{self.plot:.1f}" height="{ROW:g}" fill="#eef1f4"/>'
-            yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{top + ROW / 2 + 4:g}">{peak:.4g}</text>'
+            yield f'<text class="f e" x="{self.width - MARGIN:.1f}" y="{top + ROW / 2 + 4:g}">{peak}</text>'
         for event in self.events:
             yield from self.boxes(event)
         yield from self.axis()
         yield "</svg>"
 
+    def title(self) -> str:
+        """Name and figures; of a long name what there is room for."""
+        timeline = self.timeline
+        ranks = "1 rank" if timeline.ranks == 1 else f"{timeline.ranks} ranks"
+        facts = f"{ranks}, cost {timeline.cost:.6g}, bubble {100 * timeline.bubble_rate:.1f} %"
+        name = " ".join(timeline.name.split())[:1000]
+        room = self.width - 2 * MARGIN - _TITLE_FONT * _text_width(f": {facts}")
+        if _TITLE_FONT * _text_width(name) > room:
+            while name and _TITLE_FONT * _text_width(f"{name}…") > room:
+                name = name[:-1]
+            name = f"{name}…" if name else ""
+        return f"{name}: {facts}" if name else facts
+
     def top(self, rank: int) -> float:
-        return MARGIN + HEAD + rank * (ROW + SPACE)
+        return self.head + rank * (ROW + SPACE)
+
+    def _legend_lines(self) -> list[list[tuple[float, _Look | None, str]]]:
+        """What the colours mean, of kinds that occur, in as many lines as the width makes it: place, colour if there is one, and text."""
+        kinds = {part.kind for event in self.events for part in event.action.computations}
+        entries: list[tuple[_Look | None, str]] = [(look, look.meaning) for kind, look in _LOOKS.items() if kind in kinds]
+        if any(not event.action.kind.is_compute and event.end > event.start for event in self.events):
+            entries.append((_OTHER, _OTHER.meaning))
+        if any(count > 1 for _, count in self.local):
+            entries.append((None, "paler: earlier stage"))
+        lines: list[list[tuple[float, _Look | None, str]]] = [[]]
+        x = MARGIN
+        for look, text in entries:
+            wide = (0 if look is None else 17) + _text_width(text)
+            if lines[-1] and x + wide > self.width - MARGIN:
+                lines.append([])
+                x = MARGIN
+            lines[-1].append((x, look, text))
+            x += wide + 14
+        return lines
 
     def legend(self) -> Iterator[str]:
-        """What the colours mean: of kinds that occur."""
-        kinds = {part.kind for event in self.events for part in event.action.computations}
-        looks = [look for kind, look in _LOOKS.items() if kind in kinds]
-        if any(not event.action.kind.is_compute and event.end > event.start for event in self.events):
-            looks.append(_OTHER)
-        x, y = MARGIN, MARGIN + 27
-        for look in looks:
-            yield f'<rect x="{x:.1f}" y="{y:g}" width="12" height="12" rx="2" fill="{_mixed(look.fill, 1.0)}"/>'
-            yield f'<text class="f" x="{x + 17:.1f}" y="{y + 10:g}">{look.meaning}</text>'
-            x += 17 + DIGIT * len(look.meaning) + 16
-        if any(count > 1 for _, count in self.local):
-            yield f'<text class="f" x="{x:.1f}" y="{y + 10:g}">paler: earlier stage</text>'
+        """The lines of the legend."""
+        for nr, line in enumerate(self.legend_lines):
+            y = MARGIN + TITLE + nr * LEGEND + 3
+            for x, look, text in line:
+                if look is not None:
+                    yield f'<rect x="{x:.1f}" y="{y:g}" width="12" height="12" rx="2" fill="{_mixed(look.fill, 1.0)}"/>'
+                yield f'<text class="f" x="{x + (0 if look is None else 17):.1f}" y="{y + 10:g}">{text}</text>'
 
     def boxes(self, event: TimelineEvent) -> Iterator[str]:
         """The box of an action; of an overlap, one above the other."""
@@ -177,6 +210,11 @@ def _label_width(label: str) -> float:
 
 def _fits(part: Action, width: float) -> bool:
     return width >= _label_width(_label(part)) - 4
+
+
+def _text_width(text: str) -> float:
+    """About how many pixels wide a text of 11 pixels is."""
+    return sum(_NARROW if letter in " .,:;'|!()[]fijlrtI" else _WIDE if letter in "mwMW%@…" else _USUAL for letter in text)
 
 
 def _ticks(duration: float, count: float) -> Iterable[float]:

@@ -14,7 +14,7 @@ Note [Versions]
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
@@ -25,7 +25,7 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.saved import Packed
 from aiograd.ops.op import Fused, Op
-from aiograd.tensors.rowcode import Row, compile_row
+from aiograd.tensors.rowcode import Row, compile_part, compile_row
 from aiograd.types import Array, Shape
 
 
@@ -39,6 +39,10 @@ class OpNode(Node):
     is_traceable = True
     num_inputs = 1
     row: ClassVar[Row]
+    #: compiled code for some of the outputs only, by which; made on first use
+    parts: ClassVar[dict[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]]
+    #: every rule makes one output, so that any two can be had one after the other without double work
+    is_divisible: ClassVar[bool]
     #: cost depends on more than the largest shape
     costly: ClassVar[bool] = False
     device = "cpu"
@@ -56,6 +60,13 @@ class OpNode(Node):
         """As `vjp`, from the sequence of input gradients."""
         return self.vjp(grads[0])
 
+    def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
+        """As `vjp`, only the gradients of the arguments with `needs`; None for the others."""
+        part = self.parts.get(needs)
+        if part is None:
+            part = self.parts[needs] = compile_part(self.row, needs)
+        return part(self, g)
+
     # ---------------------------------------------------------------- the careful way
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
@@ -67,8 +78,8 @@ class OpNode(Node):
             values: what was unpacked, in the saved layout; None: what is saved.
             create_graph: run the plain rules on Tensors.
         """
-        if self._runs_compiled(needs, values, create_graph):
-            return self.apply(grads)
+        if values is None and not create_graph:
+            return self.vjp_part(grads[0], needs)
         row = self.row
         names = self._environment(values, create_graph)
         plan = row.plain if create_graph else row.fast
@@ -89,10 +100,6 @@ class OpNode(Node):
             every = results.get(row.op.variadic, (None,) * len(needs))
             return [grad if need else None for grad, need in zip(every, needs, strict=True)]
         return [results.get(name) if need else None for name, need in zip(arrays, needs, strict=True)]
-
-    def _runs_compiled(self, needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> bool:
-        """Whether the compiled rules do what `compute` is asked for."""
-        return values is None and not create_graph and all(need or node is None for need, node in zip(needs, self.next_nodes, strict=True))
 
     def _output_gradient(self, grads: Sequence[Any]) -> Any:
         return grads[0]
@@ -146,6 +153,8 @@ class OpNode(Node):
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """Whether one rule makes outputs of both groups at once, so that two runs would do part of the work twice."""
+        if self.is_divisible:
+            return False
         op = self.row.op
         if op.variadic:
             return True
@@ -247,7 +256,7 @@ class OpNode(Node):
 class GeneralOpNode(OpNode):
     """A row's backward for several outputs, device arrays or complex numbers."""
 
-    __slots__ = ("metadata_list",)
+    __slots__ = ("metadata_list", "stream")
 
     is_single = False
     #: the conjugate convention has to be applied around the rules
@@ -255,6 +264,8 @@ class GeneralOpNode(OpNode):
     spans_devices = True
     compiled: ClassVar[Any]
     metadata_list: tuple[InputMetadata, ...]
+    #: which of its device's queues it was recorded on, where that has several
+    stream: Any
 
     num_inputs = property(lambda self: len(self.metadata_list))
 
@@ -269,9 +280,18 @@ class GeneralOpNode(OpNode):
         """As `vjp`."""
         return self.vjp(grads)
 
+    def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
+        """See `OpNode.vjp_part`."""
+        if not self.conjugates:
+            return super().vjp_part(g[0] if self.row.op.outputs == 1 else g, needs)
+        grads = super().vjp_part(np.conj(g[0]) if self.row.op.outputs == 1 else [None if x is None else np.conj(x) for x in g], needs)
+        return [None if grad is None else np.conj(grad) for grad in grads]
+
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
         """See `OpNode.compute`."""
-        if not self.conjugates or self._runs_compiled(needs, values, create_graph):
+        if values is None and not create_graph:
+            return self.vjp_part(grads, needs)
+        if not self.conjugates:
             return super().compute(grads, needs, values, create_graph)
         conjugated = [None if grad is None else np.conj(grad) for grad in grads]
         return [None if grad is None else np.conj(grad) for grad in super().compute(conjugated, needs, values, create_graph)]
@@ -332,6 +352,8 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
             op.check_fused(fused)
         row = compile_row(op, needs, fused)
         namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost), "holds_data": row.holds_data}
+        namespace["parts"] = {}
+        namespace["is_divisible"] = not op.variadic and all(len(arguments) == 1 for arguments, _, _ in row.fast)
         namespace["fused"] = fused  # kept alive: its id is in the key
         namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT
         if general:

@@ -353,6 +353,7 @@ def _attach(
     node.next_nrs = tuple([0 if tensor is None else tensor._nr for tensor in tensors])
     if isinstance(node, GeneralOpNode):
         node.metadata_list = tuple([InputMetadata(o._data.shape, o._data.dtype, devices.device_name_of(o._data)) for o in outputs])
+        node.stream = getattr(outputs[0]._data, "__aiograd_stream__", None)
     node.shape = outputs[0]._data.shape
     node.dtype = outputs[0]._data.dtype
     row = cls.row

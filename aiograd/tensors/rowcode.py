@@ -13,7 +13,8 @@ Note [Why code is generated]
             saved = self._saved
             if saved.__class__ is not tuple: raise self.cannot_run()
             x1, x2 = saved
-            if self._version or (x1._vc is not None and x1._vc[0]) or (...): self.check_versions()
+            if ((self._version or (x1._vc is not None and x1._vc[0]) or ...)
+                and self._version != (x1._vc[0] if x1._vc is not None else 0, ...)): self.check_versions()
             return (rule0(g, x2._data), rule1(g, x1._data))
 
     This is the only module that calls ``exec``, and the text it compiles consists of identifiers from the tables.
@@ -83,8 +84,25 @@ def compile_row(op: Op, needs: tuple[bool, ...], fused: Fused | None) -> Row:
     namespace: dict[str, Any] = {}
     source = _save_source(op, arrays, values, saves_output, facts, residuals, offered)
     source += _vjp_source(op, arrays, needs, values, saves_output, facts, residuals, fast, namespace)
-    exec(compile(source, f"<row {op.name} {needs}>", "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
+    _run(source, f"<row {op.name} {needs}>", namespace)
     return Row(op, needs, values, saves_output, facts, residuals, namespace["save"], namespace["vjp"], plain, fast)
+
+
+def compile_part(row: Row, needs: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """``vjp`` of a compiled row, for only those of its arguments with `needs`; the others get None."""
+    if row.op.variadic:  # one rule makes them all
+        return lambda node, g: tuple([grad if need else None for grad, need in zip(row.vjp(node, g), needs, strict=True)])
+    wanted = {name for name, need in zip(row.op.arrays, needs, strict=True) if need}
+    plan = [entry for entry in row.fast if wanted & set(entry[0])]
+    namespace: dict[str, Any] = {}
+    source = _vjp_source(row.op, row.op.arrays, needs, row.values, row.saves_output, row.facts, row.residuals, plan, namespace)
+    _run(source, f"<row {row.op.name} {row.needs}, only {needs}>", namespace)
+    part: Callable[[Any, Any], tuple[Any, ...]] = namespace["vjp"]
+    return part
+
+
+def _run(source: str, name: str, namespace: dict[str, Any]) -> None:
+    exec(compile(source, name, "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
 
 
 def compile_binder(op: Op, plain: frozenset[type], static: Callable[[Any], Any]) -> Callable[..., tuple[list[Any], dict[str, Any]]]:
@@ -107,7 +125,7 @@ def compile_binder(op: Op, plain: frozenset[type], static: Callable[[Any], Any])
     arrays = f"list({op.variadic})" if op.variadic else f"[{', '.join(op.arrays)}]"
     statics = ", ".join(f"{name!r}: {name} if {name}.__class__ in plain else static({name})" for name in op.statics)
     source = f"def {op.name}({', '.join(parameters)}):\n    return {arrays}, {{{statics}}}\n"
-    exec(compile(source, f"<row {op.name}>", "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
+    _run(source, f"<row {op.name}>", namespace)
     binder: Callable[..., tuple[list[Any], dict[str, Any]]] = namespace[op.name]
     return binder
 
@@ -158,12 +176,16 @@ def _vjp_source(
     if names:
         lines += ["saved = self._saved", "if saved.__class__ is not tuple: raise self.cannot_run()", f"{', '.join(names)}, = saved"]
         tests = ["self._version"]
+        found: list[str] = []
         for name in values:
             if op.variadic:
                 tests.append(f"any([t._vc is not None and t._vc[0] for t in {name}])")
             else:
                 present = f"{name} is not None and " if name in op.defaults else ""
                 tests.append(f"({present}{name}._vc is not None and {name}._vc[0])")
+                found.append(f"{name}._vc[0] if {present}{name}._vc is not None else 0")
+        if found:  # parameters have versions from their initialization on
+            tests = [f"(({' or '.join(tests)}) and self._version != ({', '.join(found)},))"]
         if saves_output:
             tests.append("out_versions[0]" if op.outputs == 1 else "any([v[0] for v in out_versions])")
         if values or saves_output:

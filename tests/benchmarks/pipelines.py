@@ -1,7 +1,9 @@
-"""Pipelines beside what their schedules promise, what an action costs beyond its computation, and many calls at once beside calls in turn.
+"""Pipelines beside what their schedules promise, what actions and halves of backward passes cost, and many calls at once beside calls in turn.
 
-The stages take a known time: they sleep, on the event loop or on a thread of the executor, so that nothing but the runtime can make a step longer
-than the simulation says. The time of an action is a step of stages that do next to nothing, divided by the actions of its schedule.
+The stages take a known time: they sleep, on the event loop or on a thread of the executor, so that nothing but the runtime and late timers can make
+a step longer than the simulation says. How much of that comes from single actions is measured as well: a forward and both halves of a backward are
+timed where nothing else runs, and the step is simulated with these times. The time of an action is a step of stages that do next to nothing, divided
+by the actions of its schedule.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ RANKS, MICROBATCHES = 4, 8
 #: schedule -> stages per rank
 SCHEDULES = {"GPipe": 1, "1F1B": 1, "ZB-H1": 1, "ZBV": 2}
 
-COLUMNS = ["stages, schedule", "simulated ms", "step ms min/median", "simulated bubble", "bubble", "ratio"]
+COLUMNS = ["stages, schedule", "simulated ms", "with times alone ms", "step ms min/median", "× alone", "simulated bubble", "bubble", "ratio"]
 COLUMNS += ["ideal × 1F1B", "× 1F1B", "target", "", "verdict"]
 
 service = dist.Service()
@@ -79,8 +81,9 @@ class Block(ag.Function):
 
 
 def run(settings: Settings) -> Iterator[Table]:
-    """Time steps beside their simulation, then actions, then parallel calls."""
+    """Time steps beside their simulation, then actions, halves of backward passes and parallel calls."""
     with threads(1):
+        yield ag.run(_halves(settings))
         yield ag.run(_bubbles(settings))
         yield ag.run(_actions(settings))
         yield ag.run(_calls(settings))
@@ -88,6 +91,45 @@ def run(settings: Settings) -> Iterator[Table]:
 
 def _product(output: Any, target: Any) -> Any:
     return (output * target).sum()
+
+
+# -------------------------------------------------------------------- halves
+
+
+async def _halves(settings: Settings) -> Table:
+    table = Table(
+        "Microseconds of the passes of a stage of n linear layers of 8 with ReLU, batch 8",
+        ["layers", "forward", "whole min/median", "inputs min/median", "weights min/median", "both halves × whole", "target", "", "verdict"],
+    )
+    for layers in (1, 3, 10, 30):
+        stage = ag.nn.Sequential(*[layer for _ in range(layers) for layer in (ag.nn.Linear(8, 8), ag.nn.ReLU())])
+        timings = {name: Timing() for name in ("forward", "whole", "inputs", "weights")}
+        for _ in range(settings.of(400, 2)):
+            await _time_halves(stage, timings)
+        ratio = (timings["inputs"].minimum + timings["weights"].minimum) / timings["whole"].minimum
+        cells = [f"{timing.minimum * 1e6:.0f}/{timing.median * 1e6:.0f}" for timing in list(timings.values())[1:]]
+        goals = goal_cells(None if settings.tiny else ratio, 2.2, 2.0)
+        table.add(layers, f"{timings['forward'].minimum * 1e6:.0f}", *cells, f"{ratio:.2f}", *goals)
+    return table
+
+
+async def _time_halves(stage: Any, timings: dict[str, Timing]) -> None:
+    clock = time.perf_counter
+    weights = list(stage.parameters())
+    x, grad = ag.ones((8, 8)).requires_grad_(), ag.ones((8, 8))
+    started = clock()
+    y = stage(x)
+    timings["forward"].seconds.append(clock() - started)
+    started = clock()
+    await pipeline.stage_backward(y, grad, [x])
+    timings["whole"].seconds.append(clock() - started)
+    y = stage(x)
+    started = clock()
+    _, groups = await pipeline.stage_backward_input(y, grad, [x], weights)
+    timings["inputs"].seconds.append(clock() - started)
+    started = clock()
+    await pipeline.stage_backward_weight(weights, groups)
+    timings["weights"].seconds.append(clock() - started)
 
 
 # -------------------------------------------------------------------- bubbles
@@ -102,42 +144,74 @@ async def _bubbles(settings: Settings) -> Table:
     costs = pipeline.Costs(forward=seconds, input_backward=seconds, weight_backward=seconds)
     x, target = ag.ones((MICROBATCHES, 4)), ag.ones((MICROBATCHES, 4))
     async with ag.Engine(threads=RANKS):
-        for where, make_stage in (("loop", _waiting), ("executor", _blocking)):
+        for where, make_stage in (("loop", Waiting), ("executor", Blocking)):
             simulated: dict[str, pipeline.Timeline] = {}
+            alone: dict[str, float] = {}
             steps: dict[str, Callable[[], Any]] = {}
             for name, per_rank in SCHEDULES.items():
                 schedule = pipeline.make_schedule(name, RANKS, MICROBATCHES, per_rank)
                 simulated[name] = pipeline.simulate(schedule, costs)
                 stages = [make_stage(seconds / per_rank) for _ in range(RANKS * per_rank)]
+                times = await _times_alone(stages[0], where, settings)
+                alone[name] = pipeline.simulate(schedule, pipeline.Costs(*[per_rank * each for each in times])).duration
                 steps[name] = functools.partial(pipeline.Pipeline(stages, schedule, loss_fn=_product).step, x, target)
             timings = await interleave(steps, rounds=settings.of(4, 1), repeats=1, warm=0 if settings.tiny else 1)
             for name, timing in timings.items():
-                cells = _bubble_cells(simulated[name], timing)
+                cells = _bubble_cells(simulated[name], alone[name], timing)
                 ideal, found = simulated[name].duration / simulated["1F1B"].duration, timing.minimum / timings["1F1B"].minimum
                 goals = goal_cells(found, round(1.05 * ideal, 3), None) if name.startswith("ZB") and not settings.tiny else ["", "", ""]
                 table.add(f"{where}, {name}", *cells, f"{ideal:.3f}", f"{found:.3f}", *goals)
     table.notes.append("bubble: the share of a step in which a rank does not compute; ratio: that over the simulated one, ideally 1")
+    table.notes.append("× alone: the step over the simulation with the times that F, I and W take where nothing else runs")
     return table
 
 
-def _bubble_cells(simulated: pipeline.Timeline, timing: Timing) -> list[str]:
+async def _times_alone(stage: Any, where: str, settings: Settings) -> list[float]:
+    """Seconds that a forward and both halves of a backward of a stage take, in the middle of several."""
+    timings = [Timing() for _ in range(3)]
+    weights = list(stage.parameters())
+    clock = time.perf_counter
+    for _ in range(settings.of(9, 1)):
+        x = ag.ones((1, 4)).requires_grad_()
+        started = clock()
+        y = await stage(x) if where == "loop" else await ag.offload(stage, x)
+        timings[0].seconds.append(clock() - started)
+        started = clock()
+        _, groups = await pipeline.stage_backward_input(y, ag.ones((1, 4)), [x], weights)
+        timings[1].seconds.append(clock() - started)
+        started = clock()
+        await pipeline.stage_backward_weight(weights, groups)
+        timings[2].seconds.append(clock() - started)
+    return [timing.median for timing in timings]
+
+
+def _bubble_cells(simulated: pipeline.Timeline, alone: float, timing: Timing) -> list[str]:
     busy = simulated.cost * (1 - simulated.bubble_rate)
     ideal, found = 1 - busy / simulated.duration, 1 - busy / timing.minimum
-    return [f"{simulated.duration * 1e3:.1f}", milliseconds(timing), f"{ideal:.1%}", f"{found:.1%}", f"{found / ideal:.2f}"]
+    steps = [f"{simulated.duration * 1e3:.1f}", f"{alone * 1e3:.1f}", milliseconds(timing), f"{timing.minimum / alone:.3f}"]
+    return [*steps, f"{ideal:.1%}", f"{found:.1%}", f"{found / ideal:.2f}"]
 
 
-def _waiting(seconds: float) -> Any:
-    shift, weight = _leaves()
+class Waiting(ag.nn.Module):
+    """A stage that takes a known time on the event loop; its shift gives the first stage too an input half."""
 
-    async def forward(x: Any) -> Any:
-        return await Sleep.apply(x + shift, weight, seconds)
+    def __init__(self, seconds: float) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.shift = ag.nn.Parameter(np.zeros(4, dtype=np.float32))
+        self.weight = ag.nn.Parameter(np.array(0.5, dtype=np.float32))
 
-    return forward
+    async def forward(self, x: Any) -> Any:
+        """The shifted sum with the weight."""
+        return await Sleep.apply(x + self.shift, self.weight, self.seconds)
 
 
-def _blocking(seconds: float) -> Any:
-    shift, weight = _leaves()
-    return lambda x: Block.apply(x + shift, weight, seconds)
+class Blocking(Waiting):
+    """The same on a thread."""
+
+    def forward(self, x: Any) -> Any:
+        """The shifted sum with the weight."""
+        return Block.apply(x + self.shift, self.weight, self.seconds)
 
 
 def _leaves() -> tuple[Any, Any]:

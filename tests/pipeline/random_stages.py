@@ -124,13 +124,20 @@ TWO: dict[str, Callable[[Any, Any], Any]] = {
     "checkpointed": lambda a, b: ag.checkpoint(lambda v, w: np.tanh(v @ w) @ w, a, b),
 }
 CUSTOM = ("asking", "async asking", "heedless")
+#: what holds code of the user's
+WITH_USER_CODE = ("hooked", "product", "checkpoint", "checkpointed", *CUSTOM)
 
 
 @dataclass
 class Stage:
-    """One program and the values it runs on."""
+    """One program and the values it runs on.
+
+    Args:
+        is_plain: it holds no code of the user's, so that its passes are swept.
+    """
 
     seed: int
+    is_plain: bool = False
     inputs: list[Any] = field(default_factory=list)
     weights: list[Any] = field(default_factory=list)
     calls: Calls = field(default_factory=Calls)
@@ -160,7 +167,7 @@ class Stage:
         if self.inputs and draw.random() < 0.1:
             self.inputs.append(self.inputs[0])
         self.weights = [matrix().requires_grad_() for _ in range(draw.randint(1, 4))]
-        if draw.random() < 0.2:
+        if draw.random() < 0.2 and not self.is_plain:
             self.weights[0].register_hook(lambda g: g * 0.25)
         self.order = draw.sample(range(len(self.weights)), len(self.weights))
         self.draw = draw
@@ -168,11 +175,12 @@ class Stage:
     def run(self) -> tuple[Any, Any]:
         """Nested outputs, and nested gradients of them."""
         draw = self.draw
+        names = [name for name in (*ONE, *TWO, *TWO, *CUSTOM) if not self.is_plain or name not in WITH_USER_CODE]
         pool: list[Any] = [value for value in self.inputs if isinstance(value, ag.Tensor)] + list(self.weights)
         for where in range(draw.randint(1, 14)):
             a = draw.choice(pool[-4:] if draw.random() < 0.6 else pool)
             b = draw.choice(self.weights) if draw.random() < 0.6 else draw.choice(pool)
-            name = draw.choice([*ONE, *TWO, *TWO, *CUSTOM])
+            name = draw.choice(names)
             if name in ONE:
                 made = ONE[name](a)
             elif name in TWO:

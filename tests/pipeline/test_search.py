@@ -52,16 +52,16 @@ def test_the_paper_s_heuristic_gives_the_paper_s_rates(case, memory):
     assert round(1 - case.work / best, 4) == (case.zb_1p if memory == 1 else case.zb_2p)
 
 
-@pytest.mark.parametrize(
-    ("case", "memory", "rate"),
-    [*((case, 1, case.zb_1p) for case in CASES), (CASES[0], 2, 0.0433), (CASES[1], 2, 0.0017), (CASES[3], 2, 0.0013), (CASES[4], 2, 0.0010)],
-)  # of those with twice the memory, the first can be no better; the others are published as .0039, .0029 and .0022
-def test_published_rates_are_met_or_beaten_within_the_same_memory(case, memory, rate):
+@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("memory", [1, 2])
+def test_published_rates_are_met_or_beaten_within_the_same_memory(case, memory):
     limit = memory * case.ranks * case.costs.activation_memory
     one = make_schedule("auto", case.ranks, case.microbatches, costs=case.costs, memory_limit=limit)
     timeline = simulate(one, case.costs)
     assert max(timeline.peak_activations) <= limit * (1 + 1e-9)
-    assert round(timeline.bubble_rate, 4) <= rate <= (case.zb_1p if memory == 1 else case.zb_2p)
+    published, found = case.zb_1p if memory == 1 else case.zb_2p, round(timeline.bubble_rate, 4)
+    can_be_better = machine_of(one, case.costs, limit).bound < case.work / (1 - published) * (1 - 1e-4)
+    assert found <= published / 2 if can_be_better else found == published
 
 
 def orders_of_rank(machine: Machine, rank: int) -> list[Order]:

@@ -8,8 +8,11 @@ from typing import Any
 import pytest
 
 from aiograd.engine.halves import InputHalf, WeightHalf
+from aiograd.engine.run import driver
+from aiograd.engine.sweep import sweep
 from aiograd.graph.node import Node
-from aiograd.pipeline import stage_backward, stage_backward_input, stage_backward_weight
+from aiograd.pipeline import backward, stage_backward, stage_backward_input, stage_backward_weight
+from aiograd.tensors.op_node import OpNode
 from tests.pipeline.random_stages import Stage
 
 SEEDS = 400
@@ -59,3 +62,84 @@ async def test_two_halves_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
                 first = [i for i in range(node.num_outputs) if (node, i) in made]
                 assert not any(node.shares_work([i], [j]) for i in first for j in first if i != j), (seed, node)
     assert halved > SEEDS / 4  # the programs do contain what this is about
+
+
+class GeneralInputHalf(InputHalf):
+    """Never swept."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_plain = False
+
+
+class GeneralWeightHalf(WeightHalf):
+    """Never swept."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.is_plain = False
+
+
+async def test_halves_that_are_swept_are_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks: list[Any] = []
+
+    def swept(task: Any, *args: Any) -> Any:
+        tasks.append(task)
+        return sweep(task, *args)
+
+    monkeypatch.setattr(driver, "sweep", swept)
+    first_halves = second_halves = halved = undivided = 0
+    for seed in range(SEEDS):
+        whole = Stage(seed, is_plain=True)
+        whole_inputs = await stage_backward(*whole.run(), whole.inputs)
+        stage = Stage(seed, is_plain=True)
+        outputs, grads = stage.run()
+        tasks.clear()
+        dinputs, groups = await stage_backward_input(outputs, grads, stage.inputs, stage.listed())
+        terms = sum(len(group.terms) for group in groups)
+        await stage_backward_weight(stage.listed(), groups)
+        assert bits(dinputs) == bits(whole_inputs), seed
+        assert bits(stage.weight_grads()) == bits(whole.weight_grads()), seed
+        first_halves += sum(isinstance(task, InputHalf) for task in tasks)
+        second_halves += sum(isinstance(task, WeightHalf) for task in tasks)
+        undivided += terms > 0
+        if len(tasks) == 2:
+            halved += not set(tasks[0].plan).isdisjoint(tasks[1].plan)
+        with monkeypatch.context() as patch:
+            patch.setattr(backward, "InputHalf", GeneralInputHalf)
+            patch.setattr(backward, "WeightHalf", GeneralWeightHalf)
+            stage = Stage(seed, is_plain=True)
+            tasks.clear()
+            others, groups = await stage_backward_input(*stage.run(), stage.inputs, stage.listed())
+            await stage_backward_weight(stage.listed(), groups)
+        assert not tasks
+        assert bits(others) == bits(dinputs), seed
+        assert bits(stage.weight_grads()) == bits(whole.weight_grads()), seed
+    # the programs do contain what this is about
+    assert min(first_halves, second_halves) > SEEDS * 0.8, (first_halves, second_halves)
+    assert halved > SEEDS / 4, halved
+    assert undivided > SEEDS / 20, undivided
+
+
+async def test_swept_halves_do_no_work_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: Counter[tuple[Node, int]] = Counter()
+    original = OpNode.vjp_part
+
+    def vjp_part(node: Any, g: Any, needs: tuple[bool, ...]) -> Any:
+        made.update([(node, i) for i, need in enumerate(needs) if need])
+        return original(node, g, needs)
+
+    monkeypatch.setattr(OpNode, "vjp_part", vjp_part)
+    parts = 0
+    for seed in range(SEEDS):
+        stage = Stage(seed, is_plain=True)
+        made.clear()
+        _, groups = await stage_backward_input(*stage.run(), stage.inputs, stage.listed())
+        first = set(made)
+        await stage_backward_weight(stage.listed(), groups)
+        assert not made or max(made.values()) == 1, seed
+        for node, i in first:
+            second = [j for other, j in made if other is node and (node, j) not in first]
+            assert not second or not node.shares_work([i], second), (seed, node)  # type: ignore[attr-defined]
+        parts += len(made)
+    assert parts > SEEDS

@@ -454,6 +454,28 @@ async def test_a_gradient_that_is_still_needed_must_not_be_modified(what: str) -
     assert w.grad is None
 
 
+async def test_a_gradient_that_is_a_view_of_one_that_is_still_needed_must_not_be_modified() -> None:
+    x, w = matrix(grad=True), matrix(grad=True)
+    (dx,), groups = await stage_backward_input([(x.T + w) * 2.0], [matrix()], [x], [w])
+    dx[0] = 5.0
+    with pytest.raises(StageBackwardError, match="modified by an inplace operation"):
+        await stage_backward_weight([w], groups)
+
+
+@pytest.mark.parametrize("is_swept", [True, False])
+async def test_heads_of_several_microbatches_are_summed_in_one_order(is_swept: bool) -> None:
+    x, w = fixed([1.0]).requires_grad_(), fixed([1.0]).requires_grad_()
+    head = w * 1.0
+    if not is_swept:
+        head.register_hook(lambda g: g)
+    edge = ag.graph.get_gradient_edge(head)
+    groups = []
+    for first, second in ((1e16, 1.0), (-1e16, 1.0)):
+        _, found = await stage_backward_input([x * w, edge, edge], [fixed([0.0]), fixed([first]), fixed([second])], [x], [w], retain_graph=True)
+        groups += found
+    assert (await stage_backward_weight([w], groups))[0].item() == 2.0  # the first heads of both, then the second ones
+
+
 async def test_a_gradient_that_is_not_needed_any_more_may_be_modified() -> None:
     x, w = matrix(grad=True), matrix(grad=True)
     g = matrix()

@@ -219,10 +219,33 @@ def test_names_are_text(name):
     root = picture(timeline)
     assert {element.tag for element in root.iter()} <= {f"{SVG}{tag}" for tag in ("svg", "title", "style", "rect", "text", "g", "line")}
     title = root.find(f"{SVG}title").text
-    assert title.endswith("1 ranks, cost 3, bubble 0.0 %")
+    assert title.endswith("1 rank, cost 3, bubble 0.0 %")
     assert len(title) < 120
     if name.isprintable() and len(name) < 60:
         assert title.startswith(name)
+
+
+@pytest.mark.parametrize("width", [310, 420, None])
+@pytest.mark.parametrize("name", ["", "W" * 300])
+def test_all_text_is_within_the_picture_and_none_over_another(width, name):
+    """By an estimate of how wide letters are, on the wide side."""
+    costs = Costs(1, 1, 1, activation_memory=1.37e9, weight_memory=5e8)
+    timeline = simulate(build_named("DualPipeV", 3, 6, 2), costs)
+    root = picture(Timeline(timeline.events, ranks=3, memory=costs, name=name), width=width)
+    plot_end = max(x + wide for _, x, _, wide, *_ in boxes(root))
+    lines: dict[str, list[tuple[float, float]]] = {}
+    for element in root.iter(f"{SVG}text"):
+        if "m" in element.get("class", ""):
+            continue  # inside of a box, or under the axis
+        wide = 6.0 * len(element.text) * (1.2 if element.get("class") == "t" else 1)
+        x = float(element.get("x")) - (wide if "e" in element.get("class", "") else 0)
+        lines.setdefault(element.get("y"), []).append((x, x + wide))
+        assert 0 <= x
+        assert x + wide <= float(root.get("width"))
+        if element.get("class") == "f e" and element.text != "peak memory":
+            assert x > plot_end
+    for spans in lines.values():
+        assert all(end < start for (_, end), (start, _) in pairwise(sorted(spans)))
 
 
 def test_the_same_timeline_gives_the_same_picture():

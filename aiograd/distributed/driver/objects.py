@@ -3,7 +3,8 @@
 Note [Adapters]
     Other parts of the library have objects of their own that live on workers, such as the host of a pipeline's stages. They know nothing of this
     package, nor this one of them: the top of the package registers their classes by name, a closed table. An adapter is made around objects that
-    the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object.
+    the caller holds references to and could call itself; it is used through a reference, by its public methods, as any object. What it does
+    unasked it does through its `Home`. Gradients that it keeps back may be in doubt, like those of a context: see `Adapter`.
 
 Note [Optimizer steps]
     Each optimizer counts its steps, and a step carries its number. One that arrives a second time is answered without being taken again;
@@ -16,11 +17,12 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiograd.distributed.contexts import Caller
 from aiograd.distributed.driver.calls import EXACT
+from aiograd.distributed.driver.home import Home
 from aiograd.distributed.driver.transfers import Transfers
 from aiograd.distributed.pieces import Piece, apart, join, together
 from aiograd.distributed.reference_table import Held, ReferenceTable
@@ -48,14 +50,25 @@ def register_optimizers(*classes: type[Any]) -> None:
         OPTIMIZERS[cls.__name__] = cls
 
 
+class Adapter(Protocol):
+    """What a worker itself asks of an adapter; peers cannot, since these methods are private."""
+
+    def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
+        """What to raise if gradients are in doubt: those of some leaves of this worker (their nodes), or those that some workers have."""
+
+    def _leave(self) -> None:
+        """The last reference is gone: let go of everything."""
+
+
 #: classes of adapters that may be made on request, by name; see Note [Adapters]
 ADAPTERS: dict[str, ExposedClass] = {}
 
 
 def register_adapter(name: str, cls: type[Any]) -> None:
-    """Let `RemoteRef.adapt` make these on other workers: ``cls(values, options)``, with the objects behind the references and a dict of plain values.
+    """Let `RemoteRef.adapt` make these on other workers.
 
-    Its public methods may then be called by whoever had it made; they are ``async def``.
+    ``cls(values, options, home)``: the objects behind the references, a dict of plain values, and the worker as a `Home`; it is an `Adapter`. Its
+    public methods may then be called by whoever had it made; they are ``async def``.
     """
     ADAPTERS[name] = ExposedClass(name, cls)
 
@@ -108,6 +121,8 @@ class Objects:
     def __init__(self, office: Office) -> None:
         self.office = office
         self.table = ReferenceTable(office.name, office.endpoint.incarnation, office.entropy, office.limits.references_per_principal)
+        #: those objects that are adapters, by key
+        self.adapters: dict[bytes, Adapter] = {}
         #: states that are under way in several messages
         self.transfers = Transfers(office.limits)
         office.calls.builtins.update(
@@ -151,7 +166,22 @@ class Objects:
     def refer(self, value: Any) -> RemoteRef:
         """A reference to an object of this worker's own code; it belongs to whom that code serves."""
         exposed = self.office.service.class_of(value) or next((each for each in ADAPTERS.values() if each.cls is type(value)), None)
-        return self.office.reference(self.table.add(value, exposed, self._principal(), self.office.name))
+        wire = self.table.add(value, exposed, self._principal(), self.office.name)
+        if exposed in ADAPTERS.values():
+            self.adapters[wire.id] = value
+        return self.office.reference(wire)
+
+    def check_certain(self, *, leaves: Iterable[Any] = (), owners: Iterable[str] = ()) -> None:
+        """Raise if an adapter keeps back gradients of these leaves of this worker, or of leaves on those workers, and they are in doubt.
+
+        Raises:
+            CommitUnknown: they are.
+        """
+        leaves, owners = list(leaves), list(owners)
+        for adapter in list(self.adapters.values()):
+            doubt = adapter._doubt(leaves, owners)
+            if doubt is not None:
+                raise doubt
 
     def _principal(self) -> str:
         """On whose behalf the running code acts."""
@@ -189,6 +219,9 @@ class Objects:
         is_removed = self.table.remove(ref.key, ref.epoch, caller.principal)
         if is_removed:
             self.transfers.drop(ref.key)
+            adapter = self.adapters.pop(ref.key, None)
+            if adapter is not None:
+                adapter._leave()
         return is_removed
 
     async def _create_adapter(self, caller: Caller, ref: RemoteRef, name: str, others: list[RemoteRef], options: dict[str, Any]) -> RemoteRef:
@@ -203,7 +236,10 @@ class Objects:
                 raise NotExposedError(f"{each!r} cannot be called by others: its class is not exposed with @service.reference")
             held.exposed.method(held.value, "__call__")
             values.append(held.value)
-        return self.office.reference(self.table.add(exposed.cls(values, options), exposed, caller.principal, caller.name))
+        adapter = exposed.cls(values, options, Home(self.office, caller.principal))
+        wire = self.table.add(adapter, exposed, caller.principal, caller.name)
+        self.adapters[wire.id] = adapter
+        return self.office.reference(wire)
 
     async def _put(self, caller: Caller, ref: RemoteRef, number: bytes, is_first: bool, pieces: list[Any]) -> bool:
         self._find(caller, ref)
@@ -275,6 +311,8 @@ class Objects:
         context = current_context()
         if attempt is not None:  # with the gradients that are in ``grad``
             _check(attempt=(attempt, int))
+            groups = [group for group in getattr(stepped.optimizer, "param_groups", ()) if isinstance(group, Mapping)]
+            self.check_certain(leaves=[getattr(each, "_node", None) for group in groups for each in group.get("params", ())])
             await asyncio.shield(self.office.keep(stepped.step(number, f"attempt {attempt}".encode(), None), "step"))
             return stepped.taken
         if context is None:

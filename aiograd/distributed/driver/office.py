@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import logging
 from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
@@ -125,6 +126,7 @@ class Office:
                 await self.endpoint.aclose()
             finally:
                 self.objects.table.clear()
+                self.objects.adapters.clear()
                 self.objects.transfers.clear()
                 kept = list(self._kept)
                 for task in kept:
@@ -162,9 +164,9 @@ class Office:
         """What a worker that is being closed says to those for whom something runs there."""
         return WorkerLostError(f"worker {self.name!r} was lost ({stage}): it was closed", worker=self.name, stage=stage)
 
-    def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def keep(self, coroutine: Coroutine[Any, Any, None], name: str, context: contextvars.Context | None = None) -> asyncio.Task[None]:
         """Run something that outlives its caller; it is cancelled when the worker closes."""
-        task = self._loop.create_task(coroutine, name=f"aiograd:{self.name}:{name}")
+        task = self._loop.create_task(coroutine, name=f"aiograd:{self.name}:{name}", context=context)
         self._kept[task] = None
         task.add_done_callback(self._let_go)
         return task

@@ -117,7 +117,8 @@ class DistributedOptimizer:
         Raises:
             StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
             checkpoint (`load_state_dict`; `restore`, where one was lost) before going on. ContextReleasedError,
-            ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete.
+            ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete, or, without a context, a step of a
+            pipeline is in doubt on a worker that has parameters: no worker has taken the step.
         """
         if ctx is not None:
             ctx.check_open()
@@ -139,6 +140,8 @@ class DistributedOptimizer:
     async def _step(self, ctx: Any, timeout: float | None) -> None:
         with contextlib.nullcontext() if ctx is None else self.worker.within(ctx):
             await self._prepare()
+            if ctx is None:
+                self.worker._office.objects.check_certain(owners=self._optimizers)
             self._steps += 1
             self._attempts += 1
             number = self._steps

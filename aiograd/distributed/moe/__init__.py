@@ -1,7 +1,7 @@
 """Mixtures of experts over workers.
 
-`gating` chooses experts and combines their answers; `runtime` asks many at once, batches requests, and lets experts learn; `expert` is an
-expert on another worker, `mixture` puts them together.
+`gating` chooses experts and combines their answers; `runtime` asks many at once, one request for all rows of a batch that go to the same expert,
+batches requests of several callers, and lets experts learn; `expert` is an expert on another worker, `mixture` puts them together.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from aiograd.distributed.moe.mixture import RemoteMixtureOfExperts as RemoteMixt
 from aiograd.distributed.moe.mixture import RemoteSwitchMixtureOfExperts as RemoteSwitchMixtureOfExperts
 from aiograd.distributed.moe.runtime.backend import ExpertBackend as ExpertBackend
 from aiograd.distributed.moe.runtime.call_many import CallManyResult as CallManyResult
-from aiograd.distributed.moe.runtime.call_many import Loss as Loss
 from aiograd.distributed.moe.runtime.call_many import call_many as call_many
+from aiograd.distributed.moe.runtime.gathering import Loss as Loss
 from aiograd.distributed.moe.runtime.task_pool import TaskPool as TaskPool
 from aiograd.distributed.moe.uid import ExpertUid as ExpertUid
 from aiograd.distributed.moe.uid import parse_uid as parse_uid

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aiograd import array_functions as af
 from aiograd.distributed.moe.runtime.backend import ExpertBackend
 from aiograd.distributed.moe.runtime.task_pool import TaskPool
 from aiograd.distributed.moe.uid import parse_uid
@@ -94,13 +95,32 @@ class _Pools:
         return pool
 
 
+async def _in_batches(pool: TaskPool, columns: Sequence[Any]) -> list[Any]:
+    """What a pool answers to these rows, in as many tasks as its batches need."""
+    rows = max((column.shape[0] for column in columns if isinstance(column, TensorCore) and column.ndim), default=0)
+    if rows <= pool.max_batch_size:
+        return _as_list(await pool.submit(tuple(columns)))
+    if not all(isinstance(column, TensorCore) and column.ndim and column.shape[0] == rows for column in columns):
+        raise ArgumentError(f"a request of {rows} rows to an expert: expected Tensors with the same number of rows")
+    size = pool.max_batch_size
+    parts = [_as_list(await pool.submit(tuple(column[start : start + size] for column in columns))) for start in range(0, rows, size)]
+    return [af.concat(list(outputs), axis=0) for outputs in zip(*parts, strict=True)]
+
+
+def _as_list(result: Any) -> list[Any]:
+    return list(result) if isinstance(result, tuple) else [result]
+
+
 def serve_experts(service: Service, experts: Mapping[str, ExpertBackend], *, max_batch_size: int = 4096) -> None:
     """Expose experts: requests of several callers run in one batch where they meet.
+
+    An expert takes an optimizer step per batch of gradients. A request of more rows than a batch holds runs as several batches, one after the
+    other; if one of them fails, so does the request, and the steps of those before it stay taken.
 
     Args:
         service: of the worker.
         experts: by uid.
-        max_batch_size: rows per batch.
+        max_batch_size: most rows per batch.
 
     Raises:
         ArgumentError: a uid is malformed, or the service has experts already.
@@ -115,11 +135,10 @@ def serve_experts(service: Service, experts: Mapping[str, ExpertBackend], *, max
         return pools[uid]
 
     async def forward(uid: str, inputs: list) -> list:  # type: ignore[type-arg]
-        result = await find(uid).forward.submit(tuple(inputs))
-        return list(result) if isinstance(result, tuple) else [result]
+        return await _in_batches(find(uid).forward, inputs)
 
     async def backward(uid: str, inputs: list, grads: list) -> list:  # type: ignore[type-arg]
-        found = await find(uid).backward_pool(len(inputs)).submit((*inputs, *grads))
+        found = await _in_batches(find(uid).backward_pool(len(inputs)), [*inputs, *grads])
         return [None if tensor.dtype.kind not in "fc" else g for tensor, g in zip(inputs, found, strict=True)]
 
     async def names() -> list:  # type: ignore[type-arg]

@@ -35,7 +35,8 @@ class RemoteMixtureOfExperts:
         prefix: such as ``"ffn."``.
         k_best: experts per sample.
         beam: prefixes kept by the beam search; `k_best` by default.
-        allow_zero_outputs: a sample that nobody answered gives zeros, instead of an error.
+        allow_zero_outputs: a sample that nobody answered gives zeros, instead of an error. If nobody answers any sample, these have the shape of
+            the answers before, or that of the input if there has been none.
         seed: of the gate's initial weights.
         options: of `call_many`.
 
@@ -45,6 +46,8 @@ class RemoteMixtureOfExperts:
 
     #: statistics of the last forward: who answered, who was lost
     last: CallManyResult | None = None
+    #: shape of an answer to one sample, once there has been one
+    _answer_shape: tuple[int, ...] | None = None
 
     def __init__(
         self,
@@ -110,6 +113,15 @@ class RemoteMixtureOfExperts:
     def _scores(self, gate_input: Any) -> list[Any]:
         return split_scores(af.matmul(gate_input, self.weight.T) + self.bias, self.grid.shape)
 
+    async def _ask(self, chosen: Sequence[Sequence[tuple[int, ...]]], x: Any, more: Sequence[Any]) -> tuple[CallManyResult, Any]:
+        """What the chosen experts answer, and that as a Tensor ``(batch, k, ...)`` also if nobody did."""
+        self.last = result = await call_many([[self.experts[place] for place in places] for places in chosen], (x, *more), **self.options)
+        if result.mask.any():
+            self._answer_shape = result.outputs.shape[2:]
+            return result, result.outputs
+        shape = x.shape[1:] if self._answer_shape is None else self._answer_shape
+        return result, make(np.zeros((*result.mask.shape, *shape), x.dtype if x.dtype.kind in "fc" else np.float32))
+
     async def __call__(self, x: Any, *more: Any) -> Any:
         """The mixture's output ``(batch, ...)``. Cancelling cancels all requests.
 
@@ -122,15 +134,15 @@ class RemoteMixtureOfExperts:
         scores = self._scores(self._gate_input(x))
         chosen = self.grid.beam_search([part.detach().numpy() for part in scores], self.k_best, self.beam)
         logits = expert_scores(scores, chosen)
-        self.last = result = await call_many([[self.experts[place] for place in places] for places in chosen], (x, *more), **self.options)
-        return combine_experts(logits, result.outputs, result.mask, allow_zero_outputs=self.allow_zero_outputs)
+        result, outputs = await self._ask(chosen, x, more)
+        return combine_experts(logits, outputs, result.mask, allow_zero_outputs=self.allow_zero_outputs)
 
 
 class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
     """One expert per sample, a residual around it, and a loss that keeps the experts equally busy.
 
     Args:
-        jitter: the gate's input is multiplied by random numbers from ``1 - jitter`` to ``1 + jitter`` (a copy of it is).
+        jitter: the gate, and nobody else, sees the input multiplied by random numbers from ``1 - jitter`` to ``1 + jitter``.
         grid_dropout: probability that a coordinate is left out of a dimension's choice (never all of them).
         utilization_alpha: weight of the past in the running mean of how often each coordinate is used.
         training: whether jitter and dropout are on.
@@ -171,13 +183,13 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
             logits = [part + make(self._dropped(part.shape).astype(part.dtype)) for part in logits]
         probabilities = [_softmax(part) for part in logits]
         chosen = self.grid.beam_search([part.detach().numpy() for part in logits], 1, self.beam)
-        self.last = result = await call_many([[self.experts[place] for place in places] for places in chosen], (x, *more), **self.options)
+        _, outputs = await self._ask(chosen, x, more)
         rows = np.arange(x.shape[0])
         columns = [np.array([places[0][d] if places else 0 for places in chosen]) for d in range(len(logits))]
         weight = probabilities[0][rows, columns[0]]
         for part, column in zip(probabilities[1:], columns[1:], strict=True):
             weight = weight * part[rows, column]
-        answer = result.outputs[:, 0] if result.outputs.ndim > 1 and result.outputs.shape[1] else x * 0
+        answer = outputs[:, 0]
         if answer.shape != x.shape:
             raise ShapeError(f"{type(self).__name__}: experts answered with shape {list(answer.shape[1:])}; the residual needs {list(x.shape[1:])}")
         output = x + af.reshape(weight, (-1, *(1,) * (x.ndim - 1))) * answer

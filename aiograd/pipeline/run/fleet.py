@@ -1,16 +1,18 @@
 """Fleet: all the hosts of one pipeline: the one in this process and those on workers, and what they do together.
 
 Note [Commit across workers]
-    Every host prepares a step; then all are asked once more whether they are still there; then this process commits its own gradients, which is
-    the moment of decision, and tells the others. A worker that is lost before that moment makes the step fail and nothing has changed anywhere.
-    One that is lost after it leaves it unknown whether it has committed: `CommitUnknown`. All workers are then to be restored from one checkpoint.
+    Every host prepares a step; then all are asked once more whether they are still there, and say for how long they keep what they have prepared;
+    while that holds this process commits its own gradients, which is the moment of decision, and tells the others. A worker that is lost before
+    that moment makes the step fail and nothing has changed anywhere. One that is lost after it leaves it unknown whether it has committed:
+    `CommitUnknown`. See Note [Until it is confirmed] in `verdicts`.
 
 Note [Replacing a worker]
     With `respawn` the loss of a worker before that moment is no failure. Its stages are put somewhere else, with the same parameters, and carry out
-    the step from its start; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked
-    now and then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is
-    computed in the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random numbers, or
-    draw them by stage and microbatch. Gradients of earlier steps that a lost worker held are gone with it.
+    the step from its start, since its sums of weight gradients are gone, and so every backward that it had done has to be done again, with the
+    forward before it; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked now and
+    then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in
+    the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random numbers, or draw them by
+    stage and microbatch. Gradients of earlier steps that a lost worker held are gone with it.
 """
 
 from __future__ import annotations
@@ -24,12 +26,24 @@ from typing import Any
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.failures import mark_committed
-from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, PipelineError, RemoteError
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DistributedError,
+    PipelineError,
+    RemoteError,
+)
 from aiograd.pipeline.action import Action
-from aiograd.pipeline.run.host import ADAPTER, Charge, Session, StageHost
+from aiograd.pipeline.run.charge import Charge
+from aiograd.pipeline.run.host import ADAPTER, StageHost
 from aiograd.pipeline.run.outbox import GONE, PAUSE
+from aiograd.pipeline.run.session import Session
 from aiograd.pipeline.run.together import end, together
+from aiograd.pipeline.run.verdicts import ABORT, COMMIT, Verdicts
 from aiograd.pipeline.stage import Stage, as_stage
+
+#: times that hosts are asked whether a step is prepared, where their answers take longer than they hold
+ROUNDS = 3
 
 #: as `aiograd.pipeline.rank.failure` words it
 _FAILURE = re.compile(r"pipeline action (\S+) failed \(.*?rank (\d+)\): ")
@@ -88,6 +102,8 @@ class Fleet:
                 self._worker = getattr(stage.module, "worker", None)
         self.remotes = self._remotes(owner for owner in homes.values())
         self.local = StageHost([], self._part(charge.stages, {rank for rank, owner in homes.items() if owner is None}))
+        self.verdicts = Verdicts(timeout)
+        self.local.unconfirmed = self.verdicts.unconfirmed
         self._local_ref: Any = None
         #: how often each rank has been replaced
         self._generations = dict.fromkeys(homes, 0)
@@ -126,7 +142,7 @@ class Fleet:
 
     async def connect(self) -> None:
         """See that every worker has its host. Cancelled or failed midway, the next time goes on."""
-        if self.remotes and self.local_ranks and self._local_ref is None:
+        if self.remotes and self._worker is not None and self._local_ref is None:
             self._local_ref = self._worker.refer(self.local)
         await together({remote.name: self._make(remote) for remote in self.remotes if remote.ref is None})
 
@@ -145,6 +161,8 @@ class Fleet:
 
     async def aclose(self) -> None:
         """Let every worker forget its host. Those that cannot be reached are left alone."""
+        if not self.verdicts.are_told:
+            await self._quietly([self.settle()])
         refs = [remote.ref for remote in self.remotes if remote.ref is not None]
         if self._local_ref is not None:
             refs.append(self._local_ref)
@@ -188,11 +206,21 @@ class Fleet:
             self._busy = len(work)
             self._quiet.clear()
             results = _merged((await together(work)).values())
+            rounds = 0
             while True:
-                there = await together({remote.name: self._is_prepared(remote, step) for remote in self.remotes})
-                lost = [remote for remote, is_there in zip(self.remotes, there.values(), strict=True) if not is_there]
+                asked = asyncio.get_running_loop().time()
+                kept = await together({remote.name: self._is_prepared(remote, step) for remote in self.remotes})
+                lost = [remote for remote, seconds in zip(self.remotes, kept.values(), strict=True) if not seconds]
                 if not lost:
-                    return results
+                    took = asyncio.get_running_loop().time() - asked
+                    if took < min(kept.values()):
+                        return results
+                    rounds += 1  # this process was frozen, or the network is: what they have said may not hold any more
+                    if rounds == ROUNDS:
+                        raise PipelineError(
+                            f"a step of a pipeline was given up: workers keep it for {min(kept.values()):g} s, and asking them whether it is "
+                            f"prepared took {took:g} s. Nothing has changed; give the workers a longer lease (Limits.lease)"
+                        )
                 for remote in lost:
                     self._busy += 1
                     results |= _given(await self._run_elsewhere(remote, step, trains))
@@ -202,7 +230,7 @@ class Fleet:
 
     async def _run(self, remote: Remote, step: int, trains: bool) -> dict[str, Any]:
         try:
-            results = await remote.ref.call("run", step, trains, self.peers(remote.ranks), timeout=self._timeout)
+            results = await remote.ref.call("run", step, trains, self.peers(remote.ranks), self._local_ref, timeout=self._timeout)
         except RemoteError as error:
             raise _translated(error) from error
         except GONE:
@@ -231,14 +259,16 @@ class Fleet:
         if not self._busy:
             self._quiet.set()
 
-    async def _is_prepared(self, remote: Remote, step: int) -> bool:
+    async def _is_prepared(self, remote: Remote, step: int) -> float:
+        """For how many seconds a host keeps the step that it has prepared; 0: it is lost, and may be replaced."""
         try:
-            if await remote.ref.call("check", step, timeout=self._timeout):
-                return True
+            seconds = await remote.ref.call("check", step, timeout=self._timeout)
+            if isinstance(seconds, float) and seconds > 0:
+                return seconds
         except GONE:
             if self._respawn is None:
                 raise
-            return False
+            return 0.0
         raise PipelineError(f"worker {remote.owner} has dropped a step of a pipeline that it had prepared")
 
     async def _run_elsewhere(self, remote: Remote, step: int, trains: bool) -> dict[str, Any]:
@@ -263,6 +293,7 @@ class Fleet:
         replacements = self._remotes((owner_of(self.stages[index]) for index in remote.charge.stages), ranks)
         await together({each.name: self._make(each) for each in replacements})
         self.remotes = [each for each in self.remotes if each is not remote] + replacements
+        self.verdicts.forget(remote)
         for rank in ranks:
             self._generations[rank] += 1
         peers = {rank: place for rank, place in self.peers(set()).items() if int(rank) in ranks}
@@ -278,7 +309,12 @@ class Fleet:
         Raises:
             CommitUnknown: a worker did not confirm. What a post-accumulate hook raised. Both with ``committed`` True.
         """
-        site = self.local._commit(session)
+        try:
+            site = self.local._commit(session)
+        except BaseException:
+            await self.abort(session)
+            raise
+        self.verdicts.pass_on(COMMIT, session.step, self.remotes)
         failure: Exception | None = None
         try:
             if self.remotes:
@@ -298,22 +334,26 @@ class Fleet:
             raise
 
     async def _tell(self, step: int) -> None:
-        outcomes = await asyncio.gather(*(each.ref.call("commit", step, timeout=self._timeout) for each in self.remotes), return_exceptions=True)
-        failed = [(each.owner, outcome) for each, outcome in zip(self.remotes, outcomes, strict=True) if isinstance(outcome, BaseException)]
-        unknown = tuple(dict.fromkeys(owner for owner, error in failed if not getattr(error, "committed", False)))
-        if unknown:
-            first = next(error for owner, error in failed if owner == unknown[0])
-            raise CommitUnknown(
-                f"a step of a pipeline was committed, but not confirmed by {', '.join(unknown)} ({first}): restore all workers from one checkpoint",
-                workers=unknown,
-            ) from first
-        for _, error in failed:
+        for error in (await self.verdicts.tell(step, "a step of a pipeline")).values():
             raise error
+
+    async def settle(self) -> None:
+        """Tell hosts what became of earlier steps, as far as they have not confirmed it. Cancelled midway, the next time goes on.
+
+        Raises:
+            CommitUnknown: some still do not confirm a commit. WorkerLostError: cannot be told of a step that was given up.
+        """
+        if self.verdicts.are_told:
+            return
+        for error in (await self.verdicts.tell(None, "an earlier step of the pipeline")).values():
+            if self._respawn is None or not isinstance(error, GONE):  # else the worker is replaced when it does not run the next step
+                raise error
 
     async def abort(self, session: Session) -> None:
         """Drop a step on every host."""
         session.drop()
-        await self._quietly(remote.ref.call("abort", session.step) for remote in self.remotes if remote.ref is not None)
+        self.verdicts.pass_on(ABORT, session.step, (remote for remote in self.remotes if remote.ref is not None))
+        await self._quietly(self.verdicts.telling(session.step).values())
 
 
 def owner_of(stage: Stage) -> str | None:

@@ -6,141 +6,38 @@ the `Pipeline`: to carry out a step, to commit it, or to drop it. Hosts send val
 Note [Steps]
     Steps are numbered by the pipeline, and every number is tried once. What comes for a number above the last one makes the host drop what it
     had of earlier ones; what comes for a lower one comes too late and changes nothing. A step that has been carried out is *prepared*: its
-    gradients wait in the staging until they are committed, all in one moment, or dropped with the next step or with the host.
+    gradients wait in the staging until they are committed, all in one moment, or dropped. A host on a worker takes no further step before it
+    knows which of the two: the pipeline sees to it that it does, and if nothing is heard of the pipeline the host finds out by itself
+    (see Note [In doubt] in `watch`).
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+import logging
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 from aiograd.engine.run.failures import mark_committed
-from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError, PipelineError
+from aiograd.errors import ArgumentError, CommitUnknown, PipelineError
 from aiograd.offloading import ready
-from aiograd.pipeline.action import Action, ActionKind
-from aiograd.pipeline.rank import Key
-from aiograd.pipeline.run.local import Event, Site, Work
-from aiograd.pipeline.run.mailbox import Mailbox
-from aiograd.pipeline.run.outbox import Outbox, received
-from aiograd.pipeline.stage import Stage
+from aiograd.pipeline.run.charge import Charge
+from aiograd.pipeline.run.local import Site, Work
+from aiograd.pipeline.run.outbox import received
+from aiograd.pipeline.run.session import Session
+from aiograd.pipeline.run.watch import COMMITTED, DROPPED, OPEN, PREPARED, RUNNING, UNKNOWN, Home, kept_for, watch
+
+logger = logging.getLogger("aiograd.pipeline")
 
 #: name under which hosts are made on workers
 ADAPTER = "pipeline.host"
-
-
-class Charge(NamedTuple):
-    """What a host is in charge of."""
-
-    stages: Mapping[int, Stage]
-    #: by rank
-    training: Mapping[int, Sequence[Action]]
-    evaluation: Mapping[int, Sequence[Action]]
-    stage_to_rank: tuple[int, ...]
-    microbatches: int
-    #: stage that ends in the loss, and the one that ends in the results
-    loss_stage: int
-    last_stage: int
-    loss_fn: Callable[..., Any] | None
-    scale: float
-    #: lost workers are replaced
-    recovers: bool
-    handlers: Mapping[ActionKind, Callable[[Action], Any]] = {}
-    #: where to note what is done
-    events: list[Event] | None = None
-
-    def to_wire(self) -> dict[str, Any]:
-        """As `parse` takes it on another worker, where the modules come with the call."""
-        return {
-            "stages": {str(index): [stage.where, stage.device, stage.pass_indices] for index, stage in self.stages.items()},
-            "training": {str(rank): " ".join(map(str, row)) for rank, row in self.training.items()},
-            "evaluation": {str(rank): " ".join(map(str, row)) for rank, row in self.evaluation.items()},
-            "stage_to_rank": list(self.stage_to_rank),
-            "microbatches": self.microbatches,
-            "loss_stage": self.loss_stage,
-            "last_stage": self.last_stage,
-            "scale": self.scale,
-            "recovers": self.recovers,
-        }
-
-    @classmethod
-    def parse(cls, modules: list[Any], options: dict[str, Any]) -> Charge:
-        """What a pipeline on another worker asks for.
-
-        Raises:
-            ArgumentError: it makes no sense.
-        """
-        try:
-            stages = {
-                int(index): Stage(module, where=where, device=device, pass_indices=bool(flag))
-                for (index, (where, device, flag)), module in zip(options["stages"].items(), modules, strict=True)
-            }
-            training, evaluation = (
-                {int(rank): tuple(map(_action, text.split())) for rank, text in options[mode].items()} for mode in ("training", "evaluation")
-            )
-            charge = cls(
-                stages=stages,
-                training=training,
-                evaluation=evaluation,
-                stage_to_rank=tuple(map(int, options["stage_to_rank"])),
-                microbatches=int(options["microbatches"]),
-                loss_stage=int(options["loss_stage"]),
-                last_stage=int(options["last_stage"]),
-                loss_fn=None,
-                scale=float(options["scale"]),
-                recovers=bool(options["recovers"]),
-            )
-        except (KeyError, TypeError, ValueError, AttributeError, DeviceError) as error:
-            raise ArgumentError(f"a malformed request for stages of a pipeline: {type(error).__name__}: {error}") from error
-        charge.check()
-        return charge
-
-    def check(self) -> None:
-        """Raise unless stages, rows and numbers fit each other."""
-        mine = {self.stage_to_rank[index] for index in self.stages if 0 <= index < len(self.stage_to_rank)}
-        is_strange = any(not 0 <= index < len(self.stage_to_rank) for index in self.stages)
-        if is_strange or not mine >= self.training.keys() | self.evaluation.keys():
-            raise ArgumentError("a malformed request for stages of a pipeline: its ranks and stages do not fit each other")
-        for action in (action for rows in (self.training, self.evaluation) for row in rows.values() for action in row):
-            for part in action.parts or (action,):
-                if part.stage not in self.stages or (part.microbatch or 0) >= self.microbatches:
-                    raise ArgumentError(f"a malformed request for stages of a pipeline: {action} is about nothing that is here")
-
-
-class Session:
-    """One step, as one host sees it."""
-
-    __slots__ = ("step", "mailboxes", "outbox", "site", "runner", "state")
-
-    def __init__(self, step: int, ranks: Iterable[int], recovers: bool) -> None:
-        self.step = step
-        self.mailboxes = {rank: Mailbox() for rank in ranks}
-        self.outbox = Outbox(step, recovers)
-        self.site: Site | None = None
-        #: the task that carries it out
-        self.runner: asyncio.Task[Any] | None = None
-        #: open, running, prepared, committed or dropped
-        self.state = "open"
-
-    def put(self, rank: int, key: Key, value: Any) -> None:
-        """Hand a value to a rank, here or elsewhere."""
-        mailbox = self.mailboxes.get(rank)
-        if mailbox is not None:
-            mailbox.put(key, value)
-        else:
-            self.outbox.post(rank, key, value)
-
-    def drop(self) -> None:
-        """The step is over: let go of everything."""
-        if self.state != "committed":
-            self.state = "dropped"
-        self.site = None
-        self.outbox.close()
-        for mailbox in self.mailboxes.values():
-            mailbox.clear()
-        if self.runner is not None:
-            self.runner.cancel()
-        self.runner = None
+#: committed steps that are remembered, for hosts that ask
+REMEMBERED = 64
+#: seconds for which the pipeline's own process keeps a step
+FOREVER = 1e9
+#: what to do about a step that is in doubt
+ADVICE = "Let the pipeline settle() it, or restore all workers from one checkpoint and make a new Pipeline."
 
 
 class StageHost:
@@ -149,11 +46,16 @@ class StageHost:
     Args:
         modules: of the stages, in the order of `charge`.
         charge: what it is in charge of; from another worker a dict, see `Charge.to_wire`.
+        home: the worker that it was made on for a pipeline elsewhere; None in the pipeline's own process, which decides.
     """
 
-    def __init__(self, modules: list[Any], charge: Any) -> None:
+    def __init__(self, modules: list[Any], charge: Any, home: Home | None = None) -> None:
         self._charge = charge if isinstance(charge, Charge) else Charge.parse(modules, charge)
+        self._home = home
         self._session: Session | None = None
+        self._committed: deque[int] = deque(maxlen=REMEMBERED)
+        #: names of the workers that have not confirmed a commit, as the pipeline tells its own host
+        self.unconfirmed: Callable[[], Sequence[str]] = tuple
 
     # ---------------------------------------------------------------- what others may call
 
@@ -168,25 +70,28 @@ class StageHost:
         session.mailboxes[rank].put((kind, stage, microbatch), received(kind, value))
         return True
 
-    async def run(self, step: int, trains: bool, peers: dict[str, Any]) -> dict[str, Any]:
+    async def run(self, step: int, trains: bool, peers: dict[str, Any], driver: Any = None) -> dict[str, Any]:
         """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.
 
         Args:
             step: its number; see Note [Steps].
             trains: with backward; the step is prepared then. Else an evaluation.
             peers: for each rank that lives elsewhere how often it has been replaced, and its host.
+            driver: the host of the process that decides; None: it cannot be asked.
 
         Returns:
             Losses and outputs by microbatch, where the last stage is here.
 
         Raises:
-            PipelineError: a stage failed, or the step comes too late.
+            PipelineError: a stage failed, or the step comes too late. CommitUnknown: an earlier step is in doubt here.
         """
         session = self._find(step)
-        if session is None or session.state != "open":
+        if session is None or session.state != OPEN:
             raise PipelineError(f"step {step} of a pipeline comes too late: its host has seen a later one, or this one before")
         session.runner = asyncio.current_task()
-        session.state = "running"
+        session.state = RUNNING
+        session.trains = trains
+        session.driver = driver
         session.outbox.route(peers)
         charge = self._charge
         work = Work(
@@ -198,7 +103,7 @@ class StageHost:
             trains=trains,
             loss_fn=charge.loss_fn,
             scale=charge.scale,
-            keep_outputs=False,
+            keep_outputs=session.keeps_outputs,
             handlers=charge.handlers,
         )
         try:
@@ -214,12 +119,32 @@ class StageHost:
             raise
         session.runner = None
         session.site = site
-        session.state = "prepared"
+        session.leaves = site.leaves
+        session.state = PREPARED
+        session.hear()
         return {"losses": losses, "outputs": outputs}
 
-    async def check(self, step: int) -> bool:
-        """Whether a step is prepared here."""
-        return self._session is not None and self._session.step == step and self._session.state in ("prepared", "committed")
+    async def check(self, step: int) -> float:
+        """For how many seconds, from now on, a step is surely kept that is prepared here; 0: it is not."""
+        session = self._session
+        if session is None or session.step != step or session.state not in (PREPARED, COMMITTED):
+            return 0.0
+        session.hear()
+        return FOREVER if self._home is None else kept_for(self._home.lease)
+
+    async def outcome(self, step: int) -> str:
+        """What became of a step here, or how far it is: one of the states in `watch`. See Note [In doubt] there."""
+        if step in self._committed:
+            return COMMITTED
+        session = self._session
+        if session is None or session.step < step:
+            if self._home is None:
+                return UNKNOWN
+            session = self._begin(step)
+            session.drop()  # who asks believes from now on that the step was dropped, so it must never run here
+        if session.step == step:
+            return session.state
+        return DROPPED if session.step - step < REMEMBERED else UNKNOWN
 
     async def reroute(self, step: int, peers: dict[str, Any]) -> bool:
         """Ranks that were lost are somewhere else now: repeat what they had been sent."""
@@ -234,18 +159,23 @@ class StageHost:
         Raises:
             PipelineError: it is not prepared here; nothing is written.
         """
-        session = self._session
-        if session is not None and session.step == step and session.state == "committed":
+        if step in self._committed:
             return True
-        if session is None or session.step != step or session.state != "prepared":
-            raise PipelineError(f"step {step} of a pipeline is not prepared on this worker: its gradients are gone")
+        session = self._session
+        if session is None or session.step != step or session.state != PREPARED:
+            raise PipelineError(
+                f"step {step} of a pipeline cannot be committed: it is not prepared on this worker, or is no more; its gradients are gone. Restore "
+                "all workers from one checkpoint"
+            )
         site = self._commit(session)
         await self._after_commit(site)
         return True
 
     async def abort(self, step: int) -> bool:
-        """Drop a step."""
-        session = self._find(step)
+        """Drop a step; one that was in doubt is so no more. What is committed stays."""
+        session = self._session
+        if session is None or session.step != step:
+            session = self._find(step)
         if session is not None:
             session.drop()
         return session is not None
@@ -259,21 +189,31 @@ class StageHost:
         return session
 
     def _find(self, step: int) -> Session | None:
-        """The session of a step, made if it is the first time that it is heard of; None if it comes too late."""
+        """The session of a step, made if it is the first time that it is heard of; None if it comes too late.
+
+        Raises:
+            CommitUnknown: an earlier step is in doubt here.
+        """
         session = self._session
         if session is not None and session.step >= step:
-            return session if session.step == step and session.state != "dropped" else None
+            return session if session.step == step and session.state not in (DROPPED, UNKNOWN) else None
         if session is not None:
+            if self._home is not None and session.is_in_doubt:
+                doubt = self._describe_doubt(session, self._home)
+                raise CommitUnknown(f"step {step} of a pipeline cannot begin on this worker: {doubt}", workers=(self._home.name,))
             session.drop()
         charge = self._charge
         self._session = session = Session(step, charge.training.keys() | charge.evaluation.keys(), charge.recovers)
+        if self._home is not None:
+            session.watcher = self._home.keep(self._watch(session, self._home), f"pipeline step {step}")
         return session
 
     def _commit(self, session: Session) -> Site | None:
         site = session.site
         if site is not None:
             site.commit()
-        session.state = "committed"
+        session.state = COMMITTED
+        self._committed.append(session.step)
         session.drop()
         return site
 
@@ -286,9 +226,36 @@ class StageHost:
             mark_committed(error)
             raise
 
+    async def _watch(self, session: Session, home: Home) -> None:
+        outcome = await watch(session, home.lease)
+        if outcome == COMMITTED:
+            await self._after_commit(self._commit(session))
+            return
+        session.drop(outcome)
+        if outcome == UNKNOWN:
+            logger.warning("worker %s: %s", home.name, self._describe_doubt(session, home))
 
-def _action(text: str) -> Action:
-    action = Action.parse(text)
-    if action is None:
-        raise ArgumentTypeError("an idle step")
-    return action
+    # ---------------------------------------------------------------- what the worker itself asks
+
+    def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
+        """What to raise if gradients of these leaves, or those on these workers, are in doubt."""
+        session = self._session
+        if self._home is not None and session is not None and session.is_in_doubt and not session.leaves.isdisjoint(leaves):
+            text = f"the gradients may not be complete: {self._describe_doubt(session, self._home)}"
+            return CommitUnknown(text, workers=(self._home.name,))
+        unconfirmed = sorted({*owners} & {*self.unconfirmed()})
+        if unconfirmed:
+            text = f"the gradients on {', '.join(unconfirmed)} may not be complete: a step of a pipeline is not known to be committed there. {ADVICE}"
+            return CommitUnknown(text, workers=tuple(unconfirmed))
+        return None
+
+    def _leave(self) -> None:
+        """The pipeline is closed."""
+        if self._session is not None:
+            self._session.drop(UNKNOWN if self._session.is_in_doubt else DROPPED)
+
+    @staticmethod
+    def _describe_doubt(session: Session, home: Home) -> str:
+        if session.state == PREPARED:
+            return f"step {session.step} of a pipeline is prepared on {home.name}, which does not know yet whether it was committed. {ADVICE}"
+        return f"nobody could tell {home.name} whether step {session.step} of a pipeline was committed, so its gradients were dropped there. {ADVICE}"

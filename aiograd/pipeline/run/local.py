@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.modes import current_mode
 from aiograd.pipeline.action import Action, ActionKind
 from aiograd.pipeline.rank import Key, Rank
 from aiograd.pipeline.run.mailbox import Mailbox
@@ -108,6 +111,11 @@ class Site:
         if self.staging is not None:
             await self.staging.prepare()
 
+    @property
+    def leaves(self) -> frozenset[AccumulateGrad]:
+        """Whose gradients are staged."""
+        return frozenset() if self.staging is None else self.staging.leaves
+
     def commit(self) -> None:
         """Write every gradient, in one step."""
         if self.staging is not None:
@@ -146,6 +154,20 @@ class _Exchange:
         await together({f"rank {self._rank}: forward": first, f"rank {self._rank}: backward": second})
 
     def began(self, action: Action) -> Callable[[], None]:
+        profiler = current_mode().profiler
+        note = self._note(action)
+        if profiler is None:
+            return note
+        name = f"PP:{action}"
+        start_ns = time.perf_counter_ns()
+
+        def ended() -> None:
+            profiler.add(name, "scope", f"PP:{action.kind.value}", start_ns, time.perf_counter_ns())
+            note()
+
+        return ended
+
+    def _note(self, action: Action) -> Callable[[], None]:
         events = self._events
         if events is None:
             return _nothing

@@ -69,6 +69,11 @@ class Outbox:
                     changed.add(rank)
         return changed
 
+    @property
+    def hosts(self) -> list[Any]:
+        """The hosts of ranks elsewhere, each once."""
+        return list(dict.fromkeys(ref for _, ref in self._routes.values()))
+
     def post(self, rank: int, key: Key, value: Any) -> None:
         """Send a value, and go on."""
         entry = Entry(rank, key, tuple(value) if isinstance(value, Parcel) else value)

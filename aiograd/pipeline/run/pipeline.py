@@ -20,7 +20,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from aiograd.checkpointing import leaves_of
 from aiograd.engine.run import check_can_run
@@ -31,9 +31,10 @@ from aiograd.pipeline.action import Action, ActionKind
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
 from aiograd.pipeline.plan import Plan
 from aiograd.pipeline.rank import ENTRY, TARGET
+from aiograd.pipeline.run.charge import Charge
 from aiograd.pipeline.run.fleet import Fleet, owner_of
-from aiograd.pipeline.run.host import Charge, Session
 from aiograd.pipeline.run.local import Event
+from aiograd.pipeline.run.session import Session
 from aiograd.pipeline.schedule import Schedule
 from aiograd.pipeline.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
 from aiograd.pipeline.timeline import Timeline
@@ -161,11 +162,59 @@ class Pipeline:
             raise ArgumentTypeError(f"register_action({kind}): expected a function, found {type(handler).__name__}")
         self._handlers[kind] = handler
 
+    async def settle(self) -> None:
+        """Find out what became of a step that is in doubt: returns when every worker is known to have committed it, at once if there is none.
+
+        After a step that raised `CommitUnknown` the gradients are there, except perhaps on the workers that the error names. These find out by
+        themselves or are told here; then everything goes on: ``await pipe.settle()``, then the optimizer. Until then steps and evaluations of the
+        pipeline, and steps of a `DistributedOptimizer` over these workers, raise `CommitUnknown` and change nothing. Cancelled midway, call it again.
+
+        Raises:
+            CommitUnknown: some cannot be reached yet, or have lost their gradients: then restore all workers from one checkpoint, and make a
+            new Pipeline.
+        """
+        async with self._turn:
+            await self._fleet.settle()
+
     # ---------------------------------------------------------------- training
 
+    @overload
     async def step(
-        self, x: Any = (), target: Any = None, *, arg_mbs: Any = None, kwarg_mbs: Any = None, target_mbs: Any = None, **kwargs: Any
-    ) -> list[Any]:
+        self,
+        x: Any = ...,
+        target: Any = ...,
+        *,
+        return_outputs: Literal[False] = ...,
+        arg_mbs: Any = ...,
+        kwarg_mbs: Any = ...,
+        target_mbs: Any = ...,
+        **kwargs: Any,
+    ) -> list[Any]: ...
+
+    @overload
+    async def step(
+        self,
+        x: Any = ...,
+        target: Any = ...,
+        *,
+        return_outputs: Literal[True],
+        arg_mbs: Any = ...,
+        kwarg_mbs: Any = ...,
+        target_mbs: Any = ...,
+        **kwargs: Any,
+    ) -> tuple[list[Any], Any]: ...
+
+    async def step(
+        self,
+        x: Any = (),
+        target: Any = None,
+        *,
+        return_outputs: bool = False,
+        arg_mbs: Any = None,
+        kwarg_mbs: Any = None,
+        target_mbs: Any = None,
+        **kwargs: Any,
+    ) -> Any:
         """Forward and backward of a batch: adds its gradients to the ``grad`` of every leaf.
 
         Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. What forwards change besides (running
@@ -176,24 +225,32 @@ class Pipeline:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get
                 theirs, if the first stage is in this process.
             target: of the whole batch; split like `x`.
+            return_outputs: also return what the last stage gave, put together from its microbatches as by `eval`, outside of any graph. Else
+                it is kept no longer than its microbatch needs it.
             arg_mbs, kwarg_mbs, target_mbs: lists of tuples, dicts and targets: the microbatches, where they are split already, in place of `x`,
                 `kwargs` and `target`.
             kwargs: further arguments of the first stage; split like `x`.
 
         Returns:
-            The loss of each microbatch, in order; outside of any graph, and not scaled.
+            The loss of each microbatch, in order; outside of any graph, and not scaled. With `return_outputs` a tuple of these and the outputs.
 
         Raises:
             ModeError: grad mode is off. ArgumentError, ArgumentTypeError, MicrobatchError: the batch cannot be split. PipelineError: a stage failed;
             says which. WorkerLostError, DeadlineError: nothing has changed anywhere. With ``committed`` True, when the gradients are there:
-            what a post-accumulate hook raised, and CommitUnknown where a worker did not confirm.
+            what a post-accumulate hook raised, and CommitUnknown where a worker did not confirm; see `settle`. CommitUnknown with ``committed``
+            False: an earlier step is still in doubt, and this one was not begun.
         """
         check_can_run("Pipeline.step()")
         if not current_mode().grad:
             raise ModeError("Pipeline.step() computes gradients, but grad mode is off; call eval() for the forward alone")
         if not self._plan.training:
             raise ArgumentError("Pipeline.step(): the schedule has forwards only; call eval(), or use a schedule with backwards")
-        running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs))
+        if return_outputs and self.loss_fn is None:
+            raise ArgumentError(
+                "Pipeline.step(return_outputs=True): the last stage returns the loss itself, so there are no other outputs; pass the loss function "
+                "as loss_fn, or leave return_outputs out"
+            )
+        running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs), bool(return_outputs))
         del x, target, arg_mbs, kwarg_mbs, target_mbs, kwargs
         try:
             return await running
@@ -201,15 +258,22 @@ class Pipeline:
             clear_frames(error, "aiograd.pipeline.")
             raise
 
-    async def _step(self, calls: list[Call], targets: list[Any] | None) -> list[Any]:
+    async def _step(self, calls: list[Call], targets: list[Any] | None, keeps_outputs: bool) -> Any:
         async with self._turn:
             session = await self._begin(calls, targets)
-            losses = (await self._fleet.run(session, True))["losses"]
+            session.keeps_outputs = keeps_outputs
+            results = await self._fleet.run(session, True)
+            losses = results["losses"]
             if losses is None or len(losses) != self._plan.microbatches:
                 await self._fleet.abort(session)
                 raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._plan.microbatches} microbatches")
+            try:
+                outputs = merge_microbatches(results["outputs"] or [], self._specs[2]) if keeps_outputs else None
+            except BaseException:
+                await self._fleet.abort(session)
+                raise
             await self._fleet.commit(session)
-            return list(losses)
+            return (list(losses), outputs) if keeps_outputs else list(losses)
 
     async def eval(self, x: Any = (), *, arg_mbs: Any = None, kwarg_mbs: Any = None, **kwargs: Any) -> Any:
         """Forward of a batch, without gradients. Modules stay in the mode that they are in. Cancelling stops every rank.
@@ -246,6 +310,7 @@ class Pipeline:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
         if self._closed:
             raise PipelineError("this Pipeline has been closed; make a new one")
+        await self._fleet.settle()
         await self._fleet.connect()
         self.events.clear()
         self._steps += 1

@@ -60,6 +60,21 @@ def test_a_batch_waits_for_its_least_size() -> None:
     simulated_run(main)
 
 
+def test_a_batch_that_the_next_task_would_overfill_waits_for_nobody() -> None:
+    async def main() -> None:
+        seen: list[int] = []
+
+        def same(x: Any) -> Any:
+            seen.append(x.shape[0])
+            return x
+
+        pool = moe.TaskPool(same, 4, min_batch_size=3)
+        await asyncio.gather(pool.submit(rows(1, 2)), pool.submit(rows(1, 2, 3)))
+        assert seen == [2, 3]
+
+    simulated_run(main)
+
+
 def test_a_task_is_not_split_and_too_large_ones_are_refused() -> None:
     async def main() -> None:
         pool = moe.TaskPool(lambda x: x, 2)
@@ -97,6 +112,64 @@ def test_an_error_is_that_of_its_batch_and_cancelled_tasks_are_not_in_one() -> N
         await pool.aclose()
 
     assert not simulated_run(main).leftover_tasks
+
+
+def test_a_cancelled_task_between_others_is_left_out() -> None:
+    async def main() -> None:
+        seen: list[int] = []
+
+        async def double(x: Any) -> Any:
+            seen.append(x.shape[0])
+            await asyncio.sleep(1)
+            return x * 2
+
+        pool = moe.TaskPool(double, 4)
+        tasks = [asyncio.ensure_future(pool.submit(ag.ones((n, 3)))) for n in (4, 1, 1, 1)]
+        await asyncio.sleep(0.5)
+        tasks[2].cancel()
+        results = await asyncio.gather(*tasks, return_exceptions=True)
+        assert [type(result).__name__ for result in results] == ["Tensor", "Tensor", "CancelledError", "Tensor"]
+        assert seen == [4, 2]
+
+    assert not simulated_run(main).leftover_tasks
+
+
+def test_rows_of_other_widths_and_dtypes_run_in_batches_of_their_own() -> None:
+    async def main() -> None:
+        async def narrow(x: Any) -> Any:
+            await asyncio.sleep(1)
+            if x.shape[1] != 2:
+                raise ValueError(f"expected 2 columns, found {x.shape[1]}")
+            return x + 1
+
+        pool = moe.TaskPool(narrow, 8)
+        single, double = ag.ones((1, 2)), ag.tensor(np.ones((1, 2)))
+        assert (single.dtype, double.dtype) == (np.float32, np.float64)
+        results = await asyncio.gather(*map(pool.submit, (single, double, ag.ones((1, 11)), single, double)), return_exceptions=True)
+        assert isinstance(results[2], ValueError)
+        assert [result.dtype for result in results if result is not results[2]] == [np.float32, np.float64] * 2
+        assert pool.batches == 3
+
+    simulated_run(main)
+
+
+def test_of_batches_that_are_due_the_one_with_the_oldest_task_runs() -> None:
+    async def main() -> None:
+        seen: list[tuple[int, ...]] = []
+
+        async def same(x: Any) -> Any:
+            seen.append(x.shape)
+            await asyncio.sleep(1)
+            return x
+
+        pool = moe.TaskPool(same, 3, min_batch_size=2)
+        first = asyncio.ensure_future(pool.submit(ag.ones((1, 1))))  # waits for another of its kind
+        await asyncio.gather(*(pool.submit(ag.ones((n, width))) for n, width in ((1, 2), (2, 3), (1, 2))))
+        assert seen == [(2, 2), (2, 3)] and not first.done()
+        first.cancel()
+        await asyncio.sleep(1)
+
+    assert not simulated_run(main).leftover_tasks  # nothing waits for rows to join those that were taken back
 
 
 def test_a_function_that_gives_back_other_rows_is_an_error_of_its_callers() -> None:
@@ -174,19 +247,32 @@ async def test_a_backend_goes_on_from_its_state() -> None:
 class Setting:
     """A worker with a gate, and workers with experts of a 2 × 2 grid."""
 
-    def __init__(self, board: Switchboard, *, learns: bool = True, fail: str = "") -> None:
+    def __init__(self, board: Switchboard, *, learns: bool = True, max_batch_size: int = 4096, delay: float = 0.0) -> None:
         ag.seed(0)
         self.modules = {f"ffn.{i}.{j}": ag.nn.Linear(4, 4) for i in range(2) for j in range(2)}
         self.backends = {
-            uid: moe.ExpertBackend(module, ag.optim.SGD(module.parameters(), lr=0.05) if learns else None) for uid, module in self.modules.items()
+            uid: moe.ExpertBackend(self.slowly(uid, delay), ag.optim.SGD(module.parameters(), lr=0.05) if learns else None)
+            for uid, module in self.modules.items()
         }
+        #: rows of each batch that an expert ran forward, by uid
+        self.sizes: dict[str, list[int]] = {uid: [] for uid in self.modules}
+        self.max_batch_size = max_batch_size
         self.board = board
+
+    def slowly(self, uid: str, delay: float) -> Any:
+        async def run(x: Any) -> Any:
+            self.sizes[uid].append(x.shape[0])
+            await asyncio.sleep(delay)
+            return self.modules[uid](x)
+
+        return run
 
     async def __aenter__(self) -> dict[str, moe.RemoteExpert]:
         self.workers = []
         for i in range(2):
             service = dist.Service()
-            moe.serve_experts(service, {uid: backend for uid, backend in self.backends.items() if uid.startswith(f"ffn.{i}.")})
+            own = {uid: backend for uid, backend in self.backends.items() if uid.startswith(f"ffn.{i}.")}
+            moe.serve_experts(service, own, max_batch_size=self.max_batch_size)
             self.workers.append(dist.Worker(f"w{i}", service=service, transport=self.board.transport(f"w{i}")))
         self.gate = dist.Worker("gate", transport=self.board.transport("gate"))
         for worker in (*self.workers, self.gate):
@@ -234,6 +320,93 @@ async def test_requests_that_make_no_sense_leave_the_server_serving() -> None:
         with pytest.raises(NotExposedError, match=r"ffn\.7\.7"):
             await moe.RemoteExpert(experts["ffn.0.0"].worker, "w0", "ffn.7.7")(ag.zeros((1, 4)))
         assert (await experts["ffn.0.0"](ag.zeros((1, 4)))).shape == (1, 4)
+
+
+def test_rows_of_one_expert_make_one_request_and_one_step_of_its_optimizer() -> None:
+    async def main() -> None:
+        setting = Setting(Switchboard())
+        async with setting as experts:
+            first, second = experts["ffn.0.0"], experts["ffn.1.0"]
+            result = await moe.call_many([[first, second], [second], [first], [first, second]], data(4))
+            assert result.requests == 2
+            await result.outputs.sum().backward()
+            assert {uid: backend.updates for uid, backend in setting.backends.items()} == {"ffn.0.0": 1, "ffn.0.1": 0, "ffn.1.0": 1, "ffn.1.1": 0}
+
+    simulated_run(main)
+
+
+def test_requests_of_callers_that_meet_still_run_in_one_batch_whose_size_is_in_rows() -> None:
+    async def main() -> None:
+        setting = Setting(Switchboard(), max_batch_size=8, delay=1)
+        async with setting as experts:
+            expert = experts["ffn.0.0"]
+            calls = [moe.call_many([[expert]] * rows, data(rows)) for rows in (8, 3, 4, 2)]
+            for result, rows in zip(await asyncio.gather(*calls), (8, 3, 4, 2), strict=True):
+                want = setting.modules["ffn.0.0"](data(rows))
+                np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=1e-5)
+            assert setting.sizes["ffn.0.0"] == [8, 7, 2]
+
+    simulated_run(main)
+
+
+def test_a_request_of_more_rows_than_a_batch_holds_runs_as_several() -> None:
+    async def main() -> None:
+        setting = Setting(Switchboard(), learns=False, max_batch_size=3)
+        async with setting as experts:
+            x = data(8)
+            result = await moe.call_many([[experts["ffn.0.1"]]] * 8, x)
+            want = setting.modules["ffn.0.1"](x)
+            np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=1e-6)
+            assert result.requests == 1 and setting.sizes["ffn.0.1"] == [3, 3, 2]
+            (grad,) = await ag.grad((want * want).sum(), [x])
+            await (result.outputs * result.outputs).sum().backward()
+            np.testing.assert_allclose(x.grad.numpy(), grad.numpy(), rtol=1e-5)
+            with pytest.raises(RemoteError, match="same number of rows"):
+                await experts["ffn.0.1"](data(8), data(2))
+
+    simulated_run(main)
+
+
+def test_a_mixture_that_nobody_answers_gives_zeros_and_goes_on() -> None:
+    async def main(answered_before: bool) -> None:
+        delay = 0.0
+
+        async def expert(x: Any) -> Any:
+            await asyncio.sleep(delay)
+            return ag.concat([x, x], axis=1)
+
+        mixture = moe.RemoteMixtureOfExperts(
+            4, (2,), {"e.0": expert, "e.1": expert}, prefix="e.", k_best=2, k_min=0, forward_timeout=0.1, on_expert_loss="drop",
+            allow_zero_outputs=True,
+        )  # fmt: skip
+        x = data(3)
+        if answered_before:
+            assert (await mixture(x)).shape == (3, 8)
+        delay = 0.5
+        for _ in range(3):
+            output = await mixture(x)
+            np.testing.assert_array_equal(output.detach().numpy(), np.zeros((3, 8 if answered_before else 4)))
+            await output.sum().backward()
+        assert np.isfinite(mixture.weight.grad.numpy()).all()
+        assert mixture.last is not None and {loss.reason for loss in mixture.last.lost} == {"late"}
+
+    simulated_run(lambda: main(True))
+    simulated_run(lambda: main(False))
+
+
+def test_a_switch_that_nobody_answers_is_its_residual() -> None:
+    async def main() -> None:
+        async def expert(x: Any) -> Any:
+            raise ValueError("gone")
+
+        switch = moe.RemoteSwitchMixtureOfExperts(4, (2,), {"e.0": expert, "e.1": expert}, prefix="e.")
+        x = data(3)
+        output, balance = await switch(x)
+        np.testing.assert_array_equal(output.detach().numpy(), x.detach().numpy())
+        await (output.sum() + balance).backward()
+        np.testing.assert_array_equal(x.grad.numpy() != 0, np.ones((3, 4), bool))
+
+    simulated_run(main)
 
 
 async def test_a_mixture_is_the_weighted_sum_of_its_experts_and_trains() -> None:

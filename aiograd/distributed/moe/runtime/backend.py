@@ -33,7 +33,7 @@ class ExpertBackend:
         self.module = module
         self.optimizer = optimizer
         self.scheduler = scheduler
-        #: backward requests that have been served
+        #: batches of backward requests that have been served, each of them a step of the optimizer
         self.updates = 0
         self._lock: asyncio.Lock | None = None
 

@@ -2,8 +2,11 @@
 
 Note [What is batched]
     A task is never split. Tasks wait until there are `min_batch_size` rows and no more are coming in this turn of the loop, or until the next
-    one would make the batch larger than `max_batch_size`. An error of a batch is the error of its tasks only. Tasks that were cancelled
-    before their batch began are not in it. The sums of a batch are made in one kernel, so bits may depend on who else is in it.
+    one would make the batch larger than `max_batch_size`; of several batches that are due, the one with the oldest task runs. Sizes count
+    rows, however many tasks they come in. An error of a batch is the error of its tasks only, so rows are only batched with others of their
+    shape and dtype: a caller that sends rows of another width fails by itself, and float64 of one caller never turns the float32 of another
+    into float64. Tasks that were cancelled before their batch began are not in it. The sums of a batch are made in one kernel, so bits may
+    depend on who else is in it.
 
 Source: hivemind ``task_pool.py`` and ``runtime.py``.
 """
@@ -11,9 +14,10 @@ Source: hivemind ``task_pool.py`` and ``runtime.py``.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 from aiograd import array_functions as af
 from aiograd.distributed.moe.runtime.functions import call
@@ -21,11 +25,16 @@ from aiograd.errors import ArgumentError, DistributedError
 from aiograd.tensors.core import TensorCore
 
 
-class _Task(NamedTuple):
+@dataclass(eq=False, slots=True)
+class _Task:
     rows: tuple[Any, ...]
     size: int
     answer: asyncio.Future[Any]
-    is_bare: bool
+
+    @property
+    def kind(self) -> tuple[Any, ...]:
+        """What rows must have in common to be in one batch."""
+        return tuple((tensor.shape[1:], tensor.dtype) for tensor in self.rows)
 
 
 class TaskPool:
@@ -48,7 +57,7 @@ class TaskPool:
         self.min_batch_size = min_batch_size
         #: batches that have run
         self.batches = 0
-        self._tasks: deque[_Task] = deque()
+        self._tasks: list[_Task] = []
         self._worker: asyncio.Task[None] | None = None
         self._arrived: asyncio.Event | None = None
         self._is_closed = False
@@ -78,21 +87,25 @@ class TaskPool:
             raise ArgumentError(f"TaskPool.submit: {size} rows; a task is not split, so expected at most max_batch_size={self.max_batch_size}")
         loop = asyncio.get_running_loop()
         answer = loop.create_future()
-        self._tasks.append(_Task(given, size, answer, len(given) == 1))
+        self._tasks.append(_Task(given, size, answer))
         if self._worker is None or self._worker.done():
             self._arrived = asyncio.Event()
             self._worker = loop.create_task(self._work(), name="aiograd:task-pool")
         if self._arrived is not None:
             self._arrived.set()
-        return await answer
+        try:
+            return await answer
+        finally:
+            if answer.cancelled() and self._arrived is not None:
+                self._arrived.set()  # there may be nothing left to wait for
 
     async def aclose(self) -> None:
         """Refuse new rows; those that wait get an error, a batch that runs is cancelled. Idempotent."""
         self._is_closed = True
-        while self._tasks:
-            answer = self._tasks.popleft().answer
-            if not answer.done():
-                answer.set_exception(DistributedError("this TaskPool has been closed"))
+        waiting, self._tasks = self._tasks, []
+        for task in waiting:
+            if not task.answer.done():
+                task.answer.set_exception(DistributedError("this TaskPool has been closed"))
         if self._worker is not None:
             self._worker.cancel()
             await asyncio.wait([self._worker])
@@ -113,24 +126,23 @@ class TaskPool:
 
     def _take(self) -> list[_Task]:
         """The next batch, or nothing where there are too few rows for one."""
-        while self._tasks and self._tasks[0].answer.done():
-            self._tasks.popleft()
-        chosen: list[_Task] = []
-        total = 0
+        self._tasks = [task for task in self._tasks if not task.answer.done()]
+        due: dict[tuple[Any, ...], list[_Task]] = {}
+        sizes: Counter[tuple[Any, ...]] = Counter()
+        full: set[tuple[Any, ...]] = set()
         for task in self._tasks:
-            if task.answer.done():
-                continue
-            if total + task.size > self.max_batch_size:
-                break
-            chosen.append(task)
-            total += task.size
-        else:
-            if total < self.min_batch_size:
-                return []
-        for task in chosen:
-            self._tasks.remove(task)
-        self._tasks = deque(task for task in self._tasks if not task.answer.done())
-        return chosen
+            kind = task.kind
+            if kind not in full and sizes[kind] + task.size <= self.max_batch_size:
+                due.setdefault(kind, []).append(task)
+                sizes[kind] += task.size
+            else:
+                full.add(kind)
+        for kind, batch in due.items():
+            if kind in full or sizes[kind] >= self.min_batch_size:
+                chosen = set(batch)
+                self._tasks = [task for task in self._tasks if task not in chosen]
+                return batch
+        return []
 
     async def _run(self, batch: Sequence[_Task]) -> None:
         self.batches += 1

@@ -1,0 +1,193 @@
+"""Gathering: requests under way at the same time, until every sample has what it needs or can no longer get it.
+
+Note [Who is waited for]
+    Everybody, until the timeout. Once every sample that asks anybody has `k_min` answers, the others get `timeout_after_k_min` more.
+    Whoever has not answered then is a straggler: cancelled, and left out. A sample that can no longer get its `k_min` answers is an error at
+    once. `k_min` counts for each sample; a request that is lost is lost for every sample in it. Who does not stop within the engine's
+    `cancel_grace` of being cancelled is reported and left running.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, NamedTuple
+
+from aiograd.distributed.moe.runtime.requests import Place, Request
+from aiograd.engine.run import current_engine
+from aiograd.errors import CancelGraceError, DeadlineError, ExpertLostError
+
+
+class Loss(NamedTuple):
+    """An expert that was left out of a sample."""
+
+    sample: int
+    position: int
+    expert: Any
+    #: "failed" or "late"
+    reason: str
+    error: BaseException | None
+
+
+class Rules(NamedTuple):
+    """How long to wait, and what to do about losses.
+
+    Attributes:
+        k_min: answers that each sample needs, or all of its experts where it asks fewer.
+        timeout, timeout_after_k_min: seconds; None for no limit.
+        on_loss: ``"raise"`` or ``"drop"``.
+        detect_anomalies: whether what is not finite counts as a failure.
+        what: what is being done, for messages.
+    """
+
+    k_min: int
+    timeout: float | None
+    timeout_after_k_min: float | None
+    on_loss: str
+    detect_anomalies: bool
+    what: str
+
+
+class Answer(NamedTuple):
+    """What came of a request.
+
+    Attributes:
+        request: the rows that the answer is for; others of what was asked are lost.
+        value: whatever the call gave.
+        complaint: why the other rows are lost.
+    """
+
+    request: Request
+    value: Any
+    complaint: str = ""
+
+
+class Gathering:
+    """Runs one coroutine per request until the rules say that it is enough; see Note [Who is waited for].
+
+    Attributes:
+        answers: by number of the request.
+        lost: who was left out, and why.
+    """
+
+    def __init__(self, rules: Rules, requests: Sequence[Request]) -> None:
+        self.rules = rules
+        self.requests = requests
+        self.answers: dict[int, Answer] = {}
+        self.lost: dict[Place, Loss] = {}
+        #: by sample: how many experts it asks, how many have answered, how many may still answer
+        self._asked = Counter(sample for request in requests for sample in request.samples.tolist())
+        self._answered: Counter[int] = Counter()
+        self._open = self._asked.copy()
+
+    async def run(self, call: Callable[[int], Coroutine[Any, Any, Answer]], check: Callable[[Answer], str | None] = lambda answer: None) -> None:
+        """Fill `answers` and `lost`. Cancelling cancels all calls and waits for them.
+
+        Args:
+            call: makes the call of a request, given its number.
+            check: says what is wrong with an answer; that makes it a failure.
+
+        Raises:
+            ExpertLostError, DeadlineError: as the rules say.
+        """
+        rules = self.rules
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(call(number)): number for number in range(len(self.requests))}
+        pending = set(tasks)
+        deadline = None if rules.timeout is None else loop.time() + rules.timeout
+        enough_until: float | None = None
+        try:
+            while pending:
+                limits = [limit for limit in (deadline, enough_until) if limit is not None]
+                left = None if not limits else max(min(limits) - loop.time(), 0)
+                done, pending = await asyncio.wait(pending, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                for task in sorted(done, key=tasks.__getitem__):
+                    self._take(tasks[task], task, check)
+                self._check_possible()
+                if not done and limits and loop.time() >= min(limits):
+                    break
+                if enough_until is None and rules.timeout_after_k_min is not None and not self._lacking():
+                    enough_until = loop.time() + rules.timeout_after_k_min
+        finally:
+            cancelled, running = await _end(pending)
+            if running:
+                self._report([self.requests[tasks[task]] for task in running])
+            for task in tasks:
+                if task.done() and not task.cancelled():
+                    task.exception()  # so that no other failure is reported as never looked at
+            if cancelled is not None:
+                raise cancelled
+        for number in sorted(tasks[task] for task in pending):
+            self._lose(self.requests[number], "late", None)
+        lacking = self._lacking()
+        if lacking:
+            sample = min(lacking)
+            raise DeadlineError(
+                f"{rules.what}: {self._answered[sample]} of the experts of sample {sample} answered within {rules.timeout:g} s; expected at least "
+                f"k_min={rules.k_min} ({len(lacking)} samples in all lack answers)"
+            )
+
+    def _take(self, number: int, task: asyncio.Task[Answer], check: Callable[[Answer], str | None]) -> None:
+        request = self.requests[number]
+        self._open.subtract(request.samples.tolist())
+        error = asyncio.CancelledError() if task.cancelled() else task.exception()
+        if error is None:
+            answer = task.result()
+            complaint = check(answer)
+            if complaint is None:
+                self.answers[number] = answer
+                self._answered.update(answer.request.samples.tolist())
+                kept = set(answer.request.places)
+                if len(kept) < len(request.samples):
+                    lost = ArithmeticError(answer.complaint)
+                    self._lose(request, "failed", lost, [place for place in request.places if place not in kept])
+                return
+            error = ArithmeticError(complaint)
+        elif not isinstance(error, (Exception, asyncio.CancelledError)):
+            raise error
+        self._lose(request, "failed", error)
+
+    def _lose(self, request: Request, reason: str, error: BaseException | None, places: Sequence[Place] | None = None) -> None:
+        places = request.places if places is None else places
+        self.lost.update((place, Loss(*place, request.expert, reason, error)) for place in places)
+        if reason == "failed" and self.rules.on_loss == "raise":
+            raise self._error(self.lost[places[0]], len(places) - 1)
+
+    def _error(self, loss: Loss, others: int = 0) -> ExpertLostError:
+        also = "" if not others else f" (and of {others} other{'s' if others > 1 else ''})"
+        text = f"{self.rules.what}: expert {loss.expert!r} of sample {loss.sample}{also} failed: {type(loss.error).__name__}: {loss.error}"
+        error = ExpertLostError(text, sample=loss.sample, position=loss.position)
+        error.__cause__ = loss.error
+        return error
+
+    def _lacking(self) -> list[int]:
+        """Samples with fewer answers than they need."""
+        return [sample for sample, asked in self._asked.items() if self._answered[sample] < min(self.rules.k_min, asked)]
+
+    def _check_possible(self) -> None:
+        for sample in self._lacking():
+            if self._answered[sample] + self._open[sample] < min(self.rules.k_min, self._asked[sample]):
+                raise self._error([loss for loss in self.lost.values() if loss.sample == sample][-1])
+
+    def _report(self, running: Sequence[Request]) -> None:
+        names = ", ".join(sorted(repr(request.expert) for request in running))
+        grace = current_engine().cancel_grace
+        message = f"{self.rules.what}: {names} did not stop within {grace:g} s of being cancelled and was left running"
+        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": CancelGraceError(message)})
+
+
+async def _end(tasks: set[asyncio.Task[Answer]]) -> tuple[asyncio.CancelledError | None, set[asyncio.Task[Answer]]]:
+    """Cancel tasks and wait until they have ended or the grace period has; a cancellation that came meanwhile, and what runs still."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + current_engine().cancel_grace
+    cancelled = None
+    for task in tasks:
+        task.cancel()
+    while tasks and (left := deadline - loop.time()) > 0:
+        try:
+            await asyncio.wait(tasks, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        tasks = {task for task in tasks if not task.done()}
+    return cancelled, tasks
