@@ -2,10 +2,13 @@
 #
 #   make demo                        two worker processes train a network together; one is killed on the way (about half a minute)
 #   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
+#   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
+#   make ptx                         compiles every CUDA kernel to PTX, for which no device is needed
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--seeds 2000")
 #   make release-checks              the same, as much as before a release: many hours
+#   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example
 #   make clean                       removes caches and build products, not .venv
 #
@@ -19,13 +22,22 @@ JOBS ?= 2
 ARGS ?=
 
 .DEFAULT_GOAL := test
-.PHONY: demo test lint format chaos release-checks bench parity examples clean
+.PHONY: demo test simulator ptx lint format chaos release-checks gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
 
 test: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(ARGS)
+ifeq ($(ARGS),)
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal tests/cuda
+endif
+
+simulator: $(VENV)/.installed-dev
+	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),tests/cuda)
+
+ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
+	$(BIN)/python -m tests.ptx $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .
@@ -39,6 +51,11 @@ chaos: $(VENV)/.installed-dev
 
 release-checks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --release $(ARGS)
+
+# PyTorch with CUDA is large: it is installed only where there is a driver.
+gpu: $(VENV)/.installed-dev
+	@if $(BIN)/python -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/null; then $(MAKE) --no-print-directory $(VENV)/.installed-gpu; fi
+	$(BIN)/python -m tests.gpu $(ARGS)
 
 bench: $(VENV)/.installed-bench
 	$(BIN)/python -m tests.benchmarks $(ARGS)

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
+from aiograd import cuda as cuda
 from aiograd import distributed as distributed
 from aiograd import errors as errors
 from aiograd import graph as graph

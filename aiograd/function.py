@@ -130,6 +130,8 @@ class FunctionNode(Node):
         self.context = context
         self.metadata_list: tuple[InputMetadata | None, ...] = ()
         self.forward_line = line
+        #: which of its device's queues it was recorded on, where that has several
+        self.stream: Any = None
         self._saved: Any = ()
         self._versions: tuple[int, ...] = ()
 
@@ -341,7 +343,8 @@ class Function:
             metadata.append(InputMetadata(output._data.shape, output._data.dtype, device_of(output)))
             attached.append(output)
         node.metadata_list = tuple(metadata)
-        node.stream = getattr(carriers[0][0]._data, "__aiograd_stream__", None) if carriers else None
+        if carriers:
+            node.stream = getattr(carriers[0][0]._data, "__aiograd_stream__", None)
         node.save(context._to_save, attached, {nr for _, nr in carriers})
         context._to_save = context._dirty = context._non_differentiable = ()
         for output, nr in carriers:

@@ -78,8 +78,8 @@ BANNED = frozenset("pickle cPickle cloudpickle dill marshal shelve multiprocessi
 #: the call -> the modules that may make it
 BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "eval": (),
-    "exec": ("tensors.rowcode", "cuda.generate"),
-    "compile": ("tensors.rowcode", "cuda.generate"),
+    "exec": ("tensors.rowcode", "cuda.generate", "cuda.driver.simulated_block"),
+    "compile": ("tensors.rowcode", "cuda.generate", "cuda.driver.simulated_block"),
     "__import__": (),
     "importlib.import_module": ("cli", "kernels.selection", "cuda.loading"),
     "np.load": (),

@@ -107,6 +107,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
         (["split_learning.py", "--epochs", "2"], "RemoteError: Error on Node"),
         (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
         (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
+        (["gpu.py"], "a second run on the device gave the same bits"),
     ],
 )
 def test_an_example_runs(words: list[str], expected: str) -> None:

@@ -13,11 +13,15 @@ from typing import Any
 import numpy as np
 
 from aiograd import __version__, kernels
+from aiograd.cuda import discovery
 from aiograd.engine.run import run
 from aiograd.tensors.tensor import tensor
 
 #: distributions whose versions explain most questions
-PACKAGES = ("numpy", "uvloop", "aiohttp", "cryptography", "safetensors", "numba", "threadpoolctl", "ml_dtypes", "numba-cuda", "torch")
+PACKAGES = (
+    "numpy", "uvloop", "aiohttp", "cryptography", "safetensors", "numba", "threadpoolctl", "ml_dtypes", "numba-cuda", "cuda-core", "cuda-bindings",
+    "torch",
+)  # fmt: skip
 
 
 def doctor(options: argparse.Namespace) -> int:
@@ -34,6 +38,7 @@ def doctor(options: argparse.Namespace) -> int:
             rows.append((name, "not installed"))
     rows.append(("BLAS", _blas()))
     rows.append(("kernels", kernels.describe()))
+    rows.append(("CUDA", discovery.describe()))
     loop, gradient, microseconds = run(_self_test())
     right = np.array_equal(gradient, [2.0, 4.0, 6.0])
     rows.append(("event loop", loop))

@@ -63,7 +63,7 @@ def _embedding_grad_rows(g: Array, indices: Array, padding_idx: int | None) -> A
     taken = embedding(g, indices=indices, padding_idx=padding_idx)
     if padding_idx is None:
         return taken
-    return taken * np.expand_dims(np.asarray(indices) != padding_idx, -1).astype(g.dtype)
+    return taken * np.expand_dims((indices if hasattr(indices, "__aiograd_device__") else np.asarray(indices)) != padding_idx, -1).astype(g.dtype)
 
 
 embedding = define(

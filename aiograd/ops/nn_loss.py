@@ -98,7 +98,12 @@ def target_weights(
     return each.astype(dtype)
 
 
-def _check_weight(name: str, shape: Shape, weight: Any) -> None:
+def check_weight(name: str, shape: Shape, weight: Any) -> None:
+    """Refuse class weights that do not fit logits of `shape`.
+
+    Raises:
+        ShapeError: there is not one value per class.
+    """
     if weight is not None and np.asarray(weight).shape != (shape[class_axis(len(shape))],):
         raise ShapeError(f"{name}: weight has shape {np.asarray(weight).shape}, expected ({shape[class_axis(len(shape))]},), one value per class")
 
@@ -122,7 +127,7 @@ def _nll_loss(
         reduction: "mean" (weighted by the weight of each target), "sum" or "none".
     """
     target = check_targets("nll_loss", logp.shape, target, ignore_index)
-    _check_weight("nll_loss", logp.shape, weight)
+    check_weight("nll_loss", logp.shape, weight)
     with np.errstate(invalid="ignore"):
         return _weighted_sum("nll_loss", logp, target_weights(logp.shape, logp.dtype, target, weight, ignore_index, 0.0, reduction), reduction)
 
@@ -169,10 +174,19 @@ def _cross_entropy(
 def _check_cross_entropy(shape: Shape, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction) -> Array:
     check_reduction("cross_entropy", reduction)
     target = check_targets("cross_entropy", shape, target, ignore_index)
-    _check_weight("cross_entropy", shape, weight)
+    check_weight("cross_entropy", shape, weight)
+    check_smoothing(label_smoothing)
+    return target
+
+
+def check_smoothing(label_smoothing: float) -> None:
+    """Refuse a part of the target that is none.
+
+    Raises:
+        ArgumentError: it is not from 0 to 1.
+    """
     if not 0.0 <= label_smoothing <= 1.0:
         raise ArgumentError(f"cross_entropy: label_smoothing={label_smoothing}, expected a number from 0 to 1")
-    return target
 
 
 def _cross_entropy_logits(

@@ -125,10 +125,14 @@ def _sinc(x: Array, /, order: int = 0) -> Array:
     for n in range(1, order + 1):
         value = (np.sin(outside + n * (math.pi / 2)) - n * value) / outside
     inside = np.where(near, u, 0.0)
+    first = (order + 1) // 2
+    # each term from the one before: powers alone leave the range of float32
+    term = inside * (-1.0) ** first if order % 2 else np.full_like(inside, (-1.0) ** first)
     series = np.zeros_like(inside)
-    for k in range((order + 1) // 2, (order + 1) // 2 + 14 + 2 * order):
+    for k in range(first, first + 14 + 2 * order):
         power = 2 * k - order
-        series = series + (-1.0) ** k / ((2 * k + 1) * math.factorial(power)) * inside**power
+        series = series + term * (1 / (2 * k + 1))
+        term = term * (inside * inside) * (-1 / ((power + 1) * (power + 2)))
     return np.asarray(np.where(near, series, value) * math.pi**order, dtype=x.dtype)
 
 

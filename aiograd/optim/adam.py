@@ -67,20 +67,13 @@ class Adam(Optimizer):
         state["step"] = step = int(state.get("step", 0)) + 1
         return step
 
+    def _rule(self, group: Group, key: Any) -> tuple[str, dict[str, Any]]:
+        names = ("lr", "eps", "weight_decay", "maximize")
+        betas = {"beta1": group["betas"][0], "beta2": group["betas"][1]}
+        return "adam", {**{name: group[name] for name in names}, **betas, "step": key, "decoupled": self.decoupled}
+
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
-        adam(
-            parameter,
-            gradient,
-            *state,
-            step=key,
-            lr=group["lr"],
-            beta1=group["betas"][0],
-            beta2=group["betas"][1],
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            decoupled=self.decoupled,
-            maximize=group["maximize"],
-        )
+        adam(parameter, gradient, *state, **self._rule(group, key)[1])
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
         lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]

@@ -26,6 +26,7 @@ from typing import Any, Self
 import numpy as np
 
 from aiograd.array_functions.creation import zeros_like
+from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.offloading import offload
 from aiograd.ops.creation import zeros_like as zeros_of
@@ -153,6 +154,7 @@ class Optimizer:
         """Update the parameters of one group."""
         names = self._state_names(group)
         packable: dict[tuple[Any, Hashable], list[Member]] = {}
+        elsewhere: dict[tuple[str, Any, Hashable], list[Member]] = {}
         for p, grad in pairs:
             state = self.state.setdefault(p, {})
             key = self._begin(p, state, group)
@@ -161,12 +163,14 @@ class Optimizer:
                     state[name] = make(zeros_of(p._data))
             data = p._data
             if data.__class__ is not np.ndarray:
-                self._update_on_device(p, grad, group, key, state, names)
+                elsewhere.setdefault((device_name_of(data), data.dtype, key), []).append((p, grad, state))
             elif data.size <= PACKED_SIZE and data.dtype.kind == "f":
                 packable.setdefault((data.dtype, key), []).append((p, grad, state))
             else:
                 self._update_here(p, grad, group, key, state, names)
             counter_of(p)[0] += 1
+        for (name, _, key), members in elsewhere.items():
+            self._update_on_device(name, members, group, key, names)
         for (_, key), members in packable.items():
             if len(members) == 1:
                 self._update_here(*members[0][:2], group, key, members[0][2], names)
@@ -191,12 +195,18 @@ class Optimizer:
         if work is not data:
             data[...] = work
 
-    def _update_on_device(self, p: Tensor, grad: Any, group: Group, key: Any, state: dict[str, Any], names: tuple[str, ...]) -> None:
-        """Update one parameter with arithmetic that its device does."""
-        value, *rest = self._formula(group, key, p._data, grad, [state[name]._data for name in names])
-        p._data[...] = value
-        for name, array in zip(names, rest, strict=True):
-            write(state[name], array)
+    def _update_on_device(self, name: str, members: list[Member], group: Group, key: Any, names: tuple[str, ...]) -> None:
+        """Update parameters of one device: all at once where it has kernels for that, else with arithmetic that it does, one by one."""
+        there, rule = device(name), self._rule(group, key)
+        if rule is not None and isinstance(there, UpdatesParameters):
+            kind, options = rule
+            if there.update_parameters(kind, [(p._data, grad, [state[n]._data for n in names]) for p, grad, state in members], options):
+                return
+        for p, grad, state in members:
+            value, *rest = self._formula(group, key, p._data, grad, [state[n]._data for n in names])
+            p._data[...] = value
+            for n, array in zip(names, rest, strict=True):
+                write(state[n], array)
 
     # ---------------------------------------------------------------- what subclasses say
 
@@ -211,6 +221,10 @@ class Optimizer:
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
         """Update host arrays in place."""
         raise NotImplementedError
+
+    def _rule(self, group: Group, key: Any) -> tuple[str, Mapping[str, Any]] | None:
+        """The update as `aiograd.devices.UpdatesParameters` takes it; None where it knows no such update."""
+        return None
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
         """New values of the parameter and of its state, computed with operators that every kind of array has."""

@@ -87,19 +87,12 @@ class SGD(Optimizer):
     def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
         return "momentum_buffer" not in state
 
+    def _rule(self, group: Group, key: Any) -> tuple[str, dict[str, Any]]:
+        names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
+        return "sgd", {**{name: group[name] for name in names}, "first": bool(key)}
+
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
-        sgd(
-            parameter,
-            gradient,
-            state[0] if state else None,
-            lr=group["lr"],
-            momentum=group["momentum"],
-            dampening=group["dampening"],
-            weight_decay=group["weight_decay"],
-            nesterov=group["nesterov"],
-            maximize=group["maximize"],
-            first=bool(key),
-        )
+        sgd(parameter, gradient, state[0] if state else None, **self._rule(group, key)[1])
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
         d = -gradient if group["maximize"] else gradient

@@ -152,10 +152,10 @@ class Tensor(TensorCore):
     def __getitem__(self, index: Any) -> Tensor:
         if _is_basic(index):
             return getitem(_GETITEM, self, index)  # type: ignore[no-any-return]
-        return _run(_INDEX, (self, index), {})
+        return _run(_INDEX, (self, _index_there(self, index)), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        set_item(self, _plain_index(index), value, "item assignment")
+        set_item(self, _plain_index(_index_there(self, index)), value, "item assignment")
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
@@ -422,6 +422,15 @@ def _is_basic(index: Any) -> bool:
     return True
 
 
+def _index_there(tensor: Tensor, index: Any) -> Any:
+    """The index with integer Tensors that live on the tensor's device as device arrays: the device indexes with them, nobody waits."""
+    if tensor._data.__class__ is np.ndarray:
+        return index
+    if isinstance(index, TensorCore):
+        return index._data if index.dtype.kind in "iu" and index.device == tensor.device else index
+    return tuple(_index_there(tensor, part) for part in index) if index.__class__ is tuple else index
+
+
 def _plain_index(index: Any) -> Any:
     if isinstance(index, TensorCore):
         return index.numpy()
@@ -522,6 +531,21 @@ def _number_dtype(dtype: Any) -> np.dtype[Any]:
     return wanted
 
 
+#: DLPack's kinds of memory that a CUDA device reads: its own, and managed
+_DLPACK_CUDA = (2, 13)
+
+
 def from_dlpack(x: Any) -> Tensor:
-    """A Tensor that shares memory with any host array that speaks DLPack."""
-    return make(np.from_dlpack(x))  # type: ignore[no-any-return]
+    """A Tensor that shares memory with any array that speaks DLPack, on the host or on a CUDA device.
+
+    Args:
+        x: anything with ``__dlpack__`` and ``__dlpack_device__``.
+
+    Raises:
+        DeviceError: it lives on a device that is not to be had here.
+    """
+    kind, ordinal = x.__dlpack_device__()
+    if kind not in _DLPACK_CUDA:
+        return make(np.from_dlpack(x))  # type: ignore[no-any-return]
+    device: Any = devices.device(f"cuda:{ordinal}")
+    return make(device.from_dlpack(x))  # type: ignore[no-any-return]

@@ -220,6 +220,16 @@ def test_gradients_at_kinks_ties_and_poles(name: str, args: tuple[Any, ...], kwa
         np.testing.assert_allclose(g, e, atol=1e-12)
 
 
+@pytest.mark.parametrize("order", range(8))
+def test_derivatives_of_sinc_in_single_precision(order: int) -> None:
+    x = np.linspace(-4, 4, 81)
+    precise = ROWS["sinc"](x, order=order)
+    with np.errstate(all="raise", under="ignore"):
+        found = ROWS["sinc"](x.astype(np.float32), order=order)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, precise, atol=3e-5 * np.abs(precise).max() * (order + 1))
+
+
 def test_masked_gradients_are_zero_even_where_they_were_infinite() -> None:
     for size in (4, BITS_FROM + 1):
         x = np.resize(np.array([1.0, -1.0, 2.0, -2.0]), size)

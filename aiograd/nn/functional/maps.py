@@ -44,7 +44,10 @@ def embedding(input: ArrayLike, weight: ArrayLike, padding_idx: int | None = Non
     table = as_tensor(weight)
     if padding_idx is not None and padding_idx < 0:
         padding_idx += table.shape[0]
-    return call(_embedding, (table,), {"indices": as_tensor(input), "padding_idx": padding_idx})  # type: ignore[no-any-return]
+    indices = as_tensor(input)
+    # a device looks up with the indices that it has; those of elsewhere are read and checked
+    there = indices._data if indices.device == table.device != "cpu" else indices
+    return call(_embedding, (table,), {"indices": there, "padding_idx": padding_idx})  # type: ignore[no-any-return]
 
 
 def one_hot(input: ArrayLike, num_classes: int = -1) -> Tensor:

@@ -1,0 +1,114 @@
+"""CUDA devices: ``t.to("cuda:0")``, streams, events, memory.
+
+Importing this needs neither numba nor a device; both are looked for when the first device is asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from typing import TYPE_CHECKING, Any
+
+from aiograd.cuda import loading
+from aiograd.cuda.discovery import device_count as device_count
+from aiograd.cuda.discovery import is_available as is_available
+from aiograd.cuda.discovery import why_not as why_not
+from aiograd.devices import device as _device_by_name
+from aiograd.devices import register_device_kind
+from aiograd.engine.run import loop_is_running
+from aiograd.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from aiograd.cuda.stream import Event as Event
+    from aiograd.cuda.stream import Stream as Stream
+    from aiograd.cuda.stream import current_stream as current_stream
+
+register_device_kind("cuda", loading.make_device)
+
+#: names of modules that need numba -> what is public of them
+_LAZY = {name: "stream" for name in ("Stream", "Event", "current_stream")}
+
+
+def __getattr__(name: str) -> Any:
+    module = _LAZY.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(loading.load(module), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_LAZY})
+
+
+def synchronize(device: str | int | None = None) -> Awaitable[None]:
+    """Wait until a device has done everything asked of it: ``await ag.cuda.synchronize()``; without a running event loop the call itself blocks.
+
+    Args:
+        device: name or number; by default ``cuda:0``.
+
+    Raises:
+        DeviceLostError: the device failed.
+
+    Cancelling stops the waiting; the device goes on.
+    """
+    found = _device(device)
+    return _do(found, found.finish)
+
+
+def empty_cache(device: str | int | None = None) -> Awaitable[None]:
+    """Give memory that lies in reserve back to the device, for other programs; waits as `synchronize` does.
+
+    Args:
+        device: name or number; by default ``cuda:0``.
+
+    Cancelling stops the waiting; the memory is given back all the same.
+    """
+    found = _device(device)
+    return _do(found, found.driver.trim)
+
+
+def memory_stats(device: str | int | None = None) -> dict[str, int]:
+    """Bytes ``allocated, reserved, peak_allocated, peak_reserved``, and how many ``allocations, frees, out_of_memory`` since the first use.
+
+    Args:
+        device: name or number; by default ``cuda:0``.
+    """
+    stats: dict[str, int] = _device(device).memory_stats()
+    return stats
+
+
+def statistics(device: str | int | None = None) -> Any:
+    """What a device has done so far: commands, copies from and to the host, and operations that had no kernel and ran on the host.
+
+    Args:
+        device: name or number; by default ``cuda:0``.
+    """
+    return _device(device).statistics()
+
+
+def _device(device: str | int | None) -> Any:
+    name = "cuda:0" if device is None else f"cuda:{device}" if isinstance(device, int) else str(device)
+    if name.partition(":")[0] != "cuda":
+        raise ArgumentError(f"aiograd.cuda with device {device!r}: expected a CUDA device such as 'cuda:0' or its number")
+    return _device_by_name(name)
+
+
+class _Done:
+    """There is nothing to wait for any more."""
+
+    def __await__(self) -> Generator[Any, None, None]:
+        return
+        yield
+
+
+def _do(device: Any, function: Callable[[], None]) -> Awaitable[None]:
+    if loop_is_running():
+        return _awaited(device, function)
+    device.thread.submit(function).result()
+    return _Done()
+
+
+async def _awaited(device: Any, function: Callable[[], None]) -> None:
+    future = device.thread.submit(function)
+    await device.thread.wait(lambda: None)  # comes behind it
+    future.result()

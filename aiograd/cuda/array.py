@@ -1,0 +1,386 @@
+"""CudaArray: an array on a CUDA device that speaks numpy's protocols.
+
+Its shape, dtype and strides are known at once, its values when the device got to them; every operation returns without waiting.
+
+Note [Who answers]
+    ==============================  ==================================================================================================
+    element-wise ufuncs             a pending expression (`aiograd.cuda.elementwise`), launched when somebody needs the memory
+    views and basic indexing        arithmetic on strides: numpy is asked what the view of a stand-in without memory would be
+    what `tables` lists             its kernel
+    everything else                 the host, by way of the device's thread (`aiograd.cuda.fallback`)
+    ==============================  ==================================================================================================
+
+Note [Writes]
+    A write to a buffer is a command like any other, so it comes in order. What is pending and reads the buffer is launched before it.
+
+Rejected: numba's device array (it allocates and frees by itself, on any thread, waiting for the device); a class per dtype or layout.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from aiograd.cuda import interop, tables
+from aiograd.cuda.buffer import Buffer
+from aiograd.errors import DeviceError
+from aiograd.types import Shape
+
+if TYPE_CHECKING:
+    from aiograd.cuda.device import CudaDevice
+
+#: numpy functions that ask for nothing but shapes and dtypes
+_METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})
+
+
+class UnaskedCopyError(DeviceError):
+    """numpy was about to read an array of a device as if it were the host's."""
+
+
+class CudaArray(NDArrayOperatorsMixin):
+    """An array on a `CudaDevice`; made by the device and by operations on other such arrays.
+
+    Args:
+        buffer: the memory it lies in.
+        offset: bytes from the start of the buffer to the first element.
+        shape, strides: elements per axis, and bytes between neighbours along it.
+        dtype: of its elements.
+        base: the array whose memory it shares, None where it has its own.
+    """
+
+    __slots__ = ("buffer", "offset", "shape", "strides", "dtype", "base", "__weakref__")
+
+    __aiograd_priority__ = 100
+
+    def __init__(self, buffer: Buffer, offset: int, shape: Shape, strides: Shape, dtype: np.dtype[Any], base: CudaArray | None) -> None:
+        self.buffer = buffer
+        self.offset = offset
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.base = base
+
+    @classmethod
+    def make(cls, device: CudaDevice, shape: Shape, dtype: np.dtype[Any]) -> CudaArray:
+        """One with memory of its own, C-contiguous, whose values nobody has written."""
+        strides = contiguous_strides(shape, dtype.itemsize)
+        return cls(Buffer(device, math.prod(shape) * dtype.itemsize), 0, shape, strides, dtype, None)
+
+    def __repr__(self) -> str:
+        state = "" if self.buffer.is_ready else ", pending"
+        return f"CudaArray({self.device.name}, {list(self.shape)}, {self.dtype}{state})"
+
+    # ---------------------------------------------------------------- what can be known at once
+
+    @property
+    def device(self) -> CudaDevice:
+        """Where it lives."""
+        return self.buffer.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """Whether the elements lie in C order without gaps."""
+        return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether it is all of its buffer, in C order."""
+        return self.offset == 0 and self.is_contiguous and self.nbytes == self.buffer.nbytes
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a 0-d array")
+        return self.shape[0]
+
+    # ---------------------------------------------------------------- what the engine asks for
+
+    @property
+    def __aiograd_device__(self) -> str:
+        return self.buffer.device.name
+
+    @property
+    def __aiograd_stream__(self) -> Any:
+        """Where the caller's work goes, for a node that is being recorded; see `CudaDevice.current_lane`."""
+        return self.buffer.device.current_lane()
+
+    def __aiograd_is_ready__(self) -> bool:
+        """Whether reading would not block; an array that could not be computed is ready, and raises."""
+        if self.buffer.expression is not None:
+            self.flush()  # so that asking again and again gets somewhere
+        return self.buffer.is_ready
+
+    async def __aiograd_wait__(self) -> None:
+        """Wait until the data is there. Cancelling stops the waiting only: memory in use stays until the device is done with it.
+
+        Raises:
+            DeviceError: it could not be computed. DeviceLostError: the device failed.
+        """
+        self.flush()
+        buffer = self.buffer
+        if not buffer.is_ready:
+            await self.device.thread.wait(lambda: buffer.writer)
+        self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        buffer = self.buffer
+        if buffer.error is not None:
+            raise buffer.error
+        if buffer.writer is not None:
+            lane, count = buffer.writer
+            lane.is_done(count)  # raises where the device is lost
+
+    def __aiograd_op__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        kernel = tables.ROW_KERNELS.get(op.name)
+        if kernel is not None:
+            result = kernel(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        try:
+            return op.forward(*args, **kwargs)
+        except UnaskedCopyError:  # it is no composition of numpy functions
+            return tables.FUNCTIONS["host"](op.name, op.forward, args, kwargs)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
+        if not all(isinstance(value, (CudaArray, np.ndarray, np.generic, int, float, complex)) for value in inputs):
+            return NotImplemented
+        result: Any = NotImplemented
+        if method == "__call__":
+            implementation = tables.FUNCTIONS.get(ufunc)
+            if implementation is not None:
+                result = implementation(*inputs, **kwargs)
+            name = ufunc.__name__
+        else:
+            implementation = tables.METHODS.get((ufunc, method))
+            if implementation is not None:
+                result = implementation(*inputs, **kwargs)
+            name = f"{ufunc.__name__}.{method}"
+        if result is NotImplemented:
+            result = tables.FUNCTIONS["host"](name, getattr(ufunc, method), inputs, kwargs)
+        if out is None:
+            return result
+        (target,) = out
+        target[...] = result
+        return target
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not all(issubclass(cls, (CudaArray, np.ndarray)) for cls in types):
+            return NotImplemented
+        if function in _METADATA:
+            return function(*[_outline(value) for value in args], **kwargs)
+        implementation = tables.FUNCTIONS.get(function)
+        if implementation is not None:
+            result = implementation(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
+        return tables.FUNCTIONS["host"](function.__name__, function, args, kwargs)
+
+    # ---------------------------------------------------------------- indexing, and the methods that forwards of rows use
+
+    def __getitem__(self, index: Any) -> Any:
+        return tables.FUNCTIONS["getitem"](self, index)
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        tables.FUNCTIONS["setitem"](self, index, value)
+
+    @property
+    def T(self) -> Any:
+        """Axes in reverse order."""
+        return self.view(self.shape[::-1], self.strides[::-1])
+
+    @property
+    def real(self) -> Any:
+        """The real parts."""
+        return np.real(self)
+
+    @property
+    def imag(self) -> Any:
+        """The imaginary parts."""
+        return np.imag(self)
+
+    def reshape(self, *shape: Any, order: str = "C", copy: bool | None = None) -> Any:
+        """The elements in another shape: a view where there can be one."""
+        wanted = shape[0] if len(shape) == 1 and not isinstance(shape[0], (int, np.integer)) else shape
+        return tables.FUNCTIONS[np.reshape](self, wanted, order, copy=copy)
+
+    def ravel(self) -> Any:
+        """The elements in one axis."""
+        return self.reshape(-1)
+
+    def transpose(self, *axes: Any) -> Any:
+        """The axes in another order."""
+        order = axes[0] if len(axes) == 1 and not isinstance(axes[0], (int, np.integer)) else axes
+        return np.transpose(self, order or None)
+
+    def swapaxes(self, axis1: int, axis2: int) -> Any:
+        """Two axes exchanged."""
+        return np.swapaxes(self, axis1, axis2)
+
+    def astype(self, dtype: Any, copy: bool = True) -> Any:
+        """The elements with another dtype."""
+        dtype = np.dtype(dtype)
+        if dtype == self.dtype and not copy:
+            return self
+        return tables.FUNCTIONS["cast"](self, dtype)
+
+    def copy(self) -> Any:
+        """The elements in memory of their own, in C order."""
+        return tables.FUNCTIONS["cast"](self, self.dtype)
+
+    def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
+        """Sum along axes."""
+        return np.sum(self, axis=axis, dtype=dtype, keepdims=keepdims)
+
+    def contiguous(self) -> CudaArray:
+        """Itself where its elements lie in C order, else a copy."""
+        return self if self.is_contiguous else self.copy()
+
+    # ---------------------------------------------------------------- memory
+
+    def view(self, shape: Shape, strides: Shape, offset: int = 0, dtype: np.dtype[Any] | None = None) -> CudaArray:
+        """Another array in the same memory.
+
+        Args:
+            shape, strides: elements per axis, and bytes between neighbours.
+            offset: bytes from this array's first element.
+            dtype: how to read the bytes; by default as here.
+        """
+        base = self if self.base is None else self.base
+        return CudaArray(self.buffer, self.offset + offset, tuple(shape), tuple(strides), dtype or self.dtype, base)
+
+    def flush(self) -> None:
+        """Launch what is pending, so that commands that come later find the values."""
+        expression = self.buffer.expression
+        if expression is not None:
+            expression.flush()
+
+    # ---------------------------------------------------------------- values
+
+    def item(self) -> Any:
+        """The only element; waits for it.
+
+        Raises:
+            NotReadyError: it is pending and an event loop is running.
+        """
+        return self.device.to_host(self).item()
+
+    def __bool__(self) -> bool:
+        return bool(self.device.to_host(self))
+
+    def __int__(self) -> int:
+        return int(self.item())
+
+    def __float__(self) -> float:
+        return float(self.item())
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NoReturn:
+        raise UnaskedCopyError(
+            f"an array of {self.device.name} was about to be copied to the host unasked; use the device's to_host(), or Tensor.to('cpu')"
+        )
+
+    # ---------------------------------------------------------------- other libraries
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return interop.cuda_array_interface(self)
+
+    def __dlpack__(
+        self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None
+    ) -> Any:
+        return interop.to_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return interop.dlpack_device(self)
+
+
+def contiguous_strides(shape: Shape, itemsize: int) -> Shape:
+    """Bytes between neighbours along each axis of an array in C order."""
+    strides = [itemsize] * len(shape)
+    for axis in range(len(shape) - 2, -1, -1):
+        strides[axis] = strides[axis + 1] * max(1, shape[axis + 1])
+    return tuple(strides)
+
+
+def is_contiguous(shape: Shape, strides: Shape, itemsize: int) -> bool:
+    """Whether elements lie in C order without gaps (axes of one element may have any stride)."""
+    expected = itemsize
+    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
+        if extent == 0:
+            return True
+        if extent != 1:
+            if stride != expected:
+                return False
+            expected *= extent
+    return True
+
+
+def empty(device: CudaDevice, shape: Shape, dtype: Any) -> CudaArray:
+    """A C-contiguous array whose values nobody has written."""
+    return CudaArray.make(device, tuple(shape), np.dtype(dtype))
+
+
+def zeros(device: CudaDevice, shape: Shape, dtype: Any) -> CudaArray:
+    """A C-contiguous array of zeros."""
+    array = empty(device, shape, dtype)
+    if array.nbytes:
+        buffer = array.buffer
+        device.enqueue("fill_zero", lambda driver, stream: driver.fill_zero(buffer.memory, 0, buffer.nbytes, stream), (), (buffer,))
+    return array
+
+
+def as_cuda(device: CudaDevice, value: Any, dtype: Any = None) -> CudaArray:
+    """An array on the device: `value` itself, or a copy of a host array or scalar."""
+    if not isinstance(value, CudaArray):
+        return device.from_host(np.asarray(value, dtype))
+    return value if dtype is None else value.astype(dtype, copy=False)
+
+
+def bits(array: CudaArray) -> CudaArray:
+    """The elements as unsigned integers of their size: one kernel copies every dtype. Complex ones of 16 bytes are pairs along a new last axis."""
+    if array.itemsize == 16:
+        return array.view((*array.shape, 2), (*array.strides, 8), 0, np.dtype(np.uint64))
+    return array.view(array.shape, array.strides, 0, np.dtype(f"u{array.itemsize}"))
+
+
+def device_of(*values: Any) -> CudaDevice:
+    """The device of the first CudaArray among values, tuples and lists.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    for value in values:
+        if isinstance(value, CudaArray):
+            return value.device
+        if isinstance(value, (tuple, list)):
+            for item in value:
+                if isinstance(item, CudaArray):
+                    return item.device
+    raise DeviceError("an operation on a CUDA device was called without an array that lives on one")
+
+
+def _outline(value: Any) -> Any:
+    """A stand-in with the shape and dtype, and no memory worth speaking of."""
+    return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, CudaArray) else value

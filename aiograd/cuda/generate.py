@@ -1,0 +1,258 @@
+"""Source text of kernels for chains of element-wise operations, made from the templates; the only module of this package that compiles text.
+
+The text is a function of the operations, dtypes and layouts alone, never of values or of anything a user wrote: scalars are arguments, sizes
+and strides as well, so a chain is compiled once for all sizes.
+
+Note [Layouts]
+    ``c``  elements in C order, read at the index of the result
+    ``b``  one element for all
+    ``s``  anything else: neighbouring axes that every such array passes through alike are merged, then the index is taken apart once for all
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import cuda
+
+from aiograd.cuda.array import CudaArray, is_contiguous
+from aiograd.cuda.kernels import scalar
+from aiograd.cuda.templates import TEMPLATES
+from aiograd.types import Shape
+
+if TYPE_CHECKING:
+    from aiograd.cuda.device import CudaDevice
+    from aiograd.cuda.expression import Expression
+
+#: elements that a thread computes before the grid is made larger
+_PER_THREAD = 4
+
+#: (operation, letters of its dtypes, what its arguments are)
+Step = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]
+
+
+def chain(
+    steps: Sequence[Expression], arrays: Sequence[CudaArray], outputs: Sequence[int], shape: Shape
+) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """A kernel for operations, and its arguments after the pointers.
+
+    Args:
+        steps: operations, arguments first.
+        arrays: what they read.
+        outputs: which of the steps are written; their pointers come first, then those of `arrays`.
+        shape: of every result.
+    """
+    described, scalars = describe(steps, arrays)
+    layouts, extents, strides = layout(shape, arrays)
+    wide = math.prod(shape) >= 2**31
+    dtypes = tuple(dtype_letters(array.dtype) for array in arrays)
+    kernel = _kernel(described, dtypes, layouts, len(extents), tuple(outputs), len(scalars), wide, False)
+    return kernel, (math.prod(shape), *scalars, *extents, *strides, *_starts(layouts, arrays))
+
+
+def assignment(target: CudaArray, source: CudaArray) -> tuple[Callable[..., None], tuple[Any, ...]]:
+    """A kernel that copies `source`, broadcast and converted, into `target`, which may lie anyhow; and its arguments after the two pointers."""
+    layouts, extents, strides = layout(target.shape, (source, target))
+    letters = dtype_letters(source.dtype)
+    described: tuple[Step, ...] = (("cast", (letters, dtype_letters(target.dtype)), (("x", 0),)),)
+    scattered = layouts[1] == "s"
+    kernel = _kernel(
+        described, (letters,), layouts if scattered else layouts[0], len(extents), (0,), 0, math.prod(target.shape) >= 2**31, scattered
+    )
+    return kernel, (math.prod(target.shape), *extents, *strides, *_starts(layouts, (source, target)))
+
+
+def describe(steps: Sequence[Expression], arrays: Sequence[CudaArray]) -> tuple[tuple[Step, ...], list[Any]]:
+    """What `steps` are, without their values, and the scalars they use."""
+    array_places = {id(array): place for place, array in enumerate(arrays)}
+    step_places = {id(step): place for place, step in enumerate(steps)}
+    scalars: list[Any] = []
+    described: list[Step] = []
+    for step in steps:
+        args: list[tuple[str, int]] = []
+        for arg in step.args:
+            if id(arg) in step_places:
+                args.append(("t", step_places[id(arg)]))
+            elif id(arg) in array_places:
+                args.append(("x", array_places[id(arg)]))
+            elif getattr(arg, "result", None) is not None:
+                args.append(("x", array_places[id(arg.result)]))
+            else:
+                args.append(("k", len(scalars)))
+                scalars.append(arg)
+        described.append((step.operation, tuple(dtype_letters(dtype) for dtype in step.loop), tuple(args)))
+    return tuple(described), scalars
+
+
+def layout(shape: Shape, arrays: Sequence[CudaArray]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """How each array lies under `shape`: a letter each (see Note [Layouts]), the extents of the merged axes but the first, and the strides, in
+    elements, of each ``s`` array along all of them."""
+    letters: list[str] = []
+    strided: list[tuple[int, ...]] = []
+    for array in arrays:
+        if array.shape == shape and is_contiguous(array.shape, array.strides, array.itemsize):
+            letters.append("c")
+        elif array.size == 1:
+            letters.append("b")
+        else:
+            letters.append("s")
+            missing = len(shape) - len(array.shape)
+            strided.append((0,) * missing + tuple(
+                0 if extent == 1 and wanted != 1 else stride // array.itemsize
+                for extent, wanted, stride in zip(array.shape, shape[missing:], array.strides, strict=True)
+            ))  # fmt: skip
+    if not strided:
+        return "".join(letters), (), ()
+    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
+    merged: list[list[int]] = []
+    extents: list[int] = []
+    for axis in axes:
+        here = [strides[axis] for strides in strided]
+        if extents and all(last == now * shape[axis] for last, now in zip(merged[-1], here, strict=True)):
+            merged[-1] = here
+            extents[-1] *= shape[axis]
+        else:
+            merged.append(here)
+            extents.append(shape[axis])
+    flat = tuple(merged[axis][i] for i in range(len(strided)) for axis in range(len(extents)))
+    return "".join(letters), tuple(extents), flat
+
+
+def lowest(array: CudaArray) -> int:
+    """How many bytes before its first element the memory of an array begins: more than none where it runs backwards along an axis.
+
+    A pointer to a strided array points there, so that no index is negative.
+    """
+    return -sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True) if stride < 0 and extent)
+
+
+def _starts(layouts: str, arrays: Sequence[CudaArray]) -> tuple[int, ...]:
+    """Where the first element of each strided array is, from its pointer, in elements."""
+    return tuple(lowest(array) // array.itemsize for letter, array in zip(layouts, arrays, strict=True) if letter == "s")
+
+
+def grid_of(device: CudaDevice, shape: Shape) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+    """Blocks and threads for a kernel over a shape."""
+    properties = device.properties
+    threads = properties.threads
+    size = math.prod(shape)
+    blocks = math.ceil(size / threads)
+    if blocks > properties.multiprocessors:
+        blocks = max(properties.multiprocessors, math.ceil(size / (threads * _PER_THREAD)))
+    return (min(blocks, properties.blocks), 1, 1), (threads, 1, 1)
+
+
+def element(described: tuple[Step, ...], dtypes: tuple[str, ...]) -> tuple[list[str], dict[int, str]]:
+    """Lines that compute one element from ``x<place>`` loaded as ``v<place>`` and scalars ``k<place>``; and the name of each step's result."""
+    lines: list[str] = []
+    names: dict[int, str] = {}
+    letters_of: dict[int, str] = {}
+    counter = iter(range(10**6))
+
+    def let(text: str) -> str:
+        name = f"t{next(counter)}"
+        lines.append(f"{name} = {text}")
+        return name
+
+    for place, (operation, loop, args) in enumerate(described):
+        precision = computed_in(loop[0] if operation != "where" else loop[1])
+        texts: list[str] = []
+        for (kind, number), wanted in zip(args, loop[:-1], strict=True):
+            if kind == "t":
+                texts.append(let(converted(names[number], letters_of[number], computed_in(wanted), wanted)))
+            elif kind == "x":
+                texts.append(let(converted(f"v{number}", dtypes[number], computed_in(wanted), wanted)))
+            else:
+                texts.append(let(converted(f"k{number}", wanted, computed_in(wanted), wanted)))
+        result = let(TEMPLATES[operation](let, precision, *texts))
+        made = loop[-1]
+        names[place] = let(_rounded(result, operation, precision, made))
+        letters_of[place] = made
+    return lines, names
+
+
+def converted(text: str, found: str, computed: str, wanted: str) -> str:
+    """A value of dtype `found` as the operation takes it: rounded to `wanted`, then in the precision it computes in."""
+    if found == wanted:
+        return text if found == computed or found == "b1" else f"{computed}({text})"
+    if wanted == "b1":
+        return f"({text} != 0)"
+    if found == "b1":
+        text = f"u1({text})"
+    if wanted == "f2":
+        return f"f4(f2({text}))"
+    return f"{wanted}({text})"
+
+
+def _rounded(text: str, operation: str, precision: str, made: str) -> str:
+    if made == "b1":
+        return text if operation != "cast" or precision == "b1" else f"({text} != 0)"
+    if precision == "b1":
+        return f"{made}({text})"
+    return f"f2({text})" if made == "f2" else f"{made}({text})"
+
+
+@functools.lru_cache(maxsize=4096)
+def _kernel(
+    described: tuple[Step, ...], dtypes: tuple[str, ...], layouts: str, axes: int, outputs: tuple[int, ...], scalars: int, wide: bool, scattered: bool
+) -> Callable[..., None]:
+    """`scattered`: the last of the layouts is that of the only output."""
+    lines, names = element(described, dtypes)
+    strided = [place for place, letter in enumerate(layouts) if letter == "s"]
+    parameters = [f"o{i}" for i in range(len(outputs))] + [f"x{i}" for i in range(len(dtypes))] + ["n"] + [f"k{i}" for i in range(scalars)]
+    parameters += [f"d{axis}" for axis in range(axes)] + [f"s{place}_{axis}" for place in strided for axis in range(axes)]
+    parameters += [f"b{place}" for place in strided]
+    index = "u8" if wide else "u4"
+    body: list[str] = []
+    if strided:
+        body.append(f"r = {index}(i)")
+        for axis in range(axes - 1, 0, -1):
+            body += [f"q = {index}(r // {index}(d{axis}))", f"c{axis} = i8(r - q * {index}(d{axis}))", "r = q"]
+        body.append("c0 = i8(r)")
+    for place, letter in enumerate(layouts[: len(dtypes)]):
+        where = "i" if letter == "c" else "0" if letter == "b" else " + ".join((f"b{place}", *(f"c{axis} * s{place}_{axis}" for axis in range(axes))))
+        body.append(f"v{place} = x{place}[{where}]" + (" != 0" if dtypes[place] == "b1" else ""))
+    body += lines
+    there = " + ".join((f"b{len(dtypes)}", *(f"c{axis} * s{len(dtypes)}_{axis}" for axis in range(axes)))) if scattered else "i"
+    for number, place in enumerate(outputs):
+        body.append(f"o{number}[{there}] = " + (f"u1({names[place]})" if described[place][1][-1] == "b1" else names[place]))
+    name = "_".join(step[0] for step in described[-4:]) if len(described) <= 4 else f"{described[0][0]}_to_{described[-1][0]}_{len(described)}"
+    head = f"def {name}({', '.join(parameters)}):\n    for i in range(cuda.grid(1), n, cuda.gridsize(1)):\n"
+    return compile_text(name, head + "".join(f"        {line}\n" for line in body))
+
+
+_namespace: dict[str, Any] = {}
+_CONSTANTS = {
+    "zero": 0.0, "one": 1.0, "half": 0.5, "ln2": math.log(2), "log2e": 1 / math.log(2), "deg2rad": math.pi / 180, "rad2deg": 180 / math.pi,
+}  # fmt: skip
+
+
+def compile_text(name: str, text: str) -> Callable[..., None]:
+    """The function that a text defines, with what templates may name."""
+    if not _namespace:
+        _namespace.update(scalar.TYPES)
+        for precision, kind in (("f4", np.float32), ("f8", np.float64)):
+            _namespace.update({f"{each}_{precision}": scalar.function(each, precision) for each in scalar.names()})
+            for constant, value in _CONSTANTS.items():
+                _namespace[f"{constant}_{precision}"] = kind(value)
+    space = {**_namespace, "cuda": cuda, "__name__": "aiograd.cuda.generated"}
+    filename = f"<aiograd kernel {name} {abs(hash(text)):x}>"
+    linecache.cache[filename] = (len(text), None, text.splitlines(True), filename)  # numba reads a kernel's source
+    exec(compile(text, filename, "exec"), space)  # noqa: S102  # made from the templates alone
+    return space[name]  # type: ignore[no-any-return]
+
+
+def dtype_letters(dtype: np.dtype[Any]) -> str:
+    """The kind and size of a dtype, ``f4``."""
+    return f"{dtype.kind}{dtype.itemsize}"
+
+
+def computed_in(letters: str) -> str:
+    """In which precision elements of a dtype are computed."""
+    return "f4" if letters == "f2" else letters
+

@@ -1,0 +1,200 @@
+"""Kernels of losses with integer targets: cross entropy from logits, and the choice of log-probabilities.
+
+Logits are ``(outer, classes, inner)`` in C order; sample i is the line at ``i // inner, :, i % inner``, and so are its target and its loss.
+
+Targets that came from the host were checked there. Those that only the device has seen cannot be without waiting for it, so a target that is no
+class makes its sample's loss and gradient NaN, and no memory is read for it.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from numba import cuda
+
+from aiograd.cuda.kernels.scalar import TYPES, function
+
+
+@functools.lru_cache(maxsize=256)
+def cross_entropy(precision: str, columns: int, lanes: int, along: bool, weighted: bool, smooth: bool) -> Callable[..., None]:
+    """``(loss, count, shift, x, target, weight, m, n, inner, ignored, hard, even)``.
+
+    The loss of each sample, how much it counts in a mean, and the logarithm of the sum of its exponentials. `hard` is what the target counts for,
+    `even` what each class does.
+    """
+    T: Any = TYPES[precision]
+    exp, log = function("exp", precision), function("log", precision)
+    threads = columns * lanes
+    apart = 1 if along else columns
+    lowest, zero, one, nan = T(float("-inf")), T(0), T(1), T(float("nan"))
+
+    def cross_entropy_forward(
+        loss: Any, count: Any, shift: Any, x: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int, hard: Any, even: Any
+    ) -> None:
+        tid = cuda.threadIdx.x
+        lane = tid % lanes if along else tid // columns
+        column = tid // lanes if along else tid % columns
+        i = cuda.blockIdx.x * columns + column
+        base = i * n if along else (i // inner) * n * inner + i % inner
+        tops = cuda.shared.array(threads, T)
+        totals = cuda.shared.array(threads, T)
+        top = lowest
+        total = zero
+        if i < m:
+            for j in range(lane, n, lanes):
+                v = T(x[base + j * inner])
+                if v > top:
+                    total = total * exp(top - v) + (v - v + one)  # NaN for an infinity, as it is for numpy
+                    top = v
+                elif v != lowest:
+                    total += exp(v - top)
+        tops[tid] = top
+        totals[tid] = total
+        cuda.syncthreads()
+        half = lanes // 2
+        while half > 0:
+            if lane < half:
+                first, second = tops[tid], tops[tid + half * apart]
+                larger = first if first > second else second
+                if larger == lowest:
+                    totals[tid] += totals[tid + half * apart]
+                else:
+                    totals[tid] = totals[tid] * exp(first - larger) + totals[tid + half * apart] * exp(second - larger)
+                tops[tid] = larger
+            cuda.syncthreads()
+            half //= 2
+        normaliser = tops[tid - lane * apart] + log(totals[tid - lane * apart])
+        spread = zero
+        if smooth:
+            cuda.syncthreads()
+            if i < m:
+                for j in range(lane, n, lanes):
+                    share = T(weight[j]) if weighted else one
+                    if share != zero:
+                        spread += share * (normaliser - T(x[base + j * inner]))
+            totals[tid] = spread
+            cuda.syncthreads()
+            half = lanes // 2
+            while half > 0:
+                if lane < half:
+                    totals[tid] += totals[tid + half * apart]
+                cuda.syncthreads()
+                half //= 2
+            spread = totals[tid - lane * apart]
+        if i < m and lane == 0:
+            shift[i] = normaliser
+            chosen = target[i]
+            result = zero
+            share = zero
+            if chosen != ignored:
+                if chosen < 0 or chosen >= n:
+                    share = nan
+                    result = nan
+                else:
+                    share = T(weight[chosen]) if weighted else one
+                    if share != zero:
+                        result = hard * share * (normaliser - T(x[base + chosen * inner]))
+                    if smooth:
+                        result += even * spread
+            loss[i] = result
+            count[i] = share
+
+    return cross_entropy_forward
+
+
+@functools.lru_cache(maxsize=256)
+def cross_entropy_backward(
+    precision: str, stored: str, columns: int, lanes: int, along: bool, weighted: bool, each: bool
+) -> Callable[..., None]:
+    """``(dx, g, x, shift, target, weight, m, n, inner, ignored, hard, even, total, by)``: the gradient of the logits.
+
+    Args:
+        each: whether there is a gradient per sample, rather than one for all; it is divided by `by`. `total` is the sum of all weights.
+    """
+    T: Any = TYPES[precision]
+    S: Any = TYPES[stored]
+    exp = function("exp", precision)
+    zero, one, nan = T(0), T(1), T(float("nan"))
+
+    def cross_entropy_logits(
+        dx: Any, g: Any, x: Any, shift: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int, hard: Any, even: Any, total: Any,
+        by: Any,
+    ) -> None:
+        tid = cuda.threadIdx.x
+        lane = tid % lanes if along else tid // columns
+        i = cuda.blockIdx.x * columns + (tid // lanes if along else tid % columns)
+        if i < m:
+            base = i * n if along else (i // inner) * n * inner + i % inner
+            chosen = target[i]
+            kept = chosen != ignored
+            scale, peak, level, normaliser = zero, zero, zero, shift[i]
+            if kept and (chosen < 0 or chosen >= n):
+                scale = nan
+            elif kept:
+                scale = T(g[i if each else 0]) / by
+                peak = hard * (T(weight[chosen]) if weighted else one)
+                level = peak + even * total
+            for j in range(lane, n, lanes):
+                result = zero
+                if kept:
+                    result = level * exp(T(x[base + j * inner]) - normaliser) - even * (T(weight[j]) if weighted else one)
+                    if j == chosen:
+                        result -= peak
+                    result = result * scale
+                dx[base + j * inner] = S(result)
+
+    return cross_entropy_logits
+
+
+@functools.lru_cache(maxsize=256)
+def nll(precision: str, weighted: bool) -> Callable[..., None]:
+    """``(loss, count, x, target, weight, m, n, inner, ignored)``: what is chosen from each sample, weighted and negated; and the weight."""
+    T: Any = TYPES[precision]
+    zero, one, nan = T(0), T(1), T(float("nan"))
+
+    def nll_forward(loss: Any, count: Any, x: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int) -> None:
+        for i in range(cuda.grid(1), m, cuda.gridsize(1)):
+            chosen = target[i]
+            result = zero
+            share = zero
+            if chosen != ignored:
+                if chosen < 0 or chosen >= n:
+                    share = nan
+                    result = nan
+                else:
+                    share = T(weight[chosen]) if weighted else one
+                    if share != zero:
+                        result = -share * T(x[((i // inner) * n + chosen) * inner + i % inner])
+            loss[i] = result
+            count[i] = share
+
+    return nll_forward
+
+
+@functools.lru_cache(maxsize=256)
+def nll_backward(precision: str, stored: str, columns: int, lanes: int, along: bool, weighted: bool, each: bool) -> Callable[..., None]:
+    """``(dx, g, target, weight, m, n, inner, ignored, by)``: zeros, except where a target is."""
+    T: Any = TYPES[precision]
+    S: Any = TYPES[stored]
+    zero, one, nan = T(0), T(1), T(float("nan"))
+
+    def nll_log_probabilities(dx: Any, g: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int, by: Any) -> None:
+        tid = cuda.threadIdx.x
+        lane = tid % lanes if along else tid // columns
+        i = cuda.blockIdx.x * columns + (tid // lanes if along else tid % columns)
+        if i < m:
+            base = i * n if along else (i // inner) * n * inner + i % inner
+            chosen = target[i]
+            scale = zero
+            share = zero
+            if chosen != ignored and (chosen < 0 or chosen >= n):
+                scale = nan
+            elif chosen != ignored:
+                scale = -(T(g[i if each else 0]) / by)
+                share = T(weight[chosen]) if weighted else one
+            for j in range(lane, n, lanes):
+                dx[base + j * inner] = S(scale * (share if j == chosen else zero))
+
+    return nll_log_probabilities

@@ -1,0 +1,208 @@
+"""Stream and Event: queues of work on a device, and places in them.
+
+Note [What a stream is for]
+    Work on one stream is done in order; work on several may overlap. Inside ``with stream:`` operations go to the stream, and so does the
+    backward work of everything recorded there, whoever starts the pass. Arrays may be used on any stream: what one made the other waits
+    for by itself (`aiograd.cuda.command`, Note [Ordering between streams]), so streams change when things are done, never what comes out.
+
+Source: PyTorch's Note [Streaming backwards] for where backward work goes.
+"""
+
+from __future__ import annotations
+
+from contextvars import Token
+from types import TracebackType
+from typing import Any, Self
+
+from aiograd import devices
+from aiograd.cuda.command import Lane
+from aiograd.cuda.device import CudaDevice
+from aiograd.engine.run import loop_is_running
+from aiograd.errors import ArgumentError, ModeError, NotReadyError
+
+
+class Event:
+    """A place in a stream: done when the device has come to it.
+
+    Args:
+        timing: remember when that was; see `elapsed_ms`.
+    """
+
+    __slots__ = ("timing", "_lane", "_count", "_handle", "_device")
+
+    def __init__(self, *, timing: bool = False) -> None:
+        self.timing = timing
+        self._device: CudaDevice | None = None
+        self._lane: Lane | None = None
+        self._count = 0
+        self._handle: Any = None
+
+    def __repr__(self) -> str:
+        return f"<Event {'never recorded' if self._lane is None else f'on {self._lane.name}'}>"
+
+    def record(self, stream: Stream | None = None) -> Self:
+        """Put it behind everything that has been asked of a stream (by default the caller's) so far; returns at once."""
+        stream = current_stream() if stream is None else stream
+        device, lane = stream.device_object, stream.lane
+        self._device, self._lane, self._handle = device, None, None
+
+        def job() -> None:
+            if self.timing:
+                self._handle = device.driver.record(lane.handle, timing=True)
+            lane.count += 1
+            self._count, self._lane = lane.count, lane
+
+        device.thread.submit(job)
+        return self
+
+    def _place(self) -> tuple[Lane, int] | None:
+        return None if self._lane is None else (self._lane, self._count)
+
+    def query(self) -> bool:
+        """Whether the device has come to it (True for one that was never recorded).
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+        if self._device is None:
+            return True
+        return self._lane is not None and self._lane.is_done(self._count)
+
+    async def wait(self) -> None:
+        """Wait until the device has come to it. Cancelling stops the waiting only."""
+        if self._device is not None and not self.query():
+            await self._device.thread.wait(self._place)
+
+    def __await__(self) -> Any:
+        return self.wait().__await__()
+
+    def synchronize(self) -> None:
+        """As `wait`, blocking the thread.
+
+        Raises:
+            NotReadyError: an event loop is running and it has not come to pass: ``await event``.
+        """
+        if self.query() or self._device is None:
+            return
+        if loop_is_running():
+            raise NotReadyError("waiting for an event of a device would block the event loop: `await event` instead")
+        self._device.thread.block(self._place)
+
+    def elapsed_ms(self, end: Event) -> float:
+        """Milliseconds of the device between this event and a later one, both with timing and both done.
+
+        Raises:
+            ArgumentError: one was made without ``timing=True``, was never recorded or is not done.
+        """
+        for event in (self, end):
+            if not event.timing or event._device is None or not event.query():
+                raise ArgumentError(f"time between {self} and {end}: both must be made with timing=True, recorded and done; await them first")
+        device = self._device
+        if device is None:
+            return 0.0
+        milliseconds: float = device.thread.submit(lambda: device.driver.elapsed_ms(self._handle, end._handle), urgent=True).result()
+        return milliseconds
+
+
+class Stream:
+    """A queue of work on a device. ``with Stream():`` sends the operations of the block there.
+
+    Args:
+        device: name of the device.
+        priority: lower numbers go first where the device has to choose; 0 or −1.
+    """
+
+    __slots__ = ("device_object", "lane", "_tokens")
+
+    def __init__(self, device: str = "cuda:0", *, priority: int = 0) -> None:
+        self.device_object = _cuda_device(device)
+        self.lane = self.device_object.new_lane(f"stream of {device}", priority)
+        self._tokens: list[Token[Lane | None]] = []
+
+    @classmethod
+    def _of(cls, device: CudaDevice, lane: Lane) -> Stream:
+        stream = cls.__new__(cls)
+        stream.device_object, stream.lane, stream._tokens = device, lane, []
+        return stream
+
+    def __repr__(self) -> str:
+        return f"<Stream {self.lane.name} on {self.device}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and other.lane is self.lane
+
+    def __hash__(self) -> int:
+        return hash(self.lane)
+
+    @property
+    def device(self) -> str:
+        """Name of its device."""
+        return self.device_object.name
+
+    def __enter__(self) -> Self:
+        self._tokens.append(self.device_object.lane_of_caller.set(self.lane))
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        try:
+            self.device_object.lane_of_caller.reset(self._tokens.pop())
+        except (ValueError, IndexError) as cause:
+            raise ModeError(f"leaving {self} in another task or context than it was entered in") from cause
+
+    def query(self) -> bool:
+        """Whether everything asked of it is known to be done.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+        return self.lane.is_idle()
+
+    async def done(self) -> None:
+        """Wait until everything asked of it so far is done. Cancelling stops the waiting only.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
+        event = self.record_event()
+        await event.wait()
+        event.query()
+
+    def synchronize(self) -> None:
+        """As `done`, blocking the thread.
+
+        Raises:
+            NotReadyError: an event loop is running: ``await stream.done()``.
+        """
+        self.record_event().synchronize()
+
+    def record_event(self, *, timing: bool = False) -> Event:
+        """An event behind everything asked of it so far."""
+        return Event(timing=timing).record(self)
+
+    def wait_event(self, event: Event) -> None:
+        """Let what is asked of it from now on wait for an event; returns at once. Only needed for work that no array connects."""
+        device, lane = self.device_object, self.lane
+
+        def job() -> None:
+            place = event._place()
+            if place is not None:
+                lane.follow(*place)
+
+        device.thread.submit(job)
+
+    def wait_stream(self, other: Stream) -> None:
+        """Let what is asked of it from now on wait for everything asked of another so far; returns at once."""
+        self.wait_event(other.record_event())
+
+
+def current_stream(device: str = "cuda:0") -> Stream:
+    """Where operations of the caller go."""
+    found = _cuda_device(device)
+    return Stream._of(found, found.current_lane())
+
+
+def _cuda_device(name: str) -> CudaDevice:
+    found = devices.device(name)
+    if not isinstance(found, CudaDevice):
+        raise ArgumentError(f"a stream of device {name!r}: expected a CUDA device such as 'cuda:0'")
+    return found

@@ -1,0 +1,71 @@
+"""Which operations have kernels of their own: numpy functions, rows of the op tables, and fused pairs of kernels.
+
+What is in none of the tables is computed on the host by the device's thread (`aiograd.cuda.fallback`): correct, slow, and counted.
+Families fill the tables when they are imported (`aiograd.cuda.operations`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from aiograd.ops.op import ROWS, Fused
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+#: numpy function -> what answers for it; called with numpy's own arguments, at least one of which is a CudaArray
+FUNCTIONS: dict[Any, Callable[..., Any]] = {}
+#: (ufunc, method) such as (np.add, "reduce") -> likewise
+METHODS: dict[tuple[Any, str], Callable[..., Any]] = {}
+#: name of a row -> a forward for CudaArrays
+ROW_KERNELS: dict[str, Callable[..., Any]] = {}
+#: name of a row -> forward with residuals, and rules
+FUSED: dict[str, Fused] = {}
+
+
+def function(*functions: Any) -> Callable[[F], F]:
+    """Decorator: answers for these numpy functions. Returning NotImplemented leaves a call to the host."""
+
+    def register(implementation: F) -> F:
+        for target in functions:
+            FUNCTIONS[target] = implementation
+        return implementation
+
+    return register
+
+
+def method(ufunc: Any, name: str) -> Callable[[F], F]:
+    """Decorator: answers for a method of a ufunc, called with the method's own arguments."""
+
+    def register(implementation: F) -> F:
+        METHODS[ufunc, name] = implementation
+        return implementation
+
+    return register
+
+
+def row(*names: str) -> Callable[[F], F]:
+    """Decorator: answers for rows of the op tables, called with the row's arguments. Returning NotImplemented leaves it to the row's forward.
+
+    Raises:
+        KeyError: there is no such row.
+    """
+
+    def register(implementation: F) -> F:
+        for name in names:
+            if name not in ROWS:
+                raise KeyError(f"registering a kernel for row {name!r}: there is no such row")
+            ROW_KERNELS[name] = implementation
+        return implementation
+
+    return register
+
+
+def fused(name: str, kernels: Fused) -> None:
+    """Add a fused pair of kernels for a row.
+
+    Raises:
+        TypeError: a rule names something that neither the row nor the kernels have.
+    """
+    ROWS[name].check_fused(kernels)
+    FUSED[name] = kernels

@@ -1,0 +1,40 @@
+"""Tests of `aiograd.cuda` in numba's simulator, which is chosen before numba is first imported: ``make test`` runs them in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1"
+collect_ignore_glob = [] if SIMULATED else ["test_*.py"]
+
+if SIMULATED:
+    import aiograd.cuda.operations  # noqa: F401  # fills the tables
+    from aiograd.cuda.device import CudaDevice
+    from aiograd.cuda.driver.simulator import SimulatorDriver
+    from aiograd.devices import register_device, unregister_device
+elif TYPE_CHECKING:
+    from aiograd.cuda.device import CudaDevice
+
+
+@pytest.fixture
+def device() -> Iterator[CudaDevice]:
+    """``cuda:0`` in the simulator. What a test allocates there it gives back."""
+    device = CudaDevice(SimulatorDriver())
+    register_device(device)
+    yield device
+    unregister_device("cuda:0")
+    device.close()
+
+
+@pytest.fixture
+def pair(device: CudaDevice) -> Iterator[tuple[CudaDevice, CudaDevice]]:
+    """``cuda:0`` and ``cuda:1``."""
+    other = CudaDevice(SimulatorDriver(1))
+    register_device(other)
+    yield device, other
+    unregister_device("cuda:1")
+    other.close()

@@ -1,0 +1,58 @@
+"""Arrays in the image of device arrays: constants that cost nothing until somebody needs them, and copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiograd.cuda.array import CudaArray
+from aiograd.cuda.device import CudaDevice
+from aiograd.ops.op import ROWS
+
+X = np.arange(6.0, dtype=np.float32).reshape(2, 3)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        np.zeros_like,
+        np.ones_like,
+        np.copy,
+        lambda x: np.full_like(x, 2.5),
+        lambda x: np.full_like(x, x[0]),
+        lambda x: np.full_like(x, 3, dtype=np.int64, shape=(4,)),
+        lambda x: np.zeros_like(x, dtype=bool, shape=()),
+        lambda x: np.ones_like(x, shape=(0, 3)),
+        lambda x: np.ones_like(x, dtype=np.complex64),
+        lambda x: np.astype(x, np.int32),
+    ],
+)
+def test_functions_of_numpy(function: Any, device: CudaDevice) -> None:
+    wanted, found = function(X), function(device.from_host(X))
+    assert isinstance(found, CudaArray)
+    assert found.dtype == wanted.dtype
+    np.testing.assert_array_equal(device.to_host(found), wanted)
+    assert device.statistics().fallbacks == {}
+
+
+def test_empty_has_shape_and_dtype(device: CudaDevice) -> None:
+    found = np.empty_like(device.from_host(X), shape=(5,), dtype=np.int8)
+    assert (found.shape, found.dtype, device.to_host(found).shape) == ((5,), np.int8, (5,))
+
+
+def test_rows_make_them_on_the_device(device: CudaDevice) -> None:
+    a = device.from_host(X)
+    for name, wanted in (("zeros_like", 0), ("ones_like", 1)):
+        np.testing.assert_array_equal(device.to_host(ROWS[name](a)), np.full_like(X, wanted))
+    np.testing.assert_array_equal(device.to_host(ROWS["full_like"](a, 4, shape=(2,))), [4, 4])
+    copy = ROWS["clone"](a)
+    a[...] = 9
+    np.testing.assert_array_equal(device.to_host(copy), X)
+
+
+def test_a_constant_is_part_of_what_uses_it(device: CudaDevice) -> None:
+    a = device.from_host(X)
+    np.testing.assert_array_equal(device.to_host(a + np.ones_like(a) * 2), X + 2)
+    assert len(device.driver.history) == 1

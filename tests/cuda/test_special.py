@@ -1,0 +1,48 @@
+"""Special functions on a simulated CUDA device: the error functions, the logistic one, sinc and its derivatives, angles."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from aiograd.cuda.device import CudaDevice
+from aiograd.ops.op import ROWS
+
+X = np.array([-40.0, -6.0, -1.5, -0.25, 0.0, 0.3, 2.0, 9.0, 200.0, np.inf, -np.inf, np.nan])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_error_functions_keep_their_accuracy_in_the_tails(dtype: type, device: CudaDevice) -> None:
+    a = device.from_host(X.astype(dtype))
+    for name, function in (("erf", math.erf), ("erfc", math.erfc)):
+        found = device.to_host(ROWS[name](a))
+        assert found.dtype == dtype
+        np.testing.assert_allclose(found, [function(float(dtype(x))) for x in X], rtol=1e-6 if dtype is np.float32 else 1e-15)
+    assert device.to_host(ROWS["erf"](device.from_host(np.array([1])))).dtype == np.float64
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_the_logistic_function_does_not_overflow(dtype: type, device: CudaDevice) -> None:
+    x = X.astype(dtype)
+    found = device.to_host(ROWS["sigmoid"](device.from_host(x)))
+    with np.errstate(over="ignore"):
+        wanted = 1 / (1 + np.exp(-x.astype(np.float64)))
+    np.testing.assert_allclose(found, wanted, rtol={2: 1e-3, 4: 1e-6, 8: 1e-14}[x.itemsize], atol=np.finfo(dtype).tiny)
+
+
+@pytest.mark.parametrize("order", range(5))
+def test_derivatives_of_sinc(order: int, device: CudaDevice) -> None:
+    x = np.array([-3.3, -1.0, -0.4, -1e-3, 0.0, 0.2, 0.7, 1.9, 6.0])
+    np.testing.assert_allclose(device.to_host(ROWS["sinc"](device.from_host(x), order=order)), ROWS["sinc"](x, order=order), rtol=1e-9, atol=1e-9)
+    if order == 0:
+        np.testing.assert_allclose(device.to_host(np.sinc(device.from_host(x))), np.sinc(x), rtol=1e-14)
+
+
+def test_angles_of_real_numbers(device: CudaDevice) -> None:
+    x = np.array([1.0, -1.0, 0.0, -0.0, np.nan])
+    np.testing.assert_array_equal(device.to_host(np.angle(device.from_host(x))), np.angle(x))
+    np.testing.assert_array_equal(device.to_host(np.angle(device.from_host(x), deg=True)), np.angle(x, deg=True))
+    np.testing.assert_array_equal(device.to_host(np.imag(device.from_host(x))), np.imag(x))
+    assert device.statistics().fallbacks == {}

@@ -1,0 +1,142 @@
+"""Tensors on a simulated CUDA device: forward, backward, chains across devices, failures that come late, waiting and cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd.cuda.array import CudaArray
+from aiograd.cuda.device import CudaDevice
+from aiograd.errors import DeviceError, DeviceLostError, DeviceMemoryError, DeviceMismatchError, NotReadyError
+
+X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
+W = np.random.default_rng(1).standard_normal((4, 2)).astype(np.float32)
+
+
+async def gradients(place: str | None) -> list[np.ndarray]:
+    x, w = ag.tensor(X, device=place, requires_grad=True), ag.tensor(W, device=place, requires_grad=True)
+    y = ag.tanh(x @ w)
+    loss = (y * y + ag.exp(-y)).sum()
+    await loss.backward()
+    found = [loss.detach(), x.grad, w.grad]
+    assert all(each.device == (place or "cpu") for each in found)
+    await ag.ready(found)
+    return [each.to("cpu").numpy() for each in found]
+
+
+async def test_gradients_are_those_of_the_host(device: CudaDevice) -> None:
+    for ours, wanted in zip(await gradients("cuda:0"), await gradients(None), strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=2e-6, atol=1e-6)
+
+
+async def test_the_same_bits_every_time(device: CudaDevice) -> None:
+    first, second = await gradients("cuda:0"), await gradients("cuda:0")
+    assert [each.tobytes() for each in first] == [each.tobytes() for each in second]
+
+
+async def test_reading_what_is_pending_is_refused_inside_a_loop_and_awaiting_it_is_not(device: CudaDevice) -> None:
+    go = threading.Event()
+    device.submit(go.wait)
+    y = ag.exp(ag.tensor(X, device="cuda:0"))
+    try:
+        with pytest.raises(NotReadyError, match="the tensor first"):
+            y.numpy()
+    finally:
+        go.set()
+    assert (await y) is y
+    np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=1e-6)
+
+
+def test_reading_outside_of_a_loop_waits(device: CudaDevice) -> None:
+    np.testing.assert_allclose(ag.exp(ag.tensor(X, device="cuda:0")).numpy(), np.exp(X), rtol=1e-6)
+
+
+async def test_device_to_host_to_device_in_one_graph(device: CudaDevice) -> None:
+    x = ag.tensor(X, requires_grad=True)
+    hidden = ag.exp(x.to("cuda:0")) * 2
+    back = (await hidden).to("cpu") + 1
+    loss = (ag.tanh(back).to("cuda:0") * 3).sum()
+    await loss.backward()
+    y = 2 * np.exp(X) + 1
+    assert x.grad.device == "cpu"
+    np.testing.assert_allclose(x.grad.numpy(), 3 * (1 - np.tanh(y) ** 2) * 2 * np.exp(X), rtol=1e-4, atol=1e-6)
+
+
+async def test_arrays_of_two_devices_do_not_mix(pair: tuple[CudaDevice, CudaDevice]) -> None:
+    with pytest.raises(DeviceMismatchError, match="cuda:0.*cuda:1"):
+        ag.tensor(X, device="cuda:0") + ag.tensor(X, device="cuda:1")
+    moved = (await ag.tensor(X, device="cuda:0")).to("cuda:1")
+    assert moved.device == "cuda:1"
+    await moved
+    np.testing.assert_array_equal(moved.numpy(), X)
+
+
+async def test_a_kernel_that_fails_is_a_pass_that_fails_and_no_grad_changes(device: CudaDevice) -> None:
+    x = ag.tensor(X, device="cuda:0", requires_grad=True)
+    loss = ag.exp(x).sum()
+    await loss
+    gc.collect()
+    for name in ("multiply", "expand_multiply", "cast"):
+        device.driver.faults[name] = DeviceError("as asked for")
+    with pytest.raises(DeviceError, match="as asked for"):
+        await loss.backward()
+    device.driver.faults.clear()
+    assert x.grad is None
+    await ag.exp(x).sum().backward()
+    np.testing.assert_allclose((await x.grad).numpy(), np.exp(X), rtol=1e-6)
+
+
+async def test_a_lost_device_says_so_and_the_host_goes_on(device: CudaDevice) -> None:
+    x = ag.tensor(X, device="cuda:0")
+    device.driver.faults["exp"] = DeviceLostError("an illegal address")
+    with pytest.raises(DeviceLostError, match="illegal address"):
+        await ag.exp(x)
+    with pytest.raises(DeviceLostError, match="lost since an earlier kernel"):
+        await (x + 1)
+    y = ag.tensor(X, requires_grad=True)
+    await (y * y).sum().backward()
+    np.testing.assert_allclose(y.grad.numpy(), 2 * X)
+
+
+async def test_out_of_memory_says_how_much_and_leaves_everything_usable(device: CudaDevice) -> None:
+    x = ag.tensor(np.ones((1024, 1024), np.float32), device="cuda:0")
+    with pytest.raises(DeviceMemoryError, match="bytes") as caught:
+        await ag.broadcast_to(x, (1000, 1024, 1024)).clone()
+    assert caught.value.asked == 1000 * 2**22
+    assert caught.value.free == 256 * 2**20 - 2**22
+    await ag.zeros((2, 2), device="cuda:0")
+
+
+async def test_memory_goes_back(device: CudaDevice) -> None:
+    await gradients("cuda:0")
+    gc.collect()
+    device.synchronize()
+    stats = device.memory_stats()
+    assert stats["allocated"] == 0
+    assert stats["allocations"] == stats["frees"] > 0
+
+
+async def test_cancelling_a_wait_stops_the_waiting_only(device: CudaDevice) -> None:
+    go = threading.Event()
+    device.submit(go.wait)
+    y = ag.exp(ag.tensor(X, device="cuda:0"))
+    waiting = asyncio.ensure_future(ag.ready(y))
+    await asyncio.sleep(0)
+    waiting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waiting
+    go.set()
+    await y
+    np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=1e-6)
+
+
+async def test_an_array_is_never_copied_to_the_host_unasked(device: CudaDevice) -> None:
+    array = device.from_host(X)
+    assert isinstance(array, CudaArray)
+    with pytest.raises(DeviceError, match="to_host"):
+        np.asarray(array)

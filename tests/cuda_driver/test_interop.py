@@ -1,0 +1,230 @@
+"""Handing arrays to other libraries and taking theirs: who waits for which stream, and who keeps the memory."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from aiograd.cuda.command import Lane
+from aiograd.cuda.dlpack import CPU, CUDA, Strided, make_capsule, open_capsule
+from aiograd.cuda.driver.hardware import HardwareDriver
+from aiograd.cuda.interop import cuda_array_interface, dlpack_device, open_cuda_array, open_dlpack, to_dlpack
+from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError
+from tests.cuda_driver.fake_calls import FakeCalls
+
+
+class Thread:
+    """The device's thread, which does everything at once."""
+
+    def submit(self, function: Callable[[], Any]) -> Future[Any]:
+        future: Future[Any] = Future()
+        try:
+            future.set_result(function())
+        except Exception as error:
+            future.set_exception(error)
+        return future
+
+    def release(self, function: Callable[[], None]) -> None:
+        function()
+
+
+class Array:
+    """As much of a CudaArray as is asked for here."""
+
+    def __init__(self, device: Any, host: np.ndarray[Any, Any], lane: Lane) -> None:
+        self.device, self.shape, self.strides, self.dtype = device, host.shape, host.strides, host.dtype
+        self.offset = 64
+        self.is_contiguous = host.flags.c_contiguous
+        memory = device.driver.allocate(host.nbytes + 64, lane.handle)
+        self.buffer = SimpleNamespace(device=device, memory=memory, nbytes=host.nbytes + 64, error=None, writer=(lane, 1), used={lane: 1})
+        lane.count = 1
+        self.flushed = 0
+
+    def flush(self) -> None:
+        self.flushed += 1
+
+    def copy(self) -> Array:
+        return Array(self.device, np.empty(self.shape, self.dtype), self.buffer.writer[0])
+
+
+@pytest.fixture
+def calls() -> FakeCalls:
+    return FakeCalls(deferred=True)
+
+
+@pytest.fixture
+def device(calls: FakeCalls) -> Iterator[Any]:
+    driver = HardwareDriver(0, calls, lambda *args: None)  # type: ignore[arg-type]
+    lane = Lane(driver, None, "default")
+    yield SimpleNamespace(driver=driver, properties=driver.properties, name="cuda:0", default_lane=lane, current_lane=lambda: lane, thread=Thread())
+    calls.run()
+    driver.close()
+
+
+@pytest.fixture
+def lane(device: Any) -> Lane:
+    return Lane(device.driver, device.driver.create_stream(), "other")
+
+
+@pytest.fixture
+def array(device: Any, lane: Lane) -> Array:
+    return Array(device, np.zeros((3, 4), np.float32)[:, ::2], lane)
+
+
+def waits(calls: FakeCalls) -> list[tuple[str, int]]:
+    return [entry for entry in calls.log if entry[0] in ("record", "wait_for")]
+
+
+@pytest.mark.parametrize(("asked", "reader"), [(None, 1), (1, 1), (2, 2), (94147767683472, 94147767683472)])
+def test_the_readers_stream_waits_for_what_fills_the_array(calls: FakeCalls, lane: Lane, array: Array, asked: Any, reader: int) -> None:
+    capsule = to_dlpack(array, stream=asked)  # type: ignore[arg-type]
+    assert array.flushed == 1, "what is pending is launched first"
+    assert waits(calls) == [("record", int(lane.handle)), ("wait_for", reader)]
+    found = open_capsule(capsule)
+    assert (found.address, found.shape, found.strides, found.device) == (array.buffer.memory.address + 64, (3, 2), (16, 8), (CUDA, 0))
+
+
+def test_a_reader_that_orders_its_work_itself(calls: FakeCalls, array: Array) -> None:
+    to_dlpack(array, stream=-1)  # type: ignore[arg-type]
+    assert waits(calls) == []
+
+
+@pytest.mark.parametrize("stream", [0, -2, "x", True, 1.0])
+def test_streams_that_are_none(array: Array, stream: Any) -> None:
+    with pytest.raises(ArgumentError, match="__dlpack__ with stream="):
+        to_dlpack(array, stream=stream)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("version", [None, (1, 0)])
+def test_the_memory_waits_for_the_readers_default_stream(calls: FakeCalls, lane: Lane, array: Array, version: Any) -> None:
+    found = open_capsule(to_dlpack(array, stream=1, max_version=version))  # type: ignore[arg-type]
+    used = array.buffer.used[lane]
+    calls.log.clear()
+    del found
+    gc.collect()
+    assert waits(calls) == [("record", 1), ("wait_for", int(lane.handle))]
+    assert array.buffer.used[lane] == lane.count == used + 1, "whoever frees the memory waits for that"
+
+
+def test_a_copy_on_demand(array: Array) -> None:
+    found = open_capsule(to_dlpack(array, stream=-1, copy=True, max_version=(1, 0)))  # type: ignore[arg-type]
+    assert found.address != array.buffer.memory.address + 64 and found.strides == (8, 4)
+
+
+def test_other_devices_are_refused(array: Array) -> None:
+    assert dlpack_device(array) == (CUDA, 0)  # type: ignore[arg-type]
+    to_dlpack(array, stream=-1, dl_device=(CUDA, 0))  # type: ignore[arg-type]
+    with pytest.raises(BufferError, match=r"asked for on device \(1, 0\), it is on \(2, 0\)"):
+        to_dlpack(array, dl_device=(CPU, 0))  # type: ignore[arg-type]
+
+
+def test_values_that_could_not_be_computed(array: Array) -> None:
+    array.buffer.error = DeviceError("it failed")
+    with pytest.raises(DeviceError, match="it failed"):
+        to_dlpack(array)  # type: ignore[arg-type]
+    array.buffer.error, array.buffer.memory = None, None
+    with pytest.raises(DeviceError, match="never written"):
+        to_dlpack(array)  # type: ignore[arg-type]
+
+
+def test_cuda_array_interface_names_the_stream_that_fills_the_array(calls: FakeCalls, lane: Lane, array: Array) -> None:
+    described = cuda_array_interface(array)  # type: ignore[arg-type]
+    assert described == {
+        "shape": (3, 2), "typestr": "<f4", "data": (array.buffer.memory.address + 64, False), "version": 3, "strides": (16, 8),
+        "stream": int(lane.handle),
+    }  # fmt: skip
+    assert waits(calls) == []
+    array.is_contiguous = True
+    assert cuda_array_interface(array)["strides"] is None  # type: ignore[arg-type]
+
+
+def test_simulated_devices_are_the_host(device: Any, array: Array) -> None:
+    device.properties = SimpleNamespace(is_simulated=True)
+    array.buffer.memory = np.zeros(200, np.uint8)
+    assert dlpack_device(array) == (CPU, 0)  # type: ignore[arg-type]
+    assert open_capsule(to_dlpack(array)).address == array.buffer.memory.ctypes.data + 64  # type: ignore[arg-type]
+    with pytest.raises(AttributeError):
+        cuda_array_interface(array)  # type: ignore[arg-type]
+
+
+class Torch:
+    """An array of a library on this device.
+
+    Args:
+        kind: what it says of its device.
+        knows_versions: whether it takes ``max_version``.
+    """
+
+    def __init__(self, kind: tuple[int, int] = (CUDA, 0), *, knows_versions: bool = True) -> None:
+        self.kind, self.knows_versions = kind, knows_versions
+        self.asked: dict[str, Any] = {}
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.kind
+
+    def __dlpack__(self, **asked: Any) -> Any:
+        if not self.knows_versions and "max_version" in asked:
+            raise TypeError("unexpected keyword argument 'max_version'")
+        self.asked = asked
+        return make_capsule(Strided(4096, (2, 3), (12, 4), np.dtype("f4"), self.kind, self), max_version=asked.get("max_version"))
+
+
+@pytest.mark.parametrize("knows_versions", [True, False])
+def test_taking_over_an_array_lets_our_stream_wait(device: Any, knows_versions: bool) -> None:
+    theirs = Torch(knows_versions=knows_versions)
+    found = open_dlpack(device, theirs)
+    assert isinstance(found, Strided) and (found.address, found.shape) == (4096, (2, 3))
+    assert theirs.asked["stream"] == device.driver.stream_address(None)
+    reference = weakref.ref(theirs)
+    del theirs
+    gc.collect()
+    assert reference() is not None
+    del found
+    gc.collect()
+    assert reference() is None
+
+
+def test_arrays_of_the_host_and_of_other_devices(device: Any) -> None:
+    host = np.arange(3.0)
+    read = open_dlpack(device, host)
+    assert isinstance(read, np.ndarray) and read.ctypes.data == host.ctypes.data
+    with pytest.raises(DeviceMismatchError, match=r"the array is on device \(2, 1\), cuda:0 is \(2, 0\)"):
+        open_dlpack(device, Torch((CUDA, 1)))
+    with pytest.raises(DeviceMismatchError):
+        open_dlpack(device, Torch((10, 0)))
+    with pytest.raises(ArgumentError, match="no __dlpack_device__"):
+        open_dlpack(device, [1, 2])
+
+
+def described(**changes: Any) -> Any:
+    fields = {"shape": (2, 3), "typestr": "<f8", "data": (4096, False), "version": 3, "strides": None, **changes}
+    return SimpleNamespace(__cuda_array_interface__=fields)
+
+
+def test_reading_a_cuda_array_interface(device: Any) -> None:
+    found, stream = open_cuda_array(device, described(stream=2))
+    assert (found.address, found.shape, found.strides, found.dtype, stream) == (4096, (2, 3), (24, 8), np.dtype("f8"), 2)
+    found, stream = open_cuda_array(device, described(strides=(8, 16), data=(4096, True)))
+    assert (found.strides, found.is_read_only, stream) == ((8, 16), True, None)
+
+
+@pytest.mark.parametrize(
+    ("source", "words"),
+    [
+        (object(), "no __cuda_array_interface__"),
+        (described(stream=0), "names stream 0"),
+        (described(mask=object()), "a mask"),
+        (described(typestr="nonsense"), "cannot be read"),
+        (described(data=None), "cannot be read"),
+    ],
+)
+def test_interfaces_that_make_no_sense(device: Any, source: Any, words: str) -> None:
+    with pytest.raises(ArgumentError, match=words):
+        open_cuda_array(device, source)

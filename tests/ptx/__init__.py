@@ -1,0 +1,1 @@
+"""``python -m tests.ptx`` (``make ptx``): compiles every CUDA kernel to PTX, which needs NVIDIA's compiler and no device."""
