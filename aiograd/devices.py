@@ -96,6 +96,17 @@ class UpdatesParameters(Protocol):
         """
 
 
+@runtime_checkable
+class ScalesGradients(Protocol):
+    """What a device may offer beside that: what clipping by a norm needs, for many arrays at once."""
+
+    def sum_of_squares(self, arrays: Sequence[Array]) -> Array | None:
+        """The sum of the squares of all elements, 0-d, in a fixed order; None leaves it to arithmetic on the arrays."""
+
+    def scaled(self, arrays: Sequence[Array], scale: Array) -> Sequence[Array] | None:
+        """New arrays, each times a 0-d one; None as above."""
+
+
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}
 

@@ -165,8 +165,9 @@ class CudaArray(NDArrayOperatorsMixin):
             return tables.FUNCTIONS["host"](op.name, op.forward, args, kwargs)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
-        if not all(isinstance(value, (CudaArray, np.ndarray, np.generic, int, float, complex)) for value in inputs):
-            return NotImplemented
+        for value in inputs:
+            if value.__class__ is not CudaArray and not isinstance(value, (np.ndarray, np.generic, int, float, complex)):
+                return NotImplemented
         result: Any = NotImplemented
         if method == "__call__":
             implementation = tables.FUNCTIONS.get(ufunc)

@@ -59,6 +59,8 @@ class CudaDevice:
         self._lanes.add(self.default_lane)
         #: the lane of the caller, where it chose one
         self.lane_of_caller: contextvars.ContextVar[Lane | None] = contextvars.ContextVar(f"aiograd-{self._name}", default=None)
+        #: see `aiograd.cuda.generate.chain`
+        self.plans: dict[Any, Any] = {}
         #: finished data is read on a lane of its own, behind nothing else
         self._reading: Lane | None = None
         self._commands = self._uploads = self._downloads = 0
@@ -90,6 +92,15 @@ class CudaDevice:
     def update_parameters(self, kind: str, members: Sequence[tuple[Array, Array, Sequence[Array]]], options: Mapping[str, Any]) -> bool:
         """A step of an optimizer for many parameters in few launches; see `aiograd.devices.UpdatesParameters`."""
         return bool(tables.FUNCTIONS["update_parameters"](self, kind, members, options))
+
+    def sum_of_squares(self, arrays: Sequence[Array]) -> Array | None:
+        """See `aiograd.devices.ScalesGradients`."""
+        return tables.FUNCTIONS["sum_of_squares"](self, arrays)
+
+    def scaled(self, arrays: Sequence[Array], scale: Array) -> Sequence[Array] | None:
+        """See `aiograd.devices.ScalesGradients`."""
+        scaled: Sequence[Array] | None = tables.FUNCTIONS["scaled"](self, arrays, scale)
+        return scaled
 
     def from_host(self, array: np.ndarray[Any, Any]) -> CudaArray:
         """A device array with the same values; those of `array` are copied at once."""

@@ -12,6 +12,7 @@ from aiograd.cuda.array import CudaArray, bits, contiguous_strides, device_of
 from aiograd.cuda.expression import pending
 from aiograd.cuda.templates import KINDS, TEMPLATES
 from aiograd.errors import ShapeError
+from aiograd.types import Shape
 
 _resolved: dict[tuple[Any, ...], tuple[np.dtype[Any], ...] | None] = {}
 
@@ -24,6 +25,15 @@ def elementwise(name: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], .
         inputs: CudaArrays, host arrays and scalars, at least one of them on a device.
         loop: dtypes in which the arguments are taken, then that of the result.
     """
+    shape: Shape = ()
+    for value in inputs:  # broadcast_shapes costs more than all of the rest
+        here = value.shape if value.__class__ is CudaArray else np.shape(value)
+        if not shape:
+            shape = here
+        elif here and here != shape:
+            break
+    else:
+        return pending(device_of(*inputs), name, inputs, loop, shape)
     try:
         shape = np.broadcast_shapes(*[np.shape(value) if not isinstance(value, CudaArray) else value.shape for value in inputs])
     except ValueError as error:

@@ -43,6 +43,9 @@ MAX_OPERATIONS = 24
 MAX_ARRAYS = 10
 
 
+_NUMBERS = frozenset({int, float, bool})
+
+
 class Expression:
     """One element-wise operation on arrays, scalars and other expressions of the same shape.
 
@@ -54,7 +57,7 @@ class Expression:
         lane, node: where and for which node of the graph it was asked for.
     """
 
-    __slots__ = ("operation", "args", "loop", "shape", "lane", "node", "owner", "count", "arrays", "inner", "result", "__weakref__")
+    __slots__ = ("operation", "args", "loop", "shape", "lane", "node", "owner", "count", "arrays", "inner", "filled", "__weakref__")
 
     def __init__(self, operation: str, args: tuple[Any, ...], loop: tuple[np.dtype[Any], ...], shape: Shape, lane: Lane, node: Any) -> None:
         self.operation = operation
@@ -65,8 +68,8 @@ class Expression:
         self.node = node
         #: the buffer it would fill
         self.owner: weakref.ref[Buffer] | None = None
-        #: set when it has been launched: an array with its values
-        self.result: CudaArray | None = None
+        #: set when it has been launched: the buffer with its values
+        self.filled: Buffer | None = None
         #: arrays that it reads, its own and those of the expressions it takes in
         self.arrays: dict[int, CudaArray] = {}
         #: expressions that it takes in, innermost first
@@ -79,6 +82,14 @@ class Expression:
             elif arg.__class__ is CudaArray:
                 self.arrays[id(arg)] = arg
         self.count = 1 + len(self.inner)
+
+    @property
+    def result(self) -> CudaArray | None:
+        """An array with its values, once it has been launched."""
+        if self.filled is None:
+            return None
+        dtype = self.loop[-1]
+        return CudaArray(self.filled, 0, self.shape, contiguous_strides(self.shape, dtype.itemsize), dtype, None)
 
     def flush(self) -> None:
         """Launch it, and with it every operation it takes in whose result somebody holds. Does nothing when that was done already."""
@@ -131,7 +142,7 @@ def pending(device: CudaDevice, operation: str, inputs: tuple[Any, ...], loop: t
 
 def _remember(buffer: Buffer, reader: weakref.ref[Expression]) -> None:
     if len(buffer.readers) > 32:
-        buffer.readers = [each for each in buffer.readers if each() is not None and each().result is None]  # type: ignore[union-attr]
+        buffer.readers = [each for each in buffer.readers if each() is not None and each().filled is None]  # type: ignore[union-attr]
     buffer.readers.append(reader)
 
 
@@ -140,7 +151,7 @@ def _argument(device: CudaDevice, value: Any, dtype: np.dtype[Any], shape: Shape
     if value.__class__ is not CudaArray:
         if isinstance(value, np.ndarray) and value.ndim:
             return device.from_host(value)
-        return np.asarray(value).astype(dtype)[()]
+        return dtype.type(value) if value.__class__ in _NUMBERS else np.asarray(value).astype(dtype)[()]
     expression = value.buffer.expression
     if expression is None:
         return value
@@ -161,10 +172,9 @@ def _launch(device: CudaDevice, root: Expression, buffer: Buffer) -> None:
         owner = None if step.owner is None else step.owner()
         if owner is not None and owner.expression is step:
             outputs.append((place, owner))
-    kernel, arguments = generate.chain(steps, list(arrays.values()), [place for place, _ in outputs], root.shape)
+    kernel, grid, block, arguments = generate.chain(device, steps, arrays, tuple([place for place, _ in outputs]), root.shape)
     reads = tuple({id(array.buffer): array.buffer for array in arrays.values()}.values())
     writes = tuple(owner for _, owner in outputs)
-    grid, block = generate.grid_of(device, root.shape)
     results = [(owner, step.loop[-1]) for (_, owner), step in ((output, steps[output[0]]) for output in outputs)]
     read = [(array.buffer, array.offset - generate.lowest(array), array.dtype) for array in arrays.values()]
 
@@ -174,10 +184,8 @@ def _launch(device: CudaDevice, root: Expression, buffer: Buffer) -> None:
         driver.launch(kernel, grid, block, (*pointers, *arguments), stream)
 
     for place, owner in outputs:
-        step = steps[place]
         owner.expression = None
-        dtype = step.loop[-1]
-        step.result = CudaArray(owner, 0, step.shape, contiguous_strides(step.shape, dtype.itemsize), dtype, None)
+        steps[place].filled = owner
     device.enqueue(kernel.__name__, run, reads, writes, root.lane, root.node)
     for place, _ in outputs:
         step = steps[place]
@@ -185,16 +193,20 @@ def _launch(device: CudaDevice, root: Expression, buffer: Buffer) -> None:
 
 
 def order(root: Expression, steps: list[Expression], arrays: dict[int, CudaArray], seen: set[int]) -> None:
-    """Expressions to compute, arguments first; those that were launched in the meantime are arrays to read."""
+    """Expressions to compute, arguments first, and arrays to read, by the identity of the argument that they are.
+
+    Expressions that were launched in the meantime are among the arrays.
+    """
     for arg in root.args:
         if arg.__class__ is Expression:
             if id(arg) in seen:
                 continue
             seen.add(id(arg))
-            if arg.result is None:
+            values = arg.result
+            if values is None:
                 order(arg, steps, arrays, seen)
             else:
-                arrays[id(arg.result)] = arg.result
+                arrays[id(arg)] = values
         elif arg.__class__ is CudaArray:
             arrays[id(arg)] = arg
     steps.append(root)

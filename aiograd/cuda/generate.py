@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import linecache
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -32,27 +32,40 @@ if TYPE_CHECKING:
 #: elements that a thread computes before the grid is made larger
 _PER_THREAD = 4
 
+#: how many kernels with their arguments a device remembers, by operations, shapes and strides
+_PLANS = 10_000
+
+_Grid = tuple[int, int, int]
 #: (operation, letters of its dtypes, what its arguments are)
 Step = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]
 
 
 def chain(
-    steps: Sequence[Expression], arrays: Sequence[CudaArray], outputs: Sequence[int], shape: Shape
-) -> tuple[Callable[..., None], tuple[Any, ...]]:
-    """A kernel for operations, and its arguments after the pointers.
+    device: CudaDevice, steps: Sequence[Expression], arrays: Mapping[int, CudaArray], outputs: tuple[int, ...], shape: Shape
+) -> tuple[Callable[..., None], _Grid, _Grid, tuple[Any, ...]]:
+    """A kernel for operations, its grid and block, and its arguments after the pointers.
 
     Args:
+        device: for which.
         steps: operations, arguments first.
-        arrays: what they read.
+        arrays: what they read, see `aiograd.cuda.expression.order`.
         outputs: which of the steps are written; their pointers come first, then those of `arrays`.
         shape: of every result.
     """
     described, scalars = describe(steps, arrays)
-    layouts, extents, strides = layout(shape, arrays)
-    wide = math.prod(shape) >= 2**31
-    dtypes = tuple(dtype_letters(array.dtype) for array in arrays)
-    kernel = _kernel(described, dtypes, layouts, len(extents), tuple(outputs), len(scalars), wide, False)
-    return kernel, (math.prod(shape), *scalars, *extents, *strides, *_starts(layouts, arrays))
+    key = (described, outputs, shape, *[(array.dtype, array.shape, array.strides) for array in arrays.values()])
+    plan = device.plans.get(key)
+    if plan is None:
+        found = tuple(arrays.values())
+        layouts, extents, strides = layout(shape, found)
+        wide = math.prod(shape) >= 2**31
+        dtypes = tuple(dtype_letters(array.dtype) for array in found)
+        kernel = _kernel(described, dtypes, layouts, len(extents), outputs, len(scalars), wide, False)
+        if len(device.plans) > _PLANS:
+            device.plans.clear()
+        plan = device.plans[key] = (kernel, *grid_of(device, shape), math.prod(shape), (*extents, *strides, *_starts(layouts, found)))
+    kernel, grid, block, n, tail = plan
+    return kernel, grid, block, (n, *scalars, *tail)
 
 
 def assignment(target: CudaArray, source: CudaArray) -> tuple[Callable[..., None], tuple[Any, ...]]:
@@ -67,26 +80,31 @@ def assignment(target: CudaArray, source: CudaArray) -> tuple[Callable[..., None
     return kernel, (math.prod(target.shape), *extents, *strides, *_starts(layouts, (source, target)))
 
 
-def describe(steps: Sequence[Expression], arrays: Sequence[CudaArray]) -> tuple[tuple[Step, ...], list[Any]]:
+def describe(steps: Sequence[Expression], arrays: Mapping[int, CudaArray]) -> tuple[tuple[Step, ...], list[Any]]:
     """What `steps` are, without their values, and the scalars they use."""
-    array_places = {id(array): place for place, array in enumerate(arrays)}
+    array_places = {key: place for place, key in enumerate(arrays)}
     step_places = {id(step): place for place, step in enumerate(steps)}
     scalars: list[Any] = []
     described: list[Step] = []
     for step in steps:
         args: list[tuple[str, int]] = []
         for arg in step.args:
-            if id(arg) in step_places:
-                args.append(("t", step_places[id(arg)]))
-            elif id(arg) in array_places:
-                args.append(("x", array_places[id(arg)]))
-            elif getattr(arg, "result", None) is not None:
-                args.append(("x", array_places[id(arg.result)]))
+            key = id(arg)
+            if key in array_places:
+                args.append(("x", array_places[key]))
+            elif key in step_places:
+                args.append(("t", step_places[key]))
             else:
                 args.append(("k", len(scalars)))
                 scalars.append(arg)
-        described.append((step.operation, tuple(dtype_letters(dtype) for dtype in step.loop), tuple(args)))
+        letters = _loops.get(step.loop)
+        if letters is None:
+            letters = _loops[step.loop] = tuple(dtype_letters(dtype) for dtype in step.loop)
+        described.append((step.operation, letters, tuple(args)))
     return tuple(described), scalars
+
+
+_loops: dict[tuple[np.dtype[Any], ...], tuple[str, ...]] = {}
 
 
 def layout(shape: Shape, arrays: Sequence[CudaArray]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:

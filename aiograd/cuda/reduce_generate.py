@@ -235,7 +235,9 @@ def _element(recipe: Recipe, fold: Fold) -> list[str]:
         text, letters = names[len(recipe.steps) - 1], recipe.steps[-1][1][-1]
     T = recipe.accumulator
     if fold.truth:
-        lines.append("z = " + converted(text if letters == "b1" else f"({text} != 0)", "b1", T, T))
+        single = computed_in(letters)  # compared with a number of its own precision, not with Python's
+        nonzero = text if letters == "b1" else f"({single}({text}) != zero_{single})" if letters[0] == "f" else f"({text} != 0)"
+        lines.append("z = " + converted(nonzero, "b1", T, T))
     else:
         lines.append(f"z = {T}({converted(text, letters, computed_in(recipe.taken), recipe.taken)})")
     return [*lines, *(["zi = h"] if fold.position else [])]

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.devices import ScalesGradients, device, device_name_of
 from aiograd.errors import ArgumentError, GradientError
 from aiograd.ops.creation import astype
 from aiograd.tensors.core import TensorCore, make
@@ -41,10 +42,13 @@ def clip_grad_norm_(
     owners = _with_gradients(parameters)
     if not owners:
         return make(np.zeros((), np.float32))  # type: ignore[no-any-return]
-    total: Any = None
-    for p in owners:
-        size = _power_sum(p.grad.detach()._data, norm_type)
-        total = size if total is None else np.maximum(total, size) if math.isinf(norm_type) else total + size
+    arrays = [p.grad.detach()._data for p in owners]
+    there = device(device_name_of(arrays[0]))
+    total: Any = there.sum_of_squares(arrays) if norm_type == 2 and isinstance(there, ScalesGradients) else None
+    if total is None:
+        for array in arrays:
+            size = _power_sum(array, norm_type)
+            total = size if total is None else np.maximum(total, size) if math.isinf(norm_type) else total + size
     if not math.isinf(norm_type):
         total = np.sqrt(total) if norm_type == 2 else total ** (1.0 / norm_type)
     norm: Tensor = make(total)
@@ -55,9 +59,11 @@ def clip_grad_norm_(
     scale = np.minimum(max_norm / (total + 1e-6), 1.0)
     if norm.device == "cpu" and scale == 1.0:
         return norm
-    for p in owners:
-        grad = p.grad.detach()
-        p.grad = make(astype(grad._data * scale, dtype=grad.dtype, copy=False))
+    scaled = there.scaled(arrays, scale) if isinstance(there, ScalesGradients) else None
+    if scaled is None:
+        scaled = [astype(array * scale, dtype=array.dtype, copy=False) for array in arrays]
+    for p, array in zip(owners, scaled, strict=True):
+        p.grad = make(array)
     return norm
 
 

@@ -43,6 +43,7 @@ CASES: list[tuple[tuple[int, ...], Any]] = [
     ((4, 5, 3), (None, picks(0, 4, 2, 1), picks(0, 5, 1, 3), None)),
     ((4, 5, 3), (slice(None), 2, picks(-3, 3, 6))),
     ((4, 5, 3), (picks(0, 4, 2), None, picks(0, 5, 2))),
+    ((2, 4, 2, 3), (slice(None), picks(0, 4, 5), slice(None), picks(0, 3, 5))),
 ]
 
 
@@ -122,7 +123,8 @@ def test_along_an_axis(shape: tuple[int, ...], axis: int, count: int, columns: i
 
 def test_what_broadcasts_along_an_axis(device: CudaDevice) -> None:
     x, index = RNG.standard_normal((1, 4)), picks(0, 4, 3, 2)
-    np.testing.assert_array_equal(device.to_host(np.take_along_axis(device.from_host(x), device.from_host(index), 1)), np.take_along_axis(x, index, 1))
+    found = np.take_along_axis(device.from_host(x), device.from_host(index), 1)
+    np.testing.assert_array_equal(device.to_host(found), np.take_along_axis(x, index, 1))
     z = (x + 1j).repeat(3, 0)
     np.testing.assert_array_equal(device.to_host(np.take_along_axis(device.from_host(z), index, 1)), np.take_along_axis(z, index, 1))
     np.testing.assert_array_equal(device.to_host(np.take(device.from_host(x), index)), np.take(x, index))
@@ -143,6 +145,14 @@ def test_masks(device: CudaDevice) -> None:
     x[row] = np.arange(3.0)
     np.testing.assert_array_equal(device.to_host(a), x)
     assert device.statistics().fallbacks == {}
+
+
+def test_values_that_lie_in_the_array_itself(device: CudaDevice) -> None:
+    x = np.arange(8.0)
+    a = device.from_host(x)
+    a[np.array([1, 2, 3, 4, 5])] = a[:5]
+    x[1:6] = x[:5].copy()
+    np.testing.assert_array_equal(device.to_host(a), x)
 
 
 def test_indices_of_the_host_are_checked(device: CudaDevice) -> None:

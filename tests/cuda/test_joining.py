@@ -12,7 +12,7 @@ from aiograd.errors import ShapeError
 from tests.cuda.on_both import DOMAINS, row_agrees
 
 RNG = np.random.default_rng(1)
-ROWS = ("cat", "stack", "split", "unbind", "tile", "repeat_interleave", "constant_pad", "roll", "shift", "flip", "diagonal", "diagonal_adjoint", "tril", "triu")
+ROWS = "cat stack split unbind tile repeat_interleave constant_pad roll shift flip diagonal diagonal_adjoint tril triu".split()
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])

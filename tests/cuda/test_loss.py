@@ -95,8 +95,17 @@ def test_targets_that_only_the_device_has_seen(device: CudaDevice, name: str, re
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
 def test_a_target_on_the_device_that_is_no_class_gives_nan(device: CudaDevice, name: str) -> None:
     x = device.from_host(RNG.standard_normal((3, 3)).astype(np.float32))
-    found = device.to_host(ROWS[name](x, target=device.from_host(np.array([0, 3, -1])), reduction="none"))
-    np.testing.assert_array_equal(np.isnan(found), [False, True, True])
+    fused = device.fused(name)
+    assert fused is not None
+    ((argument, rule),) = fused.rules.items()
+    options: dict[str, Any] = {"target": device.from_host(np.array([0, 3, -1])), "weight": None, "ignore_index": -100, "reduction": "none"}
+    options |= {"label_smoothing": 0.0} if name == "cross_entropy" else {}
+    out, *kept = fused.forward(x, **options)
+    np.testing.assert_array_equal(np.isnan(device.to_host(out)), [False, True, True])
+    known = options | {argument: x, f"{argument}_shape": x.shape, f"{argument}_dtype": x.dtype, "out": out}
+    known |= dict(zip(fused.residuals, kept, strict=True))
+    gradient = rule(device.from_host(np.ones(3, np.float32)), *[known[each] for each in rule_names(rule)])
+    np.testing.assert_array_equal(np.isnan(device.to_host(gradient)), [[False] * 3, [True] * 3, [True] * 3])
     with pytest.raises(ShapeError, match="targets have shape"):
         ROWS[name](x, target=device.from_host(np.array([0, 1])))
 

@@ -88,3 +88,38 @@ async def test_a_step_counts_as_a_modification(device: CudaDevice) -> None:
     optim.SGD([p], lr=0.1).step({p: ag.ones(3, device="cuda:0")})
     with pytest.raises(ag.errors.ModifiedError):
         await y.backward()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16])
+def test_clipping_by_the_norm_is_few_launches(dtype: type, device: CudaDevice) -> None:
+    rng = np.random.default_rng(5)
+    drawn = [(rng.standard_normal(shape) * 3).astype(dtype) for shape in SHAPES]
+
+    def clipped(place: str | None, kind: type, limit: float) -> tuple[float, list[np.ndarray]]:
+        params = [ag.tensor(np.zeros(shape, kind), device=place, requires_grad=True) for shape in SHAPES]
+        for p, values in zip(params, drawn, strict=True):
+            p.grad = ag.tensor(values.astype(kind), device=place)
+        norm = optim.clip_grad_norm_(params, limit)
+        return norm.item(), [p.grad.to("cpu").numpy() for p in params]
+
+    for limit in (2.0, 1e6):
+        device.synchronize()
+        device.driver.history.clear()
+        norm, found = clipped("cuda:0", dtype, limit)
+        assert len(device.driver.history) <= 8, device.driver.history
+        wanted_norm, wanted = clipped(None, np.float64, limit)
+        tolerance = {2: 2e-3, 4: 1e-6, 8: 1e-13}[np.dtype(dtype).itemsize]
+        np.testing.assert_allclose(norm, wanted_norm, rtol=1e-6 if dtype is np.float16 else tolerance)
+        for ours, theirs in zip(found, wanted, strict=True):
+            assert ours.dtype == dtype
+            np.testing.assert_allclose(ours, theirs, rtol=tolerance, atol=tolerance)
+    assert device.statistics().fallbacks == {}
+
+
+def test_clipping_gradients_of_several_dtypes(device: CudaDevice) -> None:
+    params = [ag.tensor(np.zeros(3, dtype), device="cuda:0", requires_grad=True) for dtype in (np.float32, np.float64)]
+    for p in params:
+        p.grad = ag.tensor(np.full(3, 2.0, p.dtype), device="cuda:0")
+    assert optim.clip_grad_norm_(params, 1.0).item() == pytest.approx(24**0.5)
+    for p in params:
+        np.testing.assert_allclose(p.grad.to("cpu").numpy(), 2 / 24**0.5, rtol=1e-6)

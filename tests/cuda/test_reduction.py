@@ -16,7 +16,7 @@ from aiograd.cuda.device import CudaDevice
 from tests.cuda.on_both import DOMAINS, row_agrees
 
 RNG = np.random.default_rng(0)
-SHAPES = [(), (7,), (300,), (130, 3), (3, 130), (2, 3, 4)]
+SHAPES = [(), (7,), (301,), (131, 3), (3, 130), (2, 3, 4)]
 NUMBERS = (np.sum, np.prod, np.max, np.min, np.mean, np.var, np.std)
 TRUTHS = (np.any, np.all, np.count_nonzero)
 POSITIONS = (np.argmax, np.argmin)

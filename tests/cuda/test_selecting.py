@@ -42,7 +42,9 @@ def test_functions_of_numpy(function: Any, dtype: type, device: CudaDevice) -> N
     assert device.statistics().fallbacks == {}
 
 
-@pytest.mark.parametrize("function", [np.nan_to_num, np.round, lambda x: np.clip(x, 2, 4), lambda x: np.where(x > 2, x, 0), lambda x: np.isclose(x, 3)])
+@pytest.mark.parametrize(
+    "function", [np.nan_to_num, np.round, lambda x: np.clip(x, 2, 4), lambda x: np.where(x > 2, x, 0), lambda x: np.isclose(x, 3)]
+)
 def test_functions_of_integers(function: Any, device: CudaDevice) -> None:
     x = np.arange(6)
     wanted, found = function(x), function(device.from_host(x))

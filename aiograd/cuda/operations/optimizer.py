@@ -1,4 +1,4 @@
-"""Optimizer steps: one launch updates up to `MAX_MEMBERS` parameters with their state, in place.
+"""Optimizer steps: one launch updates up to `MAX_MEMBERS` parameters with their state, in place; and what clipping gradients needs, likewise.
 
 Note [Many small arrays]
     A model's parameters are many and mostly small, so launches would take longer than the arithmetic. A kernel takes a list of arrays, and each block
@@ -13,21 +13,21 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray
+from aiograd.cuda.array import CudaArray, empty, zeros
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.generate import compile_text
 from aiograd.cuda.launching import launch
 
 #: arrays that one launch takes: (parameter, gradient, state) of so many members at most
 MAX_MEMBERS = 16
-#: elements of a block, in threads
-_PER_THREAD = 4
+#: elements of a block, in threads, where they are written and where they are summed
+_PER_THREAD, _PER_THREAD_SUMMED = 4, 16
 
 Member = tuple[Any, Any, Sequence[Any]]
 #: lines of a kernel that turn ``p``, ``d`` and ``s0, s1, ...`` of an element into their new values; and scalars by name
@@ -84,21 +84,68 @@ def update(device: CudaDevice, kind: str, members: Sequence[Member], options: Ma
     dtype = members[0][0].dtype
     compute = np.dtype(np.float32) if dtype == np.float16 else dtype
     values = [compute.type(value) for value in scalars.values()]
-    threads = device.properties.threads
-    span = threads * _PER_THREAD
-    for low in range(0, len(members), MAX_MEMBERS):
-        part = members[low : low + MAX_MEMBERS]
-        count = 1 << (len(part) - 1).bit_length()
-        kernel = _kernel(kind, lines, tuple(scalars), states, count, f"{dtype.kind}{dtype.itemsize}")
-        blocks = [math.ceil(member[0].size / span) for member in part]
-        ends = list(itertools.accumulate(blocks))
-        ends += [ends[-1]] * (count - len(part))
-        arrays = [[member[0], member[1].contiguous(), *member[2]] for member in part]
-        arrays += [arrays[-1]] * (count - len(part))
-        sizes = [row[0].size for row in arrays]
-        writes = [array for row in arrays for place, array in enumerate(row) if place != 1]
-        launch(kernel, ends[-1], threads, *itertools.chain.from_iterable(arrays), *sizes, *ends, span, *values, writes=writes)
+    span = device.properties.threads * _PER_THREAD
+    for part, ends in _parts([(member[0], member[1].contiguous(), *member[2]) for member in members], span):
+        kernel = _kernel(kind, lines, tuple(scalars), states, len(part), f"{dtype.kind}{dtype.itemsize}")
+        sizes = [row[0].size for row in part]
+        writes = [array for row in part for place, array in enumerate(row) if place != 1]
+        args = (*itertools.chain.from_iterable(part), *sizes, *ends, span, *values)
+        launch(kernel, ends[-1], device.properties.threads, *args, writes=writes)
     return True
+
+
+def sum_of_squares(device: CudaDevice, arrays: Sequence[Any]) -> CudaArray | None:
+    """See `aiograd.devices.ScalesGradients`: sums of blocks, whose order follows from the sizes, then their sum."""
+    if not _alike(device, arrays):
+        return None
+    letters = f"{arrays[0].dtype.kind}{arrays[0].itemsize}"
+    compute = np.dtype(np.float64 if letters == "f8" else np.float32)
+    threads = device.properties.threads
+    span = threads * _PER_THREAD_SUMMED
+    parts = list(_parts([(array.contiguous(),) for array in arrays if array.size], span))
+    if not parts:
+        return zeros(device, (), compute)
+    sums = empty(device, (sum(ends[-1] for _, ends in parts),), compute)
+    first = 0
+    for part, ends in parts:
+        args = (*[row[0] for row in part], *[row[0].size for row in part], *ends, span, first)
+        launch(_squares(len(part), letters, threads), ends[-1], threads, sums, *args, writes=(sums,))
+        first += ends[-1]
+    return np.sum(sums)  # type: ignore[return-value,call-overload,no-any-return,unused-ignore]
+
+
+def scaled(device: CudaDevice, arrays: Sequence[Any], scale: Any) -> Sequence[CudaArray] | None:
+    """See `aiograd.devices.ScalesGradients`."""
+    if not _alike(device, arrays) or not isinstance(scale, CudaArray) or scale.device is not device:
+        return None
+    letters = f"{arrays[0].dtype.kind}{arrays[0].itemsize}"
+    results = [empty(device, array.shape, array.dtype) for array in arrays]
+    rows = [(result, array.contiguous()) for result, array in zip(results, arrays, strict=True) if array.size]
+    span = device.properties.threads * _PER_THREAD
+    for part, ends in _parts(rows, span):
+        writes = [row[0] for row in part]
+        args = (*itertools.chain.from_iterable(part), *[row[0].size for row in part], *ends, span, scale)
+        launch(_scaled(len(part), letters), ends[-1], device.properties.threads, *args, writes=writes)
+    return results
+
+
+def _alike(device: CudaDevice, arrays: Sequence[Any]) -> bool:
+    """Whether arrays are floating ones of this device, of one dtype."""
+    return all(
+        isinstance(array, CudaArray) and array.device is device and array.dtype.kind == "f" and array.dtype == arrays[0].dtype for array in arrays
+    )
+
+
+def _parts(rows: list[tuple[Any, ...]], span: int) -> Iterator[tuple[list[tuple[Any, ...]], list[int]]]:
+    """Rows of arrays of one size, in parts that a launch takes, with where the blocks of each end.
+
+    A part is filled to a power of two with its last row, which then has no blocks: so there are few kernels.
+    """
+    for low in range(0, len(rows), MAX_MEMBERS):
+        part = rows[low : low + MAX_MEMBERS]
+        missing = (1 << (len(part) - 1).bit_length()) - len(part)
+        ends = list(itertools.accumulate(math.ceil(row[0].size / span) for row in part))
+        yield part + part[-1:] * missing, ends + ends[-1:] * missing
 
 
 def _fits(device: CudaDevice, member: Member) -> bool:
@@ -117,19 +164,49 @@ def _kernel(kind: str, lines: tuple[str, ...], scalars: tuple[str, ...], states:
     """A kernel for `count` members of a dtype."""
     precision = "f8" if letters == "f8" else "f4"
     roles = ["p", "g", *(f"s{i}" for i in range(states))]
-    parameters = [f"{role}_{member}" for member in range(count) for role in roles]
-    parameters += [f"n_{member}" for member in range(count)] + [f"e_{member}" for member in range(count)] + ["span", *scalars]
-    body = ["block = i8(cuda.blockIdx.x)", *(f"{role}_ = {role}_0" for role in roles), "n = n_0", "before = i8(0)"]
-    for member in range(1, count):
-        body.append(f"if block >= e_{member - 1}:")
-        body += [f"    {role}_ = {role}_{member}" for role in roles] + [f"    n = n_{member}", f"    before = e_{member - 1}"]
-    body += ["start = (block - before) * span", "for i in range(start + cuda.threadIdx.x, min(n, start + span), cuda.blockDim.x):"]
     inner = [f"p = {precision}(p_[i])", f"d = {precision}(g_[i])", *(f"s{i} = {precision}(s{i}_[i])" for i in range(states))]
     inner += [line.replace("mul(", f"mul_{precision}(").replace("sqrt(", f"sqrt_{precision}(") for line in lines]
     inner += [f"p_[i] = {letters}(p)", *(f"s{i}_[i] = {letters}(s{i})" for i in range(states))]
-    body += [f"    {line}" for line in inner]
-    name = f"{kind}_{count}"
+    return _compiled(f"{kind}_{count}", (), roles, count, scalars, (), inner, ())
+
+
+@functools.lru_cache(maxsize=64)
+def _squares(count: int, letters: str, threads: int) -> Callable[..., None]:
+    """A kernel that writes each block's sum of squares, a tree over its threads."""
+    T = "f8" if letters == "f8" else "f4"
+    before = (f"tree = cuda.shared.array({threads}, {T})", "me = cuda.threadIdx.x", f"total = {T}(0)")
+    each = (f"x = {T}(g_[i])", f"total += mul_{T}(x, x)")
+    after = (
+        "tree[me] = total", "cuda.syncthreads()", f"half = {threads // 2}", "while half > 0:", "    if me < half:",
+        "        tree[me] += tree[me + half]", "    cuda.syncthreads()", "    half = half // 2", "if me == 0:", "    out[first + block] = tree[0]",
+    )  # fmt: skip
+    return _compiled(f"squares_{count}", ("out",), ("g",), count, ("first",), before, each, after)
+
+
+@functools.lru_cache(maxsize=64)
+def _scaled(count: int, letters: str) -> Callable[..., None]:
+    """A kernel that multiplies by one number, which is on the device."""
+    T = "f8" if letters == "f8" else "f4"
+    each = (f"o_[i] = {letters}(mul_{T}({T}(g_[i]), factor))",)
+    return _compiled(f"scaled_{count}", (), ("o", "g"), count, ("scale",), (f"factor = {T}(scale[0])",), each, ())
+
+
+def _compiled(
+    name: str, shared: Sequence[str], roles: Sequence[str], count: int, others: Sequence[str],
+    before: Sequence[str], each: Sequence[str], after: Sequence[str],
+) -> Callable[..., None]:  # fmt: skip
+    """A kernel on `count` members with an array in each role, which a block sees as ``<role>_``; `each` is done for every element i of its span."""
+    parameters = [*shared, *(f"{role}_{member}" for member in range(count) for role in roles)]
+    parameters += [f"n_{member}" for member in range(count)] + [f"e_{member}" for member in range(count)] + ["span", *others]
+    body = ["block = i8(cuda.blockIdx.x)", *(f"{role}_ = {role}_0" for role in roles), "n = n_0", "skipped = i8(0)"]
+    for member in range(1, count):
+        body.append(f"if block >= e_{member - 1}:")
+        body += [f"    {role}_ = {role}_{member}" for role in roles] + [f"    n = n_{member}", f"    skipped = e_{member - 1}"]
+    body += [*before, "start = (block - skipped) * span", "for i in range(start + cuda.threadIdx.x, min(n, start + span), cuda.blockDim.x):"]
+    body += [*(f"    {line}" for line in each), *after]
     return compile_text(name, f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in body))
 
 
 tables.FUNCTIONS["update_parameters"] = update
+tables.FUNCTIONS["sum_of_squares"] = sum_of_squares
+tables.FUNCTIONS["scaled"] = scaled

@@ -151,14 +151,14 @@ def _plan(
 def _pending_in(array: CudaArray) -> tuple[tuple[Step, ...], list[CudaArray], list[Any]]:
     """Operations to compute on the way, what they read, and their scalars; the lock is held."""
     expression = array.buffer.expression
-    if expression is None or expression in _computed or not array.is_whole or array.shape != expression.shape or array.dtype != expression.loop[-1]:
+    if expression is None or expression in _computed or not expression.arrays or not array.is_whole or array.shape != expression.shape:
         array.flush()
         return (), [array], []
     _computed.add(expression)
     steps: list[Expression] = []
     arrays: dict[int, CudaArray] = {}
     order(expression, steps, arrays, set())
-    described, scalars = describe(steps, list(arrays.values()))
+    described, scalars = describe(steps, arrays)
     return described, list(arrays.values()), scalars
 
 
