@@ -45,7 +45,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, DeviceError
 from aiograd.ops.op import Fused
-from aiograd.types import Array
+from aiograd.types import Array, Shape
 
 
 @runtime_checkable
@@ -105,6 +105,14 @@ class ScalesGradients(Protocol):
 
     def scaled(self, arrays: Sequence[Array], scale: Array) -> Sequence[Array] | None:
         """New arrays, each times a 0-d one; None as above."""
+
+
+@runtime_checkable
+class DrawsMasks(Protocol):
+    """What a device may offer beside that: random numbers of its own, from a seed."""
+
+    def dropout_mask(self, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> Array:
+        """Zeros with probability `p` in (0, 1), ``1 / (1 - p)`` elsewhere; the same for the same seed, two numbers of 64 bits."""
 
 
 _devices: dict[str, Device] = {}

@@ -29,6 +29,7 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
+from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import get_default_dtype
 from aiograd.tensors.core import make
@@ -165,16 +166,25 @@ class Generator:
         size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
         return _tensor(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
 
-    def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None) -> Tensor:
+    def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None, device: str = "cpu") -> Tensor:
         """What to multiply with to drop elements: 0 with probability `p`, else ``1 / (1 - p)``, so that the mean is 1.
 
         Args:
             shape: of the result.
             p: probability of dropping, in [0, 1]; 1 drops everything.
             dtype: a real floating dtype; the default dtype if None.
+            device: where the mask is to be. A device that draws masks itself is given a seed from this generator: its masks are as reproducible
+                as those of the host, and others.
         """
         _check_probability("dropout_mask", p)
         size, wanted = _shape(shape), _float_dtypes(dtype)[0]
+        there = devices.device(device)
+        if there is not None:
+            if p in (0, 1) or not isinstance(there, devices.DrawsMasks):
+                return self.dropout_mask(shape, p, dtype=dtype).to(device)
+            first, second = self._draw(lambda rng: rng.integers(0, 2**64, 2, dtype=np.uint64)).tolist()
+            mask: Tensor = make(there.dropout_mask((first, second), size, p, wanted))
+            return mask
         if p in (0, 1):
             return _tensor(np.full(size, 1 - p), wanted)
         keep = self._draw(lambda rng: rng.random(size, dtype=np.float32)) >= np.float32(p)

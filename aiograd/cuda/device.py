@@ -22,7 +22,7 @@ from aiograd.engine.run import loop_is_running
 from aiograd.errors import DeviceError, DeviceMismatchError, NotReadyError
 from aiograd.graph import current_node
 from aiograd.ops.op import Fused
-from aiograd.types import Array
+from aiograd.types import Array, Shape
 
 
 @dataclass(frozen=True)
@@ -101,6 +101,10 @@ class CudaDevice:
         """See `aiograd.devices.ScalesGradients`."""
         scaled: Sequence[Array] | None = tables.FUNCTIONS["scaled"](self, arrays, scale)
         return scaled
+
+    def dropout_mask(self, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> Array:
+        """See `aiograd.devices.DrawsMasks`."""
+        return tables.FUNCTIONS["dropout_mask"](self, seed, shape, p, dtype)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> CudaArray:
         """A device array with the same values; those of `array` are copied at once."""

@@ -8,6 +8,7 @@ from aiograd.cuda import importing as importing
 from aiograd.cuda.operations import attention as attention
 from aiograd.cuda.operations import convolution as convolution
 from aiograd.cuda.operations import creation as creation
+from aiograd.cuda.operations import dropout as dropout
 from aiograd.cuda.operations import indexing as indexing
 from aiograd.cuda.operations import joining as joining
 from aiograd.cuda.operations import loss as loss

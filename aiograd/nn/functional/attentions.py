@@ -35,7 +35,7 @@ def dropout(input: ArrayLike, p: float = 0.5, training: bool = True, *, generato
         raise ArgumentError(f"dropout(p={p}): expected a probability between 0 and 1")
     if not training or p == 0:
         return x
-    return x * (generator or default_generator()).dropout_mask(x.shape, p, dtype=x.dtype).to(x.device)
+    return x * (generator or default_generator()).dropout_mask(x.shape, p, dtype=x.dtype, device=x.device)
 
 
 def scaled_dot_product_attention(
