@@ -40,7 +40,7 @@ async def train(device: str, steps: int) -> tuple[list[float], list[np.ndarray],
     batches = np.random.default_rng(1).integers(0, len(measures), (steps, 32))
     losses = []
     for rows in batches:
-        x, y = ag.tensor(measures[rows], device=device), species[rows]
+        x, y = ag.tensor(measures[rows], device=device), ag.tensor(species[rows], device=device)
         optimizer.zero_grad()
         loss = F.cross_entropy(model(x), y)  # launched, not computed yet
         await loss.backward()  # the device computes; the loop is free

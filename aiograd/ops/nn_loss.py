@@ -78,6 +78,11 @@ def check_targets(name: str, shape: Shape, target: Any, ignore_index: int) -> Ar
     return target
 
 
+def _as_array(target: Any) -> Array:
+    """Targets of a device as they are, others as an ndarray."""
+    return target if hasattr(target, "__aiograd_device__") else np.asarray(target)
+
+
 def target_weights(
     shape: Shape, dtype: Any, target: Array, weight: Array, ignore_index: int, label_smoothing: float, reduction: Reduction
 ) -> Array:
@@ -139,7 +144,7 @@ def _per_sample(g: Array, ndim: int, reduction: Reduction) -> Array:
 def _nll_loss_logp(
     g: Array, logp_shape: Shape, logp_dtype: Any, target: Any, weight: Any, ignore_index: int, reduction: Reduction
 ) -> Array:
-    each = target_weights(logp_shape, logp_dtype, np.asarray(target), weight, ignore_index, 0.0, reduction)
+    each = target_weights(logp_shape, logp_dtype, _as_array(target), weight, ignore_index, 0.0, reduction)
     return -_per_sample(g, len(logp_shape), reduction) * each
 
 
@@ -193,7 +198,7 @@ def _cross_entropy_logits(
     g: Array, logits: Array, target: Any, weight: Any, ignore_index: int, label_smoothing: float, reduction: Reduction
 ) -> Array:
     axis = class_axis(logits.ndim)
-    each = target_weights(logits.shape, logits.dtype, np.asarray(target), weight, ignore_index, label_smoothing, reduction)
+    each = target_weights(logits.shape, logits.dtype, _as_array(target), weight, ignore_index, label_smoothing, reduction)
     probability = softmax(logits, axis=axis)
     return _per_sample(g, logits.ndim, reduction) * (probability * np.sum(each, axis=axis, keepdims=True) - each)
 

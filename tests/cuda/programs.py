@@ -137,9 +137,8 @@ async def train(model: Any, optimizer: Any, x: Any, y: Any, steps: int) -> list[
 
 
 def _data(shape: tuple[int, ...], classes: int, rows: int, device: str | None) -> tuple[Any, Any]:
-    """Inputs on the device; classes, which rows take as they take indices, on the host."""
     rng = np.random.default_rng(3)
-    return ag.tensor(rng.standard_normal(shape).astype(np.float32), device=device), ag.tensor(rng.integers(0, classes, rows))
+    return ag.tensor(rng.standard_normal(shape).astype(np.float32), device=device), ag.tensor(rng.integers(0, classes, rows), device=device)
 
 
 async def perceptron(device: str | None, scale: int = 1) -> list[Any]:
@@ -157,8 +156,8 @@ async def convolutional(device: str | None, scale: int = 1) -> list[Any]:
 async def transformer(device: str | None, scale: int = 1) -> list[Any]:
     model = Block(7 * scale, 4 * scale, 2, device)
     tokens = np.random.default_rng(4).integers(0, 7 * scale, (2, 3 * scale))
-    y = ag.tensor(np.roll(tokens, -1, 1).reshape(-1))
-    return await train(model, ag.optim.Adam(model.parameters(), lr=0.01, eps=1e-3), ag.tensor(tokens), y, 2)
+    y = ag.tensor(np.roll(tokens, -1, 1).reshape(-1), device=device)
+    return await train(model, ag.optim.Adam(model.parameters(), lr=0.01, eps=1e-3), ag.tensor(tokens, device=device), y, 2)
 
 
 async def recurrent(device: str | None, scale: int = 1) -> list[Any]:

@@ -10,6 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.cuda.device import CudaDevice
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.nn import functional as F
 from aiograd.ops.op import ROWS, rule_names
 from tests.cuda.fused_on_both import fused_agrees
 from tests.cuda.on_both import DOMAINS, row_agrees
@@ -129,3 +130,22 @@ async def test_through_tensors(device: CudaDevice) -> None:
 
     np.testing.assert_allclose(await gradient("cuda:0"), await gradient("cpu"), rtol=1e-4, atol=1e-6)
     assert device.statistics().fallbacks == {}
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+async def test_targets_on_the_device_stay_there(device: CudaDevice, reduction: str, weighted: bool) -> None:
+    """Forward, backward and the backward of that; nothing is read, so nothing needs to be awaited."""
+    logits, classes = np.random.default_rng(0).standard_normal((5, 4)).astype(np.float32), np.array([0, 1, 3, 2, 1])
+    weight = np.array([1, 2, 0.5, 1], np.float32) if weighted else None
+    found = []
+    for place in (None, "cuda:0"):
+        x, y = ag.tensor(logits, device=place, requires_grad=True), ag.tensor(classes, device=place)
+        loss = F.cross_entropy(x, y, weight=weight, reduction=reduction).sum()
+        loss = loss + F.nll_loss(F.log_softmax(x, axis=1), y, reduction=reduction).sum()
+        (first,) = await ag.grad(loss, [x], create_graph=True)
+        (second,) = await ag.grad((first * first).sum(), [x])
+        found.append([(await each.detach()).to("cpu").numpy() for each in (loss, first, second)])
+    for ours, wanted in zip(found[1], found[0], strict=True):
+        np.testing.assert_allclose(ours, wanted, rtol=1e-4, atol=1e-5)
+    assert device.statistics().fallbacks == {} and device.statistics().downloads == 3

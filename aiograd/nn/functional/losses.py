@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from aiograd import devices
 from aiograd.array_functions.activation import log_softmax
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.elementwise import exp, xlogy
@@ -37,6 +38,15 @@ def _same_shape(name: str, input: ArrayLike, target: ArrayLike) -> tuple[Tensor,
     return x, y
 
 
+def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
+    """What the row is given: targets that live on the input's device stay there where it has kernels for the row; others are read and checked."""
+    place = input.device if isinstance(input, Tensor) else "cpu"
+    if place == "cpu" or target.device != place:
+        return target
+    device: Any = devices.device(place)
+    return target if device.fused(name) is None else target._data
+
+
 def _plain(weight: ArrayLike | None) -> Any:
     return None if weight is None else as_tensor(weight).detach()
 
@@ -53,7 +63,8 @@ def cross_entropy(
 
     Args:
         input: logits, (C,) or (N, C, ...).
-        target: integer classes, the shape of `input` without its class axis; or probabilities of the shape of `input`.
+        target: integer classes, the shape of `input` without its class axis; or probabilities of the shape of `input`. Classes on the host
+            are checked; those on a device are taken as they are, and one that is none makes the loss NaN.
         weight: (C,) how much each class counts, or None.
         ignore_index: a class that counts for nothing.
         reduction: "mean" (weighted by the weight of each class), "sum" or "none".
@@ -62,7 +73,8 @@ def cross_entropy(
     wanted = as_tensor(target)
     if wanted.dtype.kind == "f":
         return _soft_cross_entropy(as_tensor(input), wanted, _plain(weight), reduction, label_smoothing)
-    options = {"target": wanted, "weight": _plain(weight), "ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+    options: dict[str, Any] = {"weight": _plain(weight), "ignore_index": ignore_index, "label_smoothing": label_smoothing, "reduction": reduction}
+    options["target"] = _classes("cross_entropy", input, wanted)
     return call(_cross_entropy, (input,), options)  # type: ignore[no-any-return]
 
 
@@ -85,7 +97,8 @@ def _soft_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, reduct
 
 def nll_loss(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
     """Negative log-likelihood of integer classes under log-probabilities; arguments as in `cross_entropy`."""
-    options = {"target": as_tensor(target), "weight": _plain(weight), "ignore_index": ignore_index, "reduction": reduction}
+    classes = _classes("nll_loss", input, as_tensor(target))
+    options = {"target": classes, "weight": _plain(weight), "ignore_index": ignore_index, "reduction": reduction}
     return call(_nll_loss, (input,), options)  # type: ignore[no-any-return]
 
 
