@@ -12,7 +12,7 @@ Note [What a device array must have]
     ``base``                    the array whose memory it shares, None where it has its own. What decides whether a row marked
                                 ``view`` gave a view, and whether a leaf may keep the array as its gradient
     ``__aiograd_wait__()``      a coroutine that ends when the data is there, and raises if it could not be computed
-    ``__aiograd_is_ready__()``  whether reading would not block (also true where reading would raise)
+    ``__aiograd_is_ready__()``  whether reading would not block (also true where reading would raise); starts what was put off so far
     ``__aiograd_op__(op,        runs a row with a kernel of its own, or returns NotImplemented; with ``__aiograd_priority__`` below a
     args, kwargs)``             Tensor's 1000
     ==========================  ==========================================================================================

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import threading
+from typing import Any
 
 import numpy as np
 import pytest
@@ -140,3 +141,31 @@ async def test_an_array_is_never_copied_to_the_host_unasked(device: CudaDevice) 
     assert isinstance(array, CudaArray)
     with pytest.raises(DeviceError, match="to_host"):
         np.asarray(array)
+
+
+async def test_everything_a_pass_delivers_is_started_before_the_first_wait(device: CudaDevice) -> None:
+    """However many gradients there are, the loop waits for the device about once."""
+    leaves = [ag.tensor(X * i, device="cuda:0", requires_grad=True) for i in range(20)]
+    loss = sum((ag.tanh(x) for x in leaves[1:]), ag.tanh(leaves[0])).sum()
+    await ag.ready(leaves)
+    order: list[str] = []
+    launch, record = device.driver.launch, device.driver.record
+
+    def launched(kernel: Any, *args: Any) -> None:
+        order.append("launch")
+        launch(kernel, *args)
+
+    def recorded(stream: Any, **options: Any) -> Any:
+        order.append("event")
+        return record(stream, **options)
+
+    device.driver.launch, device.driver.record = launched, recorded
+    go = threading.Event()
+    device.submit(go.wait)
+    running = asyncio.ensure_future(loss.backward())
+    for _ in range(1000):
+        await asyncio.sleep(0)
+    go.set()
+    await running
+    assert order.count("launch") >= 20
+    assert "launch" not in order[order.index("event") :], order

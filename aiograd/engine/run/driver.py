@@ -163,10 +163,11 @@ class Driver:
 
     async def arrive(self) -> None:
         """Wait for the data of what the pass delivers: a device may still be computing it, and may fail, which has to come before the commit."""
-        for node, array in self.task.delivered():
-            wait = getattr(array, "__aiograd_wait__", None)
-            if wait is None:
-                continue
+        pending = [(node, array) for node, array in self.task.delivered() if hasattr(array, "__aiograd_wait__")]
+        for _, array in pending:
+            array.__aiograd_is_ready__()  # starts what a device has only made a note of: all of it, before the first wait
+        for node, array in pending:
+            wait = array.__aiograd_wait__
             self.close()
             try:
                 await wait()
