@@ -6,6 +6,7 @@ The fixtures themselves ship with the package (``aiograd.testing.pytest_plugin``
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
@@ -13,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping
 import pytest
 import uvloop
 from hypothesis import HealthCheck, settings
+
+from tests.watchdog import Watchdog
 
 pytest_plugins = ["aiograd.testing.pytest_plugin", "pytester"]
 
@@ -28,6 +31,20 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     if any(item.get_closest_marker(name) for name in ("proc", "net", "sim")):
         del factories["asyncio"]
     return factories
+
+
+_watchdog = Watchdog()
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """An async test that hangs is ended, on every loop."""
+    if inspect.iscoroutinefunction(getattr(item, "obj", None)):
+        item.obj = _watchdog.bounded(item.obj)  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _watched() -> None:
+    _watchdog.start()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -94,6 +94,7 @@ class Trial:
         what, findings = f"{role} killed at {point}", self.findings
         note = self.folder / f"{role}-{point}-{findings.counts.total()}"
         await self.ask(role, "arm", point, hit, str(note))
+        lost = asyncio.create_task(self.cluster.wait_lost(role))  # of the process that is there now: another may take its place at once
         await asyncio.sleep(0.05)
         report: dict[str, Any] = {}
         try:
@@ -108,6 +109,7 @@ class Trial:
             findings.counts["kill: initiator lost"] += 1
         if not note.exists():
             findings.wrong.append(f"{what}: it never came there")
+            lost.cancel()
             await self.ask(role, "arm", "", 1, "")
             return
         killed = float(note.read_text())
@@ -116,7 +118,7 @@ class Trial:
             findings.timed("kill -9 to typed error", at - killed)
         if role == "initiator":
             await self._agree(what)
-        await self.cluster.wait_lost(role)
+        await lost
         await self.cluster.wait_running(role)
         await self.pass_(f"after {what}")
         findings.timed("kill -9 to next pass", time.monotonic() - killed)
@@ -160,13 +162,14 @@ class Trial:
     async def end(self, role: str) -> None:
         """Ask a process to end in the midst of a pass."""
         driving = self.drive()
+        lost = asyncio.create_task(self.cluster.wait_lost(role))
         await asyncio.sleep(0.003)
         began = time.monotonic()
         os.kill(self.cluster.pids[role], signal.SIGTERM)
         with contextlib.suppress(DistributedError):
             report = await driving
             self.findings.wrong += [f"{role} ended: {wrong}" for wrong in report["wrong"]]
-        status = await self.cluster.wait_lost(role)
+        status = await lost
         self.findings.timed("SIGTERM to exit", time.monotonic() - began)
         self.findings.counts["ended processes"] += 1
         if status != 0:

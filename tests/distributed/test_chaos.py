@@ -1,7 +1,6 @@
 """What is promised under faults: many seeds, every fault at every point, every protection missed, real processes.
 
-Runs where ``AIOGRAD_SEEDS`` says how many seeds (``AIOGRAD_SEEDS=2000 make test ARGS=tests/distributed/test_chaos.py``); the suite has
-``test_chaos_seeds.py``, and ``make chaos`` runs more of everything.
+``AIOGRAD_SEEDS`` says how many seeds; ``make chaos`` runs more of everything.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ from tests.chaos.world import run_seed
 
 #: random runs, and how many of them make one test
 SEEDS = int(os.environ.get("AIOGRAD_SEEDS", "2000"))
-pytestmark = pytest.mark.skipif("AIOGRAD_SEEDS" not in os.environ, reason="long; set AIOGRAD_SEEDS")
 PIECE = 50
 #: runs per kind of fault, each of which makes the fault once at every point; and how many of them make one test
 CELL_RUNS, CELL_PIECE = 60, 20
