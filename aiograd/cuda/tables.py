@@ -13,7 +13,8 @@ from aiograd.ops.op import ROWS, Fused
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: numpy function -> what answers for it; called with numpy's own arguments, at least one of which is a CudaArray
+#: numpy function -> what answers for it; called with numpy's own arguments, at least one of which is a CudaArray. Under the names "host",
+#: "cast", "getitem", "setitem" and "from_dlpack" arrays and devices find what is built on them, which they cannot import
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 #: (ufunc, method) such as (np.add, "reduce") -> likewise
 METHODS: dict[tuple[Any, str], Callable[..., Any]] = {}
