@@ -87,6 +87,8 @@ async def main() -> None:
 if __name__ == "__main__":
     if not ag.cuda.is_available():
         print(f"There is no GPU to use: {ag.cuda.why_not()}")
+        if "NUMBA_ENABLE_CUDASIM" in os.environ:
+            sys.exit("Nor is there a simulator.")
         os.environ["NUMBA_ENABLE_CUDASIM"] = "1"  # before numba is imported: start again
         print("The kernels run in numba's simulator instead.\n", flush=True)
         os.execv(sys.executable, [sys.executable, *sys.argv])  # noqa: S606  # this program itself

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 import pytest_asyncio
 
+needs_numba_cuda = pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="there is no numba-cuda for this platform")
 EXAMPLES = Path(__file__).parent.parent / "examples"
 IMAGE = [0.0] * 64
 
@@ -107,7 +108,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
         (["split_learning.py", "--epochs", "2"], "RemoteError: Error on Node"),
         (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
         (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
-        (["gpu.py"], "a second run on the device gave the same bits"),
+        pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
     ],
 )
 def test_an_example_runs(words: list[str], expected: str) -> None:

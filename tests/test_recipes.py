@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import importlib.util
 import inspect
 import os
 import re
@@ -395,6 +396,7 @@ async def test_a_lost_worker_is_restored(folder: Path, monkeypatch: pytest.Monke
 
 
 @pytest.mark.proc
+@pytest.mark.skipif(importlib.util.find_spec("numba_cuda") is None, reason="there is no numba-cuda for this platform")
 def test_training_on_a_device() -> None:
     """In numba's simulator, which is chosen before numba is imported."""
     code = block("model = ag.nn.Sequential(ag.nn.Linear(64, 128), ag.nn.GELU()")
