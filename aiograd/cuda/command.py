@@ -21,7 +21,7 @@ from typing import Any
 
 from aiograd.cuda.buffer import Buffer
 from aiograd.cuda.driver.protocol import Driver
-from aiograd.errors import DeviceError, DeviceLostError
+from aiograd.errors import DeviceError
 
 #: from how many recorded events on the oldest is polled when another is recorded
 _MARKS = 64
@@ -36,7 +36,7 @@ class Lane:
         name: for people.
     """
 
-    __slots__ = ("driver", "handle", "name", "asked", "performed", "count", "completed", "marks", "waited", "_polling", "__weakref__")
+    __slots__ = ("driver", "handle", "name", "asked", "performed", "count", "completed", "marks", "waited", "error", "_polling", "__weakref__")
 
     def __init__(self, driver: Driver, handle: Any, name: str) -> None:
         self.driver = driver
@@ -52,15 +52,25 @@ class Lane:
         self.marks: deque[tuple[int, Any]] = deque()
         #: other lane -> up to which count of its commands this one waits
         self.waited: dict[Lane, int] = {}
+        #: why nothing more will be done on it
+        self.error: DeviceError | None = None
         self._polling = threading.Lock()
 
     def mark(self) -> Any:
-        """An event behind everything so far; the device's thread only."""
+        """An event behind everything so far; the device's thread only.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
         if self.marks and self.marks[-1][0] == self.count:
             return self.marks[-1][1]
         if len(self.marks) > _MARKS:
             self.is_done(self.marks[0][0])
-        event = self.driver.record(self.handle)
+        try:
+            event = self.driver.record(self.handle)
+        except DeviceError as error:
+            self.error = error
+            raise
         self.marks.append((self.count, event))
         return event
 
@@ -87,6 +97,8 @@ class Lane:
                     return False
                 self.marks.popleft()
                 self.completed = max(self.completed, reached)
+        if self.completed < count and self.error is not None:
+            raise self.error
         return self.completed >= count
 
     def follow(self, other: Lane, count: int) -> None:
@@ -128,7 +140,7 @@ class Command:
             return False
         try:
             return self.lane.is_done(self.count)
-        except DeviceLostError:
+        except DeviceError:
             return True  # whoever reads will hear of it
 
     def perform(self, driver: Driver) -> None:

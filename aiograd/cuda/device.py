@@ -135,6 +135,7 @@ class CudaDevice:
         count = lane.count
         self.thread.block(lambda: (lane, count))
         del whole  # in use until now
+        lane.is_done(count)  # raises where the device is lost
         return host
 
     # ---------------------------------------------------------------- what arrays and operations need

@@ -16,6 +16,7 @@ thread, and a driver called from the event loop would block it whenever it takes
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import weakref
 from collections import deque
@@ -27,6 +28,8 @@ from typing import Any
 from aiograd.cuda.command import Command, Lane
 from aiograd.cuda.driver.protocol import Driver
 from aiograd.errors import DeviceError
+
+log = logging.getLogger("aiograd.cuda")
 
 _Job = Command | Callable[[], None]
 
@@ -174,9 +177,7 @@ class DeviceThread:
         jobs, urgent, driver = self._jobs, self._urgent, self._driver
         while True:
             if jobs.empty():
-                for lane in list(self._lanes):
-                    if lane.count > lane.completed:
-                        lane.mark()
+                _attempt(self._mark)
             job = jobs.get()
             while urgent:
                 urgent.popleft()()
@@ -185,8 +186,24 @@ class DeviceThread:
             if isinstance(job, Command):
                 job.perform(driver)
             else:
-                job()
+                _attempt(job)
             del job  # it refers to its arguments
+
+    def _mark(self) -> None:
+        for lane in list(self._lanes):
+            if lane.count > lane.completed and lane.error is None:
+                lane.mark()
+
+
+def _attempt(function: Callable[[], None]) -> None:
+    """Run what nobody waits for: events when there is nothing else to do, and giving back. A device that is lost fails at that, and its thread
+    goes on, for those who wait have to be told."""
+    try:
+        function()
+    except DeviceError:
+        log.debug("a device that has failed", exc_info=True)
+    except Exception:
+        log.exception("something that nobody waits for failed on the thread of a device")
 
 
 def _nothing() -> None:

@@ -47,10 +47,10 @@ class Event:
         self._device, self._lane, self._handle = device, None, None
 
         def job() -> None:
-            if self.timing:
-                self._handle = device.driver.record(lane.handle, timing=True)
             lane.count += 1
             self._count, self._lane = lane.count, lane
+            if self.timing:
+                self._handle = device.driver.record(lane.handle, timing=True)
 
         device.thread.submit(job)
         return self
@@ -69,9 +69,14 @@ class Event:
         return self._lane is not None and self._lane.is_done(self._count)
 
     async def wait(self) -> None:
-        """Wait until the device has come to it. Cancelling stops the waiting only."""
+        """Wait until the device has come to it. Cancelling stops the waiting only.
+
+        Raises:
+            DeviceLostError: the device failed.
+        """
         if self._device is not None and not self.query():
             await self._device.thread.wait(self._place)
+            self.query()  # raises where the device is lost
 
     def __await__(self) -> Any:
         return self.wait().__await__()
@@ -87,6 +92,7 @@ class Event:
         if loop_is_running():
             raise NotReadyError("waiting for an event of a device would block the event loop: `await event` instead")
         self._device.thread.block(self._place)
+        self.query()  # raises where the device is lost
 
     def elapsed_ms(self, end: Event) -> float:
         """Milliseconds of the device between this event and a later one, both with timing and both done.

@@ -169,3 +169,45 @@ async def test_everything_a_pass_delivers_is_started_before_the_first_wait(devic
     await running
     assert order.count("launch") >= 20
     assert "launch" not in order[order.index("event") :], order
+
+
+async def test_a_device_that_is_lost_after_the_launch_is_noticed_by_whoever_waits(device: CudaDevice) -> None:
+    """Kernels fail long after they were started: the next event is what says so, and no gradient of that pass is committed."""
+    x = ag.tensor(X, device="cuda:0", requires_grad=True)
+    loss = ag.exp(x).sum()
+    await loss
+    device.synchronize()
+    lost = DeviceLostError("an illegal address, noticed late")
+    launch = device.driver.launch
+
+    def launched(*args: Any) -> None:
+        launch(*args)
+        device.driver._lost = lost
+
+    device.driver.launch = launched
+    with pytest.raises(DeviceLostError, match="noticed late"):
+        await loss.backward()
+    assert x.grad is None
+    for _ in range(3):  # its thread goes on, and says so each time
+        with pytest.raises(DeviceLostError, match="noticed late"):
+            await (x * 2)
+        with pytest.raises(DeviceLostError, match="noticed late"):
+            await ag.cuda.synchronize()
+    del x, loss
+    gc.collect()
+    with pytest.raises(DeviceLostError):
+        await ag.cuda.current_stream().done()
+
+
+def test_reading_from_a_device_that_is_lost_meanwhile_gives_no_garbage(device: CudaDevice) -> None:
+    y = device.from_host(X)
+    device.synchronize()
+    download = device.driver.download
+
+    def downloaded(*args: Any) -> None:
+        download(*args)
+        device.driver._lost = DeviceLostError("lost on the way")
+
+    device.driver.download = downloaded
+    with pytest.raises(DeviceLostError, match="lost on the way"):
+        device.to_host(y)

@@ -119,10 +119,11 @@ class SimulatorDriver:
         pass
 
     def record(self, stream: Any, *, timing: bool = False) -> object:
+        self._check()
         return self
 
     def wait_for(self, stream: Any, event: Any) -> None:
-        pass
+        self._check()
 
     def is_done(self, event: Any) -> bool:
         self._check()
@@ -135,6 +136,7 @@ class SimulatorDriver:
         self._check()
 
     def notify(self, stream: Any, event: Any, callback: Callable[[], None]) -> None:
+        self._check()
         callback()
 
     def synchronize(self) -> None:
