@@ -3,7 +3,7 @@
 #   make demo                        two worker processes train a network together; one is killed on the way (about half a minute)
 #   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
 #   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
-#   make ptx                         compiles every CUDA kernel to PTX, for which no device is needed
+#   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--seeds 2000")
@@ -38,6 +38,7 @@ simulator: $(VENV)/.installed-dev
 	NUMBA_ENABLE_CUDASIM=1 $(BIN)/python -m pytest -n $(JOBS) --dist worksteal $(or $(ARGS),tests/cuda)
 
 ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
+	$(BIN)/python -m pytest -q -n $(JOBS) tests/cuda_driver
 	$(BIN)/python -m tests.ptx $(ARGS)
 
 lint: $(VENV)/.installed-dev
