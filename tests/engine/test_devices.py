@@ -771,26 +771,32 @@ async def test_a_device_that_is_closed_fails_what_waits_for_it() -> None:
             x.cos()
 
 
-async def test_cancelling_a_pass_while_the_device_works(toy: ToyDevice) -> None:
-    leaves = leaves_of("mlp", "toy:0")
-    loss = await forward("mlp", leaves, PLACES["device"])
-    toy.hold()
-    backward = asyncio.ensure_future(loss.backward())
-    for _ in range(20):
-        await asyncio.sleep(0)
-    toy.release(2)  # some of it is done
-    jobs = toy.statistics().jobs
-    await turns_until(lambda: toy.statistics().jobs > jobs)
-    backward.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await backward
-    kernels = toy.statistics().kernels
-    toy.release()
-    await ag.tensor([1.0], device="toy:0")  # in order, so whatever was queued has been passed by
-    assert toy.statistics().kernels <= kernels + 2
-    assert all(leaf.grad is None for leaf in leaves.values())
-    with pytest.raises(ag.errors.GraphFreedError, match="Cancelled"):
-        await loss.backward()
+async def test_cancelling_a_pass_while_the_device_works() -> None:
+    entered, leave = threading.Event(), threading.Event()
+
+    def slow(x: Any, axis: int) -> Any:
+        entered.set()
+        leave.wait()
+        return ROWS["softmax"].forward(x, axis)
+
+    with ToyDevice(kernels={"softmax": slow}) as toy:
+        leaves = leaves_of("mlp", "toy:0")
+        loss = await forward("mlp", leaves, PLACES["device"])
+        try:
+            backward = asyncio.ensure_future(loss.backward())
+            await turns_until(entered.is_set)
+            backward.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await backward
+            assert toy.history[-1] == "softmax"
+            done = len(toy.history)
+        finally:
+            leave.set()
+        await ag.tensor([1.0], device="toy:0")  # in order, so whatever was queued has been passed by
+        assert list(toy.history)[done:] == ["multiply", "subtract", "multiply", "from_host"], "the rule that was running ends, no other begins"
+        assert all(leaf.grad is None for leaf in leaves.values())
+        with pytest.raises(ag.errors.GraphFreedError, match="Cancelled"):
+            await loss.backward()
 
 
 async def test_a_timeout_ends_a_pass_on_a_device_that_hangs(toy: ToyDevice) -> None:
