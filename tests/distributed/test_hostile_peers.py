@@ -240,7 +240,8 @@ HURRY = Limits(handshake_timeout=0.3, unread_seconds=0.4, heartbeat=0.1, missed_
 async def listening(limits: Limits) -> AsyncIterator[tuple[dist.Worker, dist.Worker]]:
     """A worker "b" on a socket, and a friend that is connected to it."""
     async with dist.Worker("b", service=service, secret=dist.Keyring(SECRET, kid="k1"), limits=limits) as b:
-        async with dist.Worker("a", secret=dist.Keyring(SECRET, kid="k1"), peers={"b": b.url}) as a:
+        patient = Limits(missed_heartbeats=1000)
+        async with dist.Worker("a", secret=dist.Keyring(SECRET, kid="k1"), limits=patient, peers={"b": b.url}) as a:
             await one_pass(a)
             yield a, b
 
