@@ -19,6 +19,7 @@ from aiograd.modes import current_mode
 from aiograd.offloading import offload
 from aiograd.ops import ROWS
 from aiograd.random import Generator, default_generator, seed
+from tests.tolerance import assert_close
 
 rng = np.random.default_rng(0)
 X, W = rng.normal(size=(3, 4)), rng.normal(size=(4, 4))
@@ -120,7 +121,7 @@ async def test_second_derivatives(fn: Any) -> None:
     found = await second(checkpoint(fn, x, w))
     expected = await second(fn(x, w))
     for f, e in zip(found, expected, strict=True):
-        np.testing.assert_allclose(f.numpy(), e.numpy(), rtol=1e-13)
+        assert_close(f.numpy(), e.numpy())
 
 
 async def test_hooks_and_retained_gradients_inside_see_what_they_always_see() -> None:

@@ -9,7 +9,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +19,7 @@ import aiograd as ag
 import aiograd.distributed as dist
 from aiograd import cli
 from aiograd.errors import RemoteError, WorkerLostError
+from tests.watchdog import SECONDS
 
 ROOT = Path(__file__).parent.parent
 SERVICE = "tests.distributed.cluster_service:service"
@@ -108,10 +108,9 @@ async def test_a_worker_serves_until_it_is_told_to_stop(secret: Path, number: si
         async with dist.Worker("me", secret=KEY, peers={"w": url}) as me:
             assert (await me.call("w", "double", ag.tensor([2.0]))).tolist() == [4.0]
             process.send_signal(number)
-            began = time.monotonic()
-            output, complaints = process.communicate(timeout=20)
+            output, complaints = process.communicate(timeout=SECONDS)
         assert (process.returncode, complaints) == (0, ""), complaints
-        assert "worker w stops" in output and time.monotonic() - began < 5
+        assert "worker w stops" in output
 
 
 @pytest.mark.proc
@@ -124,7 +123,7 @@ async def test_a_workers_log_has_the_traceback_of_what_a_function_raised(secret:
             with pytest.raises(RemoteError) as caught:
                 await me.call("w", "boom", "abc")
         process.terminate()
-        _, log = process.communicate(timeout=20)
+        _, log = process.communicate(timeout=SECONDS)
     found = f"correlation id {caught.value.correlation_id}" in log and "Traceback" in log and "in boom" in log
     assert found == (level is None), log
 
@@ -136,16 +135,14 @@ async def test_a_worker_ends_whatever_it_is_busy_with(secret: Path, function: st
         url = url_of(process)
         async with dist.Worker("me", secret=KEY, peers={"w": url}) as me:
             await me.call("w", "process")
-            busy = asyncio.ensure_future(me.call("w", function, *([] if function == "wait_forever" else [60.0])))
-            await asyncio.sleep(0.2)  # it has arrived; nobody could tell us
+            busy = asyncio.ensure_future(me.call("w", function, *([] if function == "wait_forever" else [10 * SECONDS])))
+            assert process.stdout is not None and await asyncio.to_thread(process.stdout.readline) == "begun\n"
             process.terminate()
-            began = time.monotonic()
             with pytest.raises(WorkerLostError):
                 await busy
-            _, complaints = await asyncio.to_thread(process.communicate, timeout=20)
+            _, complaints = await asyncio.to_thread(process.communicate, timeout=SECONDS)
         assert process.returncode == status, complaints
         assert ("in hold_the_loop_up" in complaints) == (status == 1), "the stacks say what was in the way"
-        assert time.monotonic() - began < 5.5
 
 
 @pytest.mark.proc

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-#: real seconds an async test may take; less than the timeout in pyproject.toml
+#: real seconds an async test may take, and the most that one waits for another process; less than the timeout in pyproject.toml
 SECONDS = float(os.environ.get("AIOGRAD_TEST_SECONDS", "110"))
 
 

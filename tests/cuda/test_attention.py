@@ -14,9 +14,9 @@ from aiograd.cuda.operations import attention
 from aiograd.cuda.operations.attention import backward_tile, forward_tile
 from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.ops.op import ROWS
+from tests.tolerance import tolerance
 
 ROW = ROWS["scaled_dot_product_attention"]
-TOLERANCE = {"f2": 2e-3, "f4": 1e-6, "f8": 1e-14}
 INPUTS = ("q", "k", "v", "mask")
 
 Arrays = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray | None]
@@ -43,7 +43,7 @@ def near(device: CudaDevice, found: Any, wanted: np.ndarray, dtype: str) -> None
     assert isinstance(found, CudaArray)
     assert found.shape == wanted.shape
     ours = device.to_host(found).astype(np.float64)
-    assert np.linalg.norm(ours - wanted) <= TOLERANCE[dtype] * max(np.linalg.norm(wanted), 1e-3)
+    assert np.linalg.norm(ours - wanted) <= tolerance(dtype) * max(np.linalg.norm(wanted), 1e-3)
 
 
 def check(device: CudaDevice, arrays: Arrays, dtype: str, needs: tuple[bool, ...] = (True, True, True, False), **statics: Any) -> None:

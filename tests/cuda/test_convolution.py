@@ -17,8 +17,7 @@ from aiograd.errors import ShapeError
 from aiograd.kernels.window import window
 from aiograd.ops.op import ROWS
 from tests.cuda.library import Library
-
-TOLERANCE = {"f2": 2e-3, "f4": 5e-7, "f8": 1e-15}
+from tests.tolerance import tolerance
 
 #: images, groups, channels in and out of a group, size, then the window: size, stride, padding, dilation
 CASES: dict[str, tuple[Any, ...]] = {
@@ -63,7 +62,7 @@ def check(device: CudaDevice, name: str, *arrays: np.ndarray | None, view: Calla
     assert isinstance(found, CudaArray)
     assert (found.shape, found.dtype) == (wanted.shape, dtype)
     ours = device.to_host(found).astype(np.float64)
-    assert np.linalg.norm(ours - wanted) <= TOLERANCE[dtype.str[1:]] * np.linalg.norm(wanted)
+    assert np.linalg.norm(ours - wanted) <= tolerance(dtype) * np.linalg.norm(wanted)
     assert device.statistics().fallbacks == {}
 
 

@@ -11,6 +11,7 @@ from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.expression import MAX_ARRAYS, MAX_OPERATIONS
 from aiograd.errors import ShapeError
+from tests.tolerance import tolerance
 
 RNG = np.random.default_rng(0)
 
@@ -58,7 +59,7 @@ def test_an_intermediate_that_is_held_is_written_by_the_same_launch(device: Cuda
     assert len(launches(device)) == 1
     np.testing.assert_array_equal(device.to_host(held), x * 2)
     assert len(launches(device)) == 1
-    np.testing.assert_allclose(found, np.exp(x * 2) + 1, rtol=1e-6)
+    np.testing.assert_allclose(found, np.exp(x * 2) + 1, rtol=tolerance(np.float32))
 
 
 def test_what_nobody_needs_is_never_computed(device: CudaDevice) -> None:

@@ -14,6 +14,7 @@ from aiograd.nn import functional as F
 from aiograd.ops.op import ROWS, rule_names
 from tests.cuda.fused_on_both import fused_agrees
 from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.tolerance import tolerance
 
 RNG = np.random.default_rng(0)
 
@@ -55,7 +56,7 @@ def test_what_counts_for_nothing_adds_nothing(device: CudaDevice) -> None:
     options: dict[str, Any] = {"target": np.array([1, 0]), "weight": np.array([1.0, 0.0, 1.0], np.float32)}
     wanted = ROWS["cross_entropy"].forward(x, **options)
     found = ag.nn.functional.cross_entropy(ag.tensor(x, device="cuda:0"), **options)
-    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-6)
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=tolerance(np.float32))
     ignored = ag.nn.functional.cross_entropy(ag.tensor(x, device="cuda:0"), np.array([-100, -100]))
     assert np.isnan(ignored.numpy())  # a mean over nothing
 
@@ -89,7 +90,7 @@ def test_targets_that_only_the_device_has_seen(device: CudaDevice, name: str, re
             gradient = rule(device.from_host(np.full(out.shape, 0.7, np.float32)), *[known[each] for each in rule_names(rule)])
             results.append((device.to_host(out), device.to_host(gradient)))
         for ours, wanted in zip(*results, strict=True):
-            np.testing.assert_allclose(ours, wanted, rtol=1e-6)
+            np.testing.assert_allclose(ours, wanted, rtol=tolerance(np.float32))
     assert device.statistics().fallbacks == {}
 
 

@@ -13,8 +13,8 @@ from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.errors import ShapeError
 from aiograd.ops.op import ROWS
+from tests.tolerance import tolerance
 
-TOLERANCE = {"f2": 1e-3, "f4": 2e-7, "f8": 1e-15}
 #: size, stride, padding, dilation
 WINDOWS: list[tuple[Any, ...]] = [(2, None, 0, 1), (3, 2, 1, 1), ((3, 2), (1, 2), (1, 0), (2, 3)), (2, 3, 0, 1), ((2, 3), 1, 1, 1)]
 
@@ -33,7 +33,7 @@ def check(device: CudaDevice, name: str, *arrays: np.ndarray, view: Callable[[An
     ours = device.to_host(found)
     np.testing.assert_array_equal(np.isnan(ours), np.isnan(wanted))
     gap = np.nan_to_num(ours.astype(np.float64)) - np.nan_to_num(wanted.astype(np.float64))
-    assert np.linalg.norm(gap) <= TOLERANCE.get(ours.dtype.str[1:], 0) * np.linalg.norm(np.nan_to_num(wanted).astype(np.float64))
+    assert np.linalg.norm(gap) <= (tolerance(ours.dtype) if ours.dtype.kind == "f" else 0) * np.linalg.norm(np.nan_to_num(wanted).astype(np.float64))
     assert device.statistics().fallbacks == {}
     return ours
 

@@ -17,9 +17,9 @@ from aiograd.devices import register_device, unregister_device
 from aiograd.errors import ShapeError
 from aiograd.ops.op import ROWS
 from tests.cuda.library import Library
+from tests.tolerance import assert_close, tolerance
 
 FLOATS = ("f4", "f8", "f2")
-TOLERANCE = {"f2": 2e-3, "f4": 5e-7, "f8": 1e-15}
 
 
 def draw(shape: tuple[int, ...], dtype: str = "f4", seed: int = 0) -> np.ndarray:
@@ -34,7 +34,7 @@ def close(found: CudaArray, wanted: np.ndarray, dtype: str) -> None:
     assert isinstance(found, CudaArray)
     assert (found.shape, found.dtype) == (wanted.shape, np.dtype(dtype))
     ours = found.device.to_host(found).astype(np.float64)
-    assert np.linalg.norm(ours - wanted) <= TOLERANCE[dtype] * max(np.linalg.norm(wanted), 1e-300)
+    assert np.linalg.norm(ours - wanted) <= tolerance(dtype) * max(np.linalg.norm(wanted), 1e-300)
 
 
 def check(device: CudaDevice, function: Callable[..., Any], *arrays: np.ndarray, dtype: str | None = None) -> None:
@@ -179,7 +179,7 @@ def test_shapes_that_do_not_fit(device: CudaDevice) -> None:
 def test_complex_numbers_are_left_to_the_host(device: CudaDevice) -> None:
     x = draw((3, 4)) + 1j * draw((3, 4), seed=1)
     found = np.matmul(device.from_host(x), device.from_host(x.T))
-    np.testing.assert_allclose(device.to_host(found), x @ x.T, rtol=1e-12)
+    assert_close(device.to_host(found), x @ x.T)
     assert device.statistics().fallbacks == {"matmul": 1}
 
 

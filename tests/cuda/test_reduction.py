@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from tests.cuda.on_both import DOMAINS, row_agrees
+from tests.tolerance import tolerance
 
 RNG = np.random.default_rng(0)
 SHAPES = [(), (7,), (301,), (131, 3), (3, 130), (2, 3, 4)]
@@ -38,8 +39,8 @@ def agree(device: CudaDevice, function: Callable[..., Any], x: np.ndarray, here:
     found = device.to_host(function(here, **options))
     what = f"{function.__name__}, {x.dtype} {x.shape}, {options}"
     assert (found.shape, found.dtype) == (wanted.shape, dtype), what
-    tolerance = {"float16": 4e-3, "float32": 1e-5}.get(dtype.name, 1e-12)
-    np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=tolerance, atol=tolerance, err_msg=what)
+    most = {"float16": 4e-3, "float32": 1e-5}.get(dtype.name, 1e-12)
+    np.testing.assert_allclose(found.astype(np.float64), wanted.astype(np.float64), rtol=most, atol=most, err_msg=what)
     assert device.statistics().fallbacks == {}, what
 
 
@@ -76,7 +77,7 @@ def test_methods_of_ufuncs(device: CudaDevice, ufunc: np.ufunc) -> None:
     here = device.from_host(x)
     for options in ({}, {"axis": 1}, {"axis": None, "keepdims": True}):
         found = device.to_host(ufunc.reduce(here, **options))
-        np.testing.assert_allclose(found, np.asarray(ufunc.reduce(x, **options)), rtol=1e-6)
+        np.testing.assert_allclose(found, np.asarray(ufunc.reduce(x, **options)), rtol=tolerance(np.float32))
     assert device.statistics().fallbacks == {}
 
 
@@ -135,7 +136,7 @@ def test_what_is_composed_of_reductions(device: CudaDevice) -> None:
 def test_what_has_no_kernel_goes_to_the_host(device: CudaDevice) -> None:
     x = drawn((4, 3), "f4")
     found = np.sum(device.from_host(x), axis=0, where=x > 0)
-    np.testing.assert_allclose(device.to_host(found), np.sum(x, axis=0, where=x > 0), rtol=1e-6)
+    np.testing.assert_allclose(device.to_host(found), np.sum(x, axis=0, where=x > 0), rtol=tolerance(np.float32))
     assert device.statistics().fallbacks == {"sum": 1}
 
 

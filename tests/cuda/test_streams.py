@@ -13,6 +13,7 @@ from aiograd.cuda.command import Lane
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.stream import Event, Stream, current_stream
 from aiograd.errors import ArgumentError, ModeError, NotReadyError
+from tests.tolerance import tolerance
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 
@@ -60,7 +61,7 @@ async def test_what_another_stream_made_is_waited_for_once(device: CudaDevice) -
     assert names == ["wait", "exp", "tanh", "wait", "add"], recorder.calls
     assert [stream is side.lane.handle for _, stream in recorder.calls] == [True, True, True, False, False]
     late.done = True
-    np.testing.assert_allclose((await w).numpy(), np.tanh(np.exp(X)) + 1, rtol=1e-6)
+    np.testing.assert_allclose((await w).numpy(), np.tanh(np.exp(X)) + 1, rtol=tolerance(np.float32))
 
 
 async def test_a_write_waits_for_readers_on_other_streams(device: CudaDevice) -> None:
@@ -74,7 +75,7 @@ async def test_a_write_waits_for_readers_on_other_streams(device: CudaDevice) ->
     assert [(name, stream is side.lane.handle) for name, stream in recorder.calls][-2:] == [("wait", False), ("cast", False)]
     late.done = True
     await y.__aiograd_wait__()
-    np.testing.assert_allclose(device.to_host(y), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(device.to_host(y), np.exp(X), rtol=tolerance(np.float32))
 
 
 async def test_memory_is_freed_behind_its_users_on_other_streams(device: CudaDevice) -> None:

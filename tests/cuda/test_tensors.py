@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.errors import DeviceError, DeviceLostError, DeviceMemoryError, DeviceMismatchError, NotReadyError
+from tests.tolerance import tolerance
 
 X = np.random.default_rng(0).standard_normal((3, 4)).astype(np.float32)
 W = np.random.default_rng(1).standard_normal((4, 2)).astype(np.float32)
@@ -32,7 +33,7 @@ async def gradients(place: str | None) -> list[np.ndarray]:
 
 async def test_gradients_are_those_of_the_host(device: CudaDevice) -> None:
     for ours, wanted in zip(await gradients("cuda:0"), await gradients(None), strict=True):
-        np.testing.assert_allclose(ours, wanted, rtol=2e-6, atol=1e-6)
+        np.testing.assert_allclose(ours, wanted, rtol=tolerance(np.float32), atol=tolerance(np.float32))
 
 
 async def test_the_same_bits_every_time(device: CudaDevice) -> None:
@@ -50,11 +51,11 @@ async def test_reading_what_is_pending_is_refused_inside_a_loop_and_awaiting_it_
     finally:
         go.set()
     assert (await y) is y
-    np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=tolerance(np.float32))
 
 
 def test_reading_outside_of_a_loop_waits(device: CudaDevice) -> None:
-    np.testing.assert_allclose(ag.exp(ag.tensor(X, device="cuda:0")).numpy(), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(ag.exp(ag.tensor(X, device="cuda:0")).numpy(), np.exp(X), rtol=tolerance(np.float32))
 
 
 async def test_device_to_host_to_device_in_one_graph(device: CudaDevice) -> None:
@@ -89,7 +90,7 @@ async def test_a_kernel_that_fails_is_a_pass_that_fails_and_no_grad_changes(devi
     device.driver.faults.clear()
     assert x.grad is None
     await ag.exp(x).sum().backward()
-    np.testing.assert_allclose((await x.grad).numpy(), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose((await x.grad).numpy(), np.exp(X), rtol=tolerance(np.float32))
 
 
 async def test_a_lost_device_says_so_and_the_host_goes_on(device: CudaDevice) -> None:
@@ -133,7 +134,7 @@ async def test_cancelling_a_wait_stops_the_waiting_only(device: CudaDevice) -> N
         await waiting
     go.set()
     await y
-    np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=1e-6)
+    np.testing.assert_allclose(y.numpy(), np.exp(X), rtol=tolerance(np.float32))
 
 
 async def test_an_array_is_never_copied_to_the_host_unasked(device: CudaDevice) -> None:

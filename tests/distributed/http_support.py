@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import datetime
 import ipaddress
+import socket
 import ssl
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -18,8 +19,8 @@ from cryptography.x509.oid import NameOID
 
 from aiograd.distributed.http import HttpTransport, WebSocketChannel
 from aiograd.distributed.transport import Channel
+from tests.watchdog import SECONDS
 
-PATIENCE = 20.0
 UPGRADE = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"
 
 
@@ -49,10 +50,10 @@ class Sink:
         self.closing.set()
 
     async def next(self) -> bytes | memoryview:
-        return await asyncio.wait_for(self.frames.get(), PATIENCE)
+        return await asyncio.wait_for(self.frames.get(), SECONDS)
 
     async def until_closed(self) -> BaseException | None:
-        await asyncio.wait_for(self.closing.wait(), PATIENCE)
+        await asyncio.wait_for(self.closing.wait(), SECONDS)
         return self.closed[0]
 
 
@@ -83,8 +84,8 @@ async def connected(listener: HttpTransport | None = None, dialler: HttpTranspor
     accepted: asyncio.Queue[Channel] = asyncio.Queue()
     async with listening(listener, accepted.put_nowait) as url:
         try:
-            channel = await dialler.connect(url, PATIENCE)
-            yield Pair(listener, dialler, url, await asyncio.wait_for(accepted.get(), PATIENCE), channel)
+            channel = await dialler.connect(url, SECONDS)
+            yield Pair(listener, dialler, url, await asyncio.wait_for(accepted.get(), SECONDS), channel)
         finally:
             await dialler.aclose()
 
@@ -153,6 +154,14 @@ class LoopTransport:
             self.protocol.buffer_updated(count)
 
 
+def read_to_the_end(opened: socket.socket) -> None:
+    """Block until the other side hangs up."""
+    opened.settimeout(SECONDS)
+    with contextlib.suppress(ConnectionError):
+        while opened.recv(4096):
+            pass
+
+
 async def request(url: str, data: bytes | str, *, half_close: bool = False) -> bytes:
     """Send `data` to where `url` points and return all that comes back until the connection ends."""
     host, port = url.rpartition("//")[2].rsplit(":", 1)
@@ -161,7 +170,7 @@ async def request(url: str, data: bytes | str, *, half_close: bool = False) -> b
         writer.write(data.encode("latin-1") if isinstance(data, str) else data)
         if half_close:
             writer.write_eof()
-        return await asyncio.wait_for(reader.read(), PATIENCE)
+        return await asyncio.wait_for(reader.read(), SECONDS)
     except ConnectionError:
         return b""
     finally:

@@ -15,6 +15,7 @@ from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Misbehave, Stage, Suspend, before, passes, same
 from tests.distributed.workers import busy, leaf, settled, simulate, until, values, view, workers
+from tests.tolerance import assert_close
 
 EVERY = [*GRAPHS, *WASTEFUL]
 
@@ -193,10 +194,10 @@ async def test_roots_add_up_also_when_one_is_named_twice_or_lies_behind_another(
         found = stage.found(ctx, opened)
         w, x = stage.weights["b"], stage.x
         (gx, gw) = await ag.grad((x * w).sum() * 2 + (x * w * w).sum(), [x, w])
-        np.testing.assert_allclose(found["a"][1], gx.numpy(), rtol=1e-15)
-        np.testing.assert_allclose(found["b"][0], gw.numpy(), rtol=1e-15)
+        assert_close(found["a"][1], gx.numpy())
+        assert_close(found["b"][0], gw.numpy())
         await ctx.backward(first, (stage.x * 0).sum())  # one of them is purely local
-        np.testing.assert_allclose(stage.found(ctx, opened)["a"][1], (gx + w).detach().numpy(), rtol=1e-15)
+        assert_close(stage.found(ctx, opened)["a"][1], (gx + w).detach().numpy())
 
 
 async def test_a_root_of_this_worker_that_others_have_used_as_well() -> None:

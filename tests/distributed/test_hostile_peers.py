@@ -25,11 +25,11 @@ from aiograd.distributed.http import HttpTransport, framing
 from aiograd.distributed.keyring import Key
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.limits import Limits
-from tests.distributed.http_support import UPGRADE
+from tests.distributed.http_support import UPGRADE, read_to_the_end
 from tests.distributed.intruder import LIMITS, Intruder, frame, request_frame
 from tests.distributed.memory import Switchboard
 from tests.distributed.test_codec import BOMBS, build, descriptor
-from tests.distributed.workers import SECRET, leaf, until, values
+from tests.distributed.workers import PATIENT, SECRET, leaf, until, values
 from tests.watchdog import SECONDS
 
 KEY = Key("k1", SECRET, "default")
@@ -240,8 +240,7 @@ HURRY = Limits(handshake_timeout=0.3, unread_seconds=0.4, heartbeat=0.1, missed_
 async def listening(limits: Limits) -> AsyncIterator[tuple[dist.Worker, dist.Worker]]:
     """A worker "b" on a socket, and a friend that is connected to it."""
     async with dist.Worker("b", service=service, secret=dist.Keyring(SECRET, kid="k1"), limits=limits) as b:
-        patient = Limits(missed_heartbeats=1000)
-        async with dist.Worker("a", secret=dist.Keyring(SECRET, kid="k1"), limits=patient, peers={"b": b.url}) as a:
+        async with dist.Worker("a", secret=dist.Keyring(SECRET, kid="k1"), limits=PATIENT, peers={"b": b.url}) as a:
             await one_pass(a)
             yield a, b
 
@@ -252,13 +251,6 @@ def open_socket(worker: dist.Worker, *said: bytes) -> socket.socket:
     for text in said:
         opened.sendall(text)
     return opened
-
-
-def read_to_the_end(opened: socket.socket) -> None:
-    opened.settimeout(SECONDS)
-    with contextlib.suppress(ConnectionError):
-        while opened.recv(4096):
-            pass
 
 
 def upgrade(worker: dist.Worker) -> bytes:

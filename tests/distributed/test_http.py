@@ -409,16 +409,16 @@ async def test_a_certificate_for_another_name_is_not_accepted(tmp_path: Path) ->
 
 
 async def test_a_tls_handshake_that_does_not_come_closes_the_connection(tmp_path: Path) -> None:
-    listener = HttpTransport(Limits(handshake_timeout=0.2, connections_per_address=2), ssl=Authority(tmp_path).server("alice"))
+    listener = HttpTransport(Limits(handshake_timeout=1.0, connections_per_address=2), ssl=Authority(tmp_path).server("alice"))
     async with listening(listener) as url:
         port = int(url.rpartition(":")[2])
         stalled = [await asyncio.open_connection("127.0.0.1", port) for _ in range(2)]
         stalled[0][1].write(b"\x16\x03\x01\x02\x00\x01")
-        await asyncio.sleep(0.05)
-        assert listener.connections == 2, "counted before the handshake"
+        while listener.connections < 2:  # counted before the handshake
+            await asyncio.sleep(0)
         for reader, writer in [await asyncio.open_connection("127.0.0.1", port), *stalled]:
             with contextlib.suppress(ConnectionError):
-                assert await asyncio.wait_for(reader.read(), 5) == b""
+                assert await reader.read() == b""
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()

@@ -24,7 +24,7 @@ from aiograd.distributed.http.server import HttpServer, accept_key
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Channel
 from aiograd.errors import WorkerLostError
-from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, request
+from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, read_to_the_end, request
 
 pytestmark = pytest.mark.net
 FUZZ = int(os.environ.get("AIOGRAD_FUZZ", "1"))
@@ -204,19 +204,18 @@ async def test_a_head_that_does_not_come_closes_the_connection(start: str) -> No
     async with refusing(HURRY) as url:
         begin = asyncio.get_running_loop().time()
         assert await request(url, start) == b""
-        assert 0.35 < asyncio.get_running_loop().time() - begin < 5
+        assert asyncio.get_running_loop().time() - begin > 0.35
 
 
 async def test_a_head_in_drops_closes_the_connection() -> None:
     async with refusing(HURRY) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
-        begin = asyncio.get_running_loop().time()
         with contextlib.suppress(ConnectionError, RuntimeError):  # RuntimeError: written after the loop saw the end
             for byte in b"GET /health HTTP/1.1\r\nX: " + b"a" * 400:
                 writer.write(bytes([byte]))
                 await writer.drain()
                 await asyncio.sleep(0.02)
-        assert asyncio.get_running_loop().time() - begin < 3
+            pytest.fail("all of it was taken")
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
         writer.close()
@@ -231,13 +230,13 @@ async def test_a_head_in_drops_closes_the_connection() -> None:
 async def test_connections_are_kept_for_a_while_and_their_second_request_is_timed_as_well(second: bytes, limits: Limits) -> None:
     async with refusing(limits) as url:
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url))
+        begin = asyncio.get_running_loop().time()
         writer.write(f"GET /health HTTP/1.1\r\nHost: {url[7:]}\r\n\r\n".encode())
         assert b"200 OK" in await reader.readuntil(b"ok")
-        begin = asyncio.get_running_loop().time()
         writer.write(second)
         with contextlib.suppress(ConnectionError):
             assert await reader.read() == b""
-        assert 0.3 < asyncio.get_running_loop().time() - begin < 5.0
+        assert asyncio.get_running_loop().time() - begin > 0.3
         writer.close()
         with contextlib.suppress(ConnectionError):
             await writer.wait_closed()
@@ -285,7 +284,7 @@ async def test_an_answer_that_is_not_read_is_given_up() -> None:
         writer.write(f"GET /large HTTP/1.1\r\nHost: {url[7:]}\r\n\r\n".encode())
         await asyncio.sleep(0.1)
         assert transport.connections == 1
-        await asyncio.wait_for(_until(lambda: transport.connections == 0), 5)
+        await _until(lambda: transport.connections == 0)
         writer.transport.abort()
         del reader
 
@@ -302,30 +301,29 @@ async def test_connections_above_the_limits_are_closed_at_once_and_come_back_whe
     transport = HttpTransport(Limits(connections=6, connections_per_address=4))
     async with listening(transport) as url:
         kept = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(4)]
-        await asyncio.wait_for(_until(lambda: transport.connections == 4), 5)
+        await _until(lambda: transport.connections == 4)
         for _ in range(20):
             assert await request(url, b"GET /health HTTP/1.1\r\n\r\n") == b""
         others = []
         for _ in range(2):  # of another address
             others.append(await asyncio.open_connection("127.0.0.1", port_of(url), local_addr=("127.0.0.2", 0)))
-        await asyncio.wait_for(_until(lambda: transport.connections == 6), 5)
+        await _until(lambda: transport.connections == 6)
         reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url), local_addr=("127.0.0.3", 0))
         assert await reader.read() == b""
         for _, one in [*kept, *others, (None, writer)]:
             one.close()
             await one.wait_closed()
-        await asyncio.wait_for(_until(lambda: transport.connections == 0), 5)
+        await _until(lambda: transport.connections == 0)
         assert (await get(url, "/health"))[0] == 200
 
 
 async def test_many_idle_connections_are_gone_in_time() -> None:
     transport = HttpTransport(Limits(connections=200, connections_per_address=150, handshake_timeout=1.0))
     async with listening(transport) as url, contextlib.AsyncExitStack() as stack:
-        for _ in range(100):
-            stack.enter_context(socket.create_connection(("127.0.0.1", port_of(url))))
-        await asyncio.wait_for(_until(lambda: transport.connections == 100), 5)
+        sockets = [stack.enter_context(socket.create_connection(("127.0.0.1", port_of(url)))) for _ in range(100)]
         assert (await get(url, "/health"))[0] == 200, "others are served meanwhile"
-        await asyncio.wait_for(_until(lambda: transport.connections == 0), 10)
+        await asyncio.gather(*(asyncio.to_thread(read_to_the_end, opened) for opened in sockets))
+        await _until(lambda: transport.connections == 0)
 
 
 async def test_channels_count_as_connections_until_they_are_closed() -> None:
@@ -355,7 +353,7 @@ async def test_a_peer_that_never_reads_is_dropped_and_others_go_on() -> None:
     async with listening(HttpTransport(limits), channels.append) as url:
         deaf = socket.create_connection(("127.0.0.1", port_of(url)))
         deaf.sendall(f"GET /aiograd/v1 HTTP/1.1\r\nHost: {url[7:]}\r\n{UPGRADE}\r\n".encode())
-        await asyncio.wait_for(_until(lambda: channels), 5)
+        await _until(lambda: channels)
         sink = Sink(channels[0])
         while channels[0].send(bytes(1 << 20)):
             await asyncio.sleep(0)

@@ -12,11 +12,14 @@ import numpy as np
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.context import Context
+from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.testing import simulated_run
 from tests.distributed.memory import Switchboard
 
 SECRET = b"0123456789abcdef" * 2
+#: nobody is lost for being slow
+PATIENT = Limits(missed_heartbeats=1000)
 
 
 @contextlib.asynccontextmanager

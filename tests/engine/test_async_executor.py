@@ -6,7 +6,6 @@ import asyncio
 import contextvars
 import gc
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -495,20 +494,19 @@ async def test_errors_of_any_kind_come_back_from_a_thread() -> None:
 
 
 async def test_the_loop_turns_while_a_rule_sleeps_in_its_thread() -> None:
-    turns = 0
-    waiting = Switch()
+    waiting, release = Switch(), threading.Event()
 
     def rule(ctx: Any, g: Any) -> Any:
         loop.call_soon_threadsafe(waiting.on)
-        time.sleep(0.02)  # stands for a kernel
+        assert release.wait(timeout=60)  # stands for a kernel
         return g
 
     loop = asyncio.get_running_loop()
     x = leaf(1.0)
     task = asyncio.create_task(function(rule)(x).backward())
     await waiting
-    while not task.done():
-        turns += 1
+    for _ in range(10):
+        assert not task.done()
         await asyncio.sleep(0)
+    release.set()
     await task
-    assert turns > 10

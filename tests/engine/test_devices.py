@@ -23,6 +23,7 @@ from aiograd.testing import ToyArray, ToyDevice, ToyError, simulated_run
 from tests.ops.domains_core import DOMAINS as CORE
 from tests.ops.domains_nn import DOMAINS as NN
 from tests.ops.traced import floating
+from tests.tolerance import assert_close
 
 DOMAINS = {**CORE, **NN}
 
@@ -261,7 +262,7 @@ async def test_second_derivatives_accumulate_on_the_device(plain_rows: None, toy
         found.append([*map(bits, first), *(bits(leaf.grad) for leaf in leaves.values())])
     assert found[0] == found[1]
     for host, mixed in zip(found[0], found[2], strict=True):  # sums meet at other nodes there, so they associate differently
-        np.testing.assert_allclose(np.frombuffer(mixed[2], np.float32), np.frombuffer(host[2], np.float32), rtol=1e-6)
+        assert_close(np.frombuffer(mixed[2], np.float32), np.frombuffer(host[2], np.float32))
 
 
 async def test_modules_and_optimizers_train_on_the_device(toy: ToyDevice) -> None:

@@ -27,6 +27,7 @@ from tests.pipeline.models import (
     serial,
     values,
 )
+from tests.tolerance import assert_close
 
 NAMED = [
     ("GPipe", 3, 4, 1),
@@ -560,7 +561,7 @@ async def test_other_passes_meanwhile_are_not_lost() -> None:
     await Pipeline([first, modules[1]], ONE_FORWARD_ONE_BACKWARD, loss_fn=mean_square).step(x, target)
     alone = blocks(2)
     await serial(alone, 4, x, target)
-    np.testing.assert_allclose(modules[0][0].bias.grad.numpy(), alone[0][0].bias.grad.numpy() + 1, rtol=1e-6)
+    assert_close(modules[0][0].bias.grad.numpy(), alone[0][0].bias.grad.numpy() + 1)
 
 
 async def test_what_was_done_and_when() -> None:

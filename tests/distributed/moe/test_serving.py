@@ -14,6 +14,7 @@ from aiograd.distributed import moe
 from aiograd.errors import ArgumentError, DistributedError, ExpertLostError, NotExposedError, RemoteError
 from aiograd.testing import simulated_run
 from tests.distributed.memory import Switchboard
+from tests.tolerance import assert_close, tolerance
 
 
 def rows(*values: float) -> Any:
@@ -197,7 +198,7 @@ async def test_a_backend_answers_without_a_graph_and_learns_from_each_backward()
     before = module.weight.detach().clone().numpy()
     (got,) = await backend.backward([x], g)
     np.testing.assert_array_equal(got.numpy(), want_x.numpy())
-    np.testing.assert_allclose(module.weight.detach().numpy(), before - 0.5 * want_w.numpy(), rtol=1e-6)
+    np.testing.assert_allclose(module.weight.detach().numpy(), before - 0.5 * want_w.numpy(), rtol=tolerance(np.float32))
     assert backend.updates == 1 and module.weight.grad is None and not x.requires_grad
 
 
@@ -298,7 +299,7 @@ async def test_a_remote_expert_is_the_module_it_serves() -> None:
         got = await experts["ffn.1.0"](x)
         want = setting.modules["ffn.1.0"](x)
         np.testing.assert_array_equal(got.detach().numpy(), want.detach().numpy())
-        np.testing.assert_array_equal((await experts["ffn.1.0"](x[2:4])).detach().numpy(), got[2:4].detach().numpy())
+        assert_close((await experts["ffn.1.0"](x[2:4])).detach().numpy(), got[2:4].detach().numpy())  # other shapes, other kernels
         await (got * got).sum().backward()
         (grad,) = await ag.grad((want * want).sum(), [x])
         np.testing.assert_array_equal(x.grad.numpy(), grad.numpy())
@@ -356,7 +357,7 @@ def test_a_request_of_more_rows_than_a_batch_holds_runs_as_several() -> None:
             x = data(8)
             result = await moe.call_many([[experts["ffn.0.1"]]] * 8, x)
             want = setting.modules["ffn.0.1"](x)
-            np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=1e-6)
+            np.testing.assert_allclose(result.outputs[:, 0].detach().numpy(), want.detach().numpy(), rtol=tolerance(np.float32))
             assert result.requests == 1 and setting.sizes["ffn.0.1"] == [3, 3, 2]
             (grad,) = await ag.grad((want * want).sum(), [x])
             await (result.outputs * result.outputs).sum().backward()
