@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
+from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -36,7 +37,7 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
 @pytest.fixture(autouse=True)
 def _no_slices_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """An engine gives way to others when its clock says so, and a test that is about that brings one: elsewhere the machine's would decide."""
-    monkeypatch.setattr("aiograd.engine.run.engine.perf_counter", lambda: 0.0)
+    monkeypatch.setattr("aiograd.engine.run.engine.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
 
 _watchdog = Watchdog()

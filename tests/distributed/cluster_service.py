@@ -48,16 +48,19 @@ async def complain(text: str) -> None:
 
 @service.function
 async def wait_forever() -> None:
+    print("begun", flush=True)
     await asyncio.Event().wait()
 
 
 @service.function
 def sleep_in_a_thread(seconds: float) -> None:
+    print("begun", flush=True)
     time.sleep(seconds)
 
 
 @service.function
 async def hold_the_loop_up(seconds: float) -> None:
+    print("begun", flush=True)
     time.sleep(seconds)  # noqa: ASYNC251 - that is the point
 
 

@@ -308,7 +308,7 @@ def test_a_timeout_at_any_time(how: str, mode: str) -> None:
                         outcome = "late, but committed" if error.committed else "late"
                     except TimeoutError as error:
                         assert how == "asyncio.timeout" and type(error) is TimeoutError
-                        outcome = "late, but committed" if getattr(error.__cause__, "committed", False) else "late"
+                        outcome = "late, but committed" if getattr(error.__cause__ or error.__context__, "committed", False) else "late"
                     took = loop.time() - began
                     assert took <= seconds + LIMITS.heartbeat, f"{took} s of {seconds} s"
                     await asyncio.sleep(0.2)

@@ -6,9 +6,9 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import time
 import weakref
 from collections.abc import Callable, Sequence
-from time import perf_counter
 from types import TracebackType
 from typing import Any, Self, TypeVar, overload
 
@@ -131,7 +131,7 @@ class Engine:
             raise EngineClosedError("this Engine has been closed; make a new one")
         if self._loop is None:
             self._loop = weakref.ref(loop)
-            by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else perf_counter
+            by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else time.perf_counter
             self._turns = Turns(self._loop, self._budget, self._clock or by_default)
         elif self._loop() is not loop:
             raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
