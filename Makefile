@@ -4,6 +4,7 @@
 #   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
 #   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
+#   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--seeds 2000")
@@ -23,7 +24,7 @@ ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx lint format chaos release-checks gpu bench parity examples clean
+.PHONY: demo test simulator ptx cpus lint format chaos release-checks gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -40,6 +41,9 @@ simulator: $(VENV)/.installed-dev
 ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/cuda_driver
 	$(BIN)/python -m tests.ptx $(ARGS)
+
+cpus: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.cpus --jobs $(JOBS) $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check .

@@ -14,11 +14,11 @@ from aiograd import distributed as dist
 from aiograd.distributed.context import Context
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import ALL_ON, Safeguards
-from aiograd.testing import simulated_run
+from aiograd.testing import SimulatedLoop, simulated_run
 from tests.distributed.memory import Switchboard
 
 SECRET = b"0123456789abcdef" * 2
-#: nobody is lost for being slow
+#: on a real loop nobody is lost for being slow
 PATIENT = Limits(missed_heartbeats=1000)
 
 
@@ -42,6 +42,8 @@ async def workers(
         options: of every Worker.
     """
     board = board or Switchboard()
+    if not isinstance(asyncio.get_running_loop(), SimulatedLoop):
+        options.setdefault("limits", PATIENT)
     opened: list[dist.Worker] = []
     async with contextlib.AsyncExitStack() as stack:
         for name in names:
