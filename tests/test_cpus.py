@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.cpus.__main__ import PARTS, ROOT, described, machine_of, main, probe, read_outcome
+from tests.cpus.__main__ import PARTS, ROOT, build_other_cpu, described, machine_of, main, probe, read_outcome
 from tests.cpus.paths import Machine, paths
 
-X86 = Machine("x86_64", "openblas", ["SSE42", "AVX", "AVX2", "X86_V3"], ["X86_V3"])
+X86 = Machine("Linux", "x86_64", "openblas", "libscipy_openblas", "/usr/bin/cc", ["SSE42", "AVX", "AVX2", "X86_V3"], ["X86_V3"])
 
 
 def names(machine: Machine, *, without: bool = False) -> list[str]:
@@ -21,7 +21,7 @@ def names(machine: Machine, *, without: bool = False) -> list[str]:
 
 def test_a_cpu_takes_the_paths_of_its_forerunners() -> None:
     assert names(X86) == (
-        "default prescott nehalem sandybridge haswell zen below-x86_v3 numba-generic oldest threads-1 threads-2 threads-8".split()
+        "default prescott nehalem sandybridge haswell zen below-x86_v3 numba-generic oldest other-cpu threads-1 threads-2 threads-8".split()
     )
     assert names(X86, without=True) == ["skylakex", "sapphirerapids"]
     newer = X86._replace(features=[*X86.features, "X86_V4", "AVX512_SPR"], dispatched=["X86_V3", "X86_V4", "AVX512_SPR"])
@@ -34,23 +34,26 @@ def test_a_cpu_takes_the_paths_of_its_forerunners() -> None:
 
 
 def test_other_architectures_have_other_names() -> None:
-    arm = Machine("arm64", "openblas", ["NEON", "ASIMD", "ASIMDHP"], ["ASIMDHP"])
+    arm = X86._replace(architecture="arm64", features=["NEON", "ASIMD", "ASIMDHP"], dispatched=["ASIMDHP"])
     assert names(arm)[:5] == ["default", "armv8", "cortexa57", "neoversen1", "thunderx2t99"] and names(arm, without=True) == ["neoversev1"]
-    mac = arm._replace(blas="accelerate", dispatched=[])
+    mac = arm._replace(system="Darwin", blas="accelerate", prefix="", dispatched=[])
     assert names(mac) == ["default", "numba-generic", "oldest", "threads-1", "threads-2", "threads-8"]
-    assert all("accelerate" in path.without for path in paths(mac) if path.without)
-    assert names(Machine("riscv64", "", [], [])) == ["default", "numba-generic", "oldest", "threads-1", "threads-2", "threads-8"]
+    assert all("accelerate" in path.without or path.name == "other-cpu" for path in paths(mac) if path.without)
+    assert names(Machine("Linux", "riscv64", "", "", "", [], [])) == ["default", "numba-generic", "oldest", "threads-1", "threads-2", "threads-8"]
 
 
 def test_a_path_is_what_a_process_with_its_variables_takes() -> None:
     default = probe(sys.executable, {})
     machine = machine_of(default)
     for path in paths(machine):
-        if path.name in ("oldest", "threads-8"):
+        if path.name in ("oldest", "threads-8", "other-cpu") and not path.without:
+            if path.name == "other-cpu":
+                build_other_cpu(machine.compiler)
             found = probe(sys.executable, path.environment)
             assert described(found) != described(default), path.name
-            assert path.name == "threads-8" or not found["dispatched"]
-            assert path.name == "oldest" or found["threads"] in (0, 8)
+            assert (found["dispatched"] == []) == (path.name != "threads-8" or not machine.dispatched)
+            assert path.name != "threads-8" or found["threads"] in (0, 8)
+            assert (found["core"] == "of other_cpu.c") == (path.name == "other-cpu")
 
 
 def test_what_pytest_says_is_read() -> None:
@@ -74,6 +77,28 @@ def test_unknown_paths_are_refused_and_known_ones_listed(capsys: pytest.CaptureF
     assert "no code path is called pentium; there are default" in capsys.readouterr().err
     assert main(["--list"]) == 0
     assert "threads-8" in capsys.readouterr().out
+
+
+DIFFERENCES = """
+import math
+import numpy as np
+x = np.random.default_rng(0).standard_normal((9, 7))
+turned = np.asfortranarray(x)
+print(int((x @ x.T == turned @ x.T).all()), int(np.allclose(x @ x.T, np.einsum("ij,kj->ik", x, x), rtol=1e-13)), np.exp(0.0) == 1)
+wanted = [[math.exp(each) for each in row] for row in x]
+print((np.exp(x) != wanted).sum() > 10, np.allclose(np.exp(x), wanted, rtol=1e-15))
+"""
+
+
+@pytest.mark.proc
+def test_the_other_cpu_is_right_and_has_other_bits() -> None:
+    machine = machine_of(probe(sys.executable, {}))
+    (other,) = [path for path in paths(machine) if path.name == "other-cpu"]
+    if other.without:
+        pytest.skip(other.without)
+    build_other_cpu(machine.compiler)
+    done = subprocess.run([sys.executable, "-c", DIFFERENCES], env={**os.environ, **other.environment}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "1", "True", "True", "True"], done.stdout
 
 
 @pytest.mark.proc

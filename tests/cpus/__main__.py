@@ -18,10 +18,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from tests.cpus import pythons
-from tests.cpus.paths import CodePath, Machine, paths
+from tests.cpus.paths import OTHER_CPU, OUT, CodePath, Machine, paths
 
 ROOT = Path(__file__).parents[2]
-OUT = ROOT / "out" / "cpus"
 
 #: what compares numbers
 PARTS: dict[str, Sequence[str]] = {
@@ -61,7 +60,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--list", action="store_true", help="name the code paths and end")
     options = parser.parse_args(arguments)
-    known = paths(machine_of(probe(sys.executable, {})))
+    machine = machine_of(probe(sys.executable, {}))
+    known = paths(machine)
     if options.list:
         for path in known:
             variables = " ".join(f"{name}={value!r}" for name, value in path.environment.items())
@@ -71,6 +71,8 @@ def main(arguments: list[str] | None = None) -> int:
     if unknown:
         parser.error(f"no code path is called {', '.join(sorted(unknown))}; there are {', '.join(path.name for path in known)}")
     chosen = [path for path in known if not options.paths or path.name in options.paths]
+    if any(path.name == "other-cpu" and not path.without for path in chosen):
+        build_other_cpu(machine.compiler)
     rows: list[str] = []
     failures: list[str] = []
     seen: dict[str, str] = {}
@@ -116,6 +118,13 @@ def probe(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any]:
 def machine_of(found: Mapping[str, Any]) -> Machine:
     """What the default path has, which is what there is to choose from."""
     return Machine(*(found[field] for field in Machine._fields))
+
+
+def build_other_cpu(compiler: str) -> None:
+    """Compile ``other_cpu.c``."""
+    OUT.mkdir(parents=True, exist_ok=True)
+    options = ["-O2", "-ffp-contract=off", "-fno-builtin", "-shared", "-fPIC", "-o", str(OTHER_CPU), "-ldl", "-lm"]
+    subprocess.run([compiler, str(Path(__file__).with_name("other_cpu.c")), *options], check=True)
 
 
 HEADINGS = f"{'Python':<8} {'numpy':<7} {'its loops for':<26} {'BLAS kernels':<24} {'threads':>7} {'numba for':<16}"
