@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 from collections.abc import Callable, Iterator, Mapping
-from types import SimpleNamespace
 
 import pytest
 import uvloop
@@ -32,12 +31,6 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     if any(item.get_closest_marker(name) for name in ("proc", "net", "sim")):
         del factories["asyncio"]
     return factories
-
-
-@pytest.fixture(autouse=True)
-def _no_slices_by_the_clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """An engine gives way to others when its clock says so, and a test that is about that brings one: elsewhere the machine's would decide."""
-    monkeypatch.setattr("aiograd.engine.run.engine.time", SimpleNamespace(perf_counter=lambda: 0.0))
 
 
 _watchdog = Watchdog()

@@ -18,7 +18,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.cluster import LocalCluster
 from aiograd.errors import ContextError, DistributedError, RemoteError, WorkerLostError
 from tests.distributed.shutdown_service import OnLoop, reached
-from tests.distributed.workers import SECRET, leaf, settled, until, workers
+from tests.distributed.workers import PATIENT, SECRET, leaf, settled, until, workers
 
 SERVICE = "tests.distributed.shutdown_service:service"
 #: every warning is an error, and the interpreter looks closely
@@ -140,7 +140,7 @@ async def work(worker, ctx):
         print(error)
 
 async def main():
-    worker = dist.Worker("c", peers={"t": url}, secret=bytes.fromhex(secret))
+    worker = dist.Worker("c", peers={"t": url}, secret=bytes.fromhex(secret), limits=dist.Limits(missed_heartbeats=1000))
     if how == "left open":
         await worker.__aenter__()
         ctx = await worker.context().__aenter__()
@@ -189,7 +189,8 @@ async def test_a_loop_that_ends_in_the_middle_of_a_pass(how: str, status: int, l
         return y
 
     service.function("has_begun")(_is_set(begun))
-    async with dist.Worker("t", service=service, secret=SECRET) as t:
+    limits = dist.Limits() if how == "left open" else PATIENT  # where nothing tells the peer, it finds out by itself
+    async with dist.Worker("t", service=service, secret=SECRET, limits=limits) as t:
         environment = {**os.environ, **STRICT, "PYTHONPATH": str(Path(__file__).parents[2])}
         pipe = asyncio.subprocess.PIPE
         child = await asyncio.create_subprocess_exec(
@@ -203,7 +204,7 @@ async def test_a_loop_that_ends_in_the_middle_of_a_pass(how: str, status: int, l
         lines = written.decode().splitlines()
         said = "\n".join(line for line in lines if not line.startswith("Executing <"))  # the interpreter's complaint of a slow machine
         assert child.returncode == status, said
-        if how == "left open":  # nothing told the peer, who finds out by itself, and keeps the context for its lease; sockets are reported
+        if how == "left open":  # the peer keeps the context for its lease; sockets are reported
             assert not re.search("destroyed|never", said), said
         else:
             assert (said.splitlines() or [""])[-1] == last, said
