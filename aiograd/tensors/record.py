@@ -487,11 +487,17 @@ _FIRST, _FIRST_TWO = (0,), (0, 0)
 _SAVES = {(): 0, ("x1",): 1, ("x2",): 2, ("x1", "x2"): 3}
 
 
+def _lean_dtypes(op: Op) -> tuple[np.dtype[Any] | None, np.dtype[Any] | None]:
+    """The dtypes of results that need no closer look; none where an argument has no rule, so that there may be nothing to record."""
+    return (_FLOAT32, _FLOAT64) if all(_has_rule(op, name) for name in op.arrays) else (None, None)
+
+
 def unary(op: Op) -> Callable[[Any], Any]:
     """A function of one Tensor for a row of one array without static arguments."""
     forward = op.forward
     tensor_class = TENSOR_CLASS
     classes: list[Any] = []
+    float32, float64 = _lean_dtypes(op)
 
     def apply(x: Any) -> Any:
         mode = current_mode()
@@ -515,8 +521,10 @@ def unary(op: Op) -> Callable[[Any], Any]:
             tensor._node = None
             return tensor
         dtype = out.dtype
-        if dtype is not _FLOAT32 and dtype is not _FLOAT64:
-            return call(op, (x,), {})
+        if dtype is not float32 and dtype is not float64:
+            tensor._node = None
+            _attach(op, [x], {}, [tensor], (), mode, "cpu", None)
+            return tensor
         if not classes:
             compiled = node_class(op, (True,))
             classes.append((compiled, compiled.row.save, compiled.row.saves_output))
@@ -545,6 +553,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
     forward = op.forward
     tensor_class = TENSOR_CLASS
     classes: list[Any] = [None, None, None, None]
+    float32, float64 = _lean_dtypes(op)
 
     def classes_for(needs: int) -> Any:
         cls = node_class(op, (bool(needs & 1), bool(needs & 2)))
@@ -587,8 +596,10 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
             tensor._node = None
             return tensor
         dtype = out.dtype
-        if dtype is not _FLOAT32 and dtype is not _FLOAT64:
-            return call(op, (a, b), {})
+        if dtype is not float32 and dtype is not float64:
+            tensor._node = None
+            _attach(op, [a, b], {}, [tensor], (), mode, "cpu", None)
+            return tensor
         cls, kind, save, saves_output = classes[needs] or classes_for(needs)
         made = _new(cls)
         made._seq = _next_sequence()
@@ -629,6 +640,12 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
         return call(op, (x, index), {})
     if x._x is not None:
         refresh(x)
+    node = x._node if mode.grad else None
+    if node is not None:
+        dtype = data.dtype
+        entry = op.lean.get(_NEEDED)
+        if entry is None or (dtype is not _FLOAT32 and dtype is not _FLOAT64):
+            return call(op, (x, index), {})
     try:
         out = data[index]
     except REFUSALS as error:
@@ -639,12 +656,7 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
     tensor._data = out
     tensor._node = None
     tensor._nr = 0
-    node = x._node
-    if node is not None and mode.grad:
-        dtype = out.dtype
-        entry = op.lean.get(_NEEDED)
-        if entry is None or (dtype is not _FLOAT32 and dtype is not _FLOAT64):
-            return call(op, (x, index), {})
+    if node is not None:
         made = _new(entry[0])
         made._seq = _next_sequence()
         made._extra = None
