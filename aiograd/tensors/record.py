@@ -643,7 +643,7 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
     node = x._node if mode.grad else None
     if node is not None:
         dtype = data.dtype
-        entry = op.lean.get(_NEEDED)
+        entry: Any = op.lean.get(_NEEDED)
         if entry is None or (dtype is not _FLOAT32 and dtype is not _FLOAT64):
             return call(op, (x, index), {})
     try:
