@@ -6,7 +6,8 @@ Note [Commands instead of awaits]
     node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that really waits
     becomes concurrent with the others. The same generator serves asyncio, a simulated loop and a test that drives it by hand.
 
-Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. For a leaf the rule is staging.
+Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. For a leaf the rule is staging. Where
+the gradient of a non-leaf is kept and its node is not run, prehooks are run all the same: accumulating is what that pass does there.
 
 Source: PyTorch ``engine.cpp`` evaluate_function, ``function.h`` Note [Hooks ordering].
 """
@@ -119,11 +120,12 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
                 task.retain(keep, to_tensor(grads[nr]))
     if node in task.captures:
         task.capture(node, grads)
-    if not task._runs(node):
-        return []
-    if extra is not None and extra.prehooks:
+    runs = task._runs(node)
+    if extra is not None and extra.prehooks and (runs or task.accumulates_at(node)):
         for hook in extra.prehooks.calls():
             grads = yield from _prehook(task, node, hook, grads)
+    if not runs:
+        return []
     given = list(grads)
     values = None
     saved = getattr(node, "_saved", None)

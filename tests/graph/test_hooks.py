@@ -423,6 +423,26 @@ async def test_a_node_that_is_only_captured_runs_tensor_hooks_but_not_its_own() 
     same(b.grad, [3.0])  # retained as well
 
 
+@pytest.mark.parametrize("further", [False, True])
+async def test_accumulating_into_a_non_leaf_runs_the_prehooks_of_its_node(further: bool) -> None:
+    a = leaf([1.0])
+    b = 2 * a
+    order: list[str] = []
+    b.register_hook(lambda g: order.append("tensor hook"))
+
+    async def prehook(grads: Any) -> Any:
+        order.append("prehook")
+        return (grads[0] * 10,)
+
+    b.grad_fn.register_prehook(prehook)
+    b.grad_fn.register_hook(lambda i, o: order.append("posthook"))
+    await (b * 3).sum().backward(inputs=(b, a) if further else (b,))
+    assert order == ["tensor hook", "prehook", *(["posthook"] if further else [])]
+    same(b.grad, [3.0])  # a prehook changes what the node is given, not what its tensor gets
+    if further:
+        same(a.grad, [60.0])
+
+
 async def test_a_captured_leaf_runs_its_tensor_hooks_and_no_others() -> None:
     a = leaf([1.0])
     order: list[str] = []
