@@ -213,7 +213,7 @@ def _records(tensor: TensorCore, value: TensorCore | None) -> bool:
 def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
     """Write the result of a row into the tensor and take over its place in the graph."""
     shape, dtype = tensor.shape, tensor.dtype
-    if value.shape != shape and np.broadcast_shapes(value.shape, shape) != shape:
+    if value.shape != shape:
         raise ShapeError(
             f"{what}: a result of shape {list(value.shape)} does not fit in place into shape {list(shape)}. Use the out-of-place operation."
         )
@@ -226,7 +226,7 @@ def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
     write(tensor, value._data)
     if not records:
         return
-    if value._node is None or value.shape != shape or value.dtype != dtype:
+    if value._node is None or value.dtype != dtype:
         move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": ...}, tensor._data))
     else:
         move_with_parents(tensor, value._node, value._nr)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ModifiedError, ShapeError
 
 
 def leaf(values: Any) -> ag.Tensor:
@@ -80,6 +81,53 @@ async def test_the_same_object_and_memory_are_modified(modify: Any, expected: An
     assert array.tolist() == expected
     assert t.version == 1
     assert t.requires_grad is graph
+
+
+def test_every_augmented_assignment_writes_in_place() -> None:
+    matrix = np.array([[1.0, 2.0], [3.0, 4.0]])
+    rounds: list[tuple[Any, str, Any]] = [
+        *((matrix, name, 2) for name in ("iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow")),
+        (matrix, "imatmul", matrix),
+        *((matrix.astype(np.int64), name, 2) for name in ("ifloordiv", "imod", "iand", "ior", "ixor", "ilshift", "irshift")),
+        *((matrix > 2, name, True) for name in ("iand", "ior", "ixor")),
+    ]
+    for array, name, other in rounds:
+        modify = getattr(operator, name)
+        expected = modify(array.copy(), other)
+        for given in (other, ag.tensor(other, dtype=array.dtype)):
+            t = alias = ag.tensor(array)
+            memory = t.numpy()
+            t = modify(t, given)
+            assert t is alias and t.version == 1, name
+            np.testing.assert_allclose(memory, expected, rtol=1e-15)
+
+
+async def test_integer_division_in_place_passes_no_gradient_and_the_remainder_does() -> None:
+    for modify, expected in ((operator.ifloordiv, [0.0, 0.0]), (operator.imod, [10.0, 10.0])):
+        x = leaf([5.5, 7.5])
+        y = alias = x * 10
+        y = modify(y, 4)
+        assert y is alias and y.requires_grad
+        await y.sum().backward()
+        same(x.grad, expected)
+    saved = leaf([5.0, 7.0]) * 1
+    out = saved * saved
+    saved //= 2
+    with pytest.raises(ModifiedError):
+        await out.sum().backward()
+    with pytest.raises(InPlaceError):
+        operator.ifloordiv(leaf([1.0]), 2)
+
+
+async def test_a_matrix_product_in_place() -> None:
+    await gradients_agree(lambda x, w: x.__imatmul__(w), [[1.5, 2.5], [0.5, -1.0]], [[0.7, 1.3], [0.2, 0.4]])
+    for graph in (False, True):
+        for shape, other in (((2, 2), (2,)), ((2,), (2,)), ((2, 2), (3, 2, 2)), ((2, 3), (3, 2))):
+            x = (leaf if graph else constant)(np.ones(shape)) * 1
+            with pytest.raises(ShapeError, match="in-place matmul"):
+                operator.imatmul(x, np.ones(other))
+            same(x.detach(), np.ones(shape))
+            assert x.version == 0
 
 
 async def test_augmented_assignment_keeps_the_name() -> None:

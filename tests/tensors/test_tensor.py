@@ -225,12 +225,37 @@ def test_bitwise_operators() -> None:
     same(a | b, [True, True])
     same(a ^ b, [False, True])
     same(~a, [False, True])
+    for other in (True, [True, True], np.array([True, True])):
+        same(other & a, [True, False])
+        same(other | a, [True, True])
+        same(other ^ a, [False, True])
+    n = ag.tensor([1, 6])
+    same(n << 2, [4, 24])
+    same(n >> 1, [0, 3])
+    same(3 << n, [6, 192])
+    same(np.array([64, 64]) >> n, [32, 1])
+    same([5, 5] & n, [1, 4])
+    for operate in (lambda: n << "a", lambda: "a" >> n, lambda: None & n):
+        with pytest.raises(TypeError):
+            operate()
 
 
-def test_augmented_assignment_without_an_in_place_form_makes_a_new_tensor() -> None:
-    t = alias = ag.tensor([7.0])
-    t //= 2
-    assert t is not alias and t.item() == 3.0 and alias.item() == 7.0
+async def test_divmod_and_round() -> None:
+    x = leaf([5.5, -7.5])
+    quotient, rest = divmod(x, 2)
+    same(quotient, [2.0, -4.0])
+    same(rest, [1.5, 0.5])
+    assert not quotient.requires_grad and rest.requires_grad
+    await rest.sum().backward()
+    same(x.grad, [1.0, 1.0])
+    for first, second in (divmod(7, ag.tensor([2, 4])), divmod(np.array([7, 7]), ag.tensor([2, 4]))):
+        same(first, [3, 1])
+        same(second, [1, 3])
+    with pytest.raises(TypeError):
+        divmod(x, "a")
+    same(round(x), [6.0, -8.0])
+    same(round(leaf([1.25, 1.35]), 1), np.round([1.25, 1.35], 1))
+    same(round(ag.tensor([1, 2])), [1, 2])
 
 
 # -------------------------------------------------------------------- numpy's protocols
