@@ -25,7 +25,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, NoReturn, Self
 
 import numpy as np
 
@@ -218,8 +218,17 @@ class Generator:
         with self._lock:
             return _generator(self._stream.clone())
 
+    def __copy__(self) -> Generator:
+        return self.clone()
+
     def __deepcopy__(self, memo: dict[int, Any]) -> Generator:
         return self.clone()
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ArgumentTypeError(
+            "generators cannot be pickled: pickles execute code when they are loaded. Send generator.state_dict(), and call load_state_dict() of "
+            "another there; spawn() gives each worker a generator of its own."
+        )
 
     # ---------------------------------------------------------------- saving
 

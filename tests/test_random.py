@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 import copy
 import json
+import pickle
 import threading
 from typing import Any
 
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.errors import ArgumentTypeError
 from aiograd.random import Draws, Generator, Replay, default_generator, seed
 
 DRAWS = {
@@ -133,9 +135,15 @@ def test_spawned_generators_are_numpys_and_independent_of_draws() -> None:
 def test_clones_and_deep_copies_go_on_alike_and_apart() -> None:
     g = Generator(2)
     g.normal((3,))
-    for copied in (g.clone(), copy.deepcopy(g)):
+    for copied in (g.clone(), copy.deepcopy(g), copy.copy(g)):
         expected = values(copied.normal((3,)))
         assert values(g.clone().normal((3,))) == expected
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_pickling_is_refused_with_advice(protocol: int) -> None:
+    with pytest.raises(ArgumentTypeError, match=r"generators cannot be pickled.*state_dict\(\)"):
+        pickle.dumps({"nested": Generator(1)}, protocol)
 
 
 def test_draws_of_several_threads_are_all_different_parts_of_one_stream() -> None:

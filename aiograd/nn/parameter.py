@@ -12,7 +12,7 @@ from aiograd.tensors.tensor import Tensor
 class Parameter(Tensor):
     """A Tensor that becomes part of a module's state when it is assigned as an attribute.
 
-    Operations on it give ordinary Tensors.
+    Operations on it give ordinary Tensors. It takes attributes of one's own (``p.tag = 1``), which copies keep.
 
     Args:
         data: a Tensor (whose graph is left behind), an array or nested lists; memory is shared where it can be.
@@ -22,7 +22,7 @@ class Parameter(Tensor):
         ArgumentTypeError: gradients are wanted of a dtype that has none.
     """
 
-    __slots__ = ()
+    __slots__ = ("__dict__",)
 
     def __new__(cls, data: Any, requires_grad: bool = True) -> Self:
         source = as_tensor(data)

@@ -119,9 +119,7 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
     """
     data = tensor._data
     if isinstance(data, np.ndarray) and not data.flags.writeable:
-        raise InPlaceError(
-            f"{what}: the tensor's memory is read-only, because several of its elements share one place or its owner said so. Use clone() first."
-        )
+        raise InPlaceError(f"{what}: the tensor's memory is read-only, because {_read_only_cause(tensor)}. Use clone() first.")
     if not current_mode().grad:
         return
     if tensor._node is not None and tensor._node.is_leaf:
@@ -133,6 +131,17 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
         raise InPlaceError(
             f"{what}: a view of a leaf Variable that requires grad is being used in an in-place operation. Use no_grad(), or clone it first."
         )
+
+
+def _read_only_cause(tensor: TensorCore) -> str:
+    current = tensor
+    while (view := _view_of(current)) is not None:
+        if view.op.name == "diagonal":
+            return "numpy lets nobody write through diagonal(); to change the diagonal itself assign to elements, x[i, i] with i = arange(n)"
+        if view.op.name == "expand":
+            return "several of its elements share one place since it was broadcast"
+        current = view.parent
+    return "whoever owns the array said so"
 
 
 def check_view(tensor: TensorCore, what: str) -> None:

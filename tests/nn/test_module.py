@@ -60,6 +60,14 @@ def test_deepcopy_of_a_parameter_is_a_parameter() -> None:
     assert p.tolist() == [1.0, 2.0]
 
 
+def test_a_parameter_takes_attributes_and_copies_keep_them() -> None:
+    p = nn.Parameter([1.0, 2.0])
+    p.tag = ["decay"]
+    shallow, deep = copy.copy(p), copy.deepcopy(p)
+    assert shallow.tag is p.tag and deep.tag == ["decay"] and deep.tag is not p.tag
+    assert not hasattr(nn.Parameter([1.0]), "tag")
+
+
 # ---- what belongs to a module
 
 

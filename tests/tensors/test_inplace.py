@@ -578,7 +578,7 @@ async def test_a_view_taken_without_recording_stays_outside_of_the_graph() -> No
 def test_elements_that_share_a_place_cannot_be_modified() -> None:
     for t in (leaf([1.0, 2.0]) * 1, constant([1.0, 2.0])):
         wide = t.expand(3, 2)
-        with pytest.raises(InPlaceError, match=r"the tensor's memory is read-only.*Use clone"):
+        with pytest.raises(InPlaceError, match=r"the tensor's memory is read-only.*share one place since it was broadcast. Use clone"):
             wide += 1
         with pytest.raises(InPlaceError, match="read-only"):
             wide[0] = 1.0
@@ -590,9 +590,20 @@ def test_read_only_arrays_of_others_cannot_be_modified() -> None:
     array = np.ones(3)
     array.flags.writeable = False
     t = ag.from_numpy(array)
-    with pytest.raises(InPlaceError, match="read-only"):
+    with pytest.raises(InPlaceError, match="read-only, because whoever owns the array said so"):
         t += 1
     assert t.version == 0
+
+
+def test_a_diagonal_cannot_be_modified_and_says_so() -> None:
+    for t in (leaf(np.eye(3)) * 1, constant(np.eye(3))):
+        for diagonal in (ag.diagonal(t), np.diagonal(t)[1:]):
+            with pytest.raises(InPlaceError, match=r"nobody write through diagonal\(\).*x\[i, i\] with i = arange\(n\)"):
+                diagonal += 1
+    t = constant(np.eye(3))
+    i = ag.arange(3)
+    t[i, i] += 1
+    same(t, 2 * np.eye(3))
 
 
 @pytest.mark.parametrize("part", ["real", "imag"])
