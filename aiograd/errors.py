@@ -22,6 +22,7 @@
     │   ├── ScheduleError             a pipeline schedule that cannot run; says where
     │   ├── MicrobatchError (RuntimeError) a batch that cannot be split into microbatches, or results that cannot be put together
     │   └── ArgumentTypeError (TypeError) a call with wrong types or dtypes
+    │       └── NoRuleError           a numpy function, or an argument of one, for which there is no derivative
     ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
     ├── NotReadyError (RuntimeError)   reading a value that is still being computed, inside a running loop
@@ -137,6 +138,10 @@ class IndexRangeError(ArgumentError, IndexError):
 
 class ArgumentTypeError(ArgumentError, TypeError):
     """A call with wrong types or dtypes."""
+
+
+class NoRuleError(ArgumentTypeError):
+    """A numpy function, or a keyword of one, that has no rule was called on tensors that require grad: their graph would be lost."""
 
 
 class ScheduleError(ArgumentError):

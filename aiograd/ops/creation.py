@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentTypeError
+from aiograd.errors import NoRuleError
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array, Shape
 
@@ -22,11 +22,11 @@ def refuse(function: str, **unsupported: Any) -> None:
         unsupported: ``keyword=value``; numpy's defaults are True for ``where``, and None, False or ``np._NoValue`` for the others.
 
     Raises:
-        ArgumentTypeError: one of them was given.
+        NoRuleError: one of them was given.
     """
     for keyword, value in unsupported.items():
         if not (value is None or value is np._NoValue or value is (keyword == "where")):
-            raise ArgumentTypeError(
+            raise NoRuleError(
                 f"np.{function} was called on a Tensor with {keyword}={type(value).__name__}; that keyword is not supported there. "
                 f"Leave it out, or call np.{function} on tensor.detach().numpy()."
             )

@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import NoRuleError
 from aiograd.ops.creation import ones_like, zeros_like
 from aiograd.ops.elementwise import conj
 from aiograd.ops.indexing import getitem
@@ -354,11 +354,11 @@ qr_row = define("qr", _qr, x=_qr_vjp, outputs=2, complex="explicit", cost=_cubic
 def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
     """The QR decomposition; ``complete`` only where it is the reduced one (no more rows than columns)."""
     if mode == "complete" and x.shape[-2] > x.shape[-1]:
-        raise ArgumentError(
+        raise NoRuleError(
             f"qr: mode='complete' of a matrix with shape {tuple(x.shape)} has no derivative, its additional columns are arbitrary; use 'reduced'"
         )
     if mode not in ("reduced", "complete"):
-        raise ArgumentError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
+        raise NoRuleError(f"qr: mode is {mode!r}, expected 'reduced' or 'complete'")
     return QRResult(*qr_row(x))
 
 

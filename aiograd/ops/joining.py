@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, NoRuleError
 from aiograd.ops.creation import astype, refuse, zeros_like
 from aiograd.ops.indexing import getitem, take
 from aiograd.ops.op import Op, define, implements
@@ -190,7 +190,7 @@ def pad(x: Array, pad_width: Any, /, *, mode: str = "constant", value: float = 0
     if mode == "constant":
         return constant_pad(x, pad_width=widths, value=value)
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
-        raise ArgumentError(f"pad: mode is {mode!r}, expected 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'")
+        raise NoRuleError(f"pad: mode is {mode!r}, expected 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'")
     for axis, width in enumerate(widths):
         if width != (0, 0):
             x = take(x, np.pad(np.arange(x.shape[axis]), width, mode=mode), axis=axis)  # type: ignore[call-overload]
@@ -310,7 +310,7 @@ def np_pad(array: Array, pad_width: Any, mode: str = "constant", **kwargs: Any) 
     value = kwargs.pop("constant_values", 0.0)
     refuse("pad", **kwargs)
     if np.ndim(value):
-        raise ArgumentError(f"np.pad on a Tensor takes one number as constant_values, found {value!r}")
+        raise NoRuleError(f"np.pad on a Tensor takes one number as constant_values, found {value!r}")
     return pad(array, pad_width, mode=mode, value=value)
 
 

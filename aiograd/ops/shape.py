@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, NoRuleError
 from aiograd.ops.elementwise import identity
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array, Shape
@@ -186,7 +186,7 @@ def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[i
 def np_reshape(a: Array, /, shape: Any = None, order: str = "C", *, newshape: Any = None, copy: Any = None) -> Array:
     """numpy's ``reshape``, in row-major order."""
     if order != "C":
-        raise ArgumentError(f"np.reshape on a Tensor takes order='C', found {order!r}; transpose first")
+        raise NoRuleError(f"np.reshape on a Tensor takes order='C', found {order!r}; transpose first")
     shape = newshape if shape is None else shape
     return reshape(a, shape=tuple(shape) if np.iterable(shape) else (shape,))
 
@@ -195,7 +195,7 @@ def np_reshape(a: Array, /, shape: Any = None, order: str = "C", *, newshape: An
 def np_ravel(a: Array, order: str = "C") -> Array:
     """numpy's ``ravel``, in row-major order."""
     if order != "C":
-        raise ArgumentError(f"np.ravel on a Tensor takes order='C', found {order!r}; transpose first")
+        raise NoRuleError(f"np.ravel on a Tensor takes order='C', found {order!r}; transpose first")
     return reshape(a, shape=(-1,))
 
 

@@ -1,7 +1,7 @@
 """numpy's protocols on Tensors: ``np.exp(t)``, ``1 + t``, ``np.concatenate([t, u])`` and ``np.add.reduce(t)`` record.
 
-Also what the rules of the op tables rely on to be differentiable again. A numpy function outside of the table is refused with its name: doing
-it on the bare array would silently drop the graph.
+Also what the rules of the op tables rely on to be differentiable again. A numpy function outside of the table, or an argument that has no
+rule, goes to `unrecorded`: on the bare array where no tensor requires grad, refused where one does, since its graph would silently be dropped.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentTypeError
+from aiograd.errors import NoRuleError
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.tensors.record import call
 from aiograd.tensors.refusal import REFUSALS, raise_refusal
+from aiograd.tensors.unrecorded import name_of, no_rule, run_on_arrays
 
 _REDUCTIONS: dict[np.ufunc, str] = {
     np.add: "sum",
@@ -24,19 +25,30 @@ _REDUCTIONS: dict[np.ufunc, str] = {
     np.logical_and: "all",
     np.logical_or: "any",
 }
-_UNSUPPORTED = frozenset(("out", "where", "casting", "order", "subok", "signature", "initial"))
+#: keywords of a ufunc's methods that the rows take
+_TAKEN = frozenset(("axis", "dtype", "keepdims"))
 _ACCUMULATIONS: dict[np.ufunc, str] = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
 def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer ``ufunc.method(*inputs, **kwargs)`` with a row."""
-    unsupported = [name for name, value in kwargs.items() if name in _UNSUPPORTED and value is not None]
+    """Answer ``ufunc.method(*inputs, **kwargs)`` with a row where there is one."""
+    try:
+        return _row_of_ufunc(ufunc, method, inputs, kwargs)
+    except NoRuleError as refusal:
+        return run_on_arrays(name_of(ufunc, method), getattr(ufunc, method), inputs, kwargs, refusal)
+
+
+def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    takes = {"dtype", *UFUNCS[ufunc].statics} if method == "__call__" and ufunc in UFUNCS else _TAKEN
+    unsupported = [name for name, value in kwargs.items() if name not in takes and value is not None]
     if unsupported:
-        raise ArgumentTypeError(f"np.{ufunc.__name__} on Tensors does not support {', '.join(unsupported)}=")
+        raise NoRuleError(
+            f"{name_of(ufunc, method)} on Tensors that require grad does not support {', '.join(unsupported)}=. Leave it out, or use detach()."
+        )
     if method == "__call__":
         op = UFUNCS.get(ufunc)
         if op is None:
-            raise ArgumentTypeError(f"np.{ufunc.__name__} has no row in aiograd's tables. Use detach().numpy(), or write an aiograd.Function.")
+            raise no_rule(name_of(ufunc))
         dtype = kwargs.get("dtype")
         result = call(op, inputs, {name: value for name, value in kwargs.items() if name != "dtype" and value is not None})
         return result if dtype is None else result.astype(dtype)
@@ -47,7 +59,7 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: d
     if method == "outer" and ufunc in UFUNCS:
         first, second = inputs
         return call(UFUNCS[ufunc], (np.reshape(first, (*np.shape(first), *(1,) * np.ndim(second))), second), {})
-    raise ArgumentTypeError(f"np.{ufunc.__name__}.{method} has no row in aiograd's tables")
+    raise no_rule(name_of(ufunc, method))
 
 
 def _reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
@@ -59,11 +71,14 @@ def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     """Answer a numpy function with what the tables have for it."""
     implementation = FUNCTIONS.get(function)
     if implementation is None:
-        raise ArgumentTypeError(
-            f"{getattr(function, '__module__', 'numpy')}.{function.__name__} has no row in aiograd's tables. Use detach().numpy(), or write an "
-            "aiograd.Function."
-        )
+        name = name_of(function)
+        return run_on_arrays(name, function, args, kwargs, no_rule(name))
     try:
         return implementation(*args, **kwargs)
+    except NoRuleError as refusal:
+        return run_on_arrays(name_of(function), function, args, kwargs, refusal)
     except REFUSALS as error:
-        raise_refusal(f"np.{function.__name__}", args, kwargs, error)
+        if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:  # it takes no such arguments
+            no_such = NoRuleError(f"{name_of(function)} on Tensors that require grad: {error}. Leave it out, or use detach().")
+            return run_on_arrays(name_of(function), function, args, kwargs, no_such)
+        raise_refusal(name_of(function), args, kwargs, error)
