@@ -1,8 +1,8 @@
 """The public functions ``ag.*``, with the names and signatures of the Python Array API standard (2024.12).
 
 A family to a file: `creation`, `dtypes`, `elementwise`, `comparison`, `activation`, `manipulation`, `reduction`, `searching`, `products`, and
-`linalg` as a namespace of its own. `conversion` says what they accept. Each function runs rows of the op tables on Tensors; there
-is no arithmetic here.
+`linalg` as a namespace of its own. `conversion` says what they accept, `methods` which of them are methods of Tensor. Each function runs
+rows of the op tables on Tensors; there is no arithmetic here.
 
 Rejected: making the functions in a loop over the tables. What users read in an editor, and what type checkers see, is a definition.
 """
@@ -10,6 +10,7 @@ Rejected: making the functions in a loop over the tables. What users read in an 
 from __future__ import annotations
 
 from aiograd.array_functions import linalg as linalg
+from aiograd.array_functions import methods as methods
 from aiograd.array_functions.activation import (
     elu,
     gelu,

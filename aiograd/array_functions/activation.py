@@ -59,11 +59,11 @@ def log_sigmoid(x: ArrayLike, /) -> Tensor:
     return _log_sigmoid(as_tensor(x))  # type: ignore[no-any-return]
 
 
-def softmax(x: ArrayLike, /, *, axis: int = -1) -> Tensor:
+def softmax(x: ArrayLike, /, axis: int = -1) -> Tensor:
     """``exp(x) / sum(exp(x))`` along an axis."""
     return call(row("softmax"), (as_tensor(x),), {"axis": axis})  # type: ignore[no-any-return]
 
 
-def log_softmax(x: ArrayLike, /, *, axis: int = -1) -> Tensor:
+def log_softmax(x: ArrayLike, /, axis: int = -1) -> Tensor:
     """``log(softmax(x))`` along an axis, accurate for small probabilities."""
     return call(row("log_softmax"), (as_tensor(x),), {"axis": axis})  # type: ignore[no-any-return]

@@ -299,7 +299,7 @@ def trunc(x: ArrayLike, /) -> Tensor:
     return _trunc(as_tensor(x))  # type: ignore[no-any-return]
 
 
-def round(x: ArrayLike, /, *, decimals: int = 0) -> Tensor:
+def round(x: ArrayLike, /, decimals: int = 0) -> Tensor:
     """The nearest numbers with so many decimals; halves go to the even neighbour."""
     return call(row("round"), (as_tensor(x),), {"decimals": decimals})  # type: ignore[no-any-return]
 

@@ -34,7 +34,11 @@ def reshape(x: ArrayLike, /, shape: int | Sequence[int], *, copy: bool | None = 
 
 def flatten(x: ArrayLike, /, start: int = 0, end: int = -1) -> Tensor:
     """Axes `start` to `end` joined into one."""
-    return as_tensor(x).flatten(start, end)
+    source = as_tensor(x)
+    ndim = max(source.ndim, 1)
+    start, end = start % ndim, end % ndim
+    extents = source.shape or (1,)
+    return call(row("reshape"), (source,), {"shape": (*extents[:start], -1, *extents[end + 1 :])})  # type: ignore[no-any-return]
 
 
 def permute_dims(x: ArrayLike, /, axes: Sequence[int]) -> Tensor:
@@ -98,22 +102,22 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
         raise ShapeError(f"broadcast_shapes(): {', '.join(str(list(s)) for s in shapes)} do not broadcast: extents must be equal or 1") from None
 
 
-def flip(x: ArrayLike, /, *, axis: Axis = None) -> Tensor:
+def flip(x: ArrayLike, /, axis: Axis = None) -> Tensor:
     """In reverse order along axes; along all when none are given."""
     return call(row("flip"), (as_tensor(x),), {"axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 
-def roll(x: ArrayLike, /, shift: int | Sequence[int], *, axis: Axis = None) -> Tensor:
+def roll(x: ArrayLike, /, shift: int | Sequence[int], axis: Axis = None) -> Tensor:
     """Shifted along axes; what leaves at one end comes in at the other."""
     return call(row("roll"), (as_tensor(x),), {"shift": axes_of(shift), "axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 
-def concat(arrays: Sequence[ArrayLike], /, *, axis: int | None = 0) -> Tensor:
+def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> Tensor:
     """Joined along an axis they have; flattened and joined when it is None."""
     return joining.concat(_some("concat", arrays), axis=axis)  # type: ignore[no-any-return]
 
 
-def stack(arrays: Sequence[ArrayLike], /, *, axis: int = 0) -> Tensor:
+def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Tensor:
     """Joined along a new axis."""
     return call(row("stack"), tuple(_some("stack", arrays)), {"axis": axis})  # type: ignore[no-any-return]
 
@@ -125,12 +129,12 @@ def _some(name: str, arrays: Any) -> list[Tensor]:
     return tensors
 
 
-def unstack(x: ArrayLike, /, *, axis: int = 0) -> tuple[Tensor, ...]:
+def unstack(x: ArrayLike, /, axis: int = 0) -> tuple[Tensor, ...]:
     """The slices along an axis."""
     return call(row("unbind"), (as_tensor(x),), {"axis": axis})  # type: ignore[no-any-return]
 
 
-def split(x: ArrayLike, sections: int | Sequence[int], /, *, axis: int = 0) -> tuple[Tensor, ...]:
+def split(x: ArrayLike, /, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
     """Cut along an axis into so many equal parts, or at the given positions (as in numpy)."""
     return joining.split_at(as_tensor(x), sections, axis)
 
@@ -141,7 +145,7 @@ def tile(x: ArrayLike, repetitions: int | Sequence[int], /) -> Tensor:
     return call(row("tile"), (as_tensor(x),), {"repetitions": counts})  # type: ignore[no-any-return]
 
 
-def repeat(x: ArrayLike, repeats: int | Sequence[int] | Tensor, /, *, axis: int | None = None) -> Tensor:
+def repeat(x: ArrayLike, /, repeats: int | Sequence[int] | Tensor, axis: int | None = None) -> Tensor:
     """Each element along an axis repeated, as often as one number or one for each says."""
     counts = repeats.detach().numpy() if isinstance(repeats, Tensor) else repeats
     return joining.repeat(as_tensor(x), counts, axis=axis)  # type: ignore[no-any-return]

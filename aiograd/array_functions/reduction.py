@@ -26,62 +26,62 @@ def _reduced(name: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None, **
     return call(row(name), (source,), {"axis": axes_of(axis), "keepdims": keepdims, **statics})  # type: ignore[no-any-return]
 
 
-def sum(x: ArrayLike, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def sum(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Tensor:
     """Sums over axes."""
     return _reduced("sum", x, axis, keepdims, dtype)
 
 
-def prod(x: ArrayLike, /, *, axis: Axis = None, dtype: Any = None, keepdims: bool = False) -> Tensor:
+def prod(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Tensor:
     """Products over axes; the gradient is right where there are zeros too."""
     return _reduced("prod", x, axis, keepdims, dtype)
 
 
-def mean(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def mean(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Means over axes."""
     return _reduced("mean", x, axis, keepdims)
 
 
-def var(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+def var(x: ArrayLike, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """Variances over axes: squared deviations over their number less `correction`."""
     return _reduced("var", x, axis, keepdims, correction=correction)
 
 
-def std(x: ArrayLike, /, *, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
+def std(x: ArrayLike, /, axis: Axis = None, correction: float = 0.0, keepdims: bool = False) -> Tensor:
     """Standard deviations over axes."""
     return _reduced("std", x, axis, keepdims, correction=correction)
 
 
-def max(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def max(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Largest elements over axes."""
     return _reduced("max", x, axis, keepdims)
 
 
-def min(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def min(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Smallest elements over axes."""
     return _reduced("min", x, axis, keepdims)
 
 
-def median(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def median(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Medians over axes: the middle element, or the mean of the middle two."""
     return sorting.median(as_tensor(x), axis=axes_of(axis), keepdims=keepdims)  # type: ignore[no-any-return]
 
 
-def logsumexp(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def logsumexp(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """``log(sum(exp(x)))`` over axes, without overflow."""
     return _reduced("logsumexp", x, axis, keepdims)
 
 
-def all(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def all(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether all elements over axes are true."""
     return _reduced("all", x, axis, keepdims)
 
 
-def any(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def any(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Whether some element over axes is true."""
     return _reduced("any", x, axis, keepdims)
 
 
-def count_nonzero(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False) -> Tensor:
+def count_nonzero(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """The number of elements over axes that are not zero."""
     return _reduced("count_nonzero", x, axis, keepdims)
 

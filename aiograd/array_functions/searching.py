@@ -9,7 +9,7 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.ops import indexing
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import make
 from aiograd.tensors.record import call, number_dtype
 from aiograd.tensors.tensor import Tensor
 
@@ -70,12 +70,12 @@ def nonzero(x: ArrayLike, /) -> tuple[Tensor, ...]:
     return call(row("nonzero"), (source,), {})  # type: ignore[no-any-return]
 
 
-def argmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmax(x: ArrayLike, /, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index of the first of the largest elements."""
     return call(row("argmax"), (as_tensor(x),), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
 
 
-def argmin(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False) -> Tensor:
+def argmin(x: ArrayLike, /, axis: int | None = None, keepdims: bool = False) -> Tensor:
     """The index of the first of the smallest elements."""
     return call(row("argmin"), (as_tensor(x),), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
 
@@ -97,13 +97,16 @@ def isin(x: ArrayLike, elements: ArrayLike, /, *, invert: bool = False) -> Tenso
 
 
 def _indices(name: str, indices: Any) -> Any:
-    given = indices if isinstance(indices, TensorCore) else as_tensor(np.asarray(indices, np.intp) if isinstance(indices, (list, tuple)) else indices)
+    if isinstance(indices, (list, tuple)):
+        indices = np.asarray(indices)
+        indices = indices if indices.size else indices.astype(np.intp)  # an empty list has no integers to tell its dtype
+    given = as_tensor(indices)
     if given.dtype.kind not in "iu":
         raise ArgumentTypeError(f"{name}(): indices have dtype {given.dtype}, expected integers")
     return given
 
 
-def take(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = None) -> Tensor:
+def take(x: ArrayLike, /, indices: ArrayLike, axis: int | None = None) -> Tensor:
     """Slices at `indices` along an axis, which may be left out for vectors."""
     source = as_tensor(x)
     if axis is None:
@@ -113,7 +116,7 @@ def take(x: ArrayLike, indices: ArrayLike, /, *, axis: int | None = None) -> Ten
     return call(row("take"), (source, _indices("take", indices)), {"axis": axis})  # type: ignore[no-any-return]
 
 
-def take_along_axis(x: ArrayLike, indices: ArrayLike, /, *, axis: int = -1) -> Tensor:
+def take_along_axis(x: ArrayLike, /, indices: ArrayLike, axis: int = -1) -> Tensor:
     """Elements along an axis, chosen separately for each position on the others."""
     return call(row("gather"), (as_tensor(x), _indices("take_along_axis", indices)), {"axis": axis})  # type: ignore[no-any-return]
 
@@ -141,17 +144,17 @@ def index_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: in
 # Sorting.
 
 
-def sort(x: ArrayLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+def sort(x: ArrayLike, /, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """Sorted along an axis."""
     return call(row("sort"), (as_tensor(x),), {"axis": axis, "descending": descending, "stable": stable})  # type: ignore[no-any-return]
 
 
-def argsort(x: ArrayLike, /, *, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
+def argsort(x: ArrayLike, /, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
     """The indices that sort along an axis."""
     return call(row("argsort"), (as_tensor(x),), {"axis": axis, "descending": descending, "stable": stable})  # type: ignore[no-any-return]
 
 
-def topk(x: ArrayLike, k: int, /, *, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
+def topk(x: ArrayLike, /, k: int, axis: int = -1, largest: bool = True) -> tuple[Tensor, Tensor]:
     """The `k` largest (or smallest) elements along an axis in order, and their indices."""
     return call(row("topk"), (as_tensor(x),), {"k": k, "axis": axis, "largest": largest})  # type: ignore[no-any-return]
 
