@@ -10,6 +10,7 @@ from typing import Any
 from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row
 from aiograd.ops import scan, sorting
 from aiograd.ops.joining import np_diff
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -17,6 +18,9 @@ __all__ = [
     "sum", "prod", "mean", "var", "std", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero",
     "cumulative_sum", "cumulative_prod", "cumsum", "cumprod", "diff",
 ]  # fmt: skip
+
+
+_SUM = row("sum")
 
 
 def _reduced(name: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None, **statics: Any) -> Tensor:
@@ -28,6 +32,9 @@ def _reduced(name: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None, **
 
 def sum(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Tensor:
     """Sums over axes."""
+    if dtype is None:  # the commonest reduction goes the short way
+        axis = tuple(axis) if axis.__class__ is list else axis
+        return call(_SUM, (x if isinstance(x, TensorCore) else as_tensor(x),), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
     return _reduced("sum", x, axis, keepdims, dtype)
 
 
