@@ -181,6 +181,11 @@ def test_parts() -> None:
             np.testing.assert_array_equal(ours.numpy(), theirs)
 
 
+def test_flatten_of_nothing() -> None:
+    assert ag.tensor(np.zeros((0, 3))).flatten().shape == (0,) and ag.tensor(np.zeros((2, 0, 3))).flatten(1).shape == (2, 0)
+    assert ag.tensor(1.0).flatten().shape == (1,)
+
+
 def test_dtypes_and_counts() -> None:
     t = ag.tensor(A)
     for name, dtype in (("half", "float16"), ("float", "float32"), ("double", "float64"), ("long", "int64"), ("int", "int32"), ("bool", "bool")):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -38,7 +39,7 @@ def flatten(x: ArrayLike, /, start: int = 0, end: int = -1) -> Tensor:
     ndim = max(source.ndim, 1)
     start, end = start % ndim, end % ndim
     extents = source.shape or (1,)
-    return call(row("reshape"), (source,), {"shape": (*extents[:start], -1, *extents[end + 1 :])})  # type: ignore[no-any-return]
+    return call(row("reshape"), (source,), {"shape": (*extents[:start], math.prod(extents[start : end + 1]), *extents[end + 1 :])})  # type: ignore[no-any-return]
 
 
 def permute_dims(x: ArrayLike, /, axes: Sequence[int]) -> Tensor:
