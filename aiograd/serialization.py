@@ -30,7 +30,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.core import TensorCore, host_array, make, plain_array
 
 #: key of the metadata entry that holds the nesting
 STRUCTURE = "aiograd"
@@ -203,7 +203,7 @@ def _put_together(value: Any, tensors: dict[str, Any]) -> Any:
 
 def _plain(value: Any, where: str) -> np.ndarray[Any, Any]:
     """The values as a contiguous host array of a dtype that the format has."""
-    array = host_array(value) if isinstance(value, TensorCore) else value
+    array = host_array(value) if isinstance(value, TensorCore) else plain_array(value)
     if array.dtype.name not in _DTYPES:
         raise ArgumentTypeError(f"save: {where} has dtype {array.dtype}, which safetensors files cannot hold; cast it first")
     return np.asarray(array, order="C")

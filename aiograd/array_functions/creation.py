@@ -15,8 +15,8 @@ from aiograd.errors import ArgumentError
 from aiograd.modes import get_default_dtype
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
-from aiograd.tensors.core import make
-from aiograd.tensors.record import call, number_dtype
+from aiograd.tensors.core import make, plain_array
+from aiograd.tensors.record import call, check_numbers, number_dtype
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [
@@ -26,7 +26,7 @@ __all__ = [
 
 
 def _finished(array: np.ndarray[Any, Any], device: str | None, requires_grad: bool) -> Tensor:
-    result: Tensor = make(array)
+    result: Tensor = make(check_numbers(array))
     if device is not None:
         result = result.to(device)
     return result.requires_grad_() if requires_grad else result
@@ -53,7 +53,7 @@ def full(
     shape: int | Sequence[int], fill_value: complex, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A Tensor of one number, whose kind decides the dtype."""
-    value: Any = fill_value.item() if isinstance(fill_value, Tensor) else fill_value
+    value: Any = fill_value.item() if isinstance(fill_value, Tensor) else plain_array(fill_value)
     array = np.full(_shape("full", shape), value, number_dtype(value, None) if dtype is None else dtype)
     return _finished(array, device, requires_grad)
 

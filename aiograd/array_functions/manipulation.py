@@ -11,7 +11,7 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row, tensors_of
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops import joining, shape
-from aiograd.tensors.record import call
+from aiograd.tensors.record import call, static
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [
@@ -148,8 +148,7 @@ def tile(x: ArrayLike, repetitions: int | Sequence[int], /) -> Tensor:
 
 def repeat(x: ArrayLike, /, repeats: int | Sequence[int] | Tensor, axis: int | None = None) -> Tensor:
     """Each element along an axis repeated, as often as one number or one for each says."""
-    counts = repeats.detach().numpy() if isinstance(repeats, Tensor) else repeats
-    return joining.repeat(as_tensor(x), counts, axis=axis)  # type: ignore[no-any-return]
+    return joining.repeat(as_tensor(x), static(repeats), axis=axis)  # type: ignore[no-any-return]
 
 
 def pad(x: ArrayLike, pad_width: int | Sequence[Any], /, *, mode: str = "constant", value: float = 0.0) -> Tensor:

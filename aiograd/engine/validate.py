@@ -93,14 +93,14 @@ def check_outputs(node: Node, outputs: Any, create_graph: bool) -> list[Array | 
         if output is None or child is None:
             arrays.append(None)
             continue
-        if BOUNDARY.is_tensor(output):
-            array = output if create_graph else BOUNDARY.unwrap(output)
-        elif hasattr(output, "shape") and hasattr(output, "dtype"):
-            array = BOUNDARY.wrap(output) if create_graph else output
-        else:
-            raise GradientError(
-                f"function {node.name} returned {type(output).__name__} at index {i}; expected a Tensor or None. Return one gradient per argument."
-            )
+        if not BOUNDARY.is_tensor(output):
+            if not (hasattr(output, "shape") and hasattr(output, "dtype")):
+                raise GradientError(
+                    f"function {node.name} returned {type(output).__name__} at index {i}; expected a Tensor or None. Return one gradient per "
+                    "argument."
+                )
+            output = BOUNDARY.wrap(output)
+        array = output if create_graph else BOUNDARY.unwrap(output)
         metadata = child.metadata_of(nr)
         if metadata is not None:
             device = device_of(array)

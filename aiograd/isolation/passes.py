@@ -77,7 +77,7 @@ class IsolatedContext:
         for output, grad in zip(self._outputs, grads, strict=True):
             if output is not None and grad is not None:
                 roots.append(output)
-                seeds.append(grad._data if isinstance(grad, TensorCore) else grad)
+                seeds.append((grad if isinstance(grad, TensorCore) else make(grad))._data)
         return self._run(roots, seeds, keep_graph)
 
     async def _run(self, roots: list[tuple[Node, int]], seeds: list[Any], keep_graph: bool) -> list[Any]:

@@ -344,6 +344,16 @@ class TensorCore:
             )
         return np.array(host_array(self), dtype=dtype, copy=copy)
 
+    @property
+    def _mask(self) -> Any:
+        """What numpy.ma reads beside ``_data`` when a masked array meets something else: a tensor has no mask."""
+        if self.requires_grad:
+            raise GraphError(
+                "numpy.ma takes the values of a tensor that requires grad and would drop its graph. Fill the masked array, ``m.filled(0) * t``, "
+                "or use detach()."
+            )
+        return np.ma.nomask
+
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise GraphError("exporting a tensor that requires grad would drop its graph: use detach() first")
@@ -415,12 +425,12 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     """A Tensor of `data`, outside of any graph.
 
     Args:
-        data: ndarray, numpy scalar or device array; not copied.
+        data: ndarray, numpy scalar or device array; not copied. See `plain_array` for subclasses of ndarray.
         shared_with: a tensor with the same data, to share the version counter with.
         cls: class of the tensor.
     """
-    if isinstance(data, np.generic):
-        data = np.asarray(data)
+    if data.__class__ is not np.ndarray:
+        data = plain_array(data)
     tensor: Any = TENSOR_CLASS[0]() if cls is None else object.__new__(cls)  # a subclass may have a constructor of its own
     tensor._data = data
     tensor._node = None
@@ -428,6 +438,35 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
     tensor._x = None
     tensor._vc = None if shared_with is None else counter_of(shared_with)
     return tensor
+
+
+def plain_array(data: Any) -> Any:
+    """What a Tensor may hold for an ndarray of a subclass or a numpy scalar: an ndarray proper; anything else as it is. Memory is shared.
+
+    The rules of the rows rely on ndarray's own arithmetic, and a Tensor has no place for more than numbers. So ``*`` of a Tensor and a matrix
+    is elementwise.
+
+    Raises:
+        ArgumentTypeError: it has more than numbers, which would be lost: elements of a masked array that are masked, or arithmetic of its own.
+    """
+    if data.__class__ is np.ndarray:
+        return data
+    if isinstance(data, np.generic):
+        return np.asarray(data)
+    if not isinstance(data, np.ndarray):
+        return data
+    if isinstance(data, np.ma.MaskedArray):
+        if np.ma.is_masked(data):
+            raise ArgumentTypeError(
+                f"making a tensor of a masked array of shape {list(data.shape)}: expected no masked elements, for a tensor can't keep a mask. "
+                "Choose numbers for them with .filled(), or leave them out with .compressed()."
+            )
+    elif type(data).__array_ufunc__ is not np.ndarray.__array_ufunc__:
+        raise ArgumentTypeError(
+            f"making a tensor of a {type(data).__name__}: expected an ndarray, found a subclass with arithmetic of its own, which a tensor can't "
+            "keep. Pass .view(numpy.ndarray) of it where its plain numbers are meant."
+        )
+    return data.view(np.ndarray)
 
 
 def bind_tensor_class(cls: type[Any]) -> None:

@@ -29,7 +29,7 @@ from aiograd.graph.node import Node
 from aiograd.modes import current_mode
 from aiograd.ops import ROWS
 from aiograd.tensors.core import TensorCore, View, counter_of, make, move_to, refresh, retake
-from aiograd.tensors.record import attach, constant
+from aiograd.tensors.record import attach, constant, static
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 
@@ -56,9 +56,10 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
         if not _records(self, other if is_tensor else None) and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
             if not is_tensor and not isinstance(other, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
                 return NotImplemented
+            other = other._data if is_tensor else static(other)
             before_write(self)
             try:
-                op.forward(self._data, other._data if is_tensor else other, out=self._data)
+                op.forward(self._data, other, out=self._data)
             except (TypeError, OverflowError) as error:
                 raise ArgumentTypeError(f"{what}, a tensor of dtype {self.dtype}: {error}. The result must fit the tensor's dtype.") from None
             except ValueError as error:

@@ -18,7 +18,7 @@ from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import InputMetadata, Node
-from aiograd.tensors.core import TensorCore, _Retainer, make, refresh
+from aiograd.tensors.core import TensorCore, _Retainer, make, plain_array, refresh
 
 Root = "TensorCore | GradientEdge"
 
@@ -244,7 +244,7 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
     if not isinstance(gradient, TensorCore):
         if not isinstance(gradient, (np.ndarray, np.generic, float, int)):
             raise ArgumentTypeError(f"{what}: gradients can be either Tensors or None, but gradient {i} is a {type(gradient).__name__}")
-        gradient = make(np.array(gradient, dtype=None if metadata is None else metadata.dtype))
+        gradient = make(np.array(plain_array(gradient), dtype=None if metadata is None else metadata.dtype))
     if metadata is not None:
         _check_seed(what, i, gradient, metadata)
     if not create_graph:

@@ -24,7 +24,7 @@ from aiograd.graph.node import InputMetadata, Node, _next_sequence
 from aiograd.graph.saved import Packed, PackedValue, SavedTensorHooks
 from aiograd.modes import Mode, ModeScope, current_mode
 from aiograd.ops.op import ROWS, Fused, Op
-from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, host_array, make, refresh
+from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, host_array, make, plain_array, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
 from aiograd.tensors.refusal import REFUSALS, raise_refusal
 from aiograd.tensors.rowcode import compile_binder
@@ -68,16 +68,18 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
 
 
 def check_numbers(array: Any) -> Any:
-    """`array`, if its elements are numbers or booleans.
+    """`array` as a Tensor may hold it (see `plain_array`), if its elements are numbers or booleans; copied where its byte order is not native.
 
     Raises:
         ArgumentTypeError
     """
-    if array.dtype.kind in "OSUmM" or array.dtype.names is not None:
+    array = plain_array(array)
+    dtype = array.dtype
+    if dtype.kind in "OSUmM" or dtype.names is not None:
         raise ArgumentTypeError(
-            f"making a tensor: expected numbers, found elements of dtype {array.dtype}. Convert them first, with .astype() for example."
+            f"making a tensor: expected numbers, found elements of dtype {dtype}. Convert them first, with .astype() for example."
         )
-    return array
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
 
 
 def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
@@ -94,6 +96,7 @@ def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
 
 def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
     """An ndarray of a number or nested lists; where `dtype` is None, Python floats become the default dtype."""
+    value = _plain_items(value)
     try:
         array = np.array(value)
     except ValueError as error:
@@ -107,6 +110,12 @@ def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, 
     if array.dtype.kind in "fc" and not _holds_arrays(value):
         array = array.astype(number_dtype(0.0 if array.dtype.kind == "f" else 0j, None))
     return array
+
+
+def _plain_items(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain_items(item) for item in value]
+    return plain_array(value)
 
 
 def _holds_arrays(value: Any) -> bool:
@@ -209,7 +218,7 @@ def _bind(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[A
     """Array arguments as Tensors (None where absent) and static arguments by name."""
     binder = op.binder
     if binder is None:
-        binder = op.binder = compile_binder(op, _PLAIN, _static)
+        binder = op.binder = compile_binder(op, _PLAIN, static)
     try:
         arrays, statics = binder(*args, **kwargs)
     except TypeError as error:
@@ -243,16 +252,18 @@ def _with_constants(arrays: list[Any], first: int) -> list[Any]:
 _PLAIN: frozenset[type] = frozenset((int, bool, float, str, type(None)))
 
 
-def _static(value: Any) -> Any:
-    """A static argument with Tensors (such as indices) replaced by their arrays."""
+def static(value: Any) -> Any:
+    """A static argument with Tensors (such as indices) replaced by their arrays, and arrays of subclasses by plain ones."""
     if isinstance(value, TensorCore):
         return host_array(value)
+    if isinstance(value, _ndarray):
+        return plain_array(value)
     if value.__class__ is tuple:
-        return tuple(map(_static, value))
+        return tuple(map(static, value))
     if value.__class__ is list:
-        return list(map(_static, value))
+        return list(map(static, value))
     if value.__class__ is slice:
-        return slice(_static(value.start), _static(value.stop), _static(value.step))
+        return slice(static(value.start), static(value.stop), static(value.step))
     return value
 
 

@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd import devices
-from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError
 from aiograd.ops import ROWS, Op
 from aiograd.tensors import passes
-from aiograd.tensors.core import TensorCore, bind_tensor_class, make
+from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make, plain_array
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
-from aiograd.tensors.record import array_of, binary, call, check_numbers, constant, getitem, unary
+from aiograd.tensors.record import array_of, binary, call, check_numbers, constant, getitem, static, unary
 from aiograd.tensors.transfer import to_device
 
 _row = ROWS.__getitem__
@@ -194,7 +194,7 @@ class Tensor(Methods, TensorCore):
         return _run(_INDEX, (self, _index_there(self, index)), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        set_item(self, _plain_index(_index_there(self, index)), value, "item assignment")
+        set_item(self, static(_index_there(self, index)), value, "item assignment")
 
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
@@ -330,14 +330,6 @@ def _index_there(tensor: Tensor, index: Any) -> Any:
     return tuple(_index_there(tensor, part) for part in index) if index.__class__ is tuple else index
 
 
-def _plain_index(index: Any) -> Any:
-    if isinstance(index, TensorCore):
-        return index.numpy()
-    if index.__class__ is tuple:
-        return tuple(map(_plain_index, index))
-    return index
-
-
 bind_tensor_class(Tensor)
 
 
@@ -379,11 +371,23 @@ def _materialized(data: Any) -> Any:
     """Nested lists with Tensors replaced by their values."""
     if isinstance(data, (list, tuple)):
         return [_materialized(item) for item in data]
-    return data.detach().numpy() if isinstance(data, TensorCore) else data
+    return host_array(data) if isinstance(data, TensorCore) else data
+
+
+def _refuse_graphs(data: Any) -> None:
+    """Raise where nested lists hold a Tensor that requires grad: its graph would be dropped."""
+    if isinstance(data, (list, tuple)):
+        for item in data:
+            _refuse_graphs(item)
+    elif isinstance(data, TensorCore) and data.requires_grad:
+        raise GraphError("making a tensor of a list with a tensor that requires grad would drop its graph: use aiograd.stack, or detach() it")
 
 
 def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None) -> Tensor:
     """A Tensor of the data, sharing memory with an array where dtype and `copy` allow; a Tensor stays in its graph.
+
+    Of an array of a subclass the numbers are taken, so an ``np.matrix`` is multiplied elementwise; what has more than numbers, such as masked
+    elements, is refused. The same goes for arrays that meet Tensors anywhere. Byte order becomes native.
 
     Args:
         copy: True always copies, False raises where a copy would be needed, None copies where needed.
@@ -398,9 +402,12 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
         elif copy:
             result = result.clone()
     else:
+        _refuse_graphs(data)
         if not isinstance(data, (np.ndarray, np.generic)):
             data = array_of(_materialized(data), dtype) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
-        check_numbers(data)
+        if copy is False and not data.dtype.isnative:
+            raise ArgumentError(f"asarray(copy=False) of {data.dtype} {list(data.shape)}: making its byte order native needs a copy")
+        data = check_numbers(data)
         try:
             result = make(np.asarray(data, dtype=dtype, copy=copy))
         except ValueError as error:
@@ -412,11 +419,13 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     """A Tensor that shares the array's memory. Writing to the array behind the tensor's back is not noticed."""
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(f"from_numpy: expected an ndarray, found {type(array).__name__}; use tensor() or asarray()")
+    if not array.dtype.isnative:
+        raise ArgumentTypeError(f"from_numpy: the byte order of dtype {array.dtype} is not native, and memory is shared; use tensor() or asarray()")
     return make(check_numbers(array))  # type: ignore[no-any-return]
 
 
 def _number_dtype(dtype: Any) -> np.dtype[Any]:
-    """A dtype of numbers or booleans.
+    """A dtype of numbers or booleans, in native byte order.
 
     Raises:
         ArgumentTypeError
@@ -425,9 +434,9 @@ def _number_dtype(dtype: Any) -> np.dtype[Any]:
         wanted: np.dtype[Any] = np.dtype(dtype)
     except TypeError as error:
         raise ArgumentTypeError(f"dtype={dtype!r}: {error}. Expected a dtype of numbers such as numpy.float32.") from None
-    if wanted.kind in "OSUmM":
+    if wanted.kind in "OSUmM" or wanted.names is not None:
         raise ArgumentTypeError(f"dtype={wanted}: expected a dtype of numbers such as float32")
-    return wanted
+    return wanted if wanted.isnative else wanted.newbyteorder("=")
 
 
 #: DLPack's kinds of memory that a CUDA device reads: its own, and managed
@@ -441,10 +450,22 @@ def from_dlpack(x: Any) -> Tensor:
         x: anything with ``__dlpack__`` and ``__dlpack_device__``.
 
     Raises:
-        DeviceError: it lives on a device that is not to be had here.
+        DeviceError: it lives on a device that is not to be had here. ArgumentTypeError: it doesn't speak DLPack or refuses to hand out its
+            memory, or numpy has no such elements (bfloat16).
     """
-    kind, ordinal = x.__dlpack_device__()
-    if kind not in _DLPACK_CUDA:
-        return make(np.from_dlpack(x))  # type: ignore[no-any-return]
-    device: Any = devices.device(f"cuda:{ordinal}")
-    return make(device.from_dlpack(x))  # type: ignore[no-any-return]
+    if not hasattr(x, "__dlpack_device__"):
+        raise ArgumentTypeError(f"from_dlpack: expected an array that speaks DLPack, found {type(x).__name__}; use tensor() or asarray()")
+    x = plain_array(x)
+    try:
+        kind, ordinal = x.__dlpack_device__()
+        if kind not in _DLPACK_CUDA:
+            return make(np.from_dlpack(x))  # type: ignore[no-any-return]
+        device: Any = devices.device(f"cuda:{ordinal}")
+        return make(device.from_dlpack(x))  # type: ignore[no-any-return]
+    except (RuntimeError, BufferError, TypeError, ValueError) as error:
+        if isinstance(error, AiogradError):
+            raise
+        what = f"{type(x).__name__} of dtype {getattr(x, 'dtype', 'unknown')} cannot be shared: {str(error).rstrip('.')}"
+        raise ArgumentTypeError(
+            f"from_dlpack: memory of a {what}. Detach it, or cast it to a dtype that numpy has, such as float32, first."
+        ) from error
