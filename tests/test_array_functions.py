@@ -558,6 +558,70 @@ def test_questions_about_dtypes() -> None:
     assert (F.pi, F.newaxis) == (math.pi, None)
 
 
+# ---- the dtype to compute in
+
+#: as numpy's function of an array and a dtype -> ours, and numpy's on a Tensor
+WITH_DTYPE: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "sum": (np.sum, F.sum),
+    "sum over an axis": (lambda x, dtype: np.sum(x, axis=1, dtype=dtype), lambda x, dtype: F.sum(x, axis=1, dtype=dtype)),
+    "prod": (np.prod, F.prod),
+    "cumulative_sum": (
+        lambda x, dtype: np.cumulative_sum(x, axis=1, dtype=dtype, include_initial=True),
+        lambda x, dtype: F.cumulative_sum(x, axis=1, dtype=dtype, include_initial=True),
+    ),
+    "cumulative_prod": (
+        lambda x, dtype: np.cumulative_prod(x, axis=0, dtype=dtype), lambda x, dtype: F.cumulative_prod(x, axis=0, dtype=dtype),
+    ),
+    "trace": (np.linalg.trace, F.linalg.trace),
+    "trace of two axes": (lambda x, dtype: np.trace(x, dtype=dtype), lambda x, dtype: F.trace(x, dtype=dtype)),
+    "cumsum": (np.cumsum, lambda x, dtype: np.cumsum(x, dtype=dtype)),
+    "cumprod": (np.cumprod, lambda x, dtype: np.cumprod(x, dtype=dtype)),
+    "mean": (np.mean, lambda x, dtype: np.mean(x, dtype=dtype)),
+    "reduce": (np.add.reduce, np.add.reduce),
+    "accumulate": (np.multiply.accumulate, np.multiply.accumulate),
+    "accumulate along an axis": (lambda x, dtype: np.add.accumulate(x, 1, dtype), lambda x, dtype: np.add.accumulate(x, 1, dtype)),
+    "ufunc": (lambda x, dtype: np.multiply(x, x, dtype=dtype), lambda x, dtype: np.multiply(x, x, dtype=dtype)),
+    "ufunc of a number": (lambda x, dtype: np.add(x, 100, dtype=dtype), lambda x, dtype: np.add(x, 100, dtype=dtype)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", [np.uint8, np.int16, np.uint64, np.bool_, np.float16, np.float32, np.float64], ids=lambda d: d.__name__)
+@pytest.mark.parametrize("name", WITH_DTYPE)
+def test_functions_compute_in_the_dtype_that_is_asked_for(name: str, dtype: Any) -> None:
+    theirs, ours = WITH_DTYPE[name]
+    for x in (np.array([[200, 100], [3, 77]], np.uint8), np.array([[120, -100], [3, -7]], np.int8), np.array([[0.1, 1e-9], [1.0, 1e9]], np.float32)):
+        try:
+            with np.errstate(all="ignore"):
+                wanted = np.asarray(theirs(x, dtype=dtype))
+        except TypeError:
+            with pytest.raises(ArgumentTypeError):
+                ours(ag.tensor(x), dtype=dtype)
+            continue
+        if x.dtype.kind == "f" and wanted.dtype.kind in "iu":
+            continue  # of numbers beyond the range of integers C says nothing
+        with np.errstate(all="ignore"):
+            found = ours(ag.tensor(x), dtype=dtype)
+        assert found.dtype == wanted.dtype == dtype
+        tolerance = np.finfo(dtype).eps * 4 if wanted.dtype.kind == "f" else 0
+        np.testing.assert_allclose(found.numpy(), wanted, rtol=tolerance)
+
+
+async def test_gradients_go_back_through_the_dtype_that_is_asked_for() -> None:
+    x = ag.tensor(np.array([1.0, 2.0, 3.0], np.float16), requires_grad=True)
+    for total in (F.sum(x, dtype=np.float64), F.cumulative_sum(x, dtype=np.float64)[-1], np.add.reduce(x, dtype=np.float64)):
+        (gradient,) = await ag.grad(total * 2.0, [x])
+        assert gradient.dtype == np.float16 and gradient.tolist() == [2.0, 2.0, 2.0]
+
+
+def test_ranks_take_a_tolerance_for_each_matrix() -> None:
+    stack = np.array([np.diag([1.0, 0.1, 0.01]), np.diag([1.0, 0.5, 0.2]), np.zeros((3, 3))])
+    for tolerance in (np.array([0.05, 0.3, 0.0]), np.array([0.3]), 0.05, np.array([[0.05], [0.3]])):
+        np.testing.assert_array_equal(F.linalg.matrix_rank(stack, rtol=tolerance).numpy(), np.linalg.matrix_rank(stack, rtol=tolerance))
+    assert F.linalg.matrix_rank(stack, rtol=ag.tensor([0.5, 0.3, 0.0])).tolist() == [1, 2, 0]
+    for shape in ((0, 3), (3, 0), (2, 0, 3)):
+        assert F.linalg.matrix_rank(np.zeros(shape)).tolist() == np.zeros(shape[:-2]).tolist()
+
+
 # ---- gradients through what is composed here
 
 

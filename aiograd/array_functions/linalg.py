@@ -70,12 +70,18 @@ def matrix_power(x: ArrayLike, n: int, /) -> Tensor:
     return decomposition.matrix_power(_matrix("matrix_power", x, square=True), n)  # type: ignore[no-any-return]
 
 
-def matrix_rank(x: ArrayLike, /, *, rtol: float | None = None) -> Tensor:
-    """The number of singular values above `rtol` times the largest; without a gradient."""
+def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> Tensor:
+    """The number of singular values above `rtol` times the largest, 0 of an empty matrix; without a gradient.
+
+    Args:
+        x: (..., M, N).
+        rtol: a number, or one for each matrix, of a shape that broadcasts to (...); None: max(M, N) times the precision of the dtype.
+    """
     source = _matrix("matrix_rank", x).detach()
     values: Tensor = svdvals(source)
-    limit = max(source.shape[-2:]) * float(np.finfo(values.dtype).eps) if rtol is None else rtol
-    return call(row("count_nonzero"), (values > values.max(-1, keepdims=True) * limit,), {"axis": -1})  # type: ignore[no-any-return]
+    limit = max(source.shape[-2:]) * float(np.finfo(values.dtype).eps) if rtol is None else as_tensor(rtol).detach().unsqueeze(-1)
+    # values descend; a slice is there also when there are none
+    return call(row("count_nonzero"), (values > values[..., :1] * limit,), {"axis": -1})  # type: ignore[no-any-return]
 
 
 def multi_dot(arrays: list[ArrayLike], /) -> Tensor:

@@ -10,7 +10,7 @@ from aiograd.errors import ShapeError
 from aiograd.ops import einsum as einsum_rows
 from aiograd.ops import linalg as linalg_rows
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor
+from aiograd.tensors.tensor import Tensor, checked_dtype
 
 __all__ = ["matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace"]
 
@@ -61,5 +61,5 @@ def kron(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
 
 def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     """Sums of the diagonals of matrices."""
-    source = as_tensor(x)
-    return linalg_rows.trace(source if dtype is None else source.astype(dtype, copy=False), offset=offset)  # type: ignore[no-any-return]
+    wanted = None if dtype is None else checked_dtype(dtype)
+    return linalg_rows.trace(as_tensor(x), offset=offset, dtype=wanted)  # type: ignore[no-any-return]

@@ -10,9 +10,9 @@ from typing import Any
 from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row
 from aiograd.ops import scan, sorting
 from aiograd.ops.joining import np_diff
-from aiograd.tensors.core import TensorCore
+from aiograd.ops.reduction import in_dtype
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor
+from aiograd.tensors.tensor import Tensor, checked_dtype
 
 __all__ = [
     "sum", "prod", "mean", "var", "std", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero",
@@ -24,10 +24,10 @@ _SUM = row("sum")
 
 
 def _reduced(name: str, x: Any, axis: Any, keepdims: bool, dtype: Any = None, **statics: Any) -> Tensor:
-    source = as_tensor(x)
-    if dtype is not None:
-        source = source.astype(dtype, copy=False)
-    return call(row(name), (source,), {"axis": axes_of(axis), "keepdims": keepdims, **statics})  # type: ignore[no-any-return]
+    statics.update(axis=axes_of(axis), keepdims=keepdims)
+    if dtype is None:
+        return call(row(name), (as_tensor(x),), statics)  # type: ignore[no-any-return]
+    return in_dtype(row(name), as_tensor(x), checked_dtype(dtype), **statics)  # type: ignore[no-any-return]
 
 
 def sum(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, dtype: Any = None) -> Tensor:
@@ -95,12 +95,14 @@ def count_nonzero(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) ->
 
 def cumulative_sum(x: ArrayLike, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
     """Sums of the elements up to each along an axis, starting with 0 when `include_initial`."""
-    return scan.cumulative_sum(as_tensor(x), axis=axis, dtype=dtype, include_initial=include_initial)  # type: ignore[no-any-return]
+    wanted = None if dtype is None else checked_dtype(dtype)
+    return scan.cumulative_sum(as_tensor(x), axis=axis, dtype=wanted, include_initial=include_initial)  # type: ignore[no-any-return]
 
 
 def cumulative_prod(x: ArrayLike, /, *, axis: int | None = None, dtype: Any = None, include_initial: bool = False) -> Tensor:
     """Products of the elements up to each along an axis, starting with 1 when `include_initial`."""
-    return scan.cumulative_prod(as_tensor(x), axis=axis, dtype=dtype, include_initial=include_initial)  # type: ignore[no-any-return]
+    wanted = None if dtype is None else checked_dtype(dtype)
+    return scan.cumulative_prod(as_tensor(x), axis=axis, dtype=wanted, include_initial=include_initial)  # type: ignore[no-any-return]
 
 
 def cumsum(x: ArrayLike, /, axis: int | None = None) -> Tensor:

@@ -17,7 +17,7 @@ from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops.creation import refuse
 from aiograd.ops.elementwise import conj, mul
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.reduction import sum_
+from aiograd.ops.reduction import in_dtype, sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, reshape, reshaped, swapped, unsqueeze
 from aiograd.types import Array, Shape
 
@@ -134,9 +134,9 @@ def outer(x1: Array, x2: Array, /) -> Array:
     return mul(reshape(x1, shape=(-1, 1)), reshape(x2, shape=(1, -1)))
 
 
-def trace(x: Array, /, *, offset: int = 0) -> Array:
-    """Sums of the diagonals of matrices (..., M, N)."""
-    return sum_(diagonal(x, offset=offset), axis=-1)
+def trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
+    """Sums of the diagonals of matrices (..., M, N), in `dtype` where one is given."""
+    return in_dtype(sum_, diagonal(x, offset=offset), dtype, axis=-1)
 
 
 # numpy's functions, with numpy's arguments
@@ -213,15 +213,14 @@ def np_kron(a: Array, b: Array) -> Array:
 @implements(np.trace)
 def np_trace(a: Array, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None, out: Any = None) -> Array:
     """numpy's ``trace``."""
-    refuse("trace", dtype=dtype, out=out)
-    return sum_(diagonal(a, offset=offset, axis1=axis1, axis2=axis2), axis=-1)
+    refuse("trace", out=out)
+    return in_dtype(sum_, diagonal(a, offset=offset, axis1=axis1, axis2=axis2), dtype, axis=-1)
 
 
 @implements(np.linalg.trace)
 def np_linalg_trace(x: Array, /, *, offset: int = 0, dtype: Any = None) -> Array:
     """numpy's ``linalg.trace``."""
-    refuse("linalg.trace", dtype=dtype)
-    return trace(x, offset=offset)
+    return trace(x, offset=offset, dtype=dtype)
 
 
 @implements(np.linalg.diagonal)

@@ -206,6 +206,17 @@ count_nonzero = define("count_nonzero", _count_nonzero)
 # numpy's functions, with numpy's arguments
 
 
+def in_dtype(row: Op, x: Array, dtype: Any, **statics: Any) -> Array:
+    """A reduction or accumulation of `x` cast to `dtype` (None: of `x` as it is), with the result in that dtype.
+
+    The ufuncs widen narrow integers; cast back, their results are those of arithmetic that wraps around in `dtype`.
+    """
+    if dtype is None:
+        return row(x, **statics)
+    result = row(x if x.dtype == dtype else astype(x, dtype=dtype), **statics)
+    return result if result.dtype == dtype else astype(result, dtype=dtype)
+
+
 def _numpy_reduction(name: str, row: Op) -> Callable[..., Array]:
     """numpy's calling convention for `row`."""
 
@@ -213,9 +224,10 @@ def _numpy_reduction(name: str, row: Op) -> Callable[..., Array]:
         a: Array, axis: Axis = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True
     ) -> Array:
         refuse(name, out=out, initial=initial, where=where)
-        if dtype is not None:
-            a = astype(a, dtype=dtype)
-        return row(a, axis=_axis(axis), keepdims=_flag(keepdims))
+        options: dict[str, Any] = {"axis": _axis(axis), "keepdims": _flag(keepdims)}
+        if row is mean and dtype is not None and np.dtype(dtype).kind in "iub":  # the sum wraps around, the quotient is cut off
+            return astype(in_dtype(sum_, a, dtype, **options) / count(a.shape, options["axis"]), dtype=dtype)
+        return in_dtype(row, a, dtype, **options)
 
     return reduction
 

@@ -19,10 +19,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError
-from aiograd.ops.creation import astype, ones_like, refuse, zeros_like
+from aiograd.ops.creation import ones_like, refuse, zeros_like
 from aiograd.ops.joining import cat
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.reduction import Axis, multiply_reduce, normalize_axes, restore
+from aiograd.ops.reduction import Axis, in_dtype, multiply_reduce, normalize_axes, restore
 from aiograd.ops.shape import permute, reshape
 from aiograd.types import Array
 
@@ -176,18 +176,14 @@ prod = define("prod", _prod, x=_prod_vjp, complex="holomorphic", cost=10.0)
 def np_prod(a: Array, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: Any = False, initial: Any = None, where: Any = True) -> Array:
     """numpy's ``prod``."""
     refuse("prod", out=out, initial=initial, where=where)
-    if dtype is not None:
-        a = astype(a, dtype=dtype)
-    return prod(a, axis=axis, keepdims=False if keepdims is np._NoValue else bool(keepdims))
+    return in_dtype(prod, a, dtype, axis=axis, keepdims=False if keepdims is np._NoValue else bool(keepdims))
 
 
 def _cumulate(name: str, row: Op, a: Array, axis: int | None, dtype: Any, out: Any) -> Array:
     refuse(name, out=out)
-    if dtype is not None:
-        a = astype(a, dtype=dtype)
     if axis is None:
         a, axis = reshape(a, shape=(-1,)), 0
-    return row(a, axis=axis)
+    return in_dtype(row, a, dtype, axis=axis)
 
 
 @implements(np.cumsum)
@@ -208,9 +204,7 @@ def cumulative(x: Array, row: Op, axis: int | None, dtype: Any, include_initial:
         if len(x.shape) != 1:
             raise ArgumentError(f"{row.name}: axis may be left out for one-dimensional arrays only, found shape {x.shape}")
         axis = 0
-    if dtype is not None:
-        x = astype(x, dtype=dtype)
-    result = row(x, axis=axis)
+    result = in_dtype(row, x, dtype, axis=axis)
     if not include_initial:
         return result
     first = list(x.shape)

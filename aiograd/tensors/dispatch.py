@@ -13,6 +13,7 @@ import numpy as np
 
 from aiograd.errors import NoRuleError
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
+from aiograd.ops.reduction import in_dtype
 from aiograd.tensors.record import call
 from aiograd.tensors.refusal import REFUSALS, raise_refusal
 from aiograd.tensors.unrecorded import name_of, no_rule, run_on_arrays
@@ -50,12 +51,13 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
         if op is None:
             raise no_rule(name_of(ufunc))
         dtype = kwargs.get("dtype")
-        result = call(op, inputs, {name: value for name, value in kwargs.items() if name != "dtype" and value is not None})
-        return result if dtype is None else result.astype(dtype)
+        if dtype is not None:
+            inputs = _cast_inputs(ufunc, inputs, dtype)
+        return call(op, inputs, {name: value for name, value in kwargs.items() if name != "dtype" and value is not None})
     if method == "reduce" and ufunc in _REDUCTIONS:
         return _reduce(ufunc, *inputs, **kwargs)
     if method == "accumulate" and ufunc in _ACCUMULATIONS:
-        return call(ROWS[_ACCUMULATIONS[ufunc]], (inputs[0],), {"axis": kwargs.get("axis", inputs[1] if len(inputs) > 1 else 0)})
+        return _accumulate(ufunc, *inputs, **kwargs)
     if method == "outer" and ufunc in UFUNCS:
         first, second = inputs
         return call(UFUNCS[ufunc], (np.reshape(first, (*np.shape(first), *(1,) * np.ndim(second))), second), {})
@@ -63,8 +65,21 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
 
 
 def _reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
-    result = call(ROWS[_REDUCTIONS[ufunc]], (x,), {"axis": axis, "keepdims": keepdims})
-    return result if dtype is None else result.astype(dtype)
+    return in_dtype(ROWS[_REDUCTIONS[ufunc]], x, dtype, axis=axis, keepdims=keepdims)
+
+
+def _accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None) -> Any:
+    return in_dtype(ROWS[_ACCUMULATIONS[ufunc]], x, dtype, axis=axis)
+
+
+def _cast_inputs(ufunc: np.ufunc, inputs: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
+    """The inputs in the dtypes that numpy computes with when the results are to have `dtype`."""
+    given = [x.dtype if hasattr(x, "dtype") else type(x) if type(x) in (int, float, complex) else np.asarray(x).dtype for x in inputs]
+    try:
+        found = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=(*[None] * ufunc.nin, *[dtype] * ufunc.nout))
+    except REFUSALS as error:
+        raise_refusal(f"np.{ufunc.__name__}", inputs, {"dtype": dtype}, error)
+    return tuple([np.astype(x if hasattr(x, "dtype") else np.asarray(x), wanted, copy=False) for x, wanted in zip(inputs, found, strict=False)])
 
 
 def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -263,7 +263,7 @@ class Tensor(Methods, TensorCore):
         Args:
             copy: whether to return a new tensor also where the dtype is the same.
         """
-        wanted = _number_dtype(dtype)
+        wanted = checked_dtype(dtype)
         if wanted == self.dtype and not copy:
             return self
         return _run(_row("to_copy"), (self,), {"dtype": wanted})
@@ -347,7 +347,7 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
     """
     from_tensor = isinstance(data, TensorCore)
     source: Any = data._data if from_tensor else data
-    dtype = None if dtype is None else _number_dtype(dtype)
+    dtype = None if dtype is None else checked_dtype(dtype)
     if isinstance(source, (np.ndarray, np.generic)):
         if dtype is not None and source.dtype.kind == "c" and dtype.kind != "c":
             raise ArgumentTypeError(f"tensor(): casting {source.dtype} to {dtype} would drop the imaginary part. Take np.real() of it.")
@@ -392,7 +392,7 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
     Args:
         copy: True always copies, False raises where a copy would be needed, None copies where needed.
     """
-    dtype = None if dtype is None else _number_dtype(dtype)
+    dtype = None if dtype is None else checked_dtype(dtype)
     if isinstance(data, TensorCore):
         result: Any = data
         if dtype is not None and result.dtype != dtype:
@@ -424,7 +424,7 @@ def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
     return make(check_numbers(array))  # type: ignore[no-any-return]
 
 
-def _number_dtype(dtype: Any) -> np.dtype[Any]:
+def checked_dtype(dtype: Any) -> np.dtype[Any]:
     """A dtype of numbers or booleans, in native byte order.
 
     Raises:
