@@ -647,5 +647,5 @@ async def test_gradients_flow_through_compositions() -> None:
 
 def test_what_has_no_derivative_records_nothing() -> None:
     x = ag.tensor(X, requires_grad=True)
-    for result in (F.floor_divide(x, 2.0), F.nextafter(x, 0.0), F.argmax(x), F.equal(x, x), F.isnan(x), F.unique_values(x), F.linalg.matrix_rank(x)):
+    for result in (F.floor_divide(x, 2.0), F.argmax(x), F.equal(x, x), F.isnan(x), F.unique_values(x), F.linalg.matrix_rank(x)):
         assert not result.requires_grad

@@ -1,4 +1,7 @@
-"""relu, gelu and silu and their gradients."""
+"""relu, gelu and silu and their gradients, and the logistic function.
+
+All of them keep their relative accuracy where they vanish, so far as the dtype has normal numbers there.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,9 @@ Approximation = Literal["none", "tanh"]
 _ROOT = math.sqrt(2.0 / math.pi)
 _CUBE = 0.044715
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
+#: beyond it the functions are 0, or their argument, in every dtype, and its powers up to the third are numbers in every dtype
+_FAR = 40.0
+_ONE = {np.dtype(dtype): np.ones((), dtype) for dtype in (np.float32, np.float64)}
 _UNSIGNED: dict[np.dtype[Any], type[Any]] = {np.dtype(np.float32): np.uint32, np.dtype(np.float64): np.uint64}
 
 
@@ -54,11 +60,18 @@ def relu_grad(g: NDArray, x: NDArray) -> NDArray:
     return bits.view(g.dtype)
 
 
-def _sigmoid(x: NDArray) -> NDArray:
-    out: NDArray = np.tanh(x * 0.5)
-    out += 1.0
-    out *= 0.5
-    return out
+def sigmoid(x: NDArray) -> NDArray:
+    """``1 / (1 + exp(-x))`` of floating `x`; 0 where that is below the dtype's normal numbers (in float16: its smallest)."""
+    if x.dtype == np.float16:  # the exponential would leave its range too soon
+        return np.asarray(sigmoid(x.astype(np.float32)).astype(np.float16))
+    one = _ONE.get(x.dtype, 1)
+    with np.errstate(over="ignore"):
+        if x.ndim == 0:
+            return np.reciprocal(np.exp(-x) + one)
+        out: NDArray = np.negative(x)
+        np.exp(out, out=out)
+        np.add(out, one, out=out)
+    return np.reciprocal(out, out=out)
 
 
 def gelu(x: NDArray, approximate: Approximation = "none") -> NDArray:
@@ -68,36 +81,47 @@ def gelu(x: NDArray, approximate: Approximation = "none") -> NDArray:
         x: floating point.
         approximate: "none" or "tanh".
     """
+    if x.dtype == np.float16:
+        return np.asarray(gelu(x.astype(np.float32), approximate).astype(x.dtype))
     out = _map("gelu" if approximate == "none" else "gelu_tanh", x)
     if out is not None:
         return out
+    near = np.clip(x, -_FAR, _FAR)
     if approximate == "none":
-        return x * normal_cdf(x)[0]
-    return x * _sigmoid(x * (2.0 * _ROOT + (2.0 * _ROOT * _CUBE) * (x * x)))
+        return x * normal_cdf(near)[0]
+    out = sigmoid(near * (2.0 * _ROOT + (2.0 * _ROOT * _CUBE) * (near * near)))
+    out *= x
+    return out
 
 
 def gelu_grad(g: NDArray, x: NDArray, approximate: Approximation = "none") -> NDArray:
     """Gradient of `gelu`."""
+    if x.dtype == np.float16:
+        return np.asarray(gelu_grad(g.astype(np.float32), x.astype(np.float32), approximate).astype(x.dtype))
     out = _map("gelu_grad" if approximate == "none" else "gelu_tanh_grad", g, x)
     if out is not None:
         return out
+    near = np.clip(x, -_FAR, _FAR)
     if approximate == "none":
-        cdf, density = normal_cdf(x)
-        density *= x
+        cdf, density = normal_cdf(near)
+        density *= near
         density *= _DENSITY
         density += cdf
         density *= g
         return density
-    square = x * x
-    s = _sigmoid(x * (2.0 * _ROOT + (2.0 * _ROOT * _CUBE) * square))
-    slope = x * (2.0 * _ROOT + (6.0 * _ROOT * _CUBE) * square)
-    return g * (s + s * (1.0 - s) * slope)
+    square = near * near
+    s = sigmoid(near * (2.0 * _ROOT + (2.0 * _ROOT * _CUBE) * square))
+    slope: NDArray = near * (2.0 * _ROOT + (6.0 * _ROOT * _CUBE) * square)
+    slope *= s * (1.0 - s)
+    slope += s
+    slope *= g
+    return slope
 
 
 def silu(x: NDArray) -> NDArray:
     """``x * sigmoid(x)``."""
     out = _map("silu", x)
-    return x * _sigmoid(x) if out is None else out
+    return x * sigmoid(x) if out is None else out
 
 
 def silu_grad(g: NDArray, x: NDArray) -> NDArray:
@@ -105,5 +129,5 @@ def silu_grad(g: NDArray, x: NDArray) -> NDArray:
     out = _map("silu_grad", g, x)
     if out is not None:
         return out
-    s = _sigmoid(x)
+    s = sigmoid(x)
     return g * (s + x * s * (1.0 - s))

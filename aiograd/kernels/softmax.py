@@ -112,17 +112,19 @@ def cross_entropy(
     shift = log_sum_exp(x)
     kept = target != ignore_index
     index = target if kept.all() else np.where(kept, target, 0)
-    loss = shift - x[np.arange(rows), index]
     counts = kept.astype(x.dtype)
     if weight is not None:
         counts *= weight[index]
-        loss *= weight[index]
+    factor = (1.0 - smoothing) * counts
+    # what counts for nothing adds nothing, even where a logit is -inf
+    loss = np.where(factor == 0, x.dtype.type(0), factor * (shift - x[np.arange(rows), index]))
     if smoothing:
         if weight is None:
             spread = shift * n - np.add.reduce(x, axis=1)
         else:
-            spread = shift * np.add.reduce(weight) - np.matmul(x, weight.astype(x.dtype))
-        loss = (1.0 - smoothing) * loss + (smoothing / n) * spread
+            counted = x if weight.all() else np.where(weight == 0, x.dtype.type(0), x)
+            spread = shift * np.add.reduce(weight) - np.matmul(counted, weight.astype(x.dtype))
+        loss = loss + (smoothing / n) * spread
     if index is not target:
         loss[~kept] = 0
     return loss, counts, shift

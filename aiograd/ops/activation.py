@@ -14,15 +14,18 @@ import numpy as np
 from aiograd.errors import ArgumentError
 from aiograd.kernels import activation as kernels
 from aiograd.kernels.selection import THRESHOLD
+from aiograd.ops.elementwise import clamp
 from aiograd.ops.masking import where
 from aiograd.ops.op import Fused, define
-from aiograd.ops.special import erf, sigmoid
+from aiograd.ops.special import erfc, sigmoid
 from aiograd.types import Array
 
 SQRT_HALF = math.sqrt(0.5)
 INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)
 SQRT_2_OVER_PI = math.sqrt(2.0 / math.pi)
 CUBIC = 0.044715
+#: beyond it gelu is 0, or its argument, in every dtype, and its third power is a number in every dtype
+FAR = 40.0
 
 
 _ZERO = {np.dtype(dtype): np.zeros((), dtype) for dtype in (np.float32, np.float64)}
@@ -54,8 +57,8 @@ def _gelu(x: Array, /, approximate: str = "none") -> Array:
     """
     _check_approximation(approximate)
     if approximate == "tanh":
-        return 0.5 * x * (1 + np.tanh(SQRT_2_OVER_PI * (x + CUBIC * (x * x * x))))
-    return 0.5 * x * (1 + erf(x * SQRT_HALF))
+        return x * sigmoid(_twice_inner(clamp(x, min=-FAR, max=FAR)))
+    return 0.5 * x * erfc(x * -SQRT_HALF)
 
 
 def _check_approximation(approximate: str) -> None:
@@ -69,13 +72,16 @@ def _fused_gelu(x: Array, approximate: Any) -> tuple[Array]:
 
 
 def _gelu_vjp(g: Array, x: Array, approximate: str) -> Array:
+    x = clamp(x, min=-FAR, max=FAR)
     if approximate == "tanh":
-        square = x * x
-        t = np.tanh(SQRT_2_OVER_PI * (x + CUBIC * (square * x)))
-        slope = (1 - t * t) * (SQRT_2_OVER_PI * (1 + (3 * CUBIC) * square))
-        return g * (0.5 * (1 + t) + 0.5 * x * slope)
-    below = 0.5 * (1 + erf(x * SQRT_HALF))
-    return g * (below + x * np.exp(-0.5 * (x * x)) * INVERSE_SQRT_2PI)
+        s = sigmoid(_twice_inner(x))
+        return g * (s + x * (s - s * s) * (2.0 * SQRT_2_OVER_PI * (1 + (3 * CUBIC) * (x * x))))
+    return g * (0.5 * erfc(x * -SQRT_HALF) + x * np.exp(-0.5 * (x * x)) * INVERSE_SQRT_2PI)
+
+
+def _twice_inner(x: Array) -> Array:
+    """Twice what the approximation of gelu takes tanh of: ``(1 + tanh(u)) / 2`` is ``sigmoid(2 * u)``, which does not cancel."""
+    return 2.0 * SQRT_2_OVER_PI * (x + CUBIC * (x * x * x))
 
 
 def _silu(x: Array, /) -> Array:
@@ -118,13 +124,13 @@ silu = define(
     cost=4.0,
     fused=Fused(lambda x: (kernels.silu(x),), (), {"x": lambda g, x: kernels.silu_grad(g, x)}),
 )
-elu = define("elu", _elu, x=lambda g, x, out, alpha: where(x > 0, g, g * (out + alpha)), cost=3.0)
+elu = define("elu", _elu, x=lambda g, x, alpha: where(x > 0, g, g * (alpha * np.exp(np.minimum(x, 0)))), cost=3.0)
 leaky_relu = define("leaky_relu", _leaky_relu, x=lambda g, x, negative_slope: where(x > 0, g, g * negative_slope), cost=2.0)
 
 
 def _softsign_vjp(g: Array, x: Array) -> Array:
     whole = 1 + np.absolute(x)
-    return g / (whole * whole)
+    return g / whole / whole
 
 
 softsign = define("softsign", _softsign, x=_softsign_vjp, cost=2.0)

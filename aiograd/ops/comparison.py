@@ -35,8 +35,6 @@ isfinite = define("isfinite", np.isfinite)
 isinf = define("isinf", np.isinf)
 isnan = define("isnan", np.isnan)
 signbit = define("signbit", np.signbit)
-heaviside = define("heaviside", np.heaviside)
-nextafter = define("nextafter", np.nextafter)
 
 
 def _isclose(x1: Array, x2: Array, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:

@@ -211,6 +211,8 @@ abs_ = define("abs", np.absolute, x=_abs_vjp, complex="explicit", cost=1.5)
 fabs = define("fabs", np.fabs, x=lambda g, x: g * np.sign(x), cost=1.5)
 sign = define("sign", np.sign, x=zero, cost=0.2)
 sgn: Op = define("sgn", lambda x, /: np.sign(x), x=_sgn_vjp, complex="explicit", cost=2.0)
+heaviside = define("heaviside", np.heaviside, x1=zero, x2=lambda g, x1: mask(g, x1 == 0), cost=1.0)
+nextafter = define("nextafter", np.nextafter, x1=identity, x2=zero, cost=0.2)
 copysign = define("copysign", np.copysign, x1=lambda g, x1, out: g * (np.sign(x1) * np.sign(out)), x2=zero, cost=2.0)
 
 

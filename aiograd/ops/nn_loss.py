@@ -17,8 +17,11 @@ import numpy as np
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.kernels import softmax as kernels
 from aiograd.kernels.arrays import as_rows
+from aiograd.ops.masking import where
 from aiograd.ops.nn_softmax import log_softmax, softmax
 from aiograd.ops.op import Fused, define
+from aiograd.ops.reduction import mean
+from aiograd.ops.special import sigmoid
 from aiograd.types import Array, Shape
 
 Reduction = Literal["mean", "sum", "none"]
@@ -35,7 +38,7 @@ def check_reduction(name: str, reduction: str) -> None:
 
 
 def reduced(name: str, loss: Array, reduction: Reduction) -> Array:
-    """`loss` summed, averaged or as it is.
+    """`loss` summed, averaged (NaN where there is none) or as it is.
 
     Raises:
         ArgumentError: an unknown reduction.
@@ -43,7 +46,7 @@ def reduced(name: str, loss: Array, reduction: Reduction) -> Array:
     check_reduction(name, reduction)
     if reduction == "none":
         return loss
-    return np.sum(loss) if reduction == "sum" else np.mean(loss)
+    return np.sum(loss) if reduction == "sum" else mean(loss)
 
 
 def spread(g: Array, shape: Shape, reduction: Reduction) -> Array:
@@ -116,7 +119,7 @@ def check_weight(name: str, shape: Shape, weight: Any) -> None:
 def _weighted_sum(name: str, logp: Array, each: Array, reduction: Reduction) -> Array:
     # a class that does not count adds nothing, even where its log-probability is -inf
     loss = -np.sum(np.where(each == 0, np.zeros((), logp.dtype), each * logp), axis=class_axis(logp.ndim))
-    return reduced(name, loss, "sum" if reduction == "mean" else reduction)
+    return reduced(name, loss, "sum" if reduction == "mean" and loss.size else reduction)
 
 
 def _nll_loss(
@@ -353,12 +356,15 @@ smooth_l1_loss = define(
 )
 
 
-def _sigmoid(x: Array) -> Array:
-    return 0.5 * (1.0 + np.tanh(0.5 * x))
+def _softplus(logits: Array) -> tuple[Array, Array]:
+    """``-log(1 - sigmoid)`` and ``-log(sigmoid)`` of the logits, without overflow or cancellation."""
+    tail = np.log1p(np.exp(-np.abs(logits)))
+    return np.maximum(logits, 0) + tail, np.maximum(-logits, 0) + tail
 
 
-def _bce_factor(logits: Array, target: Array, pos_weight: Array) -> Array:
-    return 1.0 if pos_weight is None else (pos_weight - 1.0) * target + 1.0
+def _counted(weight: Array, loss: Array) -> Array:
+    """`weight` times `loss`; what counts for nothing adds nothing, even where the loss is infinite."""
+    return weight * where(weight == 0, 0, loss)
 
 
 def _binary_cross_entropy_with_logits(
@@ -374,21 +380,22 @@ def _binary_cross_entropy_with_logits(
         reduction: "mean", "sum" or "none".
     """
     _check_same("binary_cross_entropy_with_logits", logits, target)
-    # -log(sigmoid(x)) = log(1 + exp(-x)) = max(-x, 0) + log1p(exp(-|x|))
-    softplus = np.log1p(np.exp(-np.abs(logits))) + np.maximum(-logits, 0)
-    loss = (1.0 - target) * logits + _bce_factor(logits, target, pos_weight) * softplus
+    off, on = _softplus(logits)
+    loss = _counted(1.0 - target, off) + _counted(target if pos_weight is None else target * pos_weight, on)
     return reduced("binary_cross_entropy_with_logits", loss if weight is None else loss * weight, reduction)
 
 
 def _bce_logits(g: Array, logits: Array, target: Array, weight: Array, pos_weight: Array, reduction: Reduction) -> Array:
-    slope = (1.0 - target) - _bce_factor(logits, target, pos_weight) * _sigmoid(-logits)
+    slope = (1.0 - target) * sigmoid(logits) - (target if pos_weight is None else target * pos_weight) * sigmoid(-logits)
     return spread(g, logits.shape, reduction) * (slope if weight is None else slope * weight)
 
 
 def _bce_target(g: Array, logits: Array, weight: Array, pos_weight: Array, reduction: Reduction) -> Array:
-    slope = -logits
-    if pos_weight is not None:
-        slope = slope + (pos_weight - 1.0) * (np.log1p(np.exp(-np.abs(logits))) + np.maximum(-logits, 0.0))
+    if pos_weight is None:
+        slope = -logits
+    else:
+        off, on = _softplus(logits)
+        slope = pos_weight * on - off
     return spread(g, logits.shape, reduction) * (slope if weight is None else slope * weight)
 
 

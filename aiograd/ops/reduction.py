@@ -20,6 +20,7 @@ from aiograd.ops.creation import astype, refuse
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import expand, reshaped
+from aiograd.ops.special import share
 from aiograd.types import Array, Shape
 
 Axis = int | tuple[int, ...] | None
@@ -89,10 +90,14 @@ def _sum(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
 
 
 def _mean(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """The mean over `axis`."""
+    """The mean over `axis`; NaN, without a warning, where there is nothing to average."""
+    number = count(x.shape, axis)
+    if not number:
+        with np.errstate(invalid="ignore"):
+            return add_reduce(x, axis, None, None, keepdims) / number
     if x.dtype == np.float16:
         return np.mean(x, axis=axis, keepdims=keepdims)
-    return add_reduce(x, axis, None, None, keepdims) / count(x.shape, axis)
+    return add_reduce(x, axis, None, None, keepdims) / number
 
 
 def _var(x: Array, /, axis: Axis = None, *, correction: float = 0.0, keepdims: bool = False) -> Array:
@@ -147,14 +152,13 @@ def _logsumexp(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Arr
     """
     top = maximum_reduce(x, axis, None, None, True)
     top = np.where(np.isfinite(top), top, x.dtype.type(0))
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", over="ignore"):
         out = np.log(add_reduce(np.exp(x - top), axis, None, None, True)) + top
     return out if keepdims else np.squeeze(out, axis=axis)
 
 
 def _logsumexp_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> Array:
-    finite = where(out == -np.inf, 0, out)
-    return restore(g, x.shape, axis, keepdims) * np.exp(x - restore(finite, x.shape, axis, keepdims))
+    return restore(g, x.shape, axis, keepdims) * share(x, restore(out, x.shape, axis, keepdims))
 
 
 sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_shape, axis, keepdims), complex="explicit", cost=0.15)

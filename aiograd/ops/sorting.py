@@ -7,6 +7,7 @@ Note [Where the permutation comes from]
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import numpy as np
 from aiograd.errors import ArgumentError
 from aiograd.ops.creation import refuse
 from aiograd.ops.indexing import gather_adjoint, getitem
+from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import Axis, mean, normalize_axes
 from aiograd.ops.shape import moveaxis, reshape
@@ -84,14 +86,17 @@ topk = define("topk", _topk, x=_topk_vjp, outputs=2, differentiable_outputs=(0,)
 
 
 def median(x: Array, /, *, axis: Axis = None, keepdims: bool = False) -> Array:
-    """The median over `axis`: the middle element, or the mean of the middle two."""
+    """The median over `axis`: the middle element, or the mean of the middle two; NaN where there is none, or a NaN among them."""
     shape = tuple(x.shape)
     axes = normalize_axes(axis, len(shape))
     others = tuple(shape[a] for a in range(len(shape)) if a not in axes)
-    flat = reshape(moveaxis(x, axes, tuple(range(len(shape) - len(axes), len(shape)))), shape=(*others, -1))
-    length = flat.shape[-1]
-    middle = getitem(sort(flat, axis=-1), index=(..., slice((length - 1) // 2, length // 2 + 1)))
-    result = mean(middle, axis=-1)
+    length = math.prod(shape[a] for a in axes)
+    flat = reshape(moveaxis(x, axes, tuple(range(len(shape) - len(axes), len(shape)))), shape=(*others, length))
+    ordered = sort(flat, axis=-1)
+    result = mean(getitem(ordered, index=(..., slice(max(length - 1, 0) // 2, length // 2 + 1))), axis=-1)
+    if length and x.dtype.kind == "f":
+        last = getitem(ordered, index=(..., -1))  # NaN comes last
+        result = where(np.isnan(last), last, result)
     return reshape(result, shape=tuple(1 if a in axes else n for a, n in enumerate(shape))) if keepdims else result
 
 

@@ -6,9 +6,10 @@ import math
 
 import numpy as np
 
+from aiograd.kernels import activation as kernels
 from aiograd.ops import error_function
 from aiograd.ops.elementwise import LN2
-from aiograd.ops.masking import where
+from aiograd.ops.masking import mask, where
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array
 
@@ -29,25 +30,20 @@ erf = define("erf", _erf, x=lambda g, x: g * np.exp(-(x * x)) * TWO_OVER_SQRT_PI
 erfc = define("erfc", _erfc, x=lambda g, x: g * np.exp(-(x * x)) * -TWO_OVER_SQRT_PI, cost=3.0)
 
 
-#: per dtype: the largest argument of exp that does not overflow, and 1
-_SIGMOID = {
-    np.dtype(dtype): (np.array(math.floor(math.log(float(np.finfo(dtype).max))), dtype), np.array(1, dtype))
-    for dtype in (np.float16, np.float32, np.float64)
-}
-
-
 def _sigmoid(x: Array, /) -> Array:
     """The logistic function ``1 / (1 + exp(-x))``, accurate in both tails.
 
     Args:
-        x: float16, float32 or float64, any shape.
+        x: any numbers, any shape; integers and booleans count as float64.
     """
-    limit, one = _SIGMOID[x.dtype]
-    if x.ndim == 0:
-        return np.reciprocal(np.exp(np.minimum(-x, limit)) + one)
-    out = np.negative(x)
-    np.exp(np.minimum(out, limit, out=out), out=out)
-    return np.reciprocal(np.add(out, one, out=out), out=out)
+    kind = x.dtype.kind
+    if kind == "f":
+        return kernels.sigmoid(x)
+    if kind != "c":
+        return kernels.sigmoid(x.astype(np.float64))
+    negative = x.real < 0
+    small = np.exp(np.where(negative, x, -x))
+    return np.where(negative, small, 1) / (1 + small)
 
 
 def _log_sigmoid(x: Array, /) -> Array:
@@ -67,24 +63,29 @@ def _softplus(x: Array, /, beta: float = 1.0) -> Array:
     return _softplus(x * beta) / beta
 
 
-sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), cost=1.5)
+sigmoid = define("sigmoid", _sigmoid, x=lambda g, out: g * (out - out * out), complex="holomorphic", cost=1.5)
 log_sigmoid = define("log_sigmoid", _log_sigmoid, x=lambda g, x: g * sigmoid(-x), cost=2.5)
 softplus = define("softplus", _softplus, x=lambda g, x, beta: g * sigmoid(x if beta == 1.0 else x * beta), cost=2.5)
 
 
-def _share(x: Array, out: Array) -> Array:
-    """``exp(x - out)``, also where both are minus infinity: there it is 0, and adding zero probabilities has a gradient."""
-    return np.exp(x - where(out == -np.inf, 0, out))
+def share(x: Array, out: Array) -> Array:
+    """``exp(x - out)`` of an `x` whose exponential is part of that of `out`, also where both are infinite: 1 at infinity, 0 at minus infinity.
+
+    So the gradient of a sum dominated by an infinite term goes to that term, and adding zero probabilities has a gradient.
+    """
+    infinite = np.isinf(out)
+    gap = np.minimum(x - where(infinite, 0, out), 0)
+    return mask(np.exp(gap), np.logical_not(np.logical_and(infinite, x != np.inf)))
 
 
 logaddexp = define(
-    "logaddexp", np.logaddexp, x1=lambda g, x1, out: g * _share(x1, out), x2=lambda g, x2, out: g * _share(x2, out), cost=4.0
+    "logaddexp", np.logaddexp, x1=lambda g, x1, out: g * share(x1, out), x2=lambda g, x2, out: g * share(x2, out), cost=4.0
 )
 logaddexp2 = define(
     "logaddexp2",
     np.logaddexp2,
-    x1=lambda g, x1, out: g * _share(x1 * LN2, out * LN2),
-    x2=lambda g, x2, out: g * _share(x2 * LN2, out * LN2),
+    x1=lambda g, x1, out: g * share(x1 * LN2, out * LN2),
+    x2=lambda g, x2, out: g * share(x2 * LN2, out * LN2),
     cost=8.0,
 )
 

@@ -9,7 +9,8 @@ import pytest
 
 from aiograd.cuda.device import CudaDevice
 from aiograd.ops.op import ROWS
-from tests.tolerance import tolerance
+from tests.ops.test_tails import ACTIVATIONS
+from tests.ops.test_tails import X as FAR
 
 X = np.array([-40.0, -6.0, -1.5, -0.25, 0.0, 0.3, 2.0, 9.0, 200.0, np.inf, -np.inf, np.nan])
 
@@ -31,6 +32,25 @@ def test_the_logistic_function_does_not_overflow(dtype: type, device: CudaDevice
     with np.errstate(over="ignore"):
         wanted = 1 / (1 + np.exp(-x.astype(np.float64)))
     np.testing.assert_allclose(found, wanted, rtol=tolerance(dtype), atol=np.finfo(dtype).tiny)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("name", ACTIVATIONS)
+def test_activations_in_the_tails_are_those_of_the_host(name: str, dtype: type, device: CudaDevice) -> None:
+    row_name, statics, *_ = ACTIVATIONS[name]
+    row = ROWS[row_name]
+    x = np.array([v for v in FAR if abs(v) < float(np.finfo(dtype).max)], dtype)
+    statics = {**{key: row.defaults[key] for key in row.statics}, **statics}
+    wanted, here = row(x, **statics), device.from_host(x)
+    found = row(here, **statics)
+    ((_, rule, names),) = row.rule_plan(row.rules, {})
+    values, values_here = ({**statics, "x": x, "out": wanted}, {**statics, "x": here, "out": found})
+    slope = rule(np.ones_like(x), *[values[key] for key in names])
+    slope_here = rule(device.from_host(np.ones_like(x)), *[values_here[key] for key in names])
+    limits = np.finfo(dtype)
+    for ours, theirs in ((found, wanted), (slope_here, slope)):
+        tolerance = 100 * float(limits.eps) * (1 + np.minimum(np.abs(x.astype(np.float64)), 100) ** 2) * np.abs(theirs) + 8 * float(limits.eps)
+        assert np.all(np.abs(device.to_host(ours).astype(np.float64) - theirs) <= tolerance)
 
 
 @pytest.mark.parametrize("order", range(5))

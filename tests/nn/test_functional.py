@@ -398,6 +398,54 @@ def test_kl_div() -> None:
     close(F.kl_div(np.log(q), np.log(q), log_target=True), 0.0)
 
 
+async def test_probabilities_of_zero_add_nothing_where_the_logit_is_minus_infinity() -> None:
+    x = ag.tensor([[0.0, -np.inf, 1.0]], dtype=np.float64, requires_grad=True)
+    rest = np.array([0.0, 1.0]) - np.log(1 + math.e)
+    target, weight = np.array([[0.3, 0.0, 0.7]]), np.array([1.0, 1.0, 2.0])
+    cases: list[tuple[ag.Tensor, float]] = [
+        (F.cross_entropy(x, target), -(0.3 * rest[0] + 0.7 * rest[1])),
+        (F.cross_entropy(x, target, weight), -(0.3 * rest[0] + 1.4 * rest[1])),
+        (F.cross_entropy(x, np.array([[0.3, 0.2, 0.5]]), np.array([1.0, 0.0, 1.0])), -(0.3 * rest[0] + 0.5 * rest[1])),
+        (F.kl_div(F.log_softmax(x), target, "sum"), 0.3 * (math.log(0.3) - rest[0]) + 0.7 * (math.log(0.7) - rest[1])),
+        (F.kl_div(F.log_softmax(x), F.log_softmax(x.detach()), "sum", log_target=True), 0.0),
+    ]
+    for loss, wanted in cases:
+        close(loss, wanted)
+        (gradient,) = await ag.grad(loss, [x])
+        assert np.isfinite(gradient.numpy()).all() and gradient[0, 1].item() == 0.0
+
+
+def test_losses_of_nothing_are_nan_when_averaged_and_zero_when_summed() -> None:
+    x, y = np.zeros((0, 3)), np.zeros(0, np.int64)
+    losses: tuple[Any, ...] = (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss, F.kl_div, F.binary_cross_entropy_with_logits, F.cross_entropy)
+    for function, target in (*((function, x) for function in losses), (F.cross_entropy, y), (F.nll_loss, y)):
+        for dtype in (np.float16, np.float64):
+            wanted = target if target is y else target.astype(dtype)
+            assert np.isnan(function(x.astype(dtype), wanted).item()), function
+            assert function(x.astype(dtype), wanted, reduction="sum").item() == 0.0
+            assert function(x.astype(dtype), wanted, reduction="none").shape[0] == 0
+    assert np.isnan(F.kl_div(x, x, "batchmean").item())
+
+
+async def test_cosine_similarity_of_what_is_repeated_is_that_of_the_whole_vector() -> None:
+    x1, x2 = ag.tensor([[1.0], [-2.0], [3.0]], dtype=np.float64, requires_grad=True), draw(3, 4)
+    wide = np.broadcast_to(x1.detach().numpy(), (3, 4))
+    wanted = (wide * x2).sum(1) / np.linalg.norm(wide, axis=1) / np.linalg.norm(x2, axis=1)
+    close(F.cosine_similarity(x1, x2), wanted)
+    close(F.cosine_similarity(x2[0], x2, axis=-1), (x2[0] * x2).sum(1) / np.linalg.norm(x2[0]) / np.linalg.norm(x2, axis=1))
+    (gradient,) = await ag.grad(F.cosine_similarity(x1, x2).sum(), [x1])
+    close(gradient, np.zeros((3, 1)))  # of a vector along (1, 1, 1, 1) the length does not matter
+
+
+async def test_medians_with_nan_are_nan() -> None:
+    x = ag.tensor([[3.0, np.nan, 1.0, 7.0], [2.0, 5.0, 1.0, 4.0], [np.nan, np.nan, 0.0, 0.0]], dtype=np.float64, requires_grad=True)
+    np.testing.assert_array_equal(ag.median(x, axis=1).detach().numpy(), np.median(x.detach().numpy(), axis=1))
+    assert np.isnan(ag.median(x).item()) and np.isnan(np.median(x, axis=(0, 1), keepdims=True).item())
+    (gradient,) = await ag.grad(ag.median(x, axis=1)[1], [x])
+    close(gradient, [[0, 0, 0, 0], [0.5, 0, 0, 0.5], [0, 0, 0, 0]])
+    assert np.isnan(ag.median(np.zeros((2, 0)), axis=1).numpy()).tolist() == [True, True]
+
+
 def test_everything_named_is_there() -> None:
     assert all(callable(getattr(F, name)) for name in F.__all__)
     assert all(hasattr(nn, name) for name in nn.__all__)

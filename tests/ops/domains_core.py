@@ -309,6 +309,8 @@ _BINARY: dict[str, Domain] = {
     "float_power": cases(_powers((3,), (3,)), _powers((2, 1), (3,)), _power(3, 0.3), dtypes=("float64",)),
     "atan2": binary((0.3, 2.0), (-2.0, 2.0)),
     "hypot": binary((0.3, 2.0), (-2.0, 2.0)),
+    "heaviside": binary(away=((0.0,), ())),
+    "nextafter": binary(),
     "copysign": binary(away=((0.0,), (0.0,))),
     "maximum": binary(apart=0.25),
     "minimum": binary(apart=0.25),

@@ -94,8 +94,9 @@ def cross_entropy(precision: str, columns: int, lanes: int, along: bool, weighte
                     result = nan
                 else:
                     share = T(weight[chosen]) if weighted else one
-                    if share != zero:
-                        result = hard * share * (normaliser - T(x[base + chosen * inner]))
+                    factor = hard * share
+                    if factor != zero:
+                        result = factor * (normaliser - T(x[base + chosen * inner]))
                     if smooth:
                         result += even * spread
             loss[i] = result

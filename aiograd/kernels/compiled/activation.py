@@ -11,6 +11,8 @@ from aiograd.kernels.compiled.scalar import exp, normal_cdf, sigmoid, sigmoid_pa
 _DENSITY = 1.0 / math.sqrt(2.0 * math.pi)
 _ROOT = math.sqrt(2.0 / math.pi)
 _CUBE = 0.044715
+#: beyond it the slopes of gelu are 0 or 1, and no power of a huge number may meet that 0
+_FAR = 40.0
 
 
 @kernel(reads(1), writes(1))
@@ -43,10 +45,11 @@ def gelu(x: Any, out: Any, block: int, low: int, high: int) -> None:
 def gelu_grad(g: Any, x: Any, out: Any, block: int, low: int, high: int) -> None:
     """Gradient of `gelu`."""
     g, x, out = g[low:high], x[low:high], out[low:high]
-    scale = x.dtype.type(_DENSITY)
+    scale, far = x.dtype.type(_DENSITY), x.dtype.type(_FAR)
     for i in range(x.size):
-        cdf, density = normal_cdf(x[i])
-        out[i] = g[i] * (cdf + x[i] * (density * scale))
+        v = min(max(x[i], -far), far)
+        cdf, density = normal_cdf(v)
+        out[i] = g[i] * (cdf + v * (density * scale))
 
 
 @kernel(reads(1), writes(1))
@@ -64,9 +67,9 @@ def gelu_tanh_grad(g: Any, x: Any, out: Any, block: int, low: int, high: int) ->
     """Gradient of `gelu_tanh`."""
     g, x, out = g[low:high], x[low:high], out[low:high]
     root, cube = x.dtype.type(2.0 * _ROOT), x.dtype.type(2.0 * _ROOT * _CUBE)
-    three = x.dtype.type(3)
+    three, far = x.dtype.type(3), x.dtype.type(_FAR)
     for i in range(x.size):
-        v = x[i]
+        v = min(max(x[i], -far), far)
         s, slope = sigmoid_pair(v * (root + cube * v * v))
         out[i] = g[i] * (s + v * slope * (root + three * cube * v * v))
 

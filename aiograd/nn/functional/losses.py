@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from aiograd import devices
 from aiograd.array_functions.activation import log_softmax
+from aiograd.array_functions.comparison import equal, logical_and
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.elementwise import exp, xlogy
+from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -86,13 +89,15 @@ def _soft_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, reduct
     axis = 1 if x.ndim > 1 else 0
     if label_smoothing:
         target = target * (1.0 - label_smoothing) + label_smoothing / x.shape[axis]
-    each = target * log_softmax(x, axis=axis)
     if weight is not None:
-        each = each * weight.reshape((-1,) + (1,) * (x.ndim - axis - 1))
-    loss = -each.sum(axis)
-    if reduction == "mean":
-        return loss.sum() / (loss.size or 1)
-    return _reduced("cross_entropy", loss, reduction)
+        target = target * weight.reshape((-1,) + (1,) * (x.ndim - axis - 1))
+    return _reduced("cross_entropy", -_counted(target, log_softmax(x, axis=axis)).sum(axis), reduction)
+
+
+def _counted(weight: Tensor, logarithm: Tensor) -> Tensor:
+    """`weight` times `logarithm`; what counts for nothing adds nothing, even where the logarithm is -inf."""
+    product: Tensor = weight * where(logical_and(equal(weight, 0), equal(logarithm, -math.inf)), 0, logarithm)
+    return product
 
 
 def nll_loss(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
@@ -148,7 +153,11 @@ def kl_div(input: ArrayLike, target: ArrayLike, reduction: str = "mean", log_tar
         log_target: see `target`.
     """
     x, y = _same_shape("kl_div", input, target)
-    loss = exp(y) * (y - x) if log_target else xlogy(y, y) - y * x
-    if reduction == "batchmean":
+    if log_target:
+        never = equal(y, -math.inf)
+        loss: Tensor = exp(y) * (where(never, 0, y) - where(never, 0, x))
+    else:
+        loss = xlogy(y, y) - _counted(y, x)
+    if reduction == "batchmean" and x.size:
         return loss.sum() / (x.shape[0] if x.ndim else 1)
-    return _reduced("kl_div", loss, reduction)
+    return _reduced("kl_div", loss, "mean" if reduction == "batchmean" else reduction)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.elementwise import maximum, sqrt
 from aiograd.array_functions.linalg import vector_norm
+from aiograd.array_functions.manipulation import broadcast_arrays
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn.functional.activations import axis_of
 from aiograd.tensors import inplace
@@ -106,7 +107,7 @@ def normalize(input: ArrayLike, p: float = 2.0, dim: int | None = None, eps: flo
 
 def cosine_similarity(x1: ArrayLike, x2: ArrayLike, dim: int | None = None, eps: float = 1e-8, *, axis: int | None = None) -> Tensor:
     """Cosines of the angles between vectors along an axis (the second by default)."""
-    first, second = as_tensor(x1), as_tensor(x2)
+    first, second = broadcast_arrays(x1, x2)  # before the norms: a vector that is repeated is longer
     along = axis_of("cosine_similarity", dim, axis, 1)
     norms = [maximum(vector_norm(x, axis=along, keepdims=True), eps) for x in (first, second)]
     return ((first / norms[0]) * (second / norms[1])).sum(along)
