@@ -27,13 +27,25 @@ def _by_rows(name: str, x: NDArray, axis: int, *arrays: NDArray) -> NDArray | No
     return out
 
 
+def nothing_along(x: NDArray, axis: int) -> NDArray:
+    """The softmax of an array without elements, or its logarithm.
+
+    Raises:
+        IndexError: it does not have the axis.
+    """
+    _ = x.shape[axis]
+    return np.zeros(x.shape, np.result_type(x.dtype, np.float16))
+
+
 def _exponentials(x: NDArray, axis: int) -> NDArray:
-    e: NDArray = x - np.maximum.reduce(x, axis=axis, keepdims=True)
+    e: NDArray = np.asarray(x - np.maximum.reduce(x, axis=axis, keepdims=True))
     return np.exp(e, out=e) if e.dtype.kind == "f" else np.exp(e)
 
 
 def softmax(x: NDArray, axis: int = -1) -> NDArray:
     """``exp(x) / sum(exp(x))`` along `axis`."""
+    if not x.size:
+        return nothing_along(x, axis)
     out = _by_rows("softmax", x, axis)
     if out is None:
         out = _exponentials(x, axis)
@@ -52,6 +64,8 @@ def softmax_grad(g: NDArray, out: NDArray, axis: int = -1) -> NDArray:
 
 def log_softmax(x: NDArray, axis: int = -1) -> NDArray:
     """Logarithm of `softmax`."""
+    if not x.size:
+        return nothing_along(x, axis)
     out = _by_rows("log_softmax", x, axis)
     if out is None:
         out = x - np.maximum.reduce(x, axis=axis, keepdims=True)
@@ -64,7 +78,7 @@ def log_softmax_grad(g: NDArray, out: NDArray, axis: int = -1) -> NDArray:
     """Gradient of `log_softmax` from its output."""
     dx = _by_rows("log_softmax_grad", g, axis, out)
     if dx is None:
-        dx = np.exp(out)
+        dx = np.asarray(np.exp(out))
         dx *= np.add.reduce(g, axis=axis, keepdims=True)
         np.subtract(g, dx, out=dx)
     return dx

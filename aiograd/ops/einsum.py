@@ -29,7 +29,7 @@ from aiograd.ops.creation import refuse
 from aiograd.ops.linalg import GEMM_RATE, matmul
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
-from aiograd.ops.shape import diagonal, permute, reshape, squeeze
+from aiograd.ops.shape import checked_axis, diagonal, permute, reshape, squeeze
 from aiograd.types import Array, Shape
 
 
@@ -233,7 +233,7 @@ def tensordot(x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:
         pairs1, pairs2 = list(range(ndim1 - axes, ndim1)), list(range(axes))
     else:
         pairs1, pairs2 = ([int(a) for a in (p if np.iterable(p) else (p,))] for p in axes)
-        pairs1, pairs2 = [a % ndim1 for a in pairs1], [a % ndim2 for a in pairs2]
+        pairs1, pairs2 = [checked_axis(a, ndim1) for a in pairs1], [checked_axis(a, ndim2) for a in pairs2]
     lengths1, lengths2 = [x1.shape[a] for a in pairs1], [x2.shape[a] for a in pairs2]
     if lengths1 != lengths2:
         raise ShapeError(f"tensordot: shapes {tuple(x1.shape)} and {tuple(x2.shape)} with axes {axes}: lengths {lengths1} and {lengths2} differ")

@@ -188,6 +188,8 @@ def _take(x: Array, indices: Array, /, axis: int = 0) -> Array:
 def _take_adjoint(g: Array, indices: Array, /, shape: Shape, axis: int = 0) -> Array:
     """Zeros of `shape` with the slices of `g` added at `indices` along `axis`."""
     indices = np.asarray(indices)
+    if not shape:  # numpy takes a number for a vector of one
+        return np.asarray(np.add.reduce(g, axis=None))
     axis %= len(shape)
     lead, tail = shape[:axis], shape[axis + 1 :]
     out = np.zeros((shape[axis], *lead, *tail), g.dtype)

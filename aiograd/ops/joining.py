@@ -11,18 +11,18 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, NoRuleError
+from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops.creation import astype, refuse, zeros_like
 from aiograd.ops.indexing import getitem, take
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
-from aiograd.ops.shape import expand, np_atleast_1d, np_atleast_2d, np_atleast_3d, reshape, unsqueeze
+from aiograd.ops.shape import checked_axis, expand, np_atleast_1d, np_atleast_2d, np_atleast_3d, reshape, unsqueeze
 from aiograd.types import Array, Shape
 
 
 def _along(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:
     """An index that is `index` on `axis` and everything on the axes before it."""
-    return (slice(None),) * (axis % ndim) + (index,)
+    return (slice(None),) * checked_axis(axis, ndim) + (index,)
 
 
 def _cat(*arrays: Array, axis: int = 0) -> Array:
@@ -129,6 +129,8 @@ def _repeat(x: Array, /, repeats: int, axis: int) -> Array:
 
 
 def _repeat_vjp(g: Array, x_shape: Shape, repeats: int, axis: int) -> Array:
+    if not x_shape:  # numpy takes a number for a vector of one
+        return sum_(g)
     axis %= len(x_shape)
     return sum_(reshape(g, shape=(*x_shape[: axis + 1], repeats, *x_shape[axis + 1 :])), axis=axis + 1)
 
@@ -187,12 +189,16 @@ def pad(x: Array, pad_width: Any, /, *, mode: str = "constant", value: float = 0
         value: what ``constant`` adds.
     """
     widths = tuple((int(before), int(after)) for before, after in np.broadcast_to(np.asarray(pad_width), (len(x.shape), 2)).tolist())
+    if any(width < 0 for pair in widths for width in pair):
+        raise ArgumentError(f"pad: pad_width is {pad_width!r}, expected numbers not below 0; slice to take elements away")
     if mode == "constant":
         return constant_pad(x, pad_width=widths, value=value)
     if mode not in ("edge", "reflect", "symmetric", "wrap"):
         raise NoRuleError(f"pad: mode is {mode!r}, expected 'constant', 'edge', 'reflect', 'symmetric' or 'wrap'")
     for axis, width in enumerate(widths):
         if width != (0, 0):
+            if not x.shape[axis]:
+                raise ShapeError(f"pad: axis {axis} of shape {tuple(x.shape)} has no elements that mode {mode!r} could repeat; use 'constant'")
             x = take(x, np.pad(np.arange(x.shape[axis]), width, mode=mode), axis=axis)  # type: ignore[call-overload]
     return x
 
@@ -336,6 +342,8 @@ def np_diff(a: Array, n: int = 1, axis: int = -1, prepend: Any = None, append: A
     """numpy's ``diff``: differences of neighbours, `n` times over."""
     if n < 0:
         raise ArgumentError(f"diff: n is {n}, expected 0 or more")
+    if n == 0:  # numpy leaves out the ends as well
+        return a
     ends = [None if end is np._NoValue else end for end in (prepend, append)]
     if any(end is not None for end in ends):
         thin = list(a.shape)

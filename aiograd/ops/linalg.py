@@ -36,7 +36,7 @@ def _matmul(x1: Array, x2: Array, /) -> Array:
         (..., M, N), without the axis that a vector does not have.
     """
     if x2.ndim == 2 and x1.ndim > 2 and x1.shape[-1] == x2.shape[0] and x1.flags.c_contiguous:
-        return np.matmul(x1.reshape(-1, x1.shape[-1]), x2).reshape(*x1.shape[:-1], x2.shape[1])
+        return np.matmul(x1.reshape(math.prod(x1.shape[:-1]), x1.shape[-1]), x2).reshape(*x1.shape[:-1], x2.shape[1])
     return np.matmul(x1, x2)
 
 
@@ -158,7 +158,7 @@ def np_dot(a: Array, b: Array, out: Any = None) -> Array:
     if np.ndim(b) <= 2:
         return matmul(a, b)
     # the last axis of a with the last but one of b; the other axes follow each other
-    flat = reshape(moveaxis(b, -2, 0), shape=(b.shape[-2], -1))
+    flat = reshape(moveaxis(b, -2, 0), shape=(b.shape[-2], math.prod(b.shape[:-2]) * b.shape[-1]))
     return reshape(matmul(a, flat), shape=(*a.shape[:-1], *b.shape[:-2], b.shape[-1]))
 
 
@@ -167,7 +167,7 @@ def np_inner(a: Array, b: Array, /) -> Array:
     """numpy's ``inner``: the last axes with each other."""
     if np.ndim(a) == 0 or np.ndim(b) == 0:
         return mul(a, b)
-    flat = reshape(b, shape=(-1, b.shape[-1]))
+    flat = reshape(b, shape=(math.prod(b.shape[:-1]), b.shape[-1]))
     return reshape(matmul(a, matrix_transpose(flat)), shape=(*a.shape[:-1], *b.shape[:-1]))
 
 

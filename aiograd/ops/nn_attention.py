@@ -54,8 +54,9 @@ def check_attention(q: Array, k: Array, v: Array, mask: Array) -> None:
     Raises:
         ShapeError: shapes; ArgumentTypeError: a mask that is neither boolean nor floating.
     """
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or not k.shape[-2]:
-        raise ShapeError(f"attention: found q {q.shape}, k {k.shape}, v {v.shape}; expected q (..., L, E), k (..., S, E), v (..., S, V), S > 0")
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or not (k.shape[-2] and k.shape[-1]):
+        found = f"q {q.shape}, k {k.shape}, v {v.shape}"
+        raise ShapeError(f"attention: found {found}; expected q (..., L, E), k (..., S, E), v (..., S, V), S > 0, E > 0")
     if mask is not None and mask.dtype != np.bool_ and mask.dtype.kind != "f":
         raise ArgumentTypeError(f"attention: the mask has dtype {mask.dtype}, expected bool (True takes part) or floating (added to the scores)")
 

@@ -96,7 +96,7 @@ def target_weights(
     target = np.expand_dims(target, axis)
     kept = target != ignore_index
     one_hot = (target == np.arange(classes).reshape(along)) & kept
-    each = (1.0 - label_smoothing) * one_hot + (label_smoothing / classes) * kept
+    each = (1.0 - label_smoothing) * one_hot + (label_smoothing / max(classes, 1)) * kept
     if weight is not None:
         weight = np.asarray(weight).reshape(along)
         each = each * weight

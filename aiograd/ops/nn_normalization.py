@@ -23,6 +23,8 @@ from aiograd.types import Array, Shape
 
 def standardize(x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:
     """``(x - mean) / sqrt(var + eps)`` over `axes`, and the reciprocal deviation (axes kept)."""
+    if not x.size:
+        return x, x
     centred = x - np.mean(x, axis=axes, keepdims=True)
     rstd = 1.0 / np.sqrt(np.mean(np.square(centred), axis=axes, keepdims=True) + eps)
     return centred * rstd, rstd
@@ -30,6 +32,8 @@ def standardize(x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Arr
 
 def standardize_vjp(g: Array, x: Array, axes: tuple[int, ...], eps: float) -> Array:
     """Gradient of the first result of `standardize` with respect to `x`."""
+    if not x.size:
+        return g
     unit, rstd = standardize(x, axes, eps)
     return rstd * (g - np.mean(g, axis=axes, keepdims=True) - unit * np.mean(g * unit, axis=axes, keepdims=True))
 
@@ -106,6 +110,8 @@ layer_norm = define(
 
 
 def _root_mean_square(x: Array, ndims: int, eps: float | None) -> Array:
+    if not x.size:
+        return 1.0
     small = float(np.finfo(x.dtype).eps) if eps is None else eps
     return 1.0 / np.sqrt(np.mean(np.square(x), axis=_trailing(x, ndims), keepdims=True) + small)
 
@@ -124,6 +130,8 @@ def _rms_norm(x: Array, weight: Array = None, /, ndims: int = 1, eps: float | No
 
 
 def _rms_norm_x(g: Array, x: Array, weight: Array, ndims: int, eps: float | None) -> Array:
+    if not x.size:
+        return g
     r = _root_mean_square(x, ndims, eps)
     unit = x * r
     g = g if weight is None else g * weight

@@ -10,23 +10,29 @@ from aiograd.types import Array
 
 
 def _softmax(x: Array, /, axis: int = -1) -> Array:
-    """``exp(x) / sum(exp(x))`` along `axis`, safe from overflow."""
+    """``exp(x) / sum(exp(x))`` along `axis`, safe from overflow; a number counts as a vector of one."""
+    if not x.size:
+        return kernels.nothing_along(x, axis)
     e = np.exp(x - np.max(x, axis=axis, keepdims=True))
-    return np.divide(e, np.sum(e, axis=axis, keepdims=True), out=e)
+    return e / np.sum(e, axis=axis, keepdims=True)
 
 
 def _safe_softmax(x: Array, /, axis: int = -1) -> Array:
     """Softmax in which a slice of nothing but ``-inf`` gives zeros, not NaN: a query that may attend to nothing attends to nothing."""
+    if not x.size:
+        return kernels.nothing_along(x, axis)
     top = np.max(x, axis=axis, keepdims=True)
     e = np.exp(x - np.where(top == -np.inf, np.zeros((), top.dtype), top))
     total = np.sum(e, axis=axis, keepdims=True)
-    return np.divide(e, np.where(total == 0, np.ones((), total.dtype), total), out=e)
+    return e / np.where(total == 0, np.ones((), total.dtype), total)
 
 
 def _log_softmax(x: Array, /, axis: int = -1) -> Array:
-    """``x - log(sum(exp(x)))`` along `axis`, safe from overflow."""
+    """``x - log(sum(exp(x)))`` along `axis`, safe from overflow; a number counts as a vector of one."""
+    if not x.size:
+        return kernels.nothing_along(x, axis)
     shifted = x - np.max(x, axis=axis, keepdims=True)
-    return np.subtract(shifted, np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True)), out=shifted)
+    return shifted - np.log(np.sum(np.exp(shifted), axis=axis, keepdims=True))
 
 
 def softmax_vjp(g: Array, out: Array, axis: int) -> Array:

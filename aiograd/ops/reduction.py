@@ -33,8 +33,8 @@ minimum_reduce: Callable[..., Array] = np.minimum.reduce
 
 
 def normalize_axes(axis: Axis, ndim: int) -> tuple[int, ...]:
-    """The axes as non-negative numbers, in the order given; all of them for None."""
-    if axis is None:
+    """The axes as non-negative numbers, in the order given; all of them for None, and of a number whatever it was reduced over."""
+    if axis is None or not ndim:
         return tuple(range(ndim))
     return tuple(a + ndim if a < 0 else a for a in (axis if isinstance(axis, tuple) else (axis,)))
 
@@ -51,7 +51,7 @@ def kept_shape(shape: Shape, axis: Axis) -> Shape:
 
 def count(shape: Shape, axis: Axis) -> int:
     """How many elements go into one element of the result."""
-    if axis is None:
+    if axis is None or not shape:
         return math.prod(shape)
     return math.prod(shape[a] for a in (axis if isinstance(axis, tuple) else (axis,)))
 
@@ -143,13 +143,15 @@ def _extreme_vjp(g: Array, x: Array, out: Array, axis: Axis, keepdims: bool) -> 
 
 
 def _logsumexp(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """``log(sum(exp(x)))`` over `axis`, safe from overflow; minus infinity where all elements are.
+    """``log(sum(exp(x)))`` over `axis`, safe from overflow; minus infinity where all elements are, or there is none.
 
     Args:
         x: real floating.
         axis: what to reduce.
         keepdims: leave reduced axes in place, with length 1.
     """
+    if not count(x.shape, axis):
+        return add_reduce(x, axis, None, None, keepdims) - np.inf
     top = maximum_reduce(x, axis, None, None, True)
     top = np.where(np.isfinite(top), top, x.dtype.type(0))
     with np.errstate(divide="ignore", over="ignore"):
@@ -165,7 +167,7 @@ sum_: Op = define("sum", _sum, x=lambda g, x_shape, axis, keepdims: spread(g, x_
 mean: Op = define(
     "mean",
     _mean,
-    x=lambda g, x_shape, axis, keepdims: spread(g / count(x_shape, axis), x_shape, axis, keepdims),
+    x=lambda g, x_shape, axis, keepdims: spread(g / (count(x_shape, axis) or 1), x_shape, axis, keepdims),
     complex="explicit",
     cost=0.15,
 )

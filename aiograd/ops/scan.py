@@ -181,7 +181,7 @@ def np_prod(a: Array, axis: Any = None, dtype: Any = None, out: Any = None, keep
 
 def _cumulate(name: str, row: Op, a: Array, axis: int | None, dtype: Any, out: Any) -> Array:
     refuse(name, out=out)
-    if axis is None:
+    if axis is None or (not a.shape and axis in (0, -1)):  # numpy takes a number for a vector of one
         a, axis = reshape(a, shape=(-1,)), 0
     return in_dtype(row, a, dtype, axis=axis)
 

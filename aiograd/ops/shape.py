@@ -16,10 +16,22 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, NoRuleError
+from aiograd.errors import ArgumentError, IndexRangeError
 from aiograd.ops.elementwise import identity
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array, Shape
+
+
+def checked_axis(axis: int, ndim: int) -> int:
+    """`axis` counted from the start.
+
+    Raises:
+        IndexRangeError: an array of `ndim` axes does not have it.
+    """
+    if not -ndim <= axis < ndim:
+        expected = f"one from {-ndim} to {ndim - 1}" if ndim else "an array with axes"
+        raise IndexRangeError(f"axis {axis} of an array of {ndim} axes: expected {expected}")
+    return axis % ndim
 
 
 def _reshape(x: Array, /, shape: Shape) -> Array:
@@ -171,8 +183,8 @@ def matrix_transpose(x: Array, /) -> Array:
 def moveaxis(x: Array, source: int | tuple[int, ...], destination: int | tuple[int, ...], /) -> Array:
     """`x` with the axes at `source` moved to `destination`, the others keeping their order."""
     ndim = len(x.shape)
-    sources = [a % ndim for a in (source if isinstance(source, tuple) else (source,))]
-    destinations = [a % ndim for a in (destination if isinstance(destination, tuple) else (destination,))]
+    sources = [checked_axis(a, ndim) for a in (source if isinstance(source, tuple) else (source,))]
+    destinations = [checked_axis(a, ndim) for a in (destination if isinstance(destination, tuple) else (destination,))]
     order = [a for a in range(ndim) if a not in sources]
     for target, origin in sorted(zip(destinations, sources, strict=True)):
         order.insert(target, origin)

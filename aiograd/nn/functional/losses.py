@@ -88,7 +88,7 @@ def _soft_cross_entropy(x: Tensor, target: Tensor, weight: Tensor | None, reduct
         raise ArgumentError(f"cross_entropy: label_smoothing={label_smoothing}, expected a number from 0 to 1")
     axis = 1 if x.ndim > 1 else 0
     if label_smoothing:
-        target = target * (1.0 - label_smoothing) + label_smoothing / x.shape[axis]
+        target = target * (1.0 - label_smoothing) + label_smoothing / max(x.shape[axis], 1)
     if weight is not None:
         target = target * weight.reshape((-1,) + (1,) * (x.ndim - axis - 1))
     return _reduced("cross_entropy", -_counted(target, log_softmax(x, axis=axis)).sum(axis), reduction)
