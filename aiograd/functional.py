@@ -184,13 +184,14 @@ async def hessian(fn: Fn, inputs: Any, *, create_graph: bool = False, strict: bo
 # -------------------------------------------------------------------- calling the function
 
 
-async def call(fn: Fn, args: Sequence[Any], what: str) -> tuple[tuple[Any, ...], bool]:
+async def call(fn: Fn, args: Sequence[Any], what: str, *, beside: bool = False) -> tuple[tuple[Any, ...], bool]:
     """Call `fn`, wait for what it returns, and check that it is Tensors.
 
     Args:
         fn: ``def`` or ``async def``.
         args: its arguments.
         what: for messages: who calls.
+        beside: whether integer and boolean outputs may stand beside floating ones.
 
     Returns:
         The outputs, and whether `fn` returned one Tensor rather than a sequence.
@@ -198,7 +199,7 @@ async def call(fn: Fn, args: Sequence[Any], what: str) -> tuple[tuple[Any, ...],
     Raises:
         ArgumentTypeError: `fn` returned something else.
     """
-    return _checked(what, await _returned(fn, args))
+    return _checked(what, await _returned(fn, args), beside)
 
 
 async def _returned(fn: Fn, args: Sequence[Any]) -> Any:
@@ -208,13 +209,14 @@ async def _returned(fn: Fn, args: Sequence[Any]) -> Any:
     return await ready(returned)
 
 
-def _checked(what: str, returned: Any) -> tuple[tuple[Any, ...], bool]:
+def _checked(what: str, returned: Any, beside: bool = False) -> tuple[tuple[Any, ...], bool]:
     one = not isinstance(returned, (tuple, list))
     outputs = (returned,) if one else tuple(returned)
+    beside = beside and any(isinstance(output, TensorCore) and output.dtype.kind in "fc" for output in outputs)
     for i, output in enumerate(outputs):
         if not isinstance(output, TensorCore):
             raise ArgumentTypeError(f"{what}: output {i} of fn is a {type(output).__name__}; expected fn to return a Tensor or a tuple of Tensors")
-        if output.dtype.kind not in "fc":
+        if output.dtype.kind not in "fc" and not beside:
             raise ArgumentTypeError(f"{what}: output {i} of fn has dtype {output.dtype}; expected floating point or complex")
     if not outputs:
         raise ArgumentError(f"{what}: fn returned no outputs; expected a Tensor or a tuple of Tensors")

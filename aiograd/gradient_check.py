@@ -54,7 +54,8 @@ async def gradcheck(
     Cancelling stops it. No ``grad`` is touched, and the inputs are not modified.
 
     Args:
-        fn: function of the inputs that returns a Tensor or a tuple of them; ``def`` or ``async def``.
+        fn: function of the inputs that returns a Tensor or a tuple of them; ``def`` or ``async def``. Integer and boolean outputs beside
+            floating ones are passed over.
         inputs: a Tensor or a tuple of anything `fn` takes. Tensors that require grad are checked; they should be float64 or complex128.
         eps: step of the differences.
         atol, rtol: see above.
@@ -121,7 +122,7 @@ async def gradgradcheck(
     count = len(checked.inputs)
 
     async def gradients(*args: Any) -> tuple[Any, ...]:
-        made, _ = await call(fn, args[:count], "gradgradcheck")
+        made, _ = await call(fn, args[:count], "gradgradcheck", beside=True)
         wanted = [args[i] for i in checked.wanted]
         found = await grad(_differentiable(made), wanted, args[count:], create_graph=True, allow_unused=True)
         return tuple(make(np.zeros_like(tensor._data)) if gradient is None else gradient for tensor, gradient in zip(wanted, found, strict=True))
@@ -173,7 +174,7 @@ class _Checked:
 
     async def outputs(self, leaves: Sequence[Any] | None = None) -> tuple[Any, ...]:
         """What the function returns."""
-        return (await call(self.fn, self.leaves() if leaves is None else leaves, self.what))[0]
+        return (await call(self.fn, self.leaves() if leaves is None else leaves, self.what, beside=True))[0]
 
 
 async def _check(checked: _Checked, eps: float, atol: float, rtol: float, nondet_tol: float, check_undefined_grad: bool) -> None:
@@ -181,7 +182,7 @@ async def _check(checked: _Checked, eps: float, atol: float, rtol: float, nondet
     every = await checked.outputs(leaves)
     numbers = [o for o, output in enumerate(every) if output.requires_grad]
     outputs = [every[o] for o in numbers]
-    values = [_real(host_array(output)) for output in every]
+    values = [_varying(output) for output in every]
     numeric = await _numeric(checked, values, eps)
     if not outputs:
         for o, blocks in enumerate(numeric):
@@ -218,7 +219,7 @@ async def _numeric(checked: _Checked, values: list[Matrix], eps: float) -> list[
                 moved = array.copy()
                 _real(moved)[column] += step
                 made = await checked.outputs(checked.leaves(i, moved))
-                ends.append([_real(host_array(output)) for output in made])
+                ends.append([_varying(output) for output in made])
             for o, (above, below) in enumerate(zip(*ends, strict=True)):
                 if above.size != values[o].size:
                     raise GradcheckError(f"{checked.what}: the shape of output {o} depends on the values of input {i}")
@@ -260,6 +261,11 @@ def _real(array: Matrix) -> Matrix:
     return flat.view(flat.real.dtype) if flat.dtype.kind == "c" else flat
 
 
+def _varying(output: Any) -> Matrix:
+    """The elements of an output that may vary with the inputs: none of integers, which have no derivative."""
+    return _real(host_array(output)) if output.dtype.kind in "fc" else np.zeros(0)
+
+
 def _normal(rng: np.random.Generator, output: Any) -> Matrix:
     drawn = rng.standard_normal(output.shape)
     return np.asarray(drawn + 1j * rng.standard_normal(output.shape) if output.dtype.kind == "c" else drawn, dtype=output.dtype)
@@ -299,7 +305,7 @@ async def _check_repeatable(
     again_leaves = checked.leaves()
     again = await checked.outputs(again_leaves)
     for o, (first, second) in enumerate(zip(values, again, strict=True)):
-        difference = _difference(first, _real(host_array(second)))
+        difference = _difference(first, _varying(second))
         if not difference <= nondet_tol:
             raise GradcheckError(
                 f"{checked.what}: fn is not deterministic: two runs on the same inputs gave values of output {o} that differ by up to "

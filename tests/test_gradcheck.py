@@ -280,3 +280,19 @@ async def test_inputs_and_modes_are_left_as_they_were() -> None:
     np.testing.assert_array_equal(x.detach().numpy(), before)
     assert x.grad is None
     assert x.requires_grad
+
+
+async def test_integer_outputs_beside_floating_ones_are_passed_over() -> None:
+    x = leaf()
+    for fn in (lambda x: ag.topk(x, 2), lambda x: (x > 0, x * 2), lambda x: (x**2, (x**2).astype(np.uint8)), lambda x: (x * x, ag.nonzero(x > 0)[0])):
+        assert await gradcheck(fn, x)
+        assert await gradgradcheck(fn, x)
+
+    def wrong(x: Any) -> Any:
+        return ag.argmax(x), x.detach() * x
+
+    with pytest.raises(ag.errors.GradcheckError, match="output 1 with respect to input 0"):
+        await gradcheck(wrong, x)
+    for check in (gradcheck, gradgradcheck):
+        with pytest.raises(ag.errors.ArgumentTypeError, match="output 0 of fn has dtype bool"):
+            await check(lambda x: (x > 0, x.argmax()), x)

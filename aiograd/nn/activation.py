@@ -87,18 +87,20 @@ class Softplus(Module):
 
     Args:
         beta: sharpness.
+        threshold: see `aiograd.nn.functional.softplus`.
     """
 
-    def __init__(self, beta: float = 1.0) -> None:
+    def __init__(self, beta: float = 1.0, threshold: float | None = None) -> None:
         self.beta = beta
+        self.threshold = threshold
 
     def forward(self, input: Any) -> Tensor:
         """Elementwise."""
-        return functional.softplus(input, self.beta)
+        return functional.softplus(input, self.beta, self.threshold)
 
     def extra_repr(self) -> str:
-        """The sharpness."""
-        return f"beta={self.beta}"
+        """The sharpness, and the threshold where there is one."""
+        return f"beta={self.beta}" + ("" if self.threshold is None else f", threshold={self.threshold}")
 
 
 class Tanh(Module):

@@ -446,6 +446,33 @@ async def test_medians_with_nan_are_nan() -> None:
     assert np.isnan(ag.median(np.zeros((2, 0)), axis=1).numpy()).tolist() == [True, True]
 
 
+@pytest.mark.parametrize("mode", ["constant", "reflect", "replicate", "circular"])
+async def test_negative_padding_takes_elements_away(mode: str) -> None:
+    x = ag.tensor(draw(5, 6), requires_grad=True)
+    numpy_mode: Any = {"replicate": "edge", "circular": "wrap"}.get(mode, mode)
+    for columns, rows in (((-1, 2), (0, 0)), ((2, -3), (-1, 1)), ((-2, -4), (0, 0)), ((-6, 2), (0, 0))):
+        grown = np.pad(x.detach().numpy(), [(max(a, 0), max(b, 0)) for a, b in (rows, columns)], mode=numpy_mode)
+        wanted = grown[max(-rows[0], 0) : grown.shape[0] - max(-rows[1], 0), max(-columns[0], 0) : grown.shape[1] - max(-columns[1], 0)]
+        out = F.pad(x, (*columns, *rows), mode)
+        close(out, wanted)
+        (gradient,) = await ag.grad(out.sum(), [x])
+        assert gradient.shape == (5, 6) and gradient.sum().item() == pytest.approx(wanted.size if mode != "constant" else np.count_nonzero(wanted))
+    with pytest.raises(ArgumentError, match="takes more elements away"):
+        F.pad(x, (-4, -3), mode)
+
+
+async def test_softplus_is_the_identity_above_its_threshold() -> None:
+    x = ag.tensor([-1.0, 0.5, 2.0, 30.0], dtype=np.float64, requires_grad=True)
+    smooth = np.log1p(np.exp(2 * x.detach().numpy())) / 2
+    out = F.softplus(x, beta=2.0, threshold=3.0)
+    close(out, np.where(2 * x.detach().numpy() > 3.0, x.detach().numpy(), smooth))
+    (gradient,) = await ag.grad(out.sum(), [x])
+    close(gradient, [1 / (1 + math.exp(2.0)), 1 / (1 + math.exp(-1.0)), 1.0, 1.0])
+    close(F.softplus(x, 2.0), smooth)
+    assert repr(nn.Softplus(2.0, 3.0)) == "Softplus(beta=2.0, threshold=3.0)"
+    close(nn.Softplus(2.0, 3.0)(x), out.detach().numpy())
+
+
 def test_everything_named_is_there() -> None:
     assert all(callable(getattr(F, name)) for name in F.__all__)
     assert all(hasattr(nn, name) for name in nn.__all__)

@@ -7,6 +7,7 @@ from typing import Any
 from aiograd.array_functions import activation as functions
 from aiograd.array_functions.conversion import ArrayLike, as_tensor
 from aiograd.array_functions.elementwise import tanh as _tanh
+from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError
 from aiograd.tensors.tensor import Tensor
 
@@ -41,9 +42,17 @@ def leaky_relu(input: ArrayLike, negative_slope: float = 0.01) -> Tensor:
     return functions.leaky_relu(input, negative_slope=negative_slope)
 
 
-def softplus(input: ArrayLike, beta: float = 1.0) -> Tensor:
-    """``log(1 + exp(beta * x)) / beta``, without overflow."""
-    return functions.softplus(input, beta=beta)
+def softplus(input: ArrayLike, beta: float = 1.0, threshold: float | None = None) -> Tensor:
+    """``log(1 + exp(beta * x)) / beta``, without overflow.
+
+    Args:
+        input: any shape.
+        beta: sharpness.
+        threshold: where ``beta * x`` is above it the result is `x` itself, as in PyTorch; None: nowhere, for accuracy does not need it.
+    """
+    x = as_tensor(input)
+    out = functions.softplus(x, beta=beta)
+    return out if threshold is None else where(x * beta > threshold, x, out)
 
 
 def softsign(input: ArrayLike) -> Tensor:

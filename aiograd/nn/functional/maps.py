@@ -135,7 +135,7 @@ def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: flo
 
     Args:
         input: any shape.
-        pad: at most two ints per axis.
+        pad: at most two ints per axis; negative ones take so many elements away.
         mode: "constant", "reflect", "replicate" or "circular".
         value: of the constant border.
     """
@@ -148,4 +148,11 @@ def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: flo
     names = {"constant": "constant", "reflect": "reflect", "replicate": "edge", "circular": "wrap"}
     if mode not in names:
         raise ArgumentError(f"pad: mode {mode!r}, expected one of {', '.join(map(repr, names))}")
-    return pad_axes(x, widths, mode=names[mode], value=0.0 if value is None else value)
+    if any(n + before + after < 0 for n, (before, after) in zip(x.shape, widths, strict=True)):
+        raise ArgumentError(f"pad: {tuple(pad)} takes more elements away than an input of shape {list(x.shape)} has")
+    grown = [(max(before, 0), max(after, 0)) for before, after in widths]
+    out = pad_axes(x, grown, mode=names[mode], value=0.0 if value is None else value)
+    if grown == widths:
+        return out
+    kept = [slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(out.shape, widths, strict=True)]
+    return out[tuple(kept)]
