@@ -151,8 +151,14 @@ def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: flo
     if any(n + before + after < 0 for n, (before, after) in zip(x.shape, widths, strict=True)):
         raise ArgumentError(f"pad: {tuple(pad)} takes more elements away than an input of shape {list(x.shape)} has")
     grown = [(max(before, 0), max(after, 0)) for before, after in widths]
-    out = pad_axes(x, grown, mode=names[mode], value=0.0 if value is None else value)
+    fill = 0.0 if value is None else value
     if grown == widths:
-        return out
-    kept = [slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(out.shape, widths, strict=True)]
-    return out[tuple(kept)]
+        return pad_axes(x, grown, mode=names[mode], value=fill)
+    if mode == "circular":  # what is left goes round, as in PyTorch; the other modes repeat what was there
+        return pad_axes(_cropped(x, widths), grown, mode="wrap")
+    return _cropped(pad_axes(x, grown, mode=names[mode], value=fill), widths)
+
+
+def _cropped(x: Tensor, widths: Sequence[tuple[int, int]]) -> Tensor:
+    """Without as many elements at the ends of each axis as its widths are below 0."""
+    return x[tuple(slice(max(-before, 0), n - max(-after, 0)) for n, (before, after) in zip(x.shape, widths, strict=True))]
