@@ -1,7 +1,8 @@
 """State that follows the caller: grad mode, anomaly mode, saved-tensor hooks, profiler, default dtype.
 
 All of it lives in one ContextVar, so it belongs to the asyncio task (and travels to threads with ``copy_context``): a task suspended
-inside ``no_grad`` switches nothing off for another.
+inside ``no_grad`` switches nothing off for another. Below it lies a default of the process, which holds wherever a context has nothing of
+its own: other threads, the next statement of a REPL.
 
 Note [One variable for every mode]
     Recording an operation reads the modes once per call, so they share one immutable `Mode` with the two questions the hot path asks
@@ -10,6 +11,11 @@ Note [One variable for every mode]
     another task or thread is thereby a clear error instead of a silent corruption. What a function such as `set_default_dtype` changes
     within a block outlasts it: leaving takes back only what the block itself changed. Measured by ``tests/benchmarks/small_graphs.py``.
 
+Note [The default of the process]
+    `DEFAULT_MODE` is what a context without a mode of its own sees. A function such as `set_default_dtype` changes it, in place, when it is
+    called at the top level (Note [Top level] in `aiograd.top_level`) and not in a block of the same setting; anywhere else it changes the
+    running context. A mode that is entered takes the other settings as they are then.
+
 Rejected: a ContextVar per mode (three more reads per recorded op); thread-locals (leak between tasks).
 """
 
@@ -17,7 +23,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import AsyncGenerator, Callable, Generator
+from collections.abc import AsyncGenerator, Callable, Generator, Mapping
 from contextvars import ContextVar
 from types import TracebackType
 from typing import Any, Self, TypeVar, cast
@@ -25,16 +31,19 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 
 from aiograd.errors import ArgumentError, ModeError
+from aiograd.top_level import is_statement, is_top_level
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+_NOTHING: frozenset[str] = frozenset()
 
 _FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "collect", "dtype")
 
 
 class Mode:
-    """An immutable set of modes; derive another with `having`."""
+    """An immutable set of modes (but see Note [The default of the process]); derive another with `having`."""
 
-    __slots__ = (*_FIELDS, "plain", "outer", "owner", "is_switched")
+    __slots__ = (*_FIELDS, "plain", "outer", "owner", "switched")
 
     grad: bool
     #: anomaly mode: None (off), or whether to check for NaN
@@ -51,11 +60,12 @@ class Mode:
     dtype: np.dtype[Any]
     plain: bool
     outer: Mode | None
-    owner: object
-    #: a function such as `set_default_dtype` changed it; what it changed outlasts the block
-    is_switched: bool
+    #: the `ModeScope` or generator that entered it
+    owner: Any
+    #: what a function such as `set_default_dtype` changed in it; that outlasts the block
+    switched: frozenset[str]
 
-    def having(self, *, outer: Mode | None, owner: object, **changes: Any) -> Mode:
+    def having(self, *, outer: Mode | None, owner: Any, **changes: Any) -> Mode:
         """A copy with some fields changed."""
         mode = object.__new__(Mode)
         mode.grad = self.grad
@@ -66,19 +76,24 @@ class Mode:
         mode.profiler = self.profiler
         mode.collect = self.collect
         mode.dtype = self.dtype
-        for name, value in changes.items():
-            setattr(mode, name, value)
-        mode.plain = mode.grad and mode.anomaly is None and mode.saved_hooks is None and mode.profiler is None and mode.collect is None
         mode.outer = outer
         mode.owner = owner
-        mode.is_switched = False
+        mode.switched = _NOTHING
+        mode.change(changes)
         return mode
+
+    def change(self, changes: Mapping[str, Any]) -> None:
+        """Change some fields of it."""
+        self.plain = False  # whoever reads it meanwhile, in another thread, looks at the fields
+        for name, value in changes.items():
+            setattr(self, name, value)
+        self.plain = self.grad and self.anomaly is None and self.saved_hooks is None and self.profiler is None and self.collect is None
 
 
 def _first_mode() -> Mode:
     mode = object.__new__(Mode)
     mode.grad = mode.plain = True
-    mode.is_switched = False
+    mode.switched = _NOTHING
     mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.collect = mode.outer = mode.owner = None
     mode.dtype = np.dtype(np.float32)
     return mode
@@ -125,12 +140,9 @@ class ModeScope:
         outer = current.outer
         if outer is None:
             raise ModeError(f"leaving {type(self).__name__}, which was never entered")
-        if current.is_switched:
-            others = [name for name in _FIELDS if name not in self._changes and getattr(current, name) is not getattr(outer, name)]
-            switched = {name: getattr(current, name) for name in others}
-            outer = outer.having(outer=outer.outer, owner=outer.owner, **switched)
-            outer.is_switched = True
-        _mode.set(outer)
+        changes = {name: getattr(current, name) for name in current.switched - self._changes.keys()}
+        changes = {name: value for name, value in changes.items() if value is not getattr(outer, name)}
+        _mode.set(_switched(outer, changes) if changes else outer)
 
     def _again(self) -> ModeScope:
         """A scope with the same effect, for one call of a decorated function."""
@@ -144,12 +156,24 @@ class ModeScope:
         return cast(F, _decorate(function, self._again))
 
 
-def _switch(**changes: Any) -> None:
-    """Change fields of the mode from here on, not for a block."""
+def _switched(mode: Mode, changes: Mapping[str, Any]) -> Mode:
+    """`mode` with fields that a function has changed, not a block."""
+    switched = mode.having(outer=mode.outer, owner=mode.owner, **changes)
+    switched.switched = mode.switched | changes.keys()
+    return switched
+
+
+def _switch(everywhere: bool, **changes: Any) -> None:
+    """Change fields of the mode from here on, not for a block; `everywhere` for the process, unless this is in a block of the same setting."""
     current = current_mode()
-    switched = current.having(outer=current.outer, owner=current.owner, **changes)
-    switched.is_switched = True
-    _mode.set(switched)
+    mode = current
+    while mode.outer is not None:
+        everywhere = everywhere and not mode.owner._changes.keys() & changes.keys()
+        mode = mode.outer
+    if everywhere:
+        DEFAULT_MODE.change(changes)
+    if current is not DEFAULT_MODE or not everywhere:
+        _mode.set(_switched(current, changes))
 
 
 class _GeneratorModes:
@@ -158,10 +182,11 @@ class _GeneratorModes:
     Modes that the generator's body has entered and not left when it yields come back when it goes on.
     """
 
-    __slots__ = ("_scope", "_inside", "_outside")
+    __slots__ = ("_scope", "_changes", "_inside", "_outside")
 
     def __init__(self, scope: ModeScope) -> None:
         self._scope = scope
+        self._changes = scope._changes
         self._inside: Mode | None = None
         self._outside: list[Mode] = []
 
@@ -169,7 +194,7 @@ class _GeneratorModes:
         self._scope._check_entry()
         outside = current_mode()
         self._outside.append(outside)
-        _mode.set(self._inside or outside.having(outer=outside, owner=self, **self._scope._changes))
+        _mode.set(self._inside or outside.having(outer=outside, owner=self, **self._changes))
 
     def __exit__(self, *exception: object) -> None:
         inside = current_mode()
@@ -280,18 +305,22 @@ class enable_grad(_GradScope):
 
 
 class set_grad_enabled(ModeScope):
-    """Switch recording on or off: at once when called as a function, until the end of the block when used with ``with``."""
+    """Switch recording on or off: at once when called as a function, until the end of the block when used with ``with``.
+
+    Called at the top level (a line of a script, a REPL, a notebook cell) as a statement of its own it holds for the process, see
+    `set_default_dtype`. What ``with`` is given, or what is kept in a variable for it, never does.
+    """
 
     def __init__(self, mode: bool) -> None:
         super().__init__(grad=bool(mode))
-        #: what the call has changed, until a block or a decorated function says when it is to apply
-        self._previous: bool | None = current_mode().grad
-        _switch(grad=bool(mode))
+        before, everywhere = current_mode(), is_statement() and is_top_level()
+        _switch(everywhere, grad=bool(mode))
+        #: the mode that the call has made of which, to be taken back where a block or a decorated function says when it is to apply
+        self._made, self._of = current_mode(), current_mode() if everywhere else before
 
     def _undo(self) -> None:
-        if self._previous is not None:
-            _switch(grad=self._previous)
-            self._previous = None
+        if current_mode() is self._made:
+            _mode.set(self._of)
 
     def __enter__(self) -> Self:
         self._undo()
@@ -319,7 +348,10 @@ class detect_anomaly(ModeScope):
 
 
 def set_default_dtype(dtype: Any) -> None:
-    """Set the dtype that Python floats become, for the running task and the tasks it starts from now on.
+    """Set the dtype that Python floats become.
+
+    At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it is set for the process: every task
+    and thread that has set nothing itself. In a task, a thread or a callback it is set for that one and the tasks it starts from now on.
 
     Args:
         dtype: a real floating dtype.
@@ -330,7 +362,7 @@ def set_default_dtype(dtype: Any) -> None:
     wanted = np.dtype(dtype)
     if wanted.kind != "f":
         raise ArgumentError(f"set_default_dtype({dtype!r}): expected a real floating dtype such as float32 or float64")
-    _switch(dtype=wanted)
+    _switch(is_top_level(), dtype=wanted)
 
 
 def get_default_dtype() -> np.dtype[Any]:

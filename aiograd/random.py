@@ -1,8 +1,9 @@
 """Random numbers from an explicit `Generator`, and their replay where a forward is computed a second time.
 
 Note [State belongs to objects, and the default to the caller]
-    There is no process-wide stream. A `Generator` is an object one passes around; `default_generator` is a ContextVar, so `seed` in one
-    task changes nothing for another, and a task inherits the generator of the one that started it.
+    A `Generator` is an object one passes around. The default one is a ContextVar, so `seed` in one task changes nothing for another, and a
+    task inherits the generator of the one that started it. Below it lies one of the process, which `seed` sets at the top level (Note [Top
+    level] in `aiograd.top_level`), for every task and thread that has set none itself.
 
 Note [Replay]
     A region that will be computed again (`aiograd.checkpointing`) is recorded in a `Draws`: every draw in it notes the state its
@@ -34,6 +35,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import get_default_dtype
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
+from aiograd.top_level import is_top_level
 from aiograd.types import Shape
 
 ALGORITHM = "PCG64"
@@ -308,26 +310,34 @@ def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
 
 
 _default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
+#: of whoever has set none; its seed is drawn from the system until `seed` is called
+_process_default = Generator()
 
 
 def default_generator() -> Generator:
-    """The generator of the running task: what `seed` set in it or in the task that started it; else a fresh one, kept from now on."""
+    """The generator that draws where none is named: what `seed` set in the running task or in the one that started it, else in the process."""
     recordings, source = _tapes()
     generator = None if source is None else source.next_default()
     if generator is None:
-        generator = _default.get()
-        if generator is None:
-            generator = Generator()
-            _default.set(generator)
+        generator = _default.get() or _process_default
     for recording in recordings:
         recording.draws.defaults.append(generator)
     return generator
 
 
 def seed(number: int | Sequence[int]) -> Generator:
-    """Give the running task, and the tasks it starts from now on, a new default generator with this seed; returns it."""
+    """Make a new default generator with this seed and return it.
+
+    At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it becomes that of the process: of
+    every task and thread that has none itself. In a task, a thread or a callback it is for that one and the tasks it starts from now on.
+    """
+    global _process_default
     generator = Generator(number)
-    _default.set(generator)
+    if is_top_level():
+        _process_default = generator
+        _default.set(None)
+    else:
+        _default.set(generator)
     return generator
 
 

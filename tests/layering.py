@@ -28,7 +28,7 @@ LEVELS: Mapping[str, int] = {
     name: level
     for level, names in enumerate(
         (
-            "types errors",
+            "types errors top_level",
             "ops kernels",
             "graph modes devices",
             "engine",
