@@ -32,6 +32,26 @@ def test_doctor_says_what_there_is_and_that_it_works(capsys: pytest.CaptureFixtu
         assert word in printed
 
 
+@pytest.mark.parametrize(("threads", "advises"), [(1, False), (3, True)])
+def test_doctor_says_how_many_blas_threads_there_are_and_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, threads: int, advises: bool
+) -> None:
+    libraries = [{"user_api": "openmp", "num_threads": 9}, {"user_api": "blas", "num_threads": threads}]
+    monkeypatch.setattr("threadpoolctl.threadpool_info", lambda: libraries)
+    assert cli.main(["doctor"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("BLAS threads"))
+    assert line.split()[2].startswith(str(threads))
+    assert ("ag.Engine(blas_threads=1)" in line) == advises
+
+
+def test_doctor_without_threadpoolctl_says_what_brings_it(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    monkeypatch.setenv("OPENBLAS_NUM_THREADS", "5")
+    assert cli.main(["doctor"]) == 0
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("BLAS threads"))
+    assert "OPENBLAS_NUM_THREADS=5" in line and "aiograd[kernels]" in line and "ag.Engine(blas_threads=1)" in line
+
+
 async def recorded(path: Path) -> None:
     with ag.profiler.profile() as profile:
         x = ag.tensor([1.0, 2.0], requires_grad=True)

@@ -175,7 +175,11 @@ def test_a_context_that_has_left_its_blocks_follows_the_process_again() -> None:
 
 CELLS = [
     ["ag.set_default_dtype('float64')", "ag.set_grad_enabled(False)", "ag.seed(77)"],
-    ["await asyncio.sleep(0); ag.set_default_dtype('float64')", "ag.set_grad_enabled(False); await asyncio.sleep(0)", "await asyncio.sleep(0, ag.seed(77))"],
+    [
+        "await asyncio.sleep(0); ag.set_default_dtype('float64')",
+        "ag.set_grad_enabled(False); await asyncio.sleep(0)",
+        "await asyncio.sleep(0, ag.seed(77))",
+    ],
     ["def setup():\n    set_all()\n", "setup(); await asyncio.sleep(0)"],
     ["async def wait():\n    await asyncio.sleep(0)\n", "set_all()", "await wait()"],
 ]
@@ -184,7 +188,7 @@ CELLS = [
 def run_cell(source: str, names: dict[str, Any]) -> Any:
     """What IPython and Jupyter make of a cell: a coroutine where its statements contain ``await``."""
     code = compile(source, "<cell>", "single", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-    return eval(code, names)
+    return eval(code, names)  # noqa: S307 - the cells of this file
 
 
 def like_ipython(cells: list[str], names: dict[str, Any]) -> None:
@@ -213,9 +217,9 @@ def like_a_notebook_that_evaluates_the_last_line(cells: list[str], names: dict[s
     for cell in cells:
         tree = ast.parse(cell).body
         last = [tree.pop()] if isinstance(tree[-1], ast.Expr) else []
-        exec(compile(ast.Module(tree, []), "<cell>", "exec"), names)
+        exec(compile(ast.Module(tree, []), "<cell>", "exec"), names)  # noqa: S102
         for expression in last:
-            eval(compile(ast.Expression(expression.value), "<cell>", "eval"), names)
+            eval(compile(ast.Expression(expression.value), "<cell>", "eval"), names)  # noqa: S307
 
 
 @pytest.mark.parametrize("cells", CELLS, ids=["plain", "with await", "in a function", "as called"])

@@ -23,6 +23,8 @@ PACKAGES = (
     "torch",
 )  # fmt: skip
 
+BLAS_VARIABLES = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
+
 
 def doctor(options: argparse.Namespace) -> int:
     """Print what there is; fails where a small pass gives wrong gradients."""
@@ -37,6 +39,7 @@ def doctor(options: argparse.Namespace) -> int:
         except importlib.metadata.PackageNotFoundError:
             rows.append((name, "not installed"))
     rows.append(("BLAS", _blas()))
+    rows.append(("BLAS threads", _blas_threads()))
     rows.append(("kernels", kernels.describe()))
     rows.append(("CUDA", discovery.describe()))
     loop, gradient, microseconds = run(_self_test())
@@ -51,9 +54,19 @@ def doctor(options: argparse.Namespace) -> int:
 
 def _blas() -> str:
     blas = (np.show_config(mode="dicts") or {}).get("Build Dependencies", {}).get("blas", {})
-    variables = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS")
-    threads = next((f"{name}={os.environ[name]}" for name in variables if name in os.environ), "")
-    return " ".join(filter(None, (blas.get("name", "unknown"), blas.get("version", ""), threads)))
+    return " ".join(filter(None, (blas.get("name", "unknown"), blas.get("version", ""))))
+
+
+def _blas_threads() -> str:
+    """How many threads BLAS uses, and what to do about it."""
+    advice = "a service, or several processes on these cores, do best with 1: OPENBLAS_NUM_THREADS=1, or ag.Engine(blas_threads=1)"
+    try:
+        from threadpoolctl import threadpool_info
+    except ImportError:
+        set_by = next((f"{name}={os.environ[name]}" for name in BLAS_VARIABLES if name in os.environ), "one per core unless BLAS was built otherwise")
+        return f"{set_by} (pip install 'aiograd[kernels]' to see and set it here); {advice}"
+    threads = max((library["num_threads"] for library in threadpool_info() if library["user_api"] == "blas"), default=1)
+    return str(threads) if threads == 1 else f"{threads}; {advice}"
 
 
 async def _self_test() -> tuple[str, Any, float]:

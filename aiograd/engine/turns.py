@@ -31,7 +31,7 @@ class Turns:
         clock: what measures them.
     """
 
-    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_waiters", "_open", "_context", "deadline")
+    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_waiters", "_open", "_opened", "_context", "deadline", "lag", "longest_lag")
 
     def __init__(self, loop: Callable[[], Any], budget: float, clock: Callable[[], float]) -> None:
         self._loop = loop
@@ -44,7 +44,10 @@ class Turns:
         self._context = Context()
         #: whether a budget is running; it ends `ROUNDS` rounds of the loop after it was opened
         self._open = False
+        self._opened = 0.0
         self.deadline = 0.0
+        #: seconds from when a budget was opened to the next round of the loop, the last time and at most: how late the loop was for others
+        self.lag = self.longest_lag = 0.0
 
     def over(self) -> bool:
         """Whether the budget is spent."""
@@ -89,10 +92,14 @@ class Turns:
 
     def _open_budget(self) -> None:
         self._open = True
-        self.deadline = self._clock() + self._budget
+        self._opened = self._clock()
+        self.deadline = self._opened + self._budget
         self._loop().call_soon(self._round, ROUNDS, context=self._context)
 
     def _round(self, left: int) -> None:
+        if left == ROUNDS:
+            self.lag = self._clock() - self._opened
+            self.longest_lag = max(self.longest_lag, self.lag)
         if left > 1:
             self._loop().call_soon(self._round, left - 1, context=self._context)
             return

@@ -15,7 +15,7 @@ import pytest
 import uvloop
 
 import aiograd as ag
-from aiograd.engine.run import new_graph_task
+from aiograd.engine.run import EngineStatistics, new_graph_task
 from aiograd.errors import ArgumentError, EngineClosedError, GraphError, GraphFreedError, LoopError
 from aiograd.graph.current import CURRENT
 from aiograd.testing import simulated_run
@@ -255,6 +255,126 @@ async def test_the_engine_of_a_block_and_the_default_one() -> None:
 
 async def current() -> ag.Engine:
     return ag.current_engine()
+
+
+async def test_the_default_engine_of_a_block_serves_tasks_that_know_nothing_of_it() -> None:
+    """The lifespan of a web application is a task, and so is each handler; none descends from another."""
+    started, stop = asyncio.Event(), asyncio.Event()
+
+    async def lifespan() -> ag.Engine:
+        async with ag.Engine(default=True) as engine:
+            started.set()
+            await stop.wait()
+        return engine
+
+    first = ag.current_engine()
+    serving = asyncio.create_task(lifespan())
+    await started.wait()
+    engine = await asyncio.create_task(current())
+    assert engine is not first and ag.current_engine() is engine
+    x = leaf(2.0)
+    await (x * x).backward()
+    async with ag.Engine() as own:
+        assert ag.current_engine() is own
+    assert ag.current_engine() is engine
+    stop.set()
+    assert await serving is engine
+    assert (engine.statistics().committed, first.statistics().begun) == (1, 0)
+    assert ag.current_engine() is first
+
+
+async def test_default_engines_left_in_another_order_leave_the_first_one_in_place() -> None:
+    first = ag.current_engine()
+    a, b, c = (ag.Engine(default=True) for _ in range(3))
+    for engine in (a, b, c):
+        await asyncio.create_task(engine.__aenter__())
+        assert ag.current_engine() is engine
+    await b.__aexit__(None, None, None)
+    assert ag.current_engine() is c
+    await c.__aexit__(None, None, None)
+    assert ag.current_engine() is a
+    await a.__aexit__(None, None, None)
+    assert ag.current_engine() is first
+
+
+async def test_where_there_was_no_default_engine_none_is_left() -> None:
+    await ag.aclose_default_engine()
+    async with ag.Engine(default=True) as engine:
+        pass
+    assert ag.current_engine() is not engine
+
+
+async def test_the_number_of_blas_threads_needs_a_package_that_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "threadpoolctl", None)
+    before = ag.current_engine()
+    with pytest.raises(ArgumentError, match=r"blas_threads=1\).*pip install 'aiograd\[kernels\]'"):
+        async with ag.Engine(blas_threads=1, default=True):
+            pass
+    assert ag.current_engine() is before
+
+
+async def test_statistics_count_every_pass_by_how_it_ended() -> None:
+    class Odd(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Any) -> Any:
+            return a * 1
+
+        @staticmethod
+        async def backward(ctx: Any, g: Any) -> Any:
+            await reached.wait()
+            if fails:
+                raise ZeroDivisionError
+            return g
+
+    reached, fails = asyncio.Event(), False
+    async with ag.Engine() as engine:
+        assert engine.statistics() == EngineStatistics(begun=0, committed=0, failed=0, cancelled=0, in_flight=0, lag=0.0, longest_lag=0.0)
+        passes = [asyncio.create_task(Odd.apply(leaf(1.0)).backward()) for _ in range(3)]
+        while engine.statistics().in_flight < 3:
+            await asyncio.sleep(0)
+        passes[0].cancel()
+        await asyncio.wait(passes[:1])
+        reached.set()
+        await asyncio.gather(*passes[1:])
+        fails = True
+        with pytest.raises(ZeroDivisionError):
+            await Odd.apply(leaf(1.0)).backward()
+        x = leaf(1.0)
+        x.register_post_accumulate_grad_hook(lambda _: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            await (x * 1).backward()
+        y = leaf(2.0)
+        task = engine.execute([ag.graph.get_gradient_edge(y * y)], [np.ones(())])
+        await task.future
+        (gradient,) = await ag.grad(y * y, [y])
+        assert number(gradient) == 4.0
+    counted = engine.statistics()
+    assert (counted.begun, counted.committed, counted.failed, counted.cancelled, counted.in_flight) == (7, 5, 1, 1, 0)
+    with pytest.raises(AttributeError):
+        counted.begun = 0  # type: ignore[misc]
+
+
+def test_statistics_say_how_late_the_loop_was() -> None:
+    now = 0.0
+
+    async def main() -> list[tuple[float, float]]:
+        def hold(seconds: float) -> None:
+            nonlocal now
+            now += seconds
+
+        seen = []
+        async with ag.Engine(clock=lambda: now, budget=10.0) as engine:
+            for held in (0.5, 0.25):
+                x = leaf(1.0)
+                y = x * 2
+                y.register_hook(lambda g, held=held: hold(held))
+                await y.backward()
+                for _ in range(5):
+                    await asyncio.sleep(0)  # the loop goes round
+                seen.append((engine.statistics().lag, engine.statistics().longest_lag))
+        return seen
+
+    assert asyncio.run(main()) == [(0.5, 0.5), (0.25, 0.5)]
 
 
 async def test_a_closed_engine_says_so_and_closing_twice_is_harmless() -> None:

@@ -16,3 +16,4 @@ from aiograd.engine.run.loop import loop_is_running as loop_is_running
 from aiograd.engine.run.loop import running_loop as running_loop
 from aiograd.engine.run.loop import running_task as running_task
 from aiograd.engine.run.main import run as run
+from aiograd.engine.run.statistics import EngineStatistics as EngineStatistics

@@ -18,6 +18,7 @@ from aiograd.engine.placement import INLINE_NS, Placement
 from aiograd.engine.run.driver import Driver
 from aiograd.engine.run.failures import clear_frames, mark_committed
 from aiograd.engine.run.loop import not_none
+from aiograd.engine.run.statistics import EngineStatistics
 from aiograd.engine.turns import Turns
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
 from aiograd.graph.current import CURRENT
@@ -35,7 +36,8 @@ class Engine:
     """Owns the executor and the limits of backward passes on one event loop.
 
     ``async with Engine(concurrency=1) as engine:`` makes it the engine of the passes started in the block (by the running task and those it
-    starts). Without one, a default engine is made per loop on first use.
+    starts). Where no such block is entered, passes run on the default engine of their loop: that of the innermost block with ``default=True``,
+    in whatever task it was entered (the lifespan of a web application, say, for its handlers), else one that is made on first use.
 
     Args:
         threads: of the executor; one per core by default.
@@ -46,7 +48,8 @@ class Engine:
         inline_ns: rules estimated above this many nanoseconds run on the executor; ``inf`` keeps rows on the loop.
         clock: measures `budget`; ``time.perf_counter`` by default, and the loop's own time on a simulated loop, so that a run can be repeated.
         blas_threads: number of BLAS threads inside the block; None leaves BLAS as the process has it. It changes bits, so it is fixed for
-            the life of the engine. Needs the package threadpoolctl.
+            the life of the engine. Needs the package threadpoolctl, which ``pip install 'aiograd[kernels]'`` brings.
+        default: inside the block this is also the default engine of the loop; leaving the block restores the one before.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class Engine:
         inline_ns: float = INLINE_NS,
         clock: Callable[[], float] | None = None,
         blas_threads: int | None = None,
+        default: bool = False,
     ) -> None:
         for name, value in (("threads", threads), ("concurrency", concurrency), ("blas_threads", blas_threads)):
             if value is not None and value < 1:
@@ -74,6 +78,9 @@ class Engine:
         self._clock = clock
         self._blas_threads = blas_threads
         self._blas: Any = None
+        self._is_default = default
+        #: the loop's default engine before this one became it
+        self._replaced: Engine | None = None
         #: weak, so that a loop's default engine does not keep the loop alive
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._executor: ComputeExecutor | None = None
@@ -81,17 +88,28 @@ class Engine:
         #: the tasks of passes started with `execute`, and every pass there is; in order, so that a simulated run can be repeated
         self._running: dict[asyncio.Task[Any], None] = {}
         self._drivers: dict[Driver, None] = {}
+        self._committed = self._failed = self._cancelled = 0
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
 
     # ---------------------------------------------------------------- lifetime
 
     async def __aenter__(self) -> Self:
-        self._bind(asyncio.get_running_loop())
+        loop = asyncio.get_running_loop()
+        self._bind(loop)
         if self._blas_threads is not None:
-            from threadpoolctl import threadpool_limits
+            try:
+                from threadpoolctl import threadpool_limits
+            except ImportError:
+                raise ArgumentError(
+                    f"Engine(blas_threads={self._blas_threads}): threadpoolctl, which sets the number of BLAS threads, is not installed. "
+                    "Install it with: pip install 'aiograd[kernels]', or set OPENBLAS_NUM_THREADS before the process starts"
+                ) from None
 
             self._blas = threadpool_limits(self._blas_threads, user_api="blas")
+        if self._is_default:
+            self._replaced = _default_engines.get(loop)
+            _default_engines[loop] = self
         self._token = _engine.set(self)
         return self
 
@@ -100,7 +118,20 @@ class Engine:
         if token is not None:
             with contextlib.suppress(ValueError):  # left in another task: what is set there is none of ours, and a closed engine is never used
                 _engine.reset(token)
+        if self._is_default:
+            self._step_down(asyncio.get_running_loop())
         await self.aclose()
+
+    def _step_down(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Make the engine that this one replaced the loop's default again, unless another has taken this one's place."""
+        if _default_engines.get(loop) is self:
+            before = self._replaced
+            while before is not None and before._closed:
+                before = before._replaced
+            if before is None:
+                del _default_engines[loop]
+            else:
+                _default_engines[loop] = before
 
     async def aclose(self) -> None:
         """End everything: passes started with `execute` are cancelled, passes that somebody awaits raise `EngineClosedError`, threads end.
@@ -144,6 +175,20 @@ class Engine:
                 raise EngineClosedError("this Engine has been closed; make a new one")
             self._executor = ComputeExecutor(self._threads)
         return self._executor
+
+    def statistics(self) -> EngineStatistics:
+        """What the engine has done and is doing, also after it was closed: numbers for a ``/metrics`` page."""
+        begun = self._committed + self._failed + self._cancelled + len(self._drivers)
+        lag, longest = (0.0, 0.0) if self._turns is None else (self._turns.lag, self._turns.longest_lag)
+        return EngineStatistics(
+            begun=begun,
+            committed=self._committed,
+            failed=self._failed,
+            cancelled=self._cancelled,
+            in_flight=len(self._drivers),
+            lag=lag,
+            longest_lag=longest,
+        )
 
     # ---------------------------------------------------------------- passes
 
@@ -252,10 +297,21 @@ class Engine:
         finally:
             driver.close()
             self._drivers.pop(driver, None)
+            self._count(task)
             if driver.ended is not None:
                 driver.ended.set_result(None)
             if profiler is not None:
                 profiler.end_pass(began, task)
+
+
+    def _count(self, task: GraphTask) -> None:
+        """A pass has ended."""
+        if task.committed:
+            self._committed += 1
+        elif isinstance(task.error, asyncio.CancelledError):
+            self._cancelled += 1
+        else:
+            self._failed += 1
 
 
 @overload
@@ -279,7 +335,7 @@ _default_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] =
 
 
 def current_engine() -> Engine:
-    """The engine of the innermost ``async with Engine()`` on this loop, else the loop's default one."""
+    """The engine of the innermost ``async with Engine()`` of this task on this loop, else the loop's default one."""
     loop = asyncio.get_running_loop()
     engine = _engine.get()
     if engine is not None and engine._loop is not None and engine._loop() is loop and not engine._closed:
