@@ -17,17 +17,17 @@ from __future__ import annotations
 
 __version__ = "0.1.0"
 
-from aiograd import cuda as cuda
-from aiograd import distributed as distributed
+import sys as _sys
+import typing as _typing
+
+from aiograd import assembly as _assembly
+from aiograd import devices as _devices
 from aiograd import errors as errors
 from aiograd import graph as graph
 from aiograd import kernels as kernels
 from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import parallel as parallel
-from aiograd import pipeline as pipeline
-from aiograd import profiler as profiler
-from aiograd import viz as viz
 from aiograd.array_functions import abs as abs
 from aiograd.array_functions import acos as acos
 from aiograd.array_functions import acosh as acosh
@@ -246,6 +246,7 @@ from aiograd.functional import value_and_grad as value_and_grad
 from aiograd.functional import vjp as vjp
 from aiograd.gradient_check import gradcheck as gradcheck
 from aiograd.gradient_check import gradgradcheck as gradgradcheck
+from aiograd.lazy import on_first_use as _on_first_use
 from aiograd.modes import detect_anomaly as detect_anomaly
 from aiograd.modes import enable_grad as enable_grad
 from aiograd.modes import get_default_dtype as get_default_dtype
@@ -269,6 +270,32 @@ from aiograd.tensors.tensor import from_dlpack as from_dlpack
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
 
-# the one place that sees both sides: workers make these on request
-distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW)
-distributed.register_adapter(pipeline.run.host.ADAPTER, pipeline.run.StageHost)
+# most programs need none of these
+_PARTS = ("cuda", "distributed", "pipeline", "profiler", "viz")
+if _typing.TYPE_CHECKING:
+    from aiograd import cuda as cuda
+    from aiograd import distributed as distributed
+    from aiograd import pipeline as pipeline
+    from aiograd import profiler as profiler
+    from aiograd import viz as viz
+else:
+    __getattr__, __dir__ = _on_first_use(__name__, modules=_PARTS)
+
+__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS})
+
+
+# the one place that sees both sides: what workers make on request, and where devices come from
+_here = _sys.modules[__name__]
+
+
+def _equip_workers() -> None:
+    _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW)
+    _here.distributed.register_adapter(_here.pipeline.run.host.ADAPTER, _here.pipeline.run.StageHost)
+
+
+def _cuda_device(ordinal: int) -> _typing.Any:
+    return _here.cuda.loading.make_device(ordinal)
+
+
+_assembly.when_imported("distributed", _equip_workers)
+_devices.register_device_kind("cuda", _cuda_device)

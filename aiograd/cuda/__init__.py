@@ -13,31 +13,16 @@ from aiograd.cuda.discovery import device_count as device_count
 from aiograd.cuda.discovery import is_available as is_available
 from aiograd.cuda.discovery import why_not as why_not
 from aiograd.devices import device as _device_by_name
-from aiograd.devices import register_device_kind
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError
+from aiograd.lazy import on_first_use
 
 if TYPE_CHECKING:
     from aiograd.cuda.stream import Event as Event
     from aiograd.cuda.stream import Stream as Stream
     from aiograd.cuda.stream import current_stream as current_stream
-
-register_device_kind("cuda", loading.make_device)
-
-#: names of modules that need numba -> what is public of them
-_LAZY = {name: "stream" for name in ("Stream", "Event", "current_stream")}
-
-
-def __getattr__(name: str) -> Any:
-    module = _LAZY.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(loading.load(module), name)
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_LAZY})
+else:  # it needs numba
+    __getattr__, __dir__ = on_first_use(__name__, dict.fromkeys(("Stream", "Event", "current_stream"), "stream"), load=loading.load)
 
 
 def synchronize(device: str | int | None = None) -> Awaitable[None]:

@@ -38,6 +38,7 @@ Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`
 
 from __future__ import annotations
 
+from aiograd import assembly
 from aiograd.distributed import moe as moe
 from aiograd.distributed.cluster import LocalCluster as LocalCluster
 from aiograd.distributed.context import Context as Context
@@ -61,3 +62,5 @@ from aiograd.distributed.statistics import WorkerStatistics as WorkerStatistics
 from aiograd.distributed.transport import Channel as Channel
 from aiograd.distributed.transport import Transport as Transport
 from aiograd.distributed.worker import Worker as Worker
+
+assembly.imported("distributed")

@@ -5,13 +5,23 @@ The pytest fixtures are in `aiograd.testing.pytest_plugin`, which is not importe
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from aiograd.lazy import on_first_use
 from aiograd.testing.clock import DeadlockError, SimulatedLoop
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.leaks import LeakCheck, LeakError, Leaks
-from aiograd.testing.network import Faults, HostKilledError, LinkStatistics, SimulatedNetwork, SimulatedTransport
 from aiograd.testing.simulation import Simulation, simulated_run
 from aiograd.testing.toy_array import ToyArray
 from aiograd.testing.toy_device import ToyDevice, ToyError, ToyMemoryError, ToyStatistics
+
+if TYPE_CHECKING:
+    from aiograd.testing.network import Faults, HostKilledError, LinkStatistics, SimulatedNetwork, SimulatedTransport
+else:  # it brings all of `aiograd.distributed`
+    __getattr__, __dir__ = on_first_use(
+        __name__,
+        dict.fromkeys(("Faults", "HostKilledError", "LinkStatistics", "SimulatedNetwork", "SimulatedTransport"), "aiograd.testing.network"),
+    )
 
 __all__ = [
     "DeadlockError",

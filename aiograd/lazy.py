@@ -1,0 +1,48 @@
+"""Names of a package that are imported when they are first asked for (PEP 562)."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+
+def on_first_use(
+    package: str,
+    names: Mapping[str, str] | None = None,
+    *,
+    modules: Iterable[str] = (),
+    load: Callable[[str], Any] = importlib.import_module,
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """``__getattr__`` and ``__dir__`` of a package::
+
+        if TYPE_CHECKING:                                      # for checkers and editors, which then know every name
+            from aiograd.testing.network import Faults as Faults
+        else:                                                  # a checker that sees __getattr__ takes any name for defined
+            __getattr__, __dir__ = on_first_use(__name__, {"Faults": "aiograd.testing.network"})
+
+    Threads that ask for one name at the same time all get it once its module is complete: the import system sees to that.
+
+    Args:
+        package: whose ``__name__``.
+        names: name -> module that has it.
+        modules: modules of the package, by their short names.
+        load: imports a module.
+    """
+    homes = dict(names or {}, **dict.fromkeys(modules, ""))
+
+    def __getattr__(name: str) -> Any:
+        home = homes.get(name)
+        if home is None:
+            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+        if not home:
+            return load(f"{package}.{name}")  # the import system makes it an attribute, once it is complete
+        value = getattr(load(home), name)
+        setattr(sys.modules[package], name, value)
+        return value
+
+    def __dir__() -> list[str]:
+        return sorted({*vars(sys.modules[package]), *homes})
+
+    return __getattr__, __dir__
