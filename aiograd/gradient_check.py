@@ -18,12 +18,12 @@ Source: PyTorch ``autograd/gradcheck.py``, whose parameters it takes; comparing 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from aiograd.caller import warn_caller
 from aiograd.errors import ArgumentError, GradcheckError
 from aiograd.function import Function
 from aiograd.functional import call
@@ -150,11 +150,9 @@ class _Checked:
             raise ArgumentError(f"{what}: expected at least one input Tensor that requires grad")
         for i in self.wanted:
             if self.inputs[i].dtype not in (np.float64, np.complex128):
-                warnings.warn(
+                warn_caller(
                     f"{what}: input {i} requires grad and is {self.inputs[i].dtype}, not double precision: the check will likely fail. "
-                    "Cast it with .double(), or choose a larger eps and tolerances.",
-                    UserWarning,
-                    stacklevel=4,
+                    "Cast it with .double(), or choose a larger eps and tolerances."
                 )
         #: the values around which the inputs are varied, on the host
         self.values = {i: np.array(host_array(self.inputs[i]), order="C") for i in self.wanted}

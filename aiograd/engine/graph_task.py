@@ -32,13 +32,13 @@ Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Sequence
 from itertools import count
 from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
+from aiograd.caller import warn_caller
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES, InputBuffer, Key
 from aiograd.engine.placement import Placement
 from aiograd.engine.ready_queue import ReadyQueue
@@ -764,11 +764,11 @@ class GraphTask:
         if (message, category) not in self.warnings:
             self.warnings.append((message, category))
 
-    def issue_warnings(self, stacklevel: int) -> None:
+    def issue_warnings(self) -> None:
         """Issue what `warn` collected; where a filter makes an exception of a warning, the others are dropped."""
         collected, self.warnings = self.warnings, []
         for message, category in collected:
-            warnings.warn(message, category, stacklevel=stacklevel)
+            warn_caller(message, category)
 
     @property
     def result(self) -> list[Any]:

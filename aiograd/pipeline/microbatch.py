@@ -8,13 +8,13 @@ Source: PyTorch ``distributed/pipelining/microbatch.py``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from aiograd.caller import warn_caller
 from aiograd.errors import ArgumentError, ArgumentTypeError, MicrobatchError
 from aiograd.ops.joining import concat
 from aiograd.tensors.core import TensorCore
@@ -74,11 +74,9 @@ def split_microbatches(
     rows = _rows(parts)
     if rows and 0 < rows[0][1] < count:
         place, first = rows[0]
-        warnings.warn(
+        warn_caller(
             f"splitting into {count} microbatches: {place} has {first} rows only, so there will be {first} microbatches. Use a larger batch, or "
-            "fewer microbatches.",
-            UserWarning,
-            stacklevel=2,
+            "fewer microbatches."
         )
         count = first
     _check_rows(rows, count)

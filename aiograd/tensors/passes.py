@@ -5,13 +5,13 @@ Both are plain functions that check their arguments and the running loop and ret
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd import devices
+from aiograd.caller import warn_caller
 from aiograd.engine.graph_task import unused_input
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
 from aiograd.engine.validate import device_of
@@ -30,7 +30,6 @@ def backward(
     retain_graph: bool | None = None,
     create_graph: bool = False,
     inputs: Any = None,
-    below: int = 0,
 ) -> Coroutine[Any, Any, None]:
     """Accumulate the gradients of `tensors` into the leaves they were computed from.
 
@@ -39,7 +38,6 @@ def backward(
         grad_tensors: gradient of each, of its shape; may be None for tensors of one element.
         retain_graph: keep saved values for another pass; by default the value of `create_graph`.
         create_graph: record the pass itself, so that the gradients can be differentiated.
-        below: how many calls lie between the caller and this one, for warnings.
         inputs: accumulate only into these (leaves, or others, whose ``grad`` is then set); a sequence, or a mapping of names to them.
 
     Returns:
@@ -71,11 +69,9 @@ def backward(
                 )
     check_can_run("backward()")
     if create_graph:
-        warnings.warn(
+        warn_caller(
             "Using backward() with create_graph=True will create a reference cycle between the parameter and its gradient which can cause a memory "
-            "leak. Use aiograd.grad instead, or set .grad to None after use to break the cycle.",
-            UserWarning,
-            stacklevel=2 + below,
+            "leak. Use aiograd.grad instead, or set .grad to None after use to break the cycle."
         )
     return _backward(roots, seeds, wanted, keepers, create_graph if retain_graph is None else retain_graph, create_graph)
 

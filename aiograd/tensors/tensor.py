@@ -86,7 +86,7 @@ class Tensor(Methods, TensorCore):
         Args:
             gradient: gradient of this tensor, of its shape; may be left out for one element.
         """
-        return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs, below=1)
+        return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
     # ---------------------------------------------------------------- protocols
 

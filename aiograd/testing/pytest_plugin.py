@@ -6,7 +6,12 @@ Note [How a test gets the virtual clock]
     A test that is ``async def`` must run on the simulated loop from its start, so the choice is made where pytest-asyncio asks which
     loops to run a test on. The hook is wrapped: whatever loops a project runs its tests on, a test that asks for `virtual_clock` runs
     once, on the simulated loop. Tests that do not ask keep what their project says, or asyncio's current policy if it says nothing.
-    Without pytest-asyncio the fixture serves ``def`` tests, through `VirtualClock.run`.
+    Without pytest-asyncio the fixture serves ``def`` tests, through `VirtualClock.run`. Other plugins, such as anyio's, run a test on a
+    loop of their own, where its sleeps would be real ones: such a test is refused when it begins.
+
+Note [What every run pays]
+    The plugin is imported by every run of pytest in an environment that has aiograd. So it imports the bare package and nothing of what it
+    gives before a fixture asks for it, in particular not the network, which brings all of `aiograd.distributed`.
 
 Note [One registration]
     The entry point is named as this module, so that loading it by ``-p`` or from a conftest meets the same name and is not a second
@@ -18,17 +23,21 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator, Iterator, Mapping
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from aiograd.engine.run import aclose_default_engine
+from aiograd import testing
+from aiograd.engine.run import aclose_default_engine, running_loop
 from aiograd.errors import LoopError
 from aiograd.testing.clock import SimulatedLoop
 from aiograd.testing.leaks import LeakCheck, refuse
-from aiograd.testing.network import SimulatedNetwork
 from aiograd.testing.simulation import Simulation, simulated_run
+
+if TYPE_CHECKING:
+    from aiograd.testing.network import SimulatedNetwork
 
 try:
     import pytest_asyncio
@@ -59,7 +68,7 @@ class VirtualClock:
         except RuntimeError as error:
             raise LoopError("virtual_clock.loop: no loop is running; in a `def` test use virtual_clock.run(coroutine_function)") from error
         if not isinstance(loop, SimulatedLoop):
-            raise LoopError(f"virtual_clock.loop: the test runs on {type(loop).__name__}; use pytest-asyncio 1.5 or later, which asks for its loop")
+            raise LoopError(f"virtual_clock.loop: {type(loop).__name__} is running, which is not simulated; in a `def` test use virtual_clock.run")
         return loop
 
     def time(self) -> float:
@@ -95,6 +104,29 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Generator[None, Mapping[
     return {"asyncio": asyncio.new_event_loop} if chosen is None else chosen
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_call(item: pytest.Item) -> None:
+    """Refuse a test that asks for the virtual clock and that somebody else runs on a loop of his own."""
+    test = getattr(item, "obj", None)
+    if "virtual_clock" in getattr(item, "fixturenames", ()) and inspect.iscoroutinefunction(test):
+        item.obj = _on_virtual_time(test)  # type: ignore[attr-defined]
+
+
+def _on_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., Coroutine[Any, Any, None]]:
+    @functools.wraps(test)
+    async def checked(*args: Any, **kwargs: Any) -> None:
+        loop = running_loop()
+        if not isinstance(loop, SimulatedLoop):
+            found = "no loop of asyncio" if loop is None else type(loop).__name__
+            raise LoopError(
+                f"virtual_clock: {test.__name__} runs on {found}, whose time is real. Have pytest-asyncio 1.5 or later run it (@pytest.mark.asyncio, "
+                "and not @pytest.mark.anyio), or write it as a `def` test that calls virtual_clock.run(coroutine_function)"
+            )
+        await test(*args, **kwargs)
+
+    return checked
+
+
 @pytest.fixture
 def virtual_clock(request: pytest.FixtureRequest) -> VirtualClock:
     """A clock that jumps instead of waiting: ``await asyncio.sleep(3600)`` returns at once. See `VirtualClock`.
@@ -111,7 +143,7 @@ def simulated_network(virtual_clock: VirtualClock, request: pytest.FixtureReques
     Choose what it does with ``@pytest.mark.simulated_network(seed=3, faults=Faults(drop=0.1))``.
     """
     marker = request.node.get_closest_marker("simulated_network")
-    return SimulatedNetwork(**({} if marker is None else marker.kwargs))
+    return testing.SimulatedNetwork(**({} if marker is None else marker.kwargs))
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import inspect
 import sys
 import threading
 import warnings
@@ -16,7 +17,7 @@ import uvloop
 
 import aiograd as ag
 from aiograd.engine.run import EngineStatistics, new_graph_task
-from aiograd.errors import ArgumentError, EngineClosedError, GraphError, GraphFreedError, LoopError
+from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, GraphError, GraphFreedError, LoopError
 from aiograd.graph.current import CURRENT
 from aiograd.testing import simulated_run
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
@@ -562,6 +563,23 @@ async def test_leaving_the_block_by_an_error_closes_the_engine() -> None:
             raise ValueError("mine")
     with pytest.raises(EngineClosedError):
         _ = engine.executor
+
+
+def test_ag_run_inside_a_running_loop_says_what_to_do_and_leaves_nothing_behind() -> None:
+    async def training() -> None:
+        raise AssertionError("it never begins")
+
+    async def cell() -> None:
+        coroutine = training()
+        with pytest.raises(LoopError, match=r"ag\.run\(training\(\)\) inside a running event loop.*use `await training\(\)`"):
+            ag.run(coroutine)
+        assert inspect.getcoroutinestate(coroutine) == inspect.CORO_CLOSED
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        asyncio.run(cell())
+    with pytest.raises(ArgumentTypeError, match=r"expected a coroutine, as in ag\.run\(main\(\)\), found function"):
+        ag.run(training)  # type: ignore[arg-type]
 
 
 def test_ag_run_closes_the_default_engine() -> None:

@@ -82,6 +82,66 @@ def test_a_suite_without_pytest_asyncio_is_served_too(pytester: pytest.Pytester)
     pytester.runpytest_inprocess("-p", "no:asyncio", *PLUGIN).assert_outcomes(passed=1)
 
 
+def test_a_test_that_another_plugin_runs_is_refused(pytester: pytest.Pytester) -> None:
+    """As anyio's plugin does: it calls the test itself, on a loop that it makes."""
+    _ini(pytester, "strict")
+    pytester.makeconftest("""
+        import asyncio, inspect
+        import pytest
+
+        def pytest_configure(config):
+            config.addinivalue_line("markers", "other: run by this plugin")
+
+        @pytest.hookimpl(tryfirst=True)
+        def pytest_pyfunc_call(pyfuncitem):
+            if pyfuncitem.get_closest_marker("other") and inspect.iscoroutinefunction(pyfuncitem.obj):
+                asyncio.run(pyfuncitem.obj(**{name: pyfuncitem.funcargs[name] for name in pyfuncitem._fixtureinfo.argnames}))
+                return True
+    """)
+    pytester.makepyfile("""
+        import asyncio
+        import pytest
+
+        ran = []
+
+        @pytest.mark.other
+        async def test_waits(virtual_clock):
+            ran.append(1)
+            await asyncio.sleep(1000)
+
+        class TestOfAClass:
+            @pytest.mark.other
+            async def test_plain(self):
+                self.seen = 1
+
+            @pytest.mark.asyncio
+            async def test_jumps(self, virtual_clock):
+                await asyncio.sleep(1000)
+
+        def test_nothing_was_run():
+            assert not ran
+    """)
+    result = pytester.runpytest_inprocess(*PLUGIN)
+    result.assert_outcomes(passed=3, failed=1)
+    result.stdout.fnmatch_lines(["*LoopError: virtual_clock: test_waits runs on *EventLoop, whose time is real*pytest-asyncio*"])
+
+
+@pytest.mark.proc
+def test_the_plugin_imports_little_until_a_fixture_is_asked_for(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
+    pytester.makepyfile(
+        test_first="""
+            import sys
+            def test_nothing_heavy():
+                found = {name for name in ("aiohttp", "cryptography", "aiograd.distributed", "aiograd.pipeline", "numba") if name in sys.modules}
+                assert "aiograd" in sys.modules and not found
+            def test_network(simulated_network):
+                assert "aiograd.distributed" in sys.modules
+        """
+    )
+    pytester.runpytest_subprocess(*PLUGIN, "-p", "no:randomly").assert_outcomes(passed=2)
+
+
 LEAKING_TESTS = """
     import asyncio, contextvars, os
     import pytest

@@ -241,7 +241,7 @@ class Engine:
         elif not runner.cancelled():
             runner.exception()
         with contextlib.suppress(Warning):
-            task.issue_warnings(stacklevel=2)
+            task.issue_warnings()
 
     async def run(self, task: GraphTask) -> list[Any]:
         """Run a pass and return the captured gradients.
@@ -259,13 +259,13 @@ class Engine:
                 await self._drive(task)
         except BaseException as error:
             with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
-                task.issue_warnings(stacklevel=4)
+                task.issue_warnings()
             clear_frames(error)
             del task
             raise
         if task.warnings:
             try:
-                task.issue_warnings(stacklevel=4)
+                task.issue_warnings()
             except Warning as error:
                 mark_committed(error)
                 raise

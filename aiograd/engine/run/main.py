@@ -7,6 +7,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiograd.engine.run.engine import aclose_default_engine
+from aiograd.engine.run.loop import loop_is_running
+from aiograd.errors import ArgumentTypeError, LoopError
 
 try:
     import uvloop
@@ -20,7 +22,16 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:
     Args:
         main: the coroutine.
         debug: asyncio's debug mode.
+
+    Raises:
+        ArgumentTypeError: `main` is no coroutine. LoopError: a loop is running already, as in a notebook; `main` has been closed.
     """
+    if not asyncio.iscoroutine(main):
+        raise ArgumentTypeError(f"ag.run: expected a coroutine, as in ag.run(main()), found {type(main).__name__}")
+    if loop_is_running():
+        name = getattr(main, "__name__", "main")
+        main.close()
+        raise LoopError(f"ag.run({name}()) inside a running event loop, such as a notebook's: use `await {name}()`")
     with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
         return runner.run(_main(main))
 
