@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import email
 import importlib.metadata
+import pydoc
 import subprocess
 import sys
 import tomllib
@@ -72,8 +73,63 @@ def test_readme_and_licence_are_there() -> None:
 @pytest.mark.proc
 @pytest.mark.parametrize("flags", [(), ("-O",)])
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
-    heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm"}
-    script = "import sys, aiograd; print(*{name.partition('.')[0] for name in sys.modules})"
-    loaded = set(_python("-W", "error", *flags, "-c", script).split())
-    assert "aiograd" in loaded
-    assert not loaded & heavy
+    heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.demo"}
+    loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
+    assert "aiograd.nn" in loaded
+    assert not loaded & parts
+    assert not {name.partition(".")[0] for name in loaded} & heavy
+
+
+LATE = ("cuda", "distributed", "pipeline", "profiler", "viz")
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("name", LATE)
+def test_a_part_is_there_when_it_is_asked_for(name: str) -> None:
+    script = f"""
+import sys, aiograd as ag
+assert {name!r} in dir(ag) and {name!r} in ag.__all__
+assert ag.{name} is sys.modules["aiograd.{name}"] is ag.__dict__[{name!r}]
+"""
+    _python("-W", "error", "-c", script)
+
+
+@pytest.mark.proc
+def test_threads_that_ask_for_a_part_at_the_same_time_all_get_all_of_it() -> None:
+    script = """
+import threading, aiograd as ag
+together, found = threading.Barrier(8), []
+def ask(number):
+    together.wait()
+    part = ag.distributed if number % 2 else ag.pipeline
+    found.append(part.Worker if number % 2 else part.Pipeline)
+threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
+for thread in threads: thread.start()
+for thread in threads: thread.join()
+assert len(found) == 8, found
+from aiograd.distributed.driver.objects import ADAPTERS, OPTIMIZERS
+assert ADAPTERS.keys() == {"pipeline.host"} and OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW"}
+"""
+    _python("-W", "error", "-c", script)
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize(
+    "statement", ["import aiograd.distributed as dist", "from aiograd.distributed import Worker", "import aiograd as ag; ag.distributed"]
+)
+def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
+    made = "from aiograd.distributed.driver.objects import ADAPTERS, OPTIMIZERS; print(*ADAPTERS, *OPTIMIZERS)"
+    assert _python("-c", f"{statement}; {made}").split() == ["pipeline.host", "SGD", "Adam", "AdamW"]
+
+
+def test_every_public_name_is_listed_and_no_other_is_there() -> None:
+    assert all(hasattr(aiograd, name) for name in aiograd.__all__)
+    assert {"tensor", "matmul", "run", "Engine", "seed", *LATE} <= set(aiograd.__all__) <= set(dir(aiograd))
+    assert not any(name.startswith("_") or isinstance(getattr(aiograd, name), type(annotations)) for name in aiograd.__all__)
+    with pytest.raises(AttributeError, match="module 'aiograd' has no attribute 'tensr'"):
+        _ = aiograd.tensr
+    listed = pydoc.plain(pydoc.render_doc(aiograd))
+    functions = listed[listed.index("\nFUNCTIONS") :]
+    for name in ("matmul", "tensor", "run", "set_default_dtype", "async jacobian"):
+        assert f"\n    {name}(" in functions
