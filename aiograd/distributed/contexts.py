@@ -5,6 +5,9 @@ Note [Who opens, who may use]
     else creates one: an id that is unknown, released, or another principal's is the same error to whoever names it, except that the
     principal that used a context is told when it has been released.
 
+    Contexts are found by principal and id. Another principal's context is therefore not there, whatever is done with its id: a call that
+    opens a context of that id opens one of the caller's own, and neither sees the other.
+
 Note [Leases]
     A worker keeps a context for those who opened it there: each renews its lease now and then. When the last lease has run out, or
     the worker that opened the context in the first place releases it, the context goes, and with it what it opened elsewhere.
@@ -100,7 +103,7 @@ class ContextTable:
         self.safeguards = safeguards
         self._entropy = entropy
         self._backward = backward
-        self._open: dict[bytes, Context] = {}
+        self._open: dict[tuple[str, bytes], Context] = {}
         #: by principal and id: until when; in the order of their ends
         self._released: dict[str, dict[bytes, float]] = {}
         self._counts: dict[str, int] = {}
@@ -127,12 +130,12 @@ class ContextTable:
         Raises:
             ContextNotFoundError, ContextReleasedError, Overloaded: there is none, and none is opened.
         """
-        context = self._open.get(heading.key)
+        context = self._find(heading.key, caller.principal)
         is_new = heading.opens and heading.origin != self.here  # only a worker's own code opens a context in its name
         if context is None and (is_new or not self.safeguards.open_only_by_call):
             self._check_tombstone(heading.key, caller.principal, now)
             context = self._add(heading.key, heading.origin, caller.principal)
-        if context is None or (context.principal != caller.principal and self.safeguards.authorize_first):
+        if context is None:
             raise self._unknown(heading.key, caller.principal, now)
         if context.openers or context.origin != self.here:
             context.openers[caller.name, caller.incarnation] = now + self.limits.lease_seconds
@@ -144,9 +147,15 @@ class ContextTable:
         Raises:
             ContextNotFoundError, ContextReleasedError: there is none for this caller.
         """
-        context = self._open.get(key) if key.__class__ is bytes else None
-        if context is None or (context.principal != caller.principal and self.safeguards.authorize_first):
+        context = self._find(key, caller.principal) if key.__class__ is bytes else None
+        if context is None:
             raise self._unknown(key, caller.principal, now)
+        return context
+
+    def _find(self, key: bytes, principal: str) -> Context | None:
+        context = self._open.get((principal, key))
+        if context is None and not self.safeguards.authorize_first:
+            return next((each for each in self._open.values() if each.key == key), None)
         return context
 
     def _add(self, key: bytes, origin: str, principal: str) -> Context:
@@ -156,7 +165,7 @@ class ContextTable:
                 f"worker {self.here} has {count} open contexts for this principal (Limits.contexts_per_principal={limits.contexts_per_principal}) "
                 f"and {len(self._open)} in all (Limits.contexts={limits.contexts}): leave some first, or raise the limits"
             )
-        context = self._open[key] = Context(key, origin, principal, self.here, self._backward, self.limits.edges_per_context)
+        context = self._open[principal, key] = Context(key, origin, principal, self.here, self._backward, self.limits.edges_per_context)
         self._counts[principal] = count + 1
         return context
 
@@ -176,7 +185,7 @@ class ContextTable:
 
     def remove(self, context: Context, now: float) -> bool:
         """Forget a context, leaving a tombstone; returns whether it was known."""
-        if self._open.pop(context.key, None) is None:
+        if self._open.pop((context.principal, context.key), None) is None:
             return False
         self._counts[context.principal] -= 1
         if not self._counts[context.principal]:
@@ -219,8 +228,8 @@ class ContextTable:
             if not (renewal.__class__ is tuple and len(renewal) == 2 and renewal[0].__class__ is bytes and renewal[1].__class__ is int):
                 continue
             key, beat = renewal
-            context = self._open.get(key)
-            if context is not None and context.principal == caller.principal and opener in context.openers and beat > context.beats.get(opener, 0):
+            context = self._open.get((caller.principal, key))
+            if context is not None and opener in context.openers and beat > context.beats.get(opener, 0):
                 context.beats[opener] = beat
                 context.beat = max(beat, context.beat)
                 context.openers[opener] = now + self.limits.lease_seconds

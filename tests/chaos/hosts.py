@@ -40,6 +40,7 @@ class World(Protocol):
     streams: dict[str, Random]
     may_fail: bool
     buried: set[tuple[str, bytes]]
+    squatted: set[tuple[str, bytes]]
 
 
 class Host:
@@ -98,9 +99,9 @@ class Host:
         finally:
             notes.in_time(self.name, what, begun, seconds)
 
-    def find(self, key: bytes) -> Context | None:
+    def find(self, key: bytes, principal: str) -> Context | None:
         """This worker's view of a context."""
-        return next((context for context in self.worker._office.contexts if context.key == key), None)
+        return next((each for each in self.worker._office.contexts if (each.key, each.principal) == (key, principal)), None)
 
 
 class SimulatedServed(Served):

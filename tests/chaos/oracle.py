@@ -46,6 +46,7 @@ class Book:
         self.world = world
         self.host = host
         self.key = ctx.key
+        self.principal = ctx.principal
         self.id = ctx.id
         self.x = x
         self.want = want
@@ -77,7 +78,7 @@ class Book:
                 continue  # it died, and its successor has nothing of this context
             maybe = self.doubtful[name]
             certain = self.committed & ~maybe
-            context = host.find(self.key)
+            context = host.find(self.key, self.principal)
             for where, leaf, expected in self._leaves(name, host):
                 expect(leaf.grad is None, f"{where}: .grad was touched")
                 grad = None if context is None else _array(context.grads.get(leaf))
@@ -96,7 +97,7 @@ class Book:
         for name, host in self.held.items():
             if host is self.host or self.world.hosts.get(name) is not host:
                 continue
-            context = host.find(self.key)
+            context = host.find(self.key, self.principal)
             if context is None or context.parts or context.in_doubt:
                 continue  # undecided, or reported to be so
             for where, leaf, expected in self._leaves(name, host):

@@ -34,6 +34,8 @@ from tests.chaos.service import Failure, all_of, is_same, new_values
 USERS = (Failure, JobFailed)
 #: seconds that passes and calls are given
 SECONDS = (2.0, 5.0)
+#: kinds of messages that a context of one's own in which no pass ever was may take, and may refuse
+TAKEN, REFUSED = (Kind.CALL, Kind.ABORT, Kind.OUTCOME, Kind.RELEASE), (Kind.CALL, Kind.MARK, Kind.GRADIENT, Kind.COMMIT)
 NESTING = 3
 
 
@@ -339,10 +341,14 @@ class Work:
             await self.intrude(name, context, random)
 
     async def intrude(self, name: str, context: Context, random: Random) -> None:
-        """Send one message about a foreign context."""
-        key, pass_id, host = context.key, next(iter(context.parts), (DRIVER, 1)), self.world.hosts[name]
+        """Send one message about a foreign context: the answer is that of a context that never was.
+
+        A call that opens a context opens one of the tenant's own, of the same id, and what follows is about that one.
+        """
+        key, pass_id = context.key, next(iter(context.parts), (DRIVER, 1))
         edge = next(iter(context.send_nodes), 1)
-        heading = (key, context.origin, (-1,), 0, random.random() < 0.5)
+        opens = random.random() < 0.5
+        heading = (key, context.origin, (-1,), 0, opens)
         messages: dict[Kind, tuple[Any, ...]] = {
             Kind.CALL: ("nap", [0.0, name, self.notes.new_token(self.notes.clock() + 2.0, None), 0.0], {}, True, heading),
             Kind.MARK: (key, *pass_id, [edge]),
@@ -353,20 +359,26 @@ class Work:
             Kind.RELEASE: (key,),
         }
         kind = random.choice(list(messages))
+        is_opening = kind is Kind.CALL and opens and context.origin != name
         if kind is Kind.RELEASE:
             self.world.buried.add((name, key))
+        if is_opening:
+            self.world.squatted.add((name, key))
+        what = f"a {kind.name} about a context of another principal"
         try:
-            await self.host.timed("a probe", 2.0, self.host.worker.endpoint.request(name, kind, messages[kind], 2.0))
-            is_own = kind is Kind.CALL and (host.find(key) or context).principal == self.host.keyring.default_principal  # its own one, of the same id
-            self.notes.expect(is_own, f"{name} took a {kind.name} about a context of another principal from {self.host.name}")
+            answer = await self.host.timed("a probe", 2.0, self.host.worker.endpoint.request(name, kind, messages[kind], 2.0))
+            is_own = (name, key) in self.world.squatted and kind in TAKEN
+            self.notes.expect(is_own and (kind is not Kind.OUTCOME or answer in ("unknown", "aborted")), f"{name} answers {what} with {answer!r}")
+            self.notes.count("probe of its own context")
         except ContextNotFoundError as error:
-            self.notes.expect("knows no such autograd context" in str(error), f"{name} tells strangers of its contexts: {error}")
+            self.notes.expect("knows no such autograd context" in str(error) and not is_opening, f"{name} answers {what} with {error}")
             self.notes.count("probe refused")
         except ContextReleasedError as error:
-            self.notes.expect((name, key) in self.world.buried, f"{name} tells strangers of its contexts: {error}")
+            self.notes.expect((name, key) in self.world.buried | self.world.squatted, f"{name} tells strangers of its contexts: {error}")
         except DistributedError as error:
             is_network = not isinstance(error, RemoteError | ReferenceLostError) and not error.path
-            self.notes.expect(is_network, f"{name} answers a {kind.name} about a foreign context with {type(error).__name__}: {error}")
+            is_own = (name, key) in self.world.squatted and kind in REFUSED
+            self.notes.expect(is_network or is_own, f"{name} answers {what} with {type(error).__name__}: {error}")
 
 
 async def _noting(ended: list[BaseException], awaitable: Any) -> None:

@@ -80,6 +80,8 @@ class World:
         self.books: dict[str, list[Book]] = {DRIVER: [], TENANT: []}
         #: foreign contexts that the tenant has claimed to release, and the workers that were told: they may tell it that much
         self.buried: set[tuple[str, bytes]] = set()
+        #: and those whose ids it has opened contexts of its own with
+        self.squatted: set[tuple[str, bytes]] = set()
         self.healed = asyncio.Event()
         if errands is None:
             self._plan(DRIVER, mix.rounds)

@@ -89,12 +89,12 @@ async def until(condition: Callable[[], Any], turns: int = 10_000) -> None:
 
 def view(worker: dist.Worker, context: Context) -> Context:
     """A context as another worker sees it."""
-    return next(each for each in worker._office.contexts if each.key == context.key)
+    return next(each for each in worker._office.contexts if (each.key, each.principal) == (context.key, context.principal))
 
 
 def knows(worker: dist.Worker, context: Context) -> bool:
     """Whether a worker has a context."""
-    return any(each.key == context.key for each in worker._office.contexts)
+    return any((each.key, each.principal) == (context.key, context.principal) for each in worker._office.contexts)
 
 
 def leaf(*values: float, dtype: Any = np.float32) -> Any:
