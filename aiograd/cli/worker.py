@@ -267,9 +267,16 @@ def read_limits(text: str) -> Limits:
         ArgumentError: it is none, or has unknown names or impossible values.
     """
     try:
-        return Limits(**json.loads(text))
+        given = json.loads(text)
+        if not isinstance(given, dict):
+            raise ArgumentError(f"found {type(given).__name__}")
+        return Limits(**given)
+    except RecursionError:
+        problem = "it is nested too deep"
     except (ValueError, TypeError) as error:
-        raise ArgumentError(f"--limits {text[:200]}: {error}; expected a JSON object such as {{\"message_bytes\": 1048576}}") from None
+        problem = str(error)
+    shown = text if len(text) <= 200 else f"{text[:200]}..."
+    raise ArgumentError(f"--limits {shown}: {problem}; expected a JSON object such as {{\"message_bytes\": 1048576}}")
 
 
 def make_tls(certificate: Path | None, key: Path | None, ca: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:

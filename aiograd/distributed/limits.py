@@ -7,11 +7,47 @@ queue and are never refused.
 from __future__ import annotations
 
 import dataclasses
+import numbers
 from dataclasses import dataclass
+from typing import Any
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ArgumentTypeError
 
 MIB = 1 << 20
+#: the most that a limit may be, where nothing else bounds it: every loop has timers that long, every header room for such sizes
+LONGEST = 1e9
+MOST = 1 << 62
+#: what frames, numpy and the codec have room for
+MOST_OF = {"frame_bytes": 0xFFFF_FFFF, "dimensions": 64, "depth": 255}
+
+
+def check_number(what: str, value: Any, most: float = LONGEST, of: str = "", *, whole: bool = False) -> None:
+    """Raise unless `value` is a number above 0.
+
+    Args:
+        what: the argument's name, for errors.
+        most: the largest that is allowed.
+        of: where that comes from, for errors.
+        whole: whether it counts something; otherwise it is seconds.
+
+    Raises:
+        ArgumentTypeError: it is no number, or no whole one. ArgumentError: it is NaN or out of range.
+    """
+    kind = "a whole number" if whole else "seconds"
+    numeric: Any = numbers.Integral if whole else numbers.Real
+    bound = f"{most:g}{f' ({of})' if of else ''}"
+    if isinstance(value, bool) or not isinstance(value, numeric):
+        raise ArgumentTypeError(f"{what}={_brief(value)}: expected {kind} above 0 and at most {bound}, found {type(value).__name__}")
+    if not 0 < value <= most:
+        raise ArgumentError(f"{what}={_brief(value)}: expected {kind} above 0 and at most {bound}")
+
+
+def _brief(value: Any) -> str:
+    try:
+        text = repr(value)
+    except Exception:  # a number of too many digits, or anything at all
+        return f"({type(value).__name__})"
+    return text if len(text) <= 100 else f"{text[:100]}..."
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,7 +55,7 @@ class Limits:
     """Limits of one worker. Sizes in bytes, times in seconds.
 
     Raises:
-        ArgumentError: a limit is not positive.
+        ArgumentTypeError: a limit is no number, or no whole one where it counts something. ArgumentError: it is not above 0, or too large.
     """
 
     #: one message (a call, a reply, the gradients of one edge) with all its tensors
@@ -67,9 +103,9 @@ class Limits:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = getattr(self, field.name)
-            if value is not None and not value > 0:
-                raise ArgumentError(f"Limits({field.name}={value!r}): expected a number above 0")
+            value, is_whole = getattr(self, field.name), isinstance(field.default, int)
+            if value is not None or field.default is not None:
+                check_number(f"Limits: {field.name}", value, MOST_OF.get(field.name, MOST if is_whole else LONGEST), whole=is_whole)
         if self.default_deadline > self.max_deadline:
             raise ArgumentError(f"Limits: default_deadline={self.default_deadline} is above max_deadline={self.max_deadline}")
 

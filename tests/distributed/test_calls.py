@@ -652,6 +652,22 @@ async def test_timeouts_that_make_no_sense(timeout: float) -> None:
             await a.call("b", "echo", 1, timeout=timeout)
 
 
+@pytest.mark.parametrize("timeout", ["5", True, [5], b"5", 5j])
+async def test_timeouts_that_are_no_numbers(timeout: Any) -> None:
+    async with workers("a", "b", service=service) as (a, _), a.context() as ctx:
+        x = leaf(1, 2)
+        for ask in (
+            lambda: a.call("b", "echo", 1, timeout=timeout),
+            lambda: a.remote("b", "Anything", timeout=timeout),
+            lambda: ctx.backward(x.sum(), timeout=timeout),
+            lambda: dist.RemoteModule(a, "a", a.refer(object())).state_dict(timeout=timeout),
+        ):
+            with pytest.raises(ArgumentTypeError, match=rf"timeout=.*: expected seconds above 0.*, found {type(timeout).__name__}$"):
+                await ask()
+    with pytest.raises(ArgumentTypeError, match="start_timeout=.*: expected seconds"):
+        dist.LocalCluster(1, service="module:name", start_timeout=timeout)
+
+
 # -------------------------------------------------------------------- devices
 
 

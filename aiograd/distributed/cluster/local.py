@@ -16,7 +16,7 @@ from typing import Self
 
 from aiograd.distributed.cluster.process import WorkerProcess, describe_status, through_cancellation
 from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
 
@@ -84,8 +84,9 @@ class LocalCluster:
             raise ArgumentError(f"LocalCluster(names={list(self._names)}): expected different names, none of them 'driver'")
         if ":" not in service:
             raise ArgumentError(f"LocalCluster(service={service!r}): expected 'module:name' of a Service, for example 'my_package.serving:service'")
-        if max_restarts < 0 or not start_timeout > 0:
-            raise ArgumentError(f"LocalCluster(max_restarts={max_restarts}, start_timeout={start_timeout}): expected at least 0 and above 0")
+        check_number("LocalCluster(): start_timeout", start_timeout)
+        if max_restarts < 0:
+            raise ArgumentError(f"LocalCluster(max_restarts={max_restarts}): expected at least 0")
         if log_level not in LOG_LEVELS:
             raise ArgumentError(f"LocalCluster(log_level={log_level!r}): expected one of {', '.join(LOG_LEVELS)}")
         self._encoding, self._gradient_encoding = Encoding(encoding), Encoding(gradient_encoding)

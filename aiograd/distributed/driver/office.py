@@ -24,7 +24,7 @@ from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.handshake import Identity
 from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
@@ -147,11 +147,13 @@ class Office:
         """Seconds that a call or pass may take: what was asked for, but not more than is left to the request that is being served.
 
         Raises:
-            ArgumentError: not above 0, or above `Limits.max_deadline`. DeadlineError: nothing is left.
+            ArgumentTypeError: no number. ArgumentError: not above 0, or above `Limits.max_deadline`. DeadlineError: nothing is left.
         """
-        seconds = self.limits.default_deadline if timeout is None else timeout
-        if not 0 < seconds <= self.limits.max_deadline:
-            raise ArgumentError(f"timeout={timeout!r}: expected seconds above 0 and at most {self.limits.max_deadline:g} (Limits.max_deadline)")
+        if timeout is None:
+            seconds = self.limits.default_deadline
+        else:
+            check_number("timeout", timeout, self.limits.max_deadline, "Limits.max_deadline")
+            seconds = timeout
         scope = SCOPE.get()
         if scope is not None and scope.deadline is not None and scope.worker is self.worker and self.safeguards.shrink_deadline:
             left = scope.deadline - self.now()

@@ -17,6 +17,7 @@ from aiograd.distributed.driver.gradients import ANOMALY, CREATE, NAN, RETAIN, S
 from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.timers import expire_at, wait_for
 from aiograd.distributed.driver.walk import send_node
+from aiograd.distributed.limits import check_number
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.errors import (
     ArgumentError,
@@ -57,8 +58,8 @@ class Passes:
         """Check the arguments at once; see `Context.backward`."""
         if not isinstance(mode, str) or mode.lower() not in MODES:
             raise ArgumentError(f"ctx.backward(mode={mode!r}): expected 'smart' or 'fast'")
-        if timeout is not None and not timeout > 0:
-            raise ArgumentError(f"ctx.backward(timeout={timeout!r}): expected seconds above 0, or None")
+        if timeout is not None:
+            check_number("ctx.backward(): timeout", timeout, self.office.limits.max_deadline, "Limits.max_deadline")
         context.check_open()
         if not roots:
             raise ArgumentError("ctx.backward(): No tensors provided for gradient computation.")

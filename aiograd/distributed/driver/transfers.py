@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from aiograd.distributed.contexts import Caller
 from aiograd.distributed.handshake import Identity
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.pieces import Piece, Room, cut, measure
 from aiograd.distributed.references import RemoteRef
 from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError
@@ -187,6 +187,8 @@ class _Clock:
     """Seconds that are left of a timeout, call by call."""
 
     def __init__(self, worker: Any, ref: RemoteRef, timeout: float | None) -> None:
+        if timeout is not None:
+            check_number("timeout", timeout, worker.limits.max_deadline, "Limits.max_deadline")
         self._time = asyncio.get_running_loop().time
         self._until = None if timeout is None else self._time() + timeout
         self._timeout = timeout
@@ -196,6 +198,6 @@ class _Clock:
         if self._until is None:
             return None
         left = self._until - self._time()
-        if left <= 0 < (self._timeout or 0):
+        if left <= 0:
             raise DeadlineError(f"{self._what} was not transferred within {self._timeout:g} s")
         return left
