@@ -166,6 +166,39 @@ async def test_a_running_worker_can_be_restarted(cluster: LocalCluster) -> None:
         await cluster.restart("worker7")
 
 
+async def test_restarts_that_are_asked_for_at_the_same_time_are_one(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[str] = []
+    start = cluster._start
+
+    async def noted(name: str) -> None:
+        started.append(name)
+        await start(name)
+
+    monkeypatch.setattr(cluster, "_start", noted)
+    first = cluster.pids["worker0"]
+    await asyncio.gather(*(cluster.restart("worker0") for _ in range(3)))
+    assert started == ["worker0"] and cluster.pids["worker0"] != first
+    assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"]
+    await cluster.restart("worker0")
+    assert started == ["worker0"] * 2, "one that is asked for afterwards is another"
+
+
+async def test_a_restart_that_fails_or_is_given_up_is_tried_again_by_who_waits_for_it(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    start, tries = cluster._start, 0
+
+    async def failing(name: str) -> None:
+        nonlocal tries
+        tries += 1
+        if tries == 1:
+            raise WorkerLostError("it ended at once", worker=name)
+        await start(name)
+
+    monkeypatch.setattr(cluster, "_start", failing)
+    ended = await asyncio.gather(*(cluster.restart("worker0") for _ in range(3)), return_exceptions=True)
+    assert [type(each) for each in ended] == [WorkerLostError, type(None), type(None)] and tries == 2
+    assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"]
+
+
 async def test_a_lost_worker_is_restarted_as_often_as_allowed() -> None:
     lost: list[tuple[str, int]] = []
     options: dict[str, Any] = {"limits": Limits(contexts=7), "environment": {"OF_THE_WORKERS": "yes"}}

@@ -144,14 +144,15 @@ class LocalCluster:
     async def restart(self, name: str) -> None:
         """Start a worker anew, after killing it if it runs, and tell everybody where it is now. It has lost its state.
 
-        Cancelled, it may leave the worker killed and not started.
+        Whoever asks for it while it is under way waits for the same restart. Cancelled, it may leave the worker killed and not started.
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
         """
-        self._process(name)
+        process = self._process(name)
         async with self._locks[name]:
-            await self._restart(name)
+            if self._process(name) is process:
+                await self._restart(name)
 
     async def wait_lost(self, name: str) -> int:
         """Wait until the process that now is this worker has ended; returns its exit status, negative for a signal. Cancelling changes nothing.

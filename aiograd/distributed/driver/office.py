@@ -30,7 +30,6 @@ from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
 from aiograd.distributed.transport import Transport
 from aiograd.errors import (
-    ArgumentError,
     ContextNotFoundError,
     ContextReleasedError,
     DeadlineError,
