@@ -243,7 +243,7 @@ FAULTS: Mapping[int, Fault] = {
         (
             "distributed/test_shutdown.py::test_a_worker_that_is_told_to_end_in_the_middle_of_its_work_ends_quickly_and_tells_its_peers",
             "distributed/test_shutdown.py::test_a_loop_that_ends_in_the_middle_of_a_pass",
-            "distributed/test_shutdown.py::test_a_function_that_ends_its_process_answers_and_tells_peers_first",
+            "distributed/test_shutdown.py::test_a_function_that_exits_ends_its_call_and_not_its_worker",
             "distributed/test_shutdown.py::test_a_worker_that_is_closed_says_so_to_those_for_whom_it_works",
             "distributed/test_cluster.py::test_leaving_while_a_worker_is_busy_takes_no_longer_than_the_grace",
         ),
@@ -402,12 +402,13 @@ FAULTS: Mapping[int, Fault] = {
     ),
     34: Fault(
         "hooks and callbacks raise; user code raises KeyboardInterrupt or SystemExit",
-        "the pass fails cleanly, or the error says that it was committed; who is interrupted leaves its loop after its callers were answered",
+        "the pass fails cleanly, or the error says that it was committed; SystemExit ends its call; who is interrupted leaves its loop after its "
+        "callers were answered",
         (
             "distributed/test_broken_functions.py::test_a_hook_that_raises_fails_the_pass_everywhere_and_nothing_else",
             "distributed/test_broken_functions.py::test_a_hook_that_raises_after_the_commit_says_that_gradients_are_there",
             "distributed/test_broken_functions.py::test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop",
-            "distributed/test_broken_functions.py::test_what_ends_a_process_leaves_the_loop_after_the_caller_was_answered",
+            "distributed/test_broken_functions.py::test_an_interrupt_leaves_the_loop_after_the_caller_was_answered",
             "distributed/test_backward_failures.py::test_an_error_after_the_commit_says_so_and_rolls_nothing_back",
         ),
         ("seeds",),

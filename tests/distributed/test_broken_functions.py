@@ -27,9 +27,8 @@ class Stop(BaseException):
     """Neither an Exception nor one of Python's own."""
 
 
-ORDINARY = [ValueError, MemoryError, Stop, GeneratorExit, asyncio.CancelledError, StopIteration, RecursionError]
-#: what ends a process by convention
-ENDING = [KeyboardInterrupt, SystemExit]
+#: SystemExit is meant for whoever runs the code, which is the peer that has called it, and not this worker
+ORDINARY = [ValueError, MemoryError, Stop, GeneratorExit, asyncio.CancelledError, StopIteration, RecursionError, SystemExit]
 
 
 def raising(error: type[BaseException]) -> dist.Service:
@@ -54,11 +53,11 @@ def raising(error: type[BaseException]) -> dist.Service:
 # -------------------------------------------------------------------- functions
 
 
-@pytest.mark.parametrize("error", [*ORDINARY, *ENDING])
+@pytest.mark.parametrize("error", [*ORDINARY, KeyboardInterrupt])
 async def test_whatever_a_function_raises_fails_its_call_and_nothing_else(error: type[BaseException]) -> None:
     """On the loop or on a thread, on another worker or on the caller's own."""
     async with workers("a", "b", service=raising(error)) as (a, b):
-        for function in ("on_thread",) if error in ENDING else ("on_loop", "on_thread"):
+        for function in ("on_thread",) if error is KeyboardInterrupt else ("on_loop", "on_thread"):
             for peer in ("a", "b"):
                 with pytest.raises(RemoteError, match=f"^Error on Node {peer}: ") as caught:
                     await a.call(peer, function)
@@ -75,13 +74,12 @@ async def test_whatever_a_function_raises_fails_its_call_and_nothing_else(error:
 
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
-@pytest.mark.parametrize("error", ENDING)
-def test_what_ends_a_process_leaves_the_loop_after_the_caller_was_answered(error: type[BaseException], loop_factory: Callable[[], Any]) -> None:
+def test_an_interrupt_leaves_the_loop_after_the_caller_was_answered(loop_factory: Callable[[], Any]) -> None:
     """As out of any coroutine. Who runs the loop again finds all in order."""
     told: list[BaseException] = []
 
     async def main() -> None:
-        async with workers("a", "b", service=raising(error)) as (a, _):
+        async with workers("a", "b", service=raising(KeyboardInterrupt)) as (a, _):
             with pytest.raises(RemoteError, match=r"^Error on Node b: \w+: \w+: no$") as caught:
                 await a.call("b", "on_loop")
             told.append(caught.value)
@@ -90,13 +88,37 @@ def test_what_ends_a_process_leaves_the_loop_after_the_caller_was_answered(error
     loop = loop_factory()
     try:
         task = loop.create_task(main())
-        with pytest.raises(error, match="no"):
+        with pytest.raises(KeyboardInterrupt, match="no"):
             loop.run_until_complete(task)
         loop.run_until_complete(task)
-        assert told[0].type_name == error.__name__ and told[0].function == "on_loop"  # type: ignore[attr-defined]
+        assert told[0].type_name == "KeyboardInterrupt" and told[0].function == "on_loop"  # type: ignore[attr-defined]
         gc.collect()
     finally:
         loop.close()
+
+
+@pytest.mark.parametrize("peer", ["a", "b"])
+async def test_a_function_that_exits_when_it_is_given_up_ends_nothing_else(peer: str) -> None:
+    service = dist.Service()
+    exited: list[str] = []
+
+    @service.function
+    async def stubborn() -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            exited.append("stubborn")
+            raise SystemExit(3)
+
+    service.function("fine")(lambda x: x * 2)
+    async with workers("a", "b", service=service) as (a, _):
+        call = asyncio.ensure_future(a.call(peer, "stubborn"))
+        for _ in range(20):
+            await asyncio.sleep(0)
+        call.cancel()
+        await asyncio.wait([call])
+        await until(lambda: exited)
+        assert values(await a.call(peer, "fine", ag.tensor([1.0]))) == [2]
 
 
 async def test_a_function_that_never_returns_ends_at_its_deadline_and_holds_one_thread_and_nothing_else() -> None:
@@ -222,8 +244,10 @@ def fails(error: BaseException) -> Callable[[], Any]:
     return function
 
 
-@pytest.mark.parametrize("kind", ["thread", "inline", "async"])
-@pytest.mark.parametrize("error", [ValueError, Stop, asyncio.CancelledError, StopIteration])
+RULES = [(kind, error) for error in (ValueError, Stop, asyncio.CancelledError, StopIteration) for kind in ("thread", "inline", "async")]
+
+
+@pytest.mark.parametrize(("kind", "error"), [*RULES, ("thread", SystemExit), ("inline", SystemExit)])  # out of a task it leaves the loop
 async def test_whatever_a_rule_raises_fails_the_pass_everywhere_and_nothing_else(kind: str, error: type[BaseException]) -> None:
     rig = Rig(kind)
     async with workers("a", "b", service=rig.service) as (a, b), a.context() as ctx:
@@ -249,9 +273,8 @@ async def settled_passes(*opened: dist.Worker) -> None:
 
 @pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
 @pytest.mark.parametrize("kind", ["thread", "inline"])
-@pytest.mark.parametrize("error", ENDING)
 def test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop(
-    error: type[BaseException], kind: str, loop_factory: Callable[[], Any], caplog: pytest.LogCaptureFixture
+    kind: str, loop_factory: Callable[[], Any], caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.ERROR, "aiograd.distributed")  # records that pytest keeps would keep the frames of the traceback alive
     rig = Rig(kind)
@@ -260,11 +283,11 @@ def test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop(
     async def main() -> None:
         async with workers("a", "b", service=rig.service) as (a, b), a.context() as ctx:
             x = leaf(1)
-            rig.does = fails(error("no"))
+            rig.does = fails(KeyboardInterrupt("no"))
             y = await a.call("b", "run", x)
             with pytest.raises(RemoteError, match=r"^Error on Node b: \w+: \w+: no$") as caught:
                 await ctx.backward(y.sum())
-            assert (caught.value.function, caught.value.type_name) == ("SpoiltBackward", error.__name__)
+            assert (caught.value.function, caught.value.type_name) == ("SpoiltBackward", "KeyboardInterrupt")
             rig.does = lambda: None
             await settled_passes(a, b)
             assert x not in ctx.grads and rig.weight not in view(b, ctx).grads
@@ -277,7 +300,7 @@ def test_an_interrupt_in_a_rule_fails_the_pass_and_leaves_the_loop(
         while not task.done():
             try:
                 loop.run_until_complete(task)
-            except error:
+            except KeyboardInterrupt:
                 interrupts += 1
         assert interrupts == 1
         task.result()

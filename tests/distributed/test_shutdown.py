@@ -105,23 +105,16 @@ async def test_a_worker_that_is_told_to_end_in_the_middle_of_its_work_ends_quick
 
 
 @pytest.mark.proc
-async def test_a_function_that_ends_its_process_answers_and_tells_peers_first(capfd: pytest.CaptureFixture[str]) -> None:
+async def test_a_function_that_exits_ends_its_call_and_not_its_worker(capfd: pytest.CaptureFixture[str]) -> None:
     lost: list[int] = []
     options: dict[str, Any] = {"environment": STRICT, "log_level": "critical"}  # what is on standard error otherwise is no log
     async with LocalCluster(1, names=["w"], service=SERVICE, on_lost=lambda name, status: lost.append(status), **options) as cluster:
-        async with cluster.driver.context():
-            waiting = asyncio.create_task(cluster.driver.call("w", "never_returns", leaf(1.0)))
-            await begun(cluster.driver, "w")
-            with pytest.raises(RemoteError, match=r"^Error on Node w: ends_the_process: SystemExit: 7$") as caught:
-                await cluster.driver.call("w", "ends_the_process", leaf(1.0))
-            assert caught.value.type_name == "SystemExit"
-            with pytest.raises(DistributedError, match=r"^Error on Node w: .*(CancelledError|it was closed)$"):
-                await waiting
-        while not lost:
-            await asyncio.sleep(0.01)
-        assert lost == [7]
+        with pytest.raises(RemoteError, match=r"^Error on Node w: exits: SystemExit: 7$") as caught:
+            await cluster.driver.call("w", "exits")
+        assert caught.value.type_name == "SystemExit"
+        assert await cluster.driver.call("w", "has_begun") is False and not lost
     said = capfd.readouterr().err
-    assert not re.search("never (awaited|retrieved)|destroyed|unclosed|Exception ignored", said), said
+    assert not COMPLAINT.search(said), said
 
 
 #: a process with a worker that is in the middle of a pass in which the peer "t" takes part, when it ends in the way of its third argument

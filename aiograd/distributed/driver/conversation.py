@@ -192,11 +192,13 @@ class Conversation:
             del message
             answer = encode(await peer.handler(self._known(), kind, value, timeout), peer.limits)
         except BaseException as error:
-            if id not in self._handlers:
-                raise  # abandoned: nobody waits for an answer
+            if id not in self._handlers:  # abandoned: nobody waits for an answer
+                if isinstance(error, SystemExit):
+                    return
+                raise
             failed = True
             answer = peer.failure(error, kind, value)
-            if isinstance(error, KeyboardInterrupt | SystemExit):
+            if isinstance(error, KeyboardInterrupt):
                 stop = error
         if self._handlers.pop(id, None) is not None:
             now = self._loop.time()
@@ -204,7 +206,7 @@ class Conversation:
             self._pump(now, "fwd.mid_send" if kind == Kind.CALL else None)
             if kind == Kind.CALL:
                 failpoints.reach("fwd.after_send")
-        if stop is not None:  # meant for the process: it leaves the loop, as out of any task, but the answer goes first
+        if stop is not None:  # somebody at a terminal means the process: it leaves the loop, as out of any task, but the answer goes first
             self._loop.call_soon(_raise, stop)
 
     def _abandon(self, id: int) -> None:

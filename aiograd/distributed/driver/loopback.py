@@ -57,9 +57,11 @@ class Loopback:
             reply = bytearray().join(encode(result, owner.limits)), False
         except BaseException as error:
             if answer.done():
+                if isinstance(error, SystemExit):
+                    return
                 raise
             reply = bytearray().join(owner.failure(error, kind, value)), True
-            if isinstance(error, KeyboardInterrupt | SystemExit):  # meant for the process: it leaves the loop, as out of any task
+            if isinstance(error, KeyboardInterrupt):  # meant for the process: it leaves the loop, as out of any task
                 answer.set_result(reply)
                 raise
         if not answer.done():
