@@ -79,7 +79,7 @@ class Limits:
     edges_per_context: int = 65536
     #: objects held for remote references
     references_per_principal: int = 65536
-    #: jobs that wait for the executor, per thread
+    #: functions of peers that are handed to the executor at the same time, per thread; further ones wait
     executor_queue: int = 64
     #: deadline of calls and passes that name none, and the longest that a peer may ask for
     default_deadline: float = 60.0

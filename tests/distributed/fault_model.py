@@ -354,7 +354,7 @@ FAULTS: Mapping[int, Fault] = {
             "distributed/test_overload.py::test_what_is_too_much_is_refused_at_once_and_what_was_admitted_ends",
             "distributed/test_overload.py::test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt",
             "distributed/test_overload.py::test_a_decision_that_finds_no_room_is_told_again",
-            "distributed/test_overload.py::test_too_many_functions_for_the_executor_are_refused_at_once",
+            "distributed/test_overload.py::test_more_functions_than_the_executor_takes_wait_and_what_is_above_the_requests_of_a_peer_is_refused_at_once",
             "distributed/test_overload.py::test_a_peer_that_takes_all_it_can_get_leaves_others_their_share",
         ),
     ),

@@ -166,7 +166,7 @@ async def test_functions_that_never_return_do_not_gather_threads() -> None:
                 await asyncio.sleep(0.01 if count == 1 else 0)
                 call.cancel()
                 await until(lambda count=count: b.statistics().stuck == count)
-            with pytest.raises(Overloaded, match=r"has 0 functions waiting for its executor and 3 that were given up and have not ended"):
+            with pytest.raises(Overloaded, match=r"worker b has 3 functions that were given up and have not ended, which is its limit \(Limits.exec"):
                 await a.call("b", "quick")
             gate.set()
             await until(lambda: not b.statistics().stuck, turns=1_000_000)

@@ -25,7 +25,6 @@ from aiograd.errors import (
     LimitError,
     NoContextError,
     NotExposedError,
-    Overloaded,
     ProtocolError,
     RemoteError,
     UnknownPeerError,
@@ -279,18 +278,33 @@ async def test_def_functions_do_not_hold_the_loop() -> None:
         assert await blocked is True
 
 
-async def test_functions_that_wait_for_the_executor_are_limited() -> None:
+async def test_functions_wait_for_the_executor_in_the_order_in_which_they_came() -> None:
     own = dist.Service()
     gate = threading.Event()
-    own.function("block")(lambda: gate.wait(30))
+    ran: list[int] = []
+
+    @own.function
+    def block(number: int) -> bool:
+        ran.append(number)
+        return gate.wait(30)
+
     async with ag.Engine(threads=1), workers("a", "b", service=own, limits=Limits(executor_queue=2)) as (a, b):
-        calls = [asyncio.ensure_future(a.call("b", "block")) for _ in range(2)]
-        await until(lambda: b._office.calls._on_executor == 2)
-        with pytest.raises(Overloaded, match=r"worker b has 2 functions waiting for its executor"):
-            await a.call("b", "block")
+        calls = [asyncio.ensure_future(a.call("b", "block", number)) for number in range(20)]
+        await until(lambda: b.statistics().peers[0].running == 20 and b._office.calls._on_executor == 2 if b.statistics().peers else False)
+        assert b.statistics().bytes_held > 0, "those that wait hold their bytes"
+        calls[10].cancel()
+        await until(lambda: b.statistics().peers[0].running == 19)
         gate.set()
-        assert await asyncio.gather(*calls) == [True, True]
-        assert await a.call("b", "block") is True
+        found = await asyncio.gather(*calls, return_exceptions=True)
+        assert [type(each) for each in found] == [bool] * 10 + [asyncio.CancelledError] + [bool] * 9
+        assert ran == [number for number in range(20) if number != 10] and b._office.calls._on_executor == 0
+
+
+async def test_a_thousand_calls_of_a_function_that_runs_on_the_executor_are_all_served() -> None:
+    own = dist.Service()
+    own.function("double")(lambda x: 2 * x)
+    async with ag.Engine(threads=1), workers("a", "b", service=own) as (a, _):
+        assert await asyncio.gather(*(a.call("b", "double", number) for number in range(1000))) == [2 * number for number in range(1000)]
 
 
 async def test_one_callers_state_does_not_reach_the_functions_of_another() -> None:

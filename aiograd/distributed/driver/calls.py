@@ -7,10 +7,16 @@ Note [Numbers of a call]
     The caller reserves two sequence numbers when it makes a call, whatever the time at which the answer comes: one is the place of the call
     (see Note [Places] in `context`), the other belongs to the results. Sums of gradients so do not depend on which answer came first.
 
+Note [Waiting for the executor]
+    As many functions are handed to the executor as `Limits.executor_queue` says, so that the worker's own passes need not wait behind all
+    that peers ask for. The others wait for their turn, in the order in which they came: they hold their requests' bytes, and are among the
+    requests that a peer may have running, which is what bounds them. A function on a thread calls no other worker, so no two wait for each
+    other.
+
 Note [Functions that never return]
     A thread cannot be stopped. When a call is given up, its function goes on by itself, its result is dropped, and the executor starts
-    another thread in place of the one that is stuck. Such functions count against `Limits.executor_queue` until they end, so that threads do
-    not become more and more; the statistics of a worker tell how many there are.
+    another thread in place of the one that is stuck. So that threads do not become more and more, calls are refused while there are as many
+    such functions as `Limits.executor_queue` allows; the statistics of a worker tell how many there are.
 
 Source: PyTorch ``distributed/autograd/utils.cpp`` for what is attached to which message; unlike there, grad mode travels with the call.
 """
@@ -61,8 +67,9 @@ class Calls:
         self.builtins: dict[str, Builtin] = {}
         #: those of them whose results travel exactly
         self.exact: set[Builtin] = set()
-        #: functions that run on the executor or wait for it
+        #: functions that run on the executor or wait for it, and those for whom there is room there; see Note [Waiting for the executor]
         self._on_executor = 0
+        self._room: asyncio.Semaphore | None = None
         #: those that are not waited for any more; see Note [Functions that never return]
         self._given_up: weakref.WeakSet[_Job] = weakref.WeakSet()
 
@@ -237,19 +244,24 @@ class Calls:
         if exposed.is_async:
             return await exposed.function(*args, **kwargs)
         engine = current_engine()
-        stuck = self.stuck
-        if self._on_executor + stuck >= self.office.limits.executor_queue * engine.executor.threads:
-            more = f" and {stuck} that were given up and have not ended" if stuck else ""
-            raise Overloaded(f"worker {self.office.name} has {self._on_executor} functions waiting for its executor{more}, which is its limit")
-        job = _Job(exposed.function, args, kwargs)
-        self._on_executor += 1
-        try:
-            result = await engine.offload(job)
-        except asyncio.CancelledError:
-            self._given_up.add(job)
-            raise
-        finally:
-            self._on_executor -= 1
+        most = self.office.limits.executor_queue * engine.executor.threads
+        if self._room is None:
+            self._room = asyncio.Semaphore(most)
+        async with self._room:
+            if (stuck := self.stuck) >= most:
+                raise Overloaded(
+                    f"worker {self.office.name} has {stuck} functions that were given up and have not ended, which is its limit "
+                    f"(Limits.executor_queue={self.office.limits.executor_queue} for each of {engine.executor.threads} threads)"
+                )
+            job = _Job(exposed.function, args, kwargs)
+            self._on_executor += 1
+            try:
+                result = await engine.offload(job)
+            except asyncio.CancelledError:
+                self._given_up.add(job)
+                raise
+            finally:
+                self._on_executor -= 1
         if inspect.isawaitable(result) and not isinstance(result, TensorCore):
             result = await result  # a module whose forward is async, called through a plain method
         return result
