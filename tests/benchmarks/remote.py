@@ -30,7 +30,9 @@ Times = dict[str, list[float]]
 
 SMALL, LARGE, HUGE = 4, 2_500_000, 25_000_000
 #: operation -> elements of the tensor, repeats per round
-OPERATIONS = {"call": (SMALL, 200), "edge": (SMALL, 60), "edge 10 MB": (LARGE, 3), "100 MB": (HUGE, 2)}
+OPERATIONS = {"call": (SMALL, 200), "edge": (SMALL, 60), "edge 10 MB": (LARGE, 3), "100 MB": (HUGE, 2), "call, busy": (HUGE, 50)}
+#: tensors of 100 MB that are always on their way while small calls are timed
+STREAMS = 2
 
 
 def run(settings: Settings) -> Iterator[Table]:
@@ -61,9 +63,11 @@ async def _run(settings: Settings) -> Table:
         ["operation", *(f"{name} min/median" for name in sides), "ratio min/median", "target", "beyond", "verdict"],
         notes=["call: a tensor of 4 floats there and back; edge: forward and backward through one remote function, 16 B and 10 MB;"],
     )
-    table.notes.append("100 MB: one tensor there, a number back; aiohttp: a WebSocket message there and back, in the clear, of the same size.")
+    table.notes.append("100 MB: one tensor there, a number back; aiohttp: a WebSocket message there and back, in the clear, of the same size;")
+    table.notes.append(f"call, busy: as call, while {STREAMS} tensors of 100 MB are always on their way there over the same connection.")
     goals: dict[str, tuple[str, float | None, float | None]] = {
         "call": ("torch", 0.5, None), "edge": ("torch", 0.6, 0.3), "edge 10 MB": ("torch TCP", 1.0, 0.8), "100 MB": ("", 0.9, None),
+        "call, busy": ("", None, None),
     }  # fmt: skip
     for operation in OPERATIONS:
         found = {name: times[name][operation] for name in sides}
@@ -89,7 +93,7 @@ def _time(seconds: float) -> str:
 class Side:
     """Two processes and what they can do; this one drives."""
 
-    operations: tuple[str, ...] = tuple(OPERATIONS)
+    operations: tuple[str, ...] = ("call", "edge", "edge 10 MB", "100 MB")
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[str] | None = None
@@ -135,6 +139,8 @@ async def _timed(operation: Callable[[], Awaitable[Any]], repeats: int) -> list[
 class Ours(Side):
     """A worker in each process."""
 
+    operations = tuple(OPERATIONS)
+
     async def start(self) -> None:
         secret = secrets.token_bytes(32)
         url = self._spawn("serve", AIOGRAD_SECRET=secret.hex())
@@ -147,6 +153,8 @@ class Ours(Side):
             return await _timed(lambda: worker.call("other", "echo", x), repeats)
         if operation == "100 MB":
             return await _timed(lambda: worker.call("other", "size", x), repeats)
+        if operation == "call, busy":
+            return await self._beside_streams(x, repeats)
 
         async with worker.context() as ctx:
 
@@ -155,6 +163,20 @@ class Ours(Side):
                 await ctx.backward(y.sum())
 
             return await _timed(edge, repeats)
+
+    async def _beside_streams(self, x: ag.Tensor, repeats: int) -> list[float]:
+        small, is_over = ag.tensor(np.ones(SMALL, np.float32)), False
+
+        async def stream() -> None:
+            while not is_over:
+                await self.worker.call("other", "size", x)
+
+        streams = [asyncio.create_task(stream()) for _ in range(STREAMS)]
+        try:
+            return await _timed(lambda: self.worker.call("other", "echo", small), repeats)
+        finally:
+            is_over = True
+            await asyncio.gather(*streams)
 
     async def stop(self) -> None:
         await self.worker.aclose()

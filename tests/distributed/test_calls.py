@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import threading
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.limits import Limits
+from aiograd.distributed.outbox import Outbox, Outgoing
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.errors import (
     ArgumentError,
@@ -305,6 +307,42 @@ async def test_a_thousand_calls_of_a_function_that_runs_on_the_executor_are_all_
     own.function("double")(lambda x: 2 * x)
     async with ag.Engine(threads=1), workers("a", "b", service=own) as (a, _):
         assert await asyncio.gather(*(a.call("b", "double", number) for number in range(1000))) == [2 * number for number in range(1000)]
+
+
+async def test_small_messages_beside_streams_wait_for_one_frame(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted from where a message is queued to where it is sent, calls and answers alike."""
+    sent: Counter[int] = Counter()
+    queued: dict[Outgoing, int] = {}
+    waited: Counter[int] = Counter()
+    put, take = Outbox.put, Outbox.take
+
+    def noting_put(outbox: Outbox, message: Outgoing) -> None:
+        put(outbox, message)
+        queued.setdefault(message, sent[id(outbox)])
+
+    def noting_take(outbox: Outbox) -> Any:
+        taken = take(outbox)
+        if taken is not None:
+            message = taken[0]
+            if message.total > outbox.frame_bytes:
+                sent[id(outbox)] += 1
+            else:
+                waited[sent[id(outbox)] - queued[message]] += 1
+        return taken
+
+    monkeypatch.setattr(Outbox, "put", noting_put)
+    monkeypatch.setattr(Outbox, "take", noting_take)
+    frame = 1 << 14
+    async with workers("a", "b", service=service, limits=Limits(frame_bytes=frame), board=Switchboard(high_water=2 * frame)) as (a, _):
+        streams = [asyncio.ensure_future(a.call("b", "echo", ag.zeros(128 * frame // 4))) for _ in range(2)]
+        await until(lambda: sum(sent.values()) > 10)
+        calls = 0
+        while not all(stream.done() for stream in streams):
+            assert await a.call("b", "echo", calls) == calls
+            calls += 1
+        await asyncio.gather(*streams)
+    assert sum(sent.values()) >= 4 * 128 and calls > 50 and waited.total() >= 2 * calls
+    assert max(waited) <= 1, f"large frames that went before a small message: {waited}"
 
 
 async def test_one_callers_state_does_not_reach_the_functions_of_another() -> None:

@@ -48,6 +48,44 @@ def test_frames_cross_both_ways(loop: str, secure: bool, tmp_path: Path) -> None
             runner.run(exchange(HttpTransport(), HttpTransport()))
 
 
+async def one_large_frame_a_turn() -> None:
+    """However many are there to be read: what came in before one of them is served before the next."""
+    turn = 0
+    loop = asyncio.get_running_loop()
+    came_in: list[int] = []
+    is_over = asyncio.Event()
+
+    def count() -> None:
+        nonlocal turn
+        turn += 1
+        if not is_over.is_set():
+            loop.call_soon(count)
+
+    async with connected() as pair:
+        sink = Sink()
+
+        def note(frame: bytes | memoryview) -> None:
+            sink._frame(frame)
+            came_in.append(turn)
+
+        for _ in range(2):
+            pair.accepted.attach(note, sink._closed, sink.writable.set)
+        Sink(pair.dialled)
+        count()
+        for _ in range(40):
+            pair.dialled.send(bytes(100_000))
+        for _ in range(40):
+            await sink.next()
+        is_over.set()
+    assert len(set(came_in)) == 40
+
+
+@pytest.mark.parametrize("loop", [asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def test_large_frames_take_a_turn_of_the_loop_each(loop: Callable[[], asyncio.AbstractEventLoop]) -> None:
+    with asyncio.Runner(loop_factory=loop) as runner:
+        runner.run(one_large_frame_a_turn())
+
+
 async def test_it_is_a_transport_and_its_channels_are_channels() -> None:
     transport: Transport = HttpTransport()
     assert len(transport.entropy(16)) == 16 != transport.entropy(16)

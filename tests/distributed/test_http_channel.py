@@ -72,6 +72,21 @@ async def test_buffers_of_large_frames_are_not_used_again() -> None:
     assert frames(sink) == [first, second]
 
 
+async def test_after_a_large_frame_others_have_a_turn_of_the_loop() -> None:
+    into, it, sink = channel(masking=True)
+    into.feed(wire(b"small", key=None) * 3)
+    assert into.reading, "small ones come one after the other"
+    for _ in range(3):
+        into.feed(wire(bytes(100_000), key=None))
+        assert sink.count and not into.reading
+        await asyncio.sleep(0)
+        assert into.reading
+    into.feed(wire(bytes(100_000), key=None))
+    it.close()
+    await asyncio.sleep(0)
+    assert not into.reading, "a channel that is closing is left alone"
+
+
 async def test_every_mask_is_another() -> None:
     out, sender, _ = channel(masking=True)
     for _ in range(1000):

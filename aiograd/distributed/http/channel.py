@@ -12,6 +12,12 @@ Note [Peers that do not read, and peers that do not finish]
     `unread_bytes` collect or leaves output lying for `unread_seconds` is dropped. Nothing ever waits for it. A message must be complete
     within `handshake_timeout` of its first byte. One timer per connection watches both, and runs only while there is something to watch.
 
+Note [Small frames beside large ones]
+    Whoever fills a connection with large frames holds up the small ones in it by what lies ahead of them: in the transport, at most two frames
+    and one that is being written; in the socket, where the system is told to take no more than `UNSENT` that it cannot send yet; and at the
+    receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
+    after each large one reading pauses for a turn of the loop, in which what has come in before is served.
+
 Note [Strangers]
     Whoever connects could announce large messages before it has said who it is, and have memory set aside for them. On a channel that was
     accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on.
@@ -21,6 +27,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections.abc import Callable
 
 from aiograd.distributed.http import framing
@@ -38,6 +45,8 @@ RECEIVE = 64 << 10
 OWN_BUFFER = 16 << 10
 #: header and payload up to this size are joined, so that they leave in one packet
 JOIN = 16 << 10
+#: bytes that the system takes beyond what it can send; see Note [Small frames beside large ones]
+UNSENT = 256 << 10
 #: bytes of random masks that are drawn at a time
 KEYS = 2048
 #: seconds that a closed connection has for the rest of its output
@@ -109,6 +118,9 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         """Take over a connection; `received` is what came after the HTTP head. Nothing is read until somebody attaches."""
         self._transport = transport
         transport.pause_reading()
+        connection = transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
         high = min(2 * self._limits.frame_bytes, self._limits.unread_bytes)
         transport.set_write_buffer_limits(high=high, low=high // 2)
         transport.set_protocol(self)
@@ -247,8 +259,19 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                 if self._body_key:
                     framing.mask_in_place(body.obj, self._body_key)  # type: ignore[arg-type]
                 self._deliver(self._body_first, body)
+                self._rest()
         except MemoryError:
             self._drop("there is no memory for what it sends")
+
+    def _rest(self) -> None:
+        """Let others have the loop; see Note [Small frames beside large ones]."""
+        if not (self._closing or self._transport.is_closing()):
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not (self._closing or self._transport.is_closing()):
+            self._transport.resume_reading()
 
     def _parse(self) -> None:
         """Deliver the frames that are complete in the buffer; leave the rest at its start, or move it to a buffer of its own."""
