@@ -1,5 +1,8 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
+The parts ``--only-seeds --cells --ablations --cancel --replay`` run on virtual time; ``--proxied`` and ``--processes`` run in real time, and
+want a machine that is not busy with something else.
+
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.
 """
@@ -54,6 +57,10 @@ class Size(NamedTuple):
     stops: int
     ends: int
 
+    def scaled(self, factor: float) -> Size:
+        """A part of everything, but as many seeds as ever until a missing protection has to be noticed."""
+        return Size(*(max(1, round(count * factor)) for count in self))._replace(ablations=self.ablations)
+
 
 CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replay=20, proxied=20, kills=1, stops=5, ends=20)
 RELEASE = Size(seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replay=200, proxied=500, kills=20, stops=100, ends=500)
@@ -64,6 +71,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seeds", type=int, help=f"random runs (default {CHAOS.seeds:,})")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--scale", type=float, default=1.0, help="how much of everything, 0.1 for a tenth")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--seed", help="run one seed, tell its story, and shrink it if it fails")
     parser.add_argument("--release", action="store_true", help="as much as before a release: many hours")
@@ -78,7 +86,7 @@ def main(arguments: list[str] | None = None) -> int:
     if options.hashes is not None:
         print(json.dumps(batches.seeds(*options.hashes).hashes))
         return 0
-    size = RELEASE if options.release else CHAOS
+    size = (RELEASE if options.release else CHAOS).scaled(options.scale)
     if options.seeds is not None:
         size = size._replace(seeds=options.seeds)
     parts = [part for part in PARTS if getattr(options, f"part_{part}")] or list(PARTS)

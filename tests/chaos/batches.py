@@ -17,7 +17,7 @@ from tests.chaos.cells import Cell, Fault, run_cells
 from tests.chaos.proxied import run_proxied
 from tests.chaos.world import run_seed
 
-#: real seconds that one run may take: one that computes for ever is a hang as well
+#: seconds of the processor that one run may take: one that computes for ever is a hang as well
 PATIENCE = 120
 
 
@@ -112,10 +112,10 @@ def _impatience(kind: str, number: int) -> Iterator[None]:
     def ring(*_: Any) -> None:
         raise TimeoutError(f"a hang: {kind} {number} computes for more than {PATIENCE} s")
 
-    before = signal.signal(signal.SIGALRM, ring)
-    signal.alarm(PATIENCE)
+    before = signal.signal(signal.SIGPROF, ring)
+    signal.setitimer(signal.ITIMER_PROF, PATIENCE)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)

@@ -62,6 +62,7 @@ class ProxiedWorld:
         self.streams = {name: Random(f"{seed}:{name}") for name in ("pauses", "failures")}
         self.may_fail = True
         self.buried: set[tuple[str, bytes]] = set()
+        self.squatted: set[tuple[str, bytes]] = set()
         self.proxies: list[Proxy] = []
         #: (who dials, whom) -> through which proxy
         self.urls: dict[tuple[str, str], str] = {}

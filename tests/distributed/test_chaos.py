@@ -21,6 +21,7 @@ import pytest
 
 from aiograd.testing import Faults
 from tests.chaos import batches
+from tests.chaos.__main__ import CHAOS
 from tests.chaos.ablations import PROTECTIONS, SCENARIOS, catch_by_scenario, catch_by_seeds, run_plain, run_scenario
 from tests.chaos.cancel import cancel_everywhere
 from tests.chaos.cells import CELLS, FAULTS, POINTS, Fault, run_cells
@@ -116,6 +117,25 @@ def test_a_failure_is_shrunk_to_what_it_needs() -> None:
     assert smallest.faults.drop == needed.faults.drop and smallest.tenant
     assert smallest.faults.kinds == ("drop",) and (smallest.order, smallest.troubles, smallest.rounds, smallest.workers) == ("fifo", 0, (), 1)
     assert any("permuted" in line for line in told)
+
+
+def test_a_tenth_is_a_tenth_of_everything() -> None:
+    tenth = CHAOS.scaled(0.1)
+    assert (tenth.seeds, tenth.cells, tenth.least, tenth.replay, tenth.proxied, tenth.ends) == (2000, 20, 2, 2, 2, 2)
+    assert tenth.kills == tenth.cancel == tenth.stops == 1 and tenth.ablations == CHAOS.ablations and CHAOS.scaled(1.0) == CHAOS
+
+
+def test_a_run_that_computes_for_ever_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Measured in time of the processor: a machine that is busy with something else makes no hang."""
+
+    def for_ever(seed: int) -> object:
+        while True:
+            pass
+
+    monkeypatch.setattr(batches, "run_seed", for_ever)
+    monkeypatch.setattr(batches, "PATIENCE", 0.05)
+    (failure,) = batches.seeds(7, 8).failures
+    assert "a hang: seed 7 computes for more than 0.05 s" in failure
 
 
 def test_a_batch_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
