@@ -57,6 +57,7 @@ from aiograd.distributed.handshake_messages import (
     split,
     transcript_of,
 )
+from aiograd.distributed.identity import Identity
 from aiograd.distributed.keyring import NAME, Key, Keyring, check_name
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Buffer
@@ -66,14 +67,6 @@ from aiograd.errors import ArgumentError, AuthenticationError, ProtocolError, Ve
 MIN_FRAME_BYTES = 64
 #: stands in for the key where a kid is unknown, to take the same time
 _NOBODY = Key("nobody", bytes(32), "nobody")
-
-
-class Identity(NamedTuple):
-    """Who a peer is: a worker's name, 16 bytes that differ each time it is started, and on whose behalf it speaks."""
-
-    name: str
-    incarnation: bytes
-    principal: str
 
 
 class Secured(NamedTuple):

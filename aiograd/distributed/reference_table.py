@@ -80,6 +80,11 @@ class ReferenceTable:
             raise ReferenceLostError(f"worker {self.owner} has no object behind this reference: it was deleted, or made for somebody else")
         return held
 
+    def principal_of(self, key: bytes) -> str | None:
+        """To whom an object belongs; None where there is none."""
+        held = self._held.get(key)
+        return None if held is None else held.principal
+
     def remove(self, key: bytes, epoch: bytes, principal: str) -> bool:
         """Forget an object; returns whether there was one."""
         held = self._held.get(key)

@@ -191,14 +191,18 @@ class Worker:
     def __repr__(self) -> str:
         return f"<Worker {self.name} at {self._url or 'no address'}>"
 
-    def add_peer(self, name: str, url: str) -> None:
+    def add_peer(self, name: str, url: str, *, principal: str | None = None) -> None:
         """Say where another worker is, such as ``"http://10.0.0.2:7000"``; replaces what was known. Nothing is sent before the first call.
 
+        Args:
+            principal: to whom the worker of that name is there, where tenants have workers of one name in several places; None: to everybody
+                for whom nothing else is said.
+
         Raises:
-            ArgumentError, ArgumentTypeError: the name or the URL cannot be used, or the name is this worker's own.
+            ArgumentError, ArgumentTypeError: a name or the URL cannot be used, or the name is this worker's own.
         """
         self._check_url(name, url)
-        self._office.endpoint.add_peer(name, url)
+        self._office.endpoint.add_peer(name, url, principal)
 
     def _check_url(self, name: str, url: str) -> None:
         if not isinstance(url, str):

@@ -17,7 +17,7 @@ import pytest
 
 from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.driver.conversation import _Request
-from aiograd.distributed.handshake import Identity
+from aiograd.distributed.identity import Identity
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.errors import (
     ArgumentError,

@@ -18,7 +18,7 @@ import pytest
 
 from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.driver import Endpoint
-from aiograd.distributed.handshake import Identity
+from aiograd.distributed.identity import Identity
 from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import ALL_ON, Safeguards

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from aiograd.distributed.cipher import OVERHEAD
 from aiograd.distributed.frame import HEADER, PROTOCOL_VERSIONS
-from aiograd.distributed.handshake import MIN_FRAME_BYTES, Answerer, Dialler, Identity, Secured, refused
+from aiograd.distributed.handshake import MIN_FRAME_BYTES, Answerer, Dialler, Secured, refused
 from aiograd.distributed.handshake_messages import (
     MESSAGE_BYTES,
     RESUME,
@@ -28,6 +28,7 @@ from aiograd.distributed.handshake_messages import (
     split,
     transcript_of,
 )
+from aiograd.distributed.identity import Identity
 from aiograd.distributed.keyring import Key, Keyring
 from aiograd.distributed.limits import Limits
 from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, ProtocolError, VersionMismatch

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiograd.distributed.driver import Endpoint, PeerStatistics
-from aiograd.distributed.handshake import Identity
+from aiograd.distributed.identity import Identity
 from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
@@ -32,7 +32,7 @@ class Node:
         self.timeouts: list[float] = []
         self.lost: list[tuple[Identity, WorkerLostError]] = []
         self.gate = asyncio.Event()
-        self.transport = world.board.transport(name, safeguards=options.pop("safeguards", Safeguards()))
+        self.transport = world.board.transport(options.pop("host", name), safeguards=options.pop("safeguards", Safeguards()))
         options.setdefault("keyring", Keyring(SECRET))
         options.setdefault("limits", world.limits)
         self.endpoint = Endpoint(name, transport=self.transport, handler=self.handle, on_lost=lambda *lost: self.lost.append(lost), **options)

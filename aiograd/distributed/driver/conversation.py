@@ -27,7 +27,7 @@ from aiograd.distributed.driver.link import Link
 from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.effects import Abandon, Answered, Deliver, Expired
 from aiograd.distributed.faults import from_wire
-from aiograd.distributed.handshake import Identity
+from aiograd.distributed.identity import Identity
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer

@@ -22,7 +22,8 @@ from aiograd.distributed.driver.loopback import Loopback
 from aiograd.distributed.driver.peer import RESTARTED, Handler, Peer
 from aiograd.distributed.driver.statistics import EndpointStatistics, PeerStatistics
 from aiograd.distributed.faults import to_wire
-from aiograd.distributed.handshake import Answerer, Identity
+from aiograd.distributed.handshake import Answerer
+from aiograd.distributed.identity import Identity, PeerId
 from aiograd.distributed.keyring import Keyring, check_name
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.session import Session
@@ -73,15 +74,15 @@ class Endpoint:
         self.handler = handler
         self.incarnation = transport.entropy(16) if incarnation is None else incarnation
         self.url: str | None = None
-        #: where peers are, by name
-        self.urls: dict[str, str] = {}
+        #: where peers are, by principal (None: everybody) and name
+        self._urls: dict[tuple[str | None, str], str] = {}
         self.loop: asyncio.AbstractEventLoop
         self.context: contextvars.Context
         self._on_lost = on_lost
         self._describe = describe
         self._budget = Budget(limits.bytes_per_peer, limits.bytes_total)
-        self._budgets: dict[str, PeerBudget] = {}
-        self._peers: dict[tuple[str, str], Peer] = {}
+        self._budgets: dict[PeerId, PeerBudget] = {}
+        self._peers: dict[PeerId, Peer] = {}
         self._greetings: dict[Greeting, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
@@ -158,27 +159,37 @@ class Endpoint:
 
     # ---- peers
 
-    def add_peer(self, name: str, url: str) -> None:
+    def add_peer(self, name: str, url: str, principal: str | None = None) -> None:
         """Say where a peer is. A URL given before is replaced; connections stay.
 
+        Args:
+            principal: to whom the worker of that name is there; None: to everybody for whom nothing else is said.
+
         Raises:
-            ArgumentError, ArgumentTypeError: the name cannot be used, or is this worker's own with another URL.
+            ArgumentError, ArgumentTypeError: a name cannot be used, or is this worker's own with another URL.
         """
         check_name("peer name", name)
+        if principal is not None:
+            check_name("principal", principal)
         if name == self.name:
             if url != self.url:
                 raise ArgumentError(f"add_peer({name!r}, {url!r}): that is this worker's own name; expected names that differ")
             return
-        self.urls[name] = url
+        self._urls[principal, name] = url
 
     @property
     def peers(self) -> tuple[str, ...]:
         """Names of the workers that are known by URL or connected, sorted."""
-        return tuple(sorted({*self.urls, *(name for name, _ in self._peers)}))
+        return tuple(sorted({name for _, name in (*self._urls, *self._peers)}))
 
-    def is_connected(self, name: str) -> bool:
-        """Whether there is a connection to the worker `name`, on whosever behalf."""
-        return any(conversation.link is not None and conversation.peer.name == name for conversation in self._conversations())
+    def url_of(self, peer: PeerId) -> str | None:
+        """Where a peer is, as far as this worker was told."""
+        return self._urls.get(peer) or self._urls.get((None, peer.name))
+
+    def is_connected(self, peer: PeerId) -> bool:
+        """Whether there is a connection to a peer."""
+        known = self._peers.get(peer)
+        return known is not None and any(conversation.link is not None for conversation in known.conversations)
 
     async def request(  # the deadline travels with the request
         self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None
@@ -216,9 +227,10 @@ class Endpoint:
             principal = self.keyring.default_principal
         if peer == self.name:
             return await self._loopback.request(kind, value, timeout, principal)
-        entry = self._peers.get((peer, principal))
+        id = PeerId(principal, peer)
+        entry = self._peers.get(id)
         if entry is None:
-            entry = Peer(self, peer, principal)
+            entry = Peer(self, id)
         return await entry.conversation().request(kind, value, timeout)
 
     def statistics(self) -> EndpointStatistics:
@@ -270,7 +282,7 @@ class Endpoint:
         except MemoryError:
             return self._overloaded()
 
-    def new_session(self, peer: str) -> Session:
+    def new_session(self, peer: PeerId) -> Session:
         """A session that counts against the budget of that peer."""
         budget = self._budgets.get(peer)
         if budget is None:
@@ -284,23 +296,22 @@ class Endpoint:
 
     def opened(self, peer: Peer) -> None:
         """A peer has its first conversation."""
-        self._peers[peer.name, peer.principal] = peer
+        self._peers[peer.id] = peer
 
     def seen(self, identity: Identity, but: Conversation | None = None) -> None:
         """A peer has proved who it is: what was under way with earlier incarnations is lost, except for `but`, which is looked at."""
-        if not self.transport.safeguards.epoch_fence:
+        peer = self._peers.get(identity.peer)
+        if peer is None or not self.transport.safeguards.epoch_fence:
             return
-        for conversation in list(self._conversations()):
-            known = conversation.identity
-            if conversation is not but and known is not None and known.name == identity.name and known.incarnation != identity.incarnation:
-                conversation.peer.lose(conversation, RESTARTED)
+        for conversation in list(peer.conversations):
+            if conversation is not but and conversation.identity not in (None, identity):
+                peer.lose(conversation, RESTARTED)
 
     def lost(self, peer: Peer, conversation: Conversation, reason: str) -> None:
         """A conversation has ended."""
         if not peer.conversations:
-            self._peers.pop((peer.name, peer.principal), None)
-            if all(name != peer.name for name, _ in self._peers):
-                self._budgets.pop(peer.name, None)
+            self._peers.pop(peer.id, None)
+            self._budgets.pop(peer.id, None)
         self._stopping = [task for task in (*self._stopping, *conversation.handlers) if not task.done()]
         identity = conversation.identity
         if identity is None or not self._is_open:
@@ -335,7 +346,7 @@ class Endpoint:
 
     def _may_resume(self, asked: list[bytes], identity: Identity, session: bytes) -> bool:
         asked.append(session)
-        peer = self._peers.get((identity.name, identity.principal))
+        peer = self._peers.get(identity.peer)
         conversation = None if peer is None else peer.find(session)
         return conversation is not None and (conversation.identity == identity or not self.transport.safeguards.epoch_fence)
 
@@ -347,8 +358,8 @@ class Endpoint:
             return
         identity = link.secured.peer
         self.seen(identity)
-        peer = self._peers.get((identity.name, identity.principal))
+        peer = self._peers.get(identity.peer)
         if peer is None:
-            peer = Peer(self, identity.name, identity.principal)
+            peer = Peer(self, identity.peer)
         peer.accept(link, afresh=not asked)
 

@@ -9,7 +9,7 @@ from aiograd.distributed.codec import decode, encode
 from aiograd.distributed.driver.peer import Owner
 from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.faults import from_wire
-from aiograd.distributed.handshake import Identity
+from aiograd.distributed.identity import Identity
 from aiograd.errors import DeadlineError, DistributedError
 
 

@@ -174,12 +174,14 @@ class Objects:
     def check_certain(self, *, leaves: Iterable[Any] = (), owners: Iterable[str] = ()) -> None:
         """Raise if an adapter keeps back gradients of these leaves of this worker, or of leaves on those workers, and they are in doubt.
 
+        The workers are those that the principal knows by these names on whose behalf the running code acts.
+
         Raises:
             CommitUnknown: they are.
         """
-        leaves, owners = list(leaves), list(owners)
-        for adapter in list(self.adapters.values()):
-            doubt = adapter._doubt(leaves, owners)
+        leaves, owners, principal = list(leaves), list(owners), self._principal()
+        for key, adapter in list(self.adapters.items()):
+            doubt = adapter._doubt(leaves, owners if self.table.principal_of(key) == principal else ())
             if doubt is not None:
                 raise doubt
 

@@ -21,7 +21,7 @@ from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.passes import Passes
 from aiograd.distributed.driver.timers import call_at
 from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.handshake import Identity
+from aiograd.distributed.identity import Identity, PeerId
 from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.limits import Limits, check_number
@@ -90,7 +90,7 @@ class Office:
         self.passes_aborted = 0
         self._kept: dict[asyncio.Task[None], None] = {}
         #: workers that were lost, and have not been seen to be back
-        self._lost: set[str] = set()
+        self._lost: set[PeerId] = set()
         self._sweeper: asyncio.TimerHandle | None = None
         self._loop: asyncio.AbstractEventLoop
         self._handlers: dict[int, Callable[[Caller, Any, float], Awaitable[Any]]] = {
@@ -201,7 +201,7 @@ class Office:
             self.passes_aborted += 1
 
     def _on_lost(self, identity: Identity, error: WorkerLostError) -> None:
-        self._lost.add(identity.name)
+        self._lost.add(identity.peer)
         self.objects.transfers.forget(identity)
         self.passes.on_lost(identity.name, identity.principal, error)
 
@@ -237,7 +237,7 @@ class Office:
         if not self.contexts.remove(context, self.now()):
             return
         context.is_released = True
-        self._lost = {name for name in self._lost if not self.endpoint.is_connected(name)}
+        self._lost = {peer for peer in self._lost if not self.endpoint.is_connected(peer)}
         telling = {name: self.keep(self._tell_release(context, name), "release") for name in sorted(context.known_workers - {self.name})}
         parts = self.passes.on_released(context)
         current = asyncio.current_task()
@@ -248,7 +248,7 @@ class Office:
         for part in parts:
             await part.wait_ended()
         context.drop()
-        waiting = [task for name, task in telling.items() if name not in self._lost]
+        waiting = [task for name, task in telling.items() if PeerId(context.principal, name) not in self._lost]
         if waiting:
             await asyncio.wait(waiting, timeout=self.limits.silence)
 
@@ -264,7 +264,7 @@ class Office:
                 return
             except WorkerLostError as error:
                 lost += 1
-                if error.is_gone or lost > LOST or name not in self.endpoint.urls:
+                if error.is_gone or lost > LOST or self.endpoint.url_of(PeerId(context.principal, name)) is None:
                     return  # gone, or to find its own way back: there the lease ends
             except (DistributedError, MemoryError) as error:
                 logger.debug("worker %s: releasing %s at %s failed: %s", self.name, context.id, name, error)

@@ -33,7 +33,8 @@ from typing import Any, Protocol, TypeAlias
 
 from aiograd.distributed.driver.conversation import Conversation
 from aiograd.distributed.driver.link import Link, dial
-from aiograd.distributed.handshake import Dialler, Identity
+from aiograd.distributed.handshake import Dialler
+from aiograd.distributed.identity import Identity, PeerId
 from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
@@ -66,14 +67,20 @@ class Owner(Protocol):
     limits: Limits
     loop: asyncio.AbstractEventLoop
     context: contextvars.Context
-    urls: dict[str, str]
     handler: Handler
 
     def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
         """The message that tells a peer of an error of a handler."""
 
-    def new_session(self, peer: str) -> Session:
+    def url_of(self, peer: PeerId) -> str | None:
+        """Where a peer is."""
+
+    def new_session(self, peer: PeerId) -> Session:
         """A session that counts against the budget of that peer."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Names of workers that are known, sorted."""
 
     def opened(self, peer: Peer) -> None:
         """A peer has its first conversation."""
@@ -90,16 +97,18 @@ class Peer:
 
     Args:
         owner: the endpoint.
-        name: of the worker.
-        principal: on whose behalf is spoken.
+        id: of the worker and the principal on whose behalf is spoken.
     """
 
-    __slots__ = ("owner", "name", "principal", "limits", "safeguards", "loop", "context", "handler", "failure", "conversations", "_best", "_dialling")
+    __slots__ = (
+        "owner", "id", "name", "principal", "limits", "safeguards", "loop", "context", "handler", "failure", "conversations",
+        "_best", "_dialling",
+    )  # fmt: skip
 
-    def __init__(self, owner: Owner, name: str, principal: str) -> None:
+    def __init__(self, owner: Owner, id: PeerId) -> None:
         self.owner = owner
-        self.name = name
-        self.principal = principal
+        self.id = id
+        self.principal, self.name = id
         self.limits = owner.limits
         self.safeguards: Safeguards = owner.transport.safeguards
         self.loop = owner.loop
@@ -121,8 +130,8 @@ class Peer:
         """
         if self._best is not None:
             return self._best
-        if self.name not in self.owner.urls:
-            known = ", ".join(sorted(self.owner.urls)) or "nobody"
+        if self.owner.url_of(self.id) is None:
+            known = ", ".join(name for name in self.owner.peers if self.owner.url_of(PeerId(self.principal, name))) or "nobody"
             raise UnknownPeerError(
                 f"worker {self.owner.name!r} knows no worker {self.name!r}, and none of that name is connected; it knows {known}; call "
                 "add_peer(name, url) first"
@@ -133,7 +142,7 @@ class Peer:
         return conversation
 
     def _open(self, *, dialled: bool) -> Conversation:
-        conversation = Conversation(self, self.owner.new_session(self.name), dialled=dialled)
+        conversation = Conversation(self, self.owner.new_session(self.id), dialled=dialled)
         self.conversations.append(conversation)
         self.owner.opened(self)
         self._choose()
@@ -210,7 +219,7 @@ class Peer:
             return
         if not conversation.is_used and len(self.conversations) > 1:
             self.lose(conversation, "it was not needed")
-        elif self.name in self.owner.urls:
+        elif self.owner.url_of(self.id) is not None:
             conversation.short_lived = 0 if self.loop.time() - conversation.attached_at >= LONG else conversation.short_lived + 1
             pause = self._pause(conversation.short_lived - 1) if conversation.short_lived else 0.0
             if not conversation.dialled:
@@ -271,7 +280,7 @@ class Peer:
             if pause:
                 await asyncio.sleep(pause)
             left = conversation.heard + silence - self.loop.time()
-            url = self.owner.urls.get(self.name)
+            url = self.owner.url_of(self.id)
             if left <= 0 or url is None:
                 self._dialling.pop(conversation, None)
                 return  # the conversation's own timer ends it

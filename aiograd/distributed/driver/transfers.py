@@ -15,8 +15,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from aiograd.distributed.contexts import Caller
-from aiograd.distributed.handshake import Identity
-from aiograd.distributed.limits import Limits, check_number
+from aiograd.distributed.identity import Identity
+from aiograd.distributed.limits import Limits
 from aiograd.distributed.pieces import Piece, Room, cut, measure
 from aiograd.distributed.references import RemoteRef
 from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError
