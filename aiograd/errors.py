@@ -404,6 +404,23 @@ class AuthenticationError(DistributedError, PermissionError):
     """The other side could not prove who it is."""
 
 
+class CertificateError(AuthenticationError):
+    """A TLS certificate does not satisfy: that of the other side is not trusted or is for another name, or it wants one of this side.
+
+    Attributes:
+        is_certain: the other side, or its certificate, says so; otherwise it only behaves like it.
+    """
+
+    def __init__(self, message: str, *, is_certain: bool = True) -> None:
+        super().__init__(message)
+        self.is_certain = is_certain
+
+
+class AddressError(DistributedError, ConnectionError):
+    """The URL of a worker cannot be right: nobody knows its host name, or what answers there speaks no TLS where the URL says https, or only TLS
+    where it says http. Trying again does not help; another URL does (`Worker.add_peer`)."""
+
+
 class HostRefusedError(DistributedError, PermissionError):
     """A worker was dialled by a name that it does not answer to: give that worker ``trusted_hosts``, or dial another of its names."""
 

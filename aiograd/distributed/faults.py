@@ -23,7 +23,9 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from aiograd.errors import (
+    AddressError,
     AuthenticationError,
+    CertificateError,
     CommitUnknown,
     ContextError,
     ContextNotFoundError,
@@ -84,6 +86,8 @@ _FORMS: dict[str, _Form] = {
     "overloaded": _Form(Overloaded, {"retry_after": float}),
     "limit": _Form(LimitError, {}),
     "authentication": _Form(AuthenticationError, {}),
+    "certificate": _Form(CertificateError, {"is_certain": bool}),
+    "address": _Form(AddressError, {}),
     "host": _Form(HostRefusedError, {}),
     "protocol": _Form(ProtocolError, {"code": str}),
     "version": _Form(VersionMismatch, {"code": str}),

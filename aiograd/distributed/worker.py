@@ -237,7 +237,7 @@ class Worker:
             arguments. NotExposedError: there is none of that name. UnknownPeerError: nobody has said where `peer` is. WorkerLostError: it
             crashed, fell silent or cannot be reached. DeadlineError: it did not answer in time. ArgumentTypeError: an argument, named with its
             place, cannot be sent. AuthenticationError: the peer has another secret. HostRefusedError: it does not answer to the name in its URL.
-            Overloaded, LimitError, ContextReleasedError.
+            AddressError, CertificateError: its URL or the certificates are wrong. Overloaded, LimitError, ContextReleasedError.
         """
         return self._office.calls.call(peer, function, list(args), kwargs, timeout)
 

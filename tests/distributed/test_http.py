@@ -17,7 +17,7 @@ from aiograd.distributed.http import HttpTransport, _refuse_old
 from aiograd.distributed.http.channel import OVERHEAD
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Channel, Transport
-from aiograd.errors import ArgumentError, DistributedError
+from aiograd.errors import ArgumentError, DistributedError, Overloaded
 from tests.distributed.http_support import Authority, Sink, connected, get, listening
 
 pytestmark = pytest.mark.net
@@ -478,5 +478,6 @@ def test_old_tls_is_refused() -> None:
 
 async def test_limits_of_one_transport_do_not_hold_for_another() -> None:
     async with connected(HttpTransport(Limits(connections=1))) as pair:
-        with pytest.raises(OSError, match="connecting to"):
+        Sink(pair.accepted)
+        with pytest.raises(Overloaded, match=r"Limits\.connections$"):
             await pair.dialler.connect(pair.url, 5)

@@ -7,7 +7,6 @@ import socket
 import pytest
 
 from aiograd.distributed.http.addresses import HostAllowList, PeerAddress, allowed_addresses, is_loopback, parse_url, resolve
-from aiograd.distributed.http.admission import Admission
 from aiograd.errors import ArgumentError
 
 
@@ -104,16 +103,3 @@ def test_a_header_without_port_means_the_default_port() -> None:
 def test_nonsense_among_trusted_hosts() -> None:
     with pytest.raises(ArgumentError, match="trusted_hosts"):
         HostAllowList("name", 443, ("http://name",))
-
-
-def test_connections_are_counted_in_total_and_per_address() -> None:
-    admission = Admission(total=4, per_address=2)
-    first = admission.admit("10.0.0.1")
-    assert first is not None and admission.admit("10.0.0.1") and admission.admit("10.0.0.1") is None
-    assert admission.admit("::ffff:10.0.0.1") is None, "the same address, written in another way"
-    assert admission.admit("2001:db8::1") and admission.admit("2001:db8::2%eth0")
-    first.release()
-    first.release()
-    assert admission.open == 3
-    assert admission.admit("2001:db8::3") is None, "one network of IPv6 counts as one address"
-    assert admission.admit("10.0.0.2") and admission.admit("10.0.0.3") is None

@@ -23,8 +23,8 @@ from aiograd.distributed.http.channel import OVERHEAD, STRANGER
 from aiograd.distributed.http.server import HttpServer, accept_key
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Channel
-from aiograd.errors import WorkerLostError
-from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, read_to_the_end, request
+from aiograd.errors import Overloaded, WorkerLostError
+from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, request
 
 pytestmark = pytest.mark.net
 FUZZ = int(os.environ.get("AIOGRAD_FUZZ", "1"))
@@ -245,7 +245,6 @@ async def test_connections_are_kept_for_a_while_and_their_second_request_is_time
 async def test_a_closed_connection_that_does_not_drain_is_aborted(virtual_clock: object) -> None:
     admission = Admission(1, 1)
     ticket = admission.admit("127.0.0.1")
-    assert ticket is not None
     server = HttpServer(HostAllowList("127.0.0.1", 1, ()), Limits(), secure=False, routes={}, upgrade=lambda *args: None)
     connection, loop_transport = server.protocol(ticket), LoopTransport()
     loop_transport.protocol = connection
@@ -297,24 +296,31 @@ async def _until(condition: Callable[[], object]) -> None:
 # ---- too many, too much
 
 
-async def test_connections_above_the_limits_are_closed_at_once_and_come_back_when_there_is_room() -> None:
+async def test_connections_above_the_limits_are_closed_oldest_first() -> None:
     transport = HttpTransport(Limits(connections=6, connections_per_address=4))
     async with listening(transport) as url:
-        kept = [await asyncio.open_connection("127.0.0.1", port_of(url)) for _ in range(4)]
-        await _until(lambda: transport.connections == 4)
-        for _ in range(20):
-            assert await request(url, b"GET /health HTTP/1.1\r\n\r\n") == b""
-        others = []
-        for _ in range(2):  # of another address
-            others.append(await asyncio.open_connection("127.0.0.1", port_of(url), local_addr=("127.0.0.2", 0)))
-        await _until(lambda: transport.connections == 6)
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url), local_addr=("127.0.0.3", 0))
-        assert await reader.read() == b""
-        for _, one in [*kept, *others, (None, writer)]:
-            one.close()
-            await one.wait_closed()
-        await _until(lambda: transport.connections == 0)
-        assert (await get(url, "/health"))[0] == 200
+
+        async def connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+            stream = await asyncio.open_connection("127.0.0.1", port_of(url), local_addr=(address, 0))
+            kept.append(stream)
+            return stream
+
+        kept: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        for count in range(1, 5):
+            await connect("127.0.0.1")
+            await asyncio.wait_for(_until(lambda count=count: transport.connections == count), 5)
+        assert (await get(url, "/health"))[0] == 200, "made room for"
+        assert await kept[0][0].read() == b"" and not kept[1][0].at_eof()
+        await asyncio.wait_for(_until(lambda: transport.connections == 3), 5)
+        for number in (2, 3, 4):  # other addresses
+            await connect(f"127.0.0.{number}")
+        assert await kept[1][0].read() == b"", "the oldest of all"
+        await asyncio.wait_for(_until(lambda: transport.connections == 4), 5)
+        for _, writer in kept:
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+        await asyncio.wait_for(_until(lambda: transport.connections == 0), 5)
 
 
 async def test_many_idle_connections_are_gone_in_time() -> None:
@@ -329,9 +335,9 @@ async def test_many_idle_connections_are_gone_in_time() -> None:
 async def test_channels_count_as_connections_until_they_are_closed() -> None:
     async with connected(HttpTransport(Limits(connections_per_address=1))) as pair:
         assert pair.listener.connections == 1
-        with pytest.raises(OSError, match="connecting to"):
-            await pair.dialler.connect(pair.url, 5)
         sink = Sink(pair.accepted)
+        with pytest.raises(Overloaded, match=r"from this address .*Limits\.connections_per_address$"):
+            await pair.dialler.connect(pair.url, 5)
         pair.dialled.close()
         await sink.until_closed()
         assert pair.listener.connections == 0

@@ -213,7 +213,7 @@ class Endpoint:
             WorkerLostError: the peer crashed, fell silent, was restarted or cannot be reached. Whether it ran the handler is not known.
             UnknownPeerError: no URL is known for it, and it is not connected.
             AuthenticationError, VersionMismatch: the peer and this worker cannot agree on a handshake. HostRefusedError: the peer does not answer
-                to the name in its URL.
+                to the name in its URL. CertificateError, AddressError: TLS fails, or the URL is wrong. Overloaded: it takes no more connections.
             ArgumentTypeError, ArgumentError, LimitError: the value cannot be sent.
             DistributedError: this worker is closed; or what the peer's handler raised, see `faults`.
         """

@@ -40,7 +40,17 @@ from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer, Channel, Transport
-from aiograd.errors import AuthenticationError, DistributedError, HostRefusedError, UnknownPeerError, VersionMismatch, WorkerLostError
+from aiograd.errors import (
+    AddressError,
+    AuthenticationError,
+    CertificateError,
+    DistributedError,
+    HostRefusedError,
+    Overloaded,
+    UnknownPeerError,
+    VersionMismatch,
+    WorkerLostError,
+)
 
 #: why a peer is lost whose process has been replaced by another
 RESTARTED = "it was restarted"
@@ -52,6 +62,8 @@ LONG = 0.5
 COURTESY = 0.02
 #: handshakes that fail before it counts as a refusal: one may be an accident of the network
 REFUSALS = 5
+#: what is raised as it is, instead of `WorkerLostError`, where there never was a connection
+REFUSED = (CertificateError, AuthenticationError, AddressError, Overloaded, VersionMismatch, HostRefusedError)
 
 
 Handler: TypeAlias = Callable[[Identity, int, Any, float], Coroutine[Any, Any, Any]]
@@ -255,9 +267,11 @@ class Peer:
 
     def loss(self, conversation: Conversation, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
         """The error for one of those who wait."""
-        for kind in (AuthenticationError, VersionMismatch, HostRefusedError):
-            if conversation.identity is None and isinstance(cause, kind):
-                return kind(str(cause))
+        for kind in REFUSED:
+            if not conversation.is_confirmed and isinstance(cause, kind):
+                refusal = kind(str(cause))
+                vars(refusal).update(vars(cause))
+                return refusal
         text = f"worker {self.name!r} was lost ({stage}): {reason}"
         is_gone = reason == RESTARTED or isinstance(cause, ConnectionRefusedError)
         error = WorkerLostError(
@@ -293,8 +307,14 @@ class Peer:
             except AuthenticationError as error:
                 conversation.trouble = error
                 refusals += 1
-                if refusals == REFUSALS:
+                is_final = isinstance(error, CertificateError) and error.is_certain and not conversation.is_confirmed
+                if is_final or refusals == REFUSALS:
                     self.lose(conversation, "it refuses the handshake", error)
+                    return
+            except (AddressError, Overloaded) as error:
+                conversation.trouble = error
+                if not conversation.is_confirmed:  # else it worked before, and may again
+                    self.lose(conversation, "it cannot be connected to", error)
                     return
             except DistributedError as error:
                 self.lose(conversation, "the handshake failed", error)

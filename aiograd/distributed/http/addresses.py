@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable
 from typing import NamedTuple, TypeAlias
 from urllib.parse import urlsplit
 
-from aiograd.errors import ArgumentError
+from aiograd.errors import AddressError, ArgumentError
 
 IPAddress: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -30,6 +30,8 @@ _HOST_HEADER = re.compile(r"(?P<name>\[[0-9A-Fa-f:.]{2,45}\]|[0-9A-Za-z._-]{1,25
 
 #: services of clouds that hand out credentials, and do not live in a link-local network
 _METADATA = frozenset(map(ipaddress.ip_address, ("fd00:ec2::254", "fd20:ce::254", "100.100.100.200", "168.63.129.16", "192.0.0.192")))
+#: errors of a look-up that say that the name does not exist; the others may pass
+_NO_SUCH_NAME = [getattr(socket, name) for name in ("EAI_NONAME", "EAI_NODATA", "EAI_ADDRFAMILY") if hasattr(socket, name)]
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
 
 
@@ -138,12 +140,17 @@ async def resolve(peer: PeerAddress) -> list[str]:
     """The addresses to dial for `peer`. Cancelling abandons the look-up.
 
     Raises:
-        OSError: the name is not known.
+        AddressError: there is no such name. OSError: it cannot be looked up now.
         PermissionError: see `allowed_addresses`.
     """
     if peer.literal is not None:
         return [peer.host]
-    found = await asyncio.get_running_loop().getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)
+    try:
+        found = await asyncio.get_running_loop().getaddrinfo(peer.host, peer.port, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError) as error:
+        if isinstance(error, socket.gaierror) and error.errno not in _NO_SUCH_NAME:
+            raise
+        raise AddressError(f"connecting to {peer.url}: there is no host {peer.host!r} ({error}); correct the URL, or the name service") from error
     return allowed_addresses(peer, (str(entry[4][0]) for entry in found))
 
 

@@ -20,7 +20,8 @@ Note [Small frames beside large ones]
 
 Note [Strangers]
     Whoever connects could announce large messages before it has said who it is, and have memory set aside for them. On a channel that was
-    accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on.
+    accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on. From then on
+    it counts as a peer's; there may be no room for one, then it is closed.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import socket
 from collections.abc import Callable
 
 from aiograd.distributed.http import framing
+from aiograd.distributed.http.admission import Ticket
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Buffer
 from aiograd.errors import ProtocolError, WorkerLostError
@@ -64,18 +66,27 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         masking: whether this side dialled: it then masks what it sends and the other does not.
         certified_names: the names in the peer's verified certificate.
         on_lost: called when the connection is gone, before `on_closed`.
+        ticket: of a connection that was accepted.
     """
 
     __slots__ = (
-        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_message_limit", "_loop", "_transport",
-        "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end", "_body", "_body_end", "_body_first",
-        "_body_key", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written", "_unread_mark", "_unread_since", "_watch",
+        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_ticket", "_message_limit", "_loop",
+        "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end", "_body", "_body_end",
+        "_body_first", "_body_key", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written", "_unread_mark", "_unread_since",
+        "_watch",
     )  # fmt: skip
 
     is_reliable = True
 
     def __init__(
-        self, remote: str, limits: Limits, *, masking: bool, certified_names: frozenset[str] | None, on_lost: Callable[[WebSocketChannel], None]
+        self,
+        remote: str,
+        limits: Limits,
+        *,
+        masking: bool,
+        certified_names: frozenset[str] | None,
+        on_lost: Callable[[WebSocketChannel], None],
+        ticket: Ticket | None = None,
     ) -> None:
         self.remote = remote
         self.certified_names = certified_names
@@ -84,6 +95,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._mask_bit = framing.MASKED if masking else 0
         self._peer_mask_bit = 0 if masking else framing.MASKED
         self._on_lost = on_lost
+        self._ticket = ticket
         self._message_limit = limits.frame_bytes + OVERHEAD if masking else STRANGER
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
@@ -124,6 +136,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         high = min(2 * self._limits.frame_bytes, self._limits.unread_bytes)
         transport.set_write_buffer_limits(high=high, low=high // 2)
         transport.set_protocol(self)
+        if self._ticket is not None:
+            self._ticket.held_by(transport.abort)
         if len(received) > RECEIVE:
             self._fail(framing.PROTOCOL_FAULT, "sent before the handshake was done")
             return
@@ -138,6 +152,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._on_frame, self._on_closed, self._on_writable = on_frame, on_closed, on_writable
         if not first:
             self._message_limit = self._limits.frame_bytes + OVERHEAD
+            if self._ticket is not None and not self._ticket.promote():
+                self._close(framing.TRY_AGAIN)
             return
         if self._end:
             self._parse()
@@ -180,6 +196,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._closing = self._lost = True
         self._unwatch()
         self._body = self._fragments = None
+        if self._ticket is not None:
+            self._ticket.release()
         self._on_lost(self)
         if self._on_closed is not None:
             self._on_closed(self._error)

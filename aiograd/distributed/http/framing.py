@@ -15,7 +15,7 @@ FIN = 0x80
 MASKED = 0x80
 
 #: reasons to close
-NORMAL, GOING_AWAY, PROTOCOL_FAULT, UNSUPPORTED, TOO_BIG = 1000, 1001, 1002, 1003, 1009
+NORMAL, GOING_AWAY, PROTOCOL_FAULT, UNSUPPORTED, TOO_BIG, TRY_AGAIN = 1000, 1001, 1002, 1003, 1009, 1013
 
 #: more than this is cheaper to mask with numpy than as one large integer
 _NUMPY_FROM = 900

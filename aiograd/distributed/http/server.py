@@ -20,7 +20,7 @@ from aiohttp import web
 from aiohttp.abc import AbstractStreamWriter
 
 from aiograd.distributed.http.addresses import HostAllowList
-from aiograd.distributed.http.admission import Ticket
+from aiograd.distributed.http.admission import TOO_MANY, TOO_MANY_HERE, Ticket
 from aiograd.distributed.limits import Limits
 
 PATH = "/aiograd/v1"
@@ -39,6 +39,7 @@ logger = logging.getLogger("aiograd.distributed.http")
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 _HEADERS = {"Server": "aiograd", "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
 _BODIES = {400: b"bad request\n", 403: b"forbidden\n", 404: b"not found\n", 405: b"method not allowed\n", 413: b"too large\n", 500: b"failed\n"}
+_BODIES |= {TOO_MANY_HERE: b"too many connections from this address\n", TOO_MANY: b"too many connections\n"}
 
 
 def accept_key(key: str) -> str:
@@ -131,7 +132,11 @@ class HttpServer(web.Server):
             or not _is_key(key)
         ):
             return refusal(400)
-        transport, ticket, received = connection.detach()
+        refused = connection.ticket.refusal()
+        if refused:
+            return refusal(refused)
+        transport, received = connection.detach()
+        ticket = connection.ticket
         if transport is None:
             return _Upgraded()
         transport.write(
@@ -145,7 +150,7 @@ class HttpServer(web.Server):
 class HttpConnection(web.RequestHandler):
     """One connection that has not become a channel: the library's protocol with timers on what it waits for."""
 
-    __slots__ = ("_ticket", "_timer", "_limits", "_early", "_raw")
+    __slots__ = ("ticket", "_timer", "_limits", "_early", "_raw")
 
     def __init__(self, server: HttpServer, ticket: Ticket) -> None:
         super().__init__(
@@ -161,7 +166,7 @@ class HttpConnection(web.RequestHandler):
             auto_decompress=False,
         )
         self._limits = server.limits
-        self._ticket = ticket
+        self.ticket = ticket
         self._timer: asyncio.TimerHandle | None = None
         self._early = False
         self._raw: asyncio.Transport | None = None  # `transport` is None from the moment the library closes it, which may be long before it is
@@ -170,10 +175,11 @@ class HttpConnection(web.RequestHandler):
         self._raw = cast(asyncio.Transport, transport)
         super().connection_made(transport)
         self._expect(self._limits.handshake_timeout)
+        self.ticket.held_by(self.abort)
 
     def connection_lost(self, exc: BaseException | None) -> None:
         answering = self._task_handler
-        self._ticket.release()
+        self.ticket.release()
         super().connection_lost(exc)
         self._raw = None
         self._expect(None)
@@ -218,17 +224,17 @@ class HttpConnection(web.RequestHandler):
             self._expect(None)  # otherwise the limit also holds for the rest of the answer
         return result
 
-    def detach(self) -> tuple[asyncio.Transport | None, Ticket, bytes]:
-        """Take the connection out of the library's hands; returns it (None if it is closed), its ticket and what arrived after the request."""
+    def detach(self) -> tuple[asyncio.Transport | None, bytes]:
+        """Take the connection out of the library's hands; returns it (None if it is closed) and what arrived after the request."""
         if self.transport is None:
-            return None, self._ticket, b""
+            return None, b""
         collected = Collector()
         self.set_parser(collected)  # type: ignore[arg-type]
         transport, self.transport = self.transport, None
         super().connection_lost(None)
         self._raw = None
         self._expect(None)
-        return transport, self._ticket, bytes(collected.data)
+        return transport, bytes(collected.data)
 
     def abort(self) -> None:
         """Close at once, with whatever is still to be sent."""

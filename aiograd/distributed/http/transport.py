@@ -13,7 +13,8 @@ from aiograd.distributed.http.addresses import HostAllowList, bracket, is_loopba
 from aiograd.distributed.http.admission import Admission, Ticket
 from aiograd.distributed.http.channel import WebSocketChannel
 from aiograd.distributed.http.client import HttpClient
-from aiograd.distributed.http.server import HEALTH, PATH, HttpServer, Route, certified_names
+from aiograd.distributed.http.server import HEALTH, MAX_LINE, PATH, HttpServer, Route, certified_names
+from aiograd.distributed.http.tls import TLS_WANTED, default_context, speaks_tls
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.distributed.transport import Channel
@@ -160,23 +161,31 @@ class HttpTransport:
                 await asyncio.sleep(ACCEPT_PAUSE)
                 continue
             ticket = self._admission.admit(source[0])
-            if ticket is None:
-                logger.debug("closed a connection from %s: too many are open", source[0])
-                connection.close()
-            elif self._ssl is None:
+            if self._ssl is None:
                 await self._establish(connection, server, ticket)
             else:
                 self._start(self._establish(connection, server, ticket))
 
     async def _establish(self, connection: socket.socket, server: HttpServer, ticket: Ticket) -> None:
         """Hand an accepted connection to HTTP, after the TLS handshake where there is one."""
-        timeout = None if self._ssl is None else self._limits.handshake_timeout
+        timeout = None
         try:
             connection.setblocking(False)
+            if self._ssl is not None:
+                timeout = self._limits.handshake_timeout
+                task = asyncio.current_task()
+                if task is not None:
+                    ticket.held_by(task.cancel)
+                async with asyncio.timeout(timeout):
+                    is_tls = await speaks_tls(connection)
+                if not is_tls:
+                    connection.recv(MAX_LINE)  # closing with something unread would drop the answer
+                    connection.send(TLS_WANTED)
+                    raise ConnectionAbortedError("it does not speak TLS")
             await asyncio.get_running_loop().connect_accepted_socket(
                 lambda: server.protocol(ticket), connection, ssl=self._ssl, ssl_handshake_timeout=timeout
             )
-        except OSError as error:  # also of TLS, and its timeout
+        except OSError as error:  # also of TLS, and timeouts
             logger.debug("a connection was lost before it asked for anything: %s", error)
             ticket.release()
             connection.close()
@@ -207,7 +216,9 @@ class HttpTransport:
             ArgumentError: the URL is no such URL.
             ConnectionRefusedError: nobody listens there.
             PermissionError: its name resolves to addresses that are out of bounds.
-            HostRefusedError: the worker does not answer to this name.
+            HostRefusedError: the worker does not answer to this name. Overloaded: it takes no more connections.
+            AddressError: the host does not exist, or the URL says http for https or the other way round. CertificateError: a certificate does
+            not satisfy one side.
             OSError: it cannot be reached, or no worker answers.
             TimeoutError: not in time.
         """
@@ -215,13 +226,14 @@ class HttpTransport:
         if self._closed:
             raise DistributedError(f"connecting to {peer.url}: the transport is closed")
         if self._client is None:
-            self._client = HttpClient(self._client_ssl or _default_client_context())
+            self._client = HttpClient()
         try:
             async with asyncio.timeout(timeout):
+                context = (self._client_ssl or await default_context()) if peer.secure else None
                 refused: OSError | None = None
                 for address in await resolve(peer):
                     try:
-                        transport, received = await self._client.open(peer, address, self.entropy(16))
+                        transport, received = await self._client.open(peer, address, self.entropy(16), context)
                     except OSError as error:
                         if refused is None or not isinstance(error, ConnectionRefusedError):
                             refused = error
@@ -233,14 +245,12 @@ class HttpTransport:
 
     def _adopt(self, transport: asyncio.Transport, received: bytes, remote: str, *, masking: bool, ticket: Ticket | None) -> WebSocketChannel:
         def lost(channel: WebSocketChannel) -> None:
-            if ticket is not None:
-                ticket.release()
             self._channels.discard(channel)
             if not self._channels and self._all_lost is not None:
                 self._all_lost.set()
 
         names = certified_names(transport) if self._is_mutual else None
-        channel = WebSocketChannel(remote, self._limits, masking=masking, certified_names=names, on_lost=lost)
+        channel = WebSocketChannel(remote, self._limits, masking=masking, certified_names=names, on_lost=lost, ticket=ticket)
         self._channels.add(channel)
         channel.start(transport, received)
         return channel
@@ -295,10 +305,4 @@ def _bind(address: str, port: int, backlog: int) -> socket.socket:
 def _at_least_tls_1_3(context: tls.SSLContext | None, name: str) -> tls.SSLContext | None:
     if context is not None and context.minimum_version < tls.TLSVersion.TLSv1_3:
         raise ArgumentError(f"HttpTransport({name}=...): the context allows TLS below 1.3; set its minimum_version to ssl.TLSVersion.TLSv1_3")
-    return context
-
-
-def _default_client_context() -> tls.SSLContext:
-    context = tls.create_default_context()
-    context.minimum_version = tls.TLSVersion.TLSv1_3
     return context
