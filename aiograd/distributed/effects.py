@@ -41,4 +41,15 @@ class Left(NamedTuple):
     """The peer said goodbye."""
 
 
-Effect: TypeAlias = Deliver | Answered | Expired | Abandon | Left
+#: `Former.first` where a session is not known, or not any more
+NOT_KNOWN = 0xFFFF_FFFF_FFFF_FFFF
+
+
+class Former(NamedTuple):
+    """What the peer says of an earlier session that it has given up: it has run no request from the id `first` on."""
+
+    session: bytes
+    first: int
+
+
+Effect: TypeAlias = Deliver | Answered | Expired | Abandon | Left | Former

@@ -19,7 +19,7 @@ Note [Order of the checks]
     length     more or fewer bytes after the header than it says
     total      a message longer than `Limits.message_bytes`
     fragment   bytes that reach beyond the end of the message, or none of a message that has some
-    control    a control frame with a body (only HEARTBEAT may have one), an offset, a total or a deadline
+    control    a control frame with a body (only HEARTBEAT may have one, and FORMER has), an offset, a total or a deadline
     id         a frame about a message without its id, or the other way round
     checksum   the bytes are not those that were sent
     ========== ====================================================================================
@@ -74,6 +74,8 @@ class FrameKind(enum.IntEnum):
     HEARTBEAT = 8
     #: an orderly end: no more frames follow
     GOODBYE = 9
+    #: of an earlier session, which its body names: requests from this id on were not delivered
+    FORMER = 10
 
 
 _KINDS: Final = tuple({int(kind): kind for kind in FrameKind}.get(code) for code in range(256))
@@ -81,6 +83,9 @@ _KINDS: Final = tuple({int(kind): kind for kind in FrameKind}.get(code) for code
 _LAST_WITH_BODY: Final = int(FrameKind.FAILURE)
 _REQUEST: Final = int(FrameKind.REQUEST)
 _FIRST_WITHOUT_ID: Final = int(FrameKind.HEARTBEAT)
+_FORMER: Final = int(FrameKind.FORMER)
+#: bytes of the body of a FORMER
+SESSION_BYTES: Final = 16
 
 
 class Frame(NamedTuple):
@@ -178,10 +183,10 @@ def parse(frame: Buffer, limits: Limits, safeguards: Safeguards = ALL_ON) -> Fra
             raise _broken("total", f"{kind.name} belongs to a message of {total} bytes, above Limits.message_bytes={limits.message_bytes}")
         if offset + length > total or (not length and total):
             raise _broken("fragment", f"{kind.name} has {length} bytes at {offset} of a message of {total}")
-    elif offset or total or deadline_ms or (length and code != _FIRST_WITHOUT_ID):
+    elif offset or total or deadline_ms or (length != SESSION_BYTES if code == _FORMER else length and code != _FIRST_WITHOUT_ID):
         raise _broken("control", f"{kind.name} has {length} bytes at {offset} of {total} and deadline {deadline_ms}, expected none of them")
-    if (code < _FIRST_WITHOUT_ID) != (message_id > 0):
-        raise _broken("id", f"{kind.name} has id {message_id}, expected {'a request' if code < _FIRST_WITHOUT_ID else 'none'}")
+    if (code < _FIRST_WITHOUT_ID or code == _FORMER) != (message_id > 0):
+        raise _broken("id", f"{kind.name} has id {message_id}, expected {'none' if message_id else 'a request'}")
     view = memoryview(frame)
     body = view[_SIZE:]
     if safeguards.checksum and checksum != _crc32(body, _crc32(_ZERO_CHECKSUM, _crc32(view[:_CHECKED]))):

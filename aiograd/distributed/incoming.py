@@ -98,10 +98,11 @@ class Answers:
         running: requests that are assembled or run.
         held: bytes reserved from the budget.
         stored: bytes of answers.
+        delivered: the highest id of a request that was delivered.
     """
 
     __slots__ = (
-        "rows", "watermark", "running", "held", "stored", "agenda",
+        "rows", "watermark", "running", "held", "stored", "delivered", "agenda",
         "_horizon", "_unresolved", "_limits", "_budget", "_safeguards", "_outbox", "_effects", "_overloaded", "_most_rows",
     )  # fmt: skip
 
@@ -119,6 +120,7 @@ class Answers:
         self.running = 0
         self.held = 0
         self.stored = 0
+        self.delivered = 0
         self.agenda = Agenda()
         #: below the horizon, all ids but these are resolved
         self._horizon = 0
@@ -183,6 +185,8 @@ class Answers:
                 self.agenda.set(id, row.deadline)
             return
         row.state = _RUNNING
+        if id > self.delivered:
+            self.delivered = id
         self.agenda.set(id, row.deadline)
         self._effects.append(Deliver(id, row.kind, message, row.deadline - now))
 

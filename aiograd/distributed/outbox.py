@@ -41,12 +41,13 @@ class Outgoing:
         queued: whether it is in the outbox.
         deadline: when it is not worth sending any more, seconds; infinite for answers.
         request_kind: of a request.
+        buffers: the message.
 
     Raises:
         LimitError: it is too large.
     """
 
-    __slots__ = ("frame_kind", "id", "request_kind", "deadline", "total", "offset", "queued", "_buffers", "_index", "_within")
+    __slots__ = ("frame_kind", "id", "request_kind", "deadline", "total", "offset", "queued", "buffers", "_index", "_within")
 
     def __init__(
         self, frame_kind: FrameKind, id: int, message: Sequence[Buffer], limits: Limits, request_kind: int = 0, deadline: float = math.inf
@@ -67,7 +68,7 @@ class Outgoing:
         self.total = total
         self.offset = 0
         self.queued = False
-        self._buffers = message
+        self.buffers = message
         self._index = 0
         self._within = 0
 
@@ -75,8 +76,8 @@ class Outgoing:
         """Slices of the next `most` bytes, fewer at the end."""
         if not self.offset and self.total <= most:
             self.offset = self.total
-            return self._buffers
-        buffers = self._buffers
+            return self.buffers
+        buffers = self.buffers
         index, within = self._index, self._within
         left = min(most, self.total - self.offset)
         self.offset += left

@@ -136,6 +136,10 @@ class Requests:
         self._outbox.put(row)
         return id
 
+    def repeat(self, former: Request, now: float) -> int:
+        """See `Session.repeat`."""
+        return self.add(former.request_kind, former.buffers, former.deadline - now, now)
+
     def cancel(self, name: int, now: float) -> None:
         """See `Session.cancel`."""
         row = self._named(name)

@@ -8,12 +8,13 @@ frames leave.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from aiograd.distributed.budget import PeerBudget
-from aiograd.distributed.effects import Abandon, Answered, Deliver, Effect, Expired, Left
+from aiograd.distributed.effects import Abandon, Answered, Deliver, Effect, Expired, Former, Left
 from aiograd.distributed.frame import HEADER, FrameKind, pack_header, parse
 from aiograd.distributed.incoming import Answers
 from aiograd.distributed.limits import Limits
@@ -23,15 +24,17 @@ from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.distributed.transport import Buffer
 from aiograd.errors import ProtocolError
 
-__all__ = ["Abandon", "Answered", "Deliver", "Effect", "Expired", "Left", "Session", "SessionStatistics"]
+__all__ = ["Abandon", "Answered", "Deliver", "Effect", "Expired", "Former", "Left", "Session", "SessionStatistics"]
 
 #: control frames that may wait to be sent, in multiples of the requests a peer may run, and in any case
 CONTROL_PER_REQUEST = 4
 CONTROL_ANYWAY = 1024
+#: seconds between signs of life while a channel is tested
+TEST = 0.02
 #: the longest time that fits the header, milliseconds
 LONGEST_MS = 0xFFFF_FFFF
 
-_REQUEST, _RESPONSE, _FAILURE, _RECEIVED, _PROBE, _CANCEL, _UNKNOWN, _HEARTBEAT, _GOODBYE = FrameKind
+_REQUEST, _RESPONSE, _FAILURE, _RECEIVED, _PROBE, _CANCEL, _UNKNOWN, _HEARTBEAT, _GOODBYE, _FORMER = FrameKind
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +84,8 @@ class Session:
     __slots__ = (
         "effects", "last_heard",
         "_limits", "_safeguards", "_budget", "_outbox", "_requests", "_answers", "_most_control",
-        "_silence", "_attached", "_leaving", "_heartbeat_at", "_ticked_at", "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
+        "_silence", "_attached", "_leaving", "_former", "_tested_at", "_heartbeat_at", "_ticked_at",
+        "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
     def __init__(
@@ -99,6 +103,9 @@ class Session:
         self._silence = limits.silence
         self._attached = False
         self._leaving = False
+        self._former: deque[Former] = deque()
+        #: since when the channel is tested; infinite: it is not
+        self._tested_at = math.inf
         self._heartbeat_at = 0.0
         self._ticked_at = 0.0
         self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
@@ -126,7 +133,24 @@ class Session:
         """The answer to a request is not wanted any more; the peer is told to abandon it. Nothing is reported for it afterwards."""
         self._requests.cancel(id, now)
 
+    def unresolved(self) -> list[Request]:
+        """Requests of this side that were not answered, expired ones and cancelled ones excepted, in order."""
+        return [row for row in self._requests.rows.values() if not row.cancelled]
+
+    def repeat(self, former: Request, now: float) -> int:
+        """Ask for what was asked for in another session, which has ended without running it; returns the new id."""
+        return self._requests.repeat(former, now)
+
     # ---- answerer
+
+    @property
+    def delivered(self) -> int:
+        """The highest id of a request of the peer that was delivered; stays when the session ends."""
+        return self._answers.delivered
+
+    def tell_former(self, former: Former) -> None:
+        """Tell the peer what was delivered in an earlier session."""
+        self._former.append(former)
 
     def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False) -> None:
         """Answer a request that was delivered. Ignored where nobody waits for it any more.
@@ -156,12 +180,18 @@ class Session:
         limit = self._limits.frame_bytes
         cut = self._outbox.interrupt(limit if frame_bytes is None else min(frame_bytes, limit))
         self._attached = True
+        self._tested_at = math.inf
         self.last_heard = self._ticked_at = now
         self._heartbeat_at = now + self._limits.heartbeat
         self._answers.attach(cut)
         self._requests.attach(reliable, now)
         if self._requests.untold:
             self._outbox.control[_HEARTBEAT, 0] = None
+
+    def test(self, now: float) -> None:
+        """Send nothing but signs of life until one comes back, so that it is known whether messages can arrive."""
+        if self._attached:
+            self._tested_at = self._heartbeat_at = now
 
     def detach(self, now: float) -> None:
         """The channel is gone. Requests and handlers go on. Idempotent."""
@@ -179,6 +209,8 @@ class Session:
         parsed = parse(frame, self._limits, self._safeguards)
         kind = parsed.kind
         self.last_heard = now
+        if now > self._tested_at + TEST / 2:  # not one that had been waiting
+            self._tested_at = math.inf
         self._frames_in += 1
         self._bytes_in += len(frame)
         answers = self._answers
@@ -199,6 +231,8 @@ class Session:
         elif kind is _HEARTBEAT:
             if parsed.body:
                 answers.resolved_but(parsed.body)
+        elif kind is _FORMER:
+            self.effects.append(Former(bytes(parsed.body), parsed.id))
         else:
             self.effects.append(Left())
         if len(self._outbox.control) > self._most_control:
@@ -210,7 +244,7 @@ class Session:
     @property
     def has_output(self) -> bool:
         """Whether `next_frame` may have something."""
-        return self._attached and (bool(self._outbox) or self._leaving)
+        return self._attached and (bool(self._outbox) or self._leaving or bool(self._former))
 
     @property
     def unsent(self) -> int:
@@ -224,6 +258,9 @@ class Session:
         outbox, requests = self._outbox, self._requests
         if requests.untold:
             requests.told()
+        if self._former:
+            session, first = self._former.popleft()
+            return self._out(pack_header(_FORMER, first, (session,), watermark=requests.watermark, safeguards=self._safeguards), (session,), now)
         control = outbox.control
         while control:
             kind, id = control.popitem(last=False)[0]
@@ -233,6 +270,8 @@ class Session:
             return self._out(pack_header(kind, id, (body,), watermark=requests.watermark, safeguards=self._safeguards), (body,), now)
         if self._leaving and not outbox.has_small:
             return self._goodbye(now)
+        if self._tested_at != math.inf:
+            return None
         while (taken := outbox.take()) is not None:
             message, offset, parts = taken
             deadline_ms = 0
@@ -260,7 +299,7 @@ class Session:
         return None
 
     def _out(self, header: bytes, parts: Sequence[Buffer], now: float) -> tuple[Buffer, ...]:
-        self._heartbeat_at = now + self._limits.heartbeat
+        self._heartbeat_at = now + (self._limits.heartbeat if self._tested_at == math.inf else TEST)
         self._frames_out += 1
         size = HEADER.size
         for part in parts:
@@ -281,7 +320,7 @@ class Session:
         self._requests.tick(now)
         self._answers.tick(now)
         if self._attached and now >= self._heartbeat_at:
-            self._heartbeat_at = now + self._limits.heartbeat
+            self._heartbeat_at = now + (self._limits.heartbeat if self._tested_at == math.inf else TEST)
             self._outbox.control[_HEARTBEAT, 0] = None
 
     def next_tick(self) -> float | None:

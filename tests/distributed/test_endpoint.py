@@ -366,7 +366,7 @@ async def test_a_request_that_makes_no_sense_is_answered_with_an_error() -> None
         now = loop.time()
         answer: asyncio.Future[Any] = loop.create_future()
         id = conversation.session.request(CALL, [b"nonsense that is no message"], 5.0, now)
-        conversation._requests[id] = _Request(answer, CALL, 0, 5.0)
+        conversation._requests[id] = _Request(conversation, id, answer, CALL, 0, 5.0)
         conversation._pump(now)
         with pytest.raises((ProtocolError, LimitError), match="Error on Node b"):
             await answer

@@ -69,7 +69,8 @@ def test_what_is_packed_is_parsed(safeguards, kind, message_id, request_kind, pi
 @pytest.mark.parametrize("kind", CONTROL)
 def test_control_frames(kind):
     message_id = 0 if kind in (FrameKind.HEARTBEAT, FrameKind.GOODBYE) else 9
-    assert parse(pack_header(kind, message_id, watermark=2**64 - 1), LIMITS) == (kind, 0, message_id, 0, 0, 0, 2**64 - 1, b"")
+    body = bytes(16) if kind is FrameKind.FORMER else b""
+    assert parse(pack_header(kind, message_id, [body], watermark=2**64 - 1) + body, LIMITS) == (kind, 0, message_id, 0, 0, 0, 2**64 - 1, body)
 
 
 def test_a_heartbeat_may_have_a_body_which_belongs_to_no_message():
@@ -105,7 +106,7 @@ def test_golden_headers_of_version_1(kind, message_id, fields, body, expected):
 
 
 def test_golden_kinds_of_version_1():
-    names = "REQUEST RESPONSE FAILURE RECEIVED PROBE CANCEL UNKNOWN HEARTBEAT GOODBYE"
+    names = "REQUEST RESPONSE FAILURE RECEIVED PROBE CANCEL UNKNOWN HEARTBEAT GOODBYE FORMER"
     assert {kind.name: int(kind) for kind in FrameKind} == {name: code for code, name in enumerate(names.split(), 1)}
 
 
@@ -116,7 +117,7 @@ MALFORMED = [
     ("version", build(version=0)),
     ("version", build(version=2)),
     ("kind", build(kind=0)),
-    ("kind", build(kind=10)),
+    ("kind", build(kind=11)),
     ("kind", build(kind=255)),
     ("flags", build(flags=0x100)),
     ("flags", build(kind=2, flags=1)),
@@ -137,6 +138,8 @@ MALFORMED = [
     ("control", control(body=b"x")),
     ("control", control(FrameKind.GOODBYE, b"x", id=0)),
     ("control", control(FrameKind.HEARTBEAT, b"x", id=0, total=1)),
+    ("control", control(FrameKind.FORMER, bytes(15))),
+    ("control", control(FrameKind.FORMER)),
     ("control", control(offset=1)),
     ("control", control(total=1)),
     ("control", control(deadline_ms=1)),
@@ -144,6 +147,7 @@ MALFORMED = [
     ("id", control(id=0)),
     ("id", control(FrameKind.HEARTBEAT, id=1)),
     ("id", control(FrameKind.GOODBYE, id=1)),
+    ("id", control(FrameKind.FORMER, bytes(16), id=0)),
     ("checksum", build(checksum=0)),
     ("checksum", build()[:-1] + b"?"),
     ("checksum", build(watermark=4, checksum=int.from_bytes(build()[HEADER.size - 4 : HEADER.size], "little"))),

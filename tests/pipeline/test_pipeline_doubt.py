@@ -15,7 +15,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.keyring import Keyring, kid_of
-from aiograd.errors import CommitUnknown, DistributedError, PipelineError, RemoteError, StepError, WorkerLostError
+from aiograd.errors import CommitUnknown, DistributedError, PipelineError, RemoteError, StepError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
 from aiograd.pipeline.run.watch import kept_for
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
@@ -278,17 +278,16 @@ def test_one_that_has_dropped_the_step_settles_it_too() -> None:
 # ---------------------------------------------------------------- the driver is frozen
 
 
-@pytest.mark.parametrize(("lease", "seconds", "error"), [(LEASE, 3 * LEASE, WorkerLostError), (1.0, 1.2, PipelineError)])
-def test_a_driver_that_was_frozen_decides_nothing_on_old_promises(lease: float, seconds: float, error: type[Exception]) -> None:
+@pytest.mark.parametrize(("lease", "seconds"), [(LEASE, 3 * LEASE), (1.0, 1.2)])
+def test_a_driver_that_was_frozen_decides_nothing_on_old_promises(lease: float, seconds: float) -> None:
     """Hosts have told it that they are prepared, and have dropped the step by the time it hears that."""
     world = World(lease=lease)
 
     async def main(world: World) -> str:
         world.after("b", "check", lambda: world.network.freeze("driver", seconds))
-        with pytest.raises(error) as caught:
+        with pytest.raises(PipelineError, match="has dropped a step of a pipeline that it had prepared") as caught:
             await step(world)
         assert not getattr(caught.value, "committed", False)
-        assert error is WorkerLostError or "has dropped a step of a pipeline that it had prepared" in str(caught.value)
         assert [world.found(0), world.found(1)] == [NOTHING, NOTHING]
         await asyncio.sleep(LIMITS.silence)  # until old connections are forgotten
         await step(world)
@@ -713,7 +712,7 @@ def unlucky(seed: int) -> str:
         except CommitUnknown as error:
             assert error.committed
             told["unknown"] = error.workers
-        except DistributedError as error:
+        except (DistributedError, PipelineError) as error:
             assert not getattr(error, "committed", False)
             told["failed"] = ()
         await asyncio.sleep(6 * LEASE)

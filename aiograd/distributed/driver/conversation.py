@@ -7,9 +7,18 @@ Note [Whose context]
     Handlers and timers run in copies of the context in which the endpoint was opened, not in that of whoever happened to make a frame
     arrive: a ContextVar of one caller must not leak into the handler of another's request.
 
-Note [A worker that was frozen itself]
-    After the process has been stopped for a while, timers are due before the frames that piled up have been read, and every peer looks
-    silent. A tick that comes late by more than half a heartbeat is a sign of that, so silence is judged one heartbeat later.
+Note [A worker that was held up itself]
+    A loop that was held up (a slow import, a compilation, a debugger, a process that was stopped) finds its timers due before it has read what
+    came meanwhile, and every peer looks silent. A tick that comes late by more than half a heartbeat is a sign of that, and what it is late by
+    is not counted as silence. Where it is late by all that a peer is waited for, peers have most likely given up this worker, whatever the
+    socket says: nothing but signs of life is sent until one comes back, and the peer gets its whole time for that anew.
+
+Note [What moves to the next session]
+    Who dials a peer that has given up the session gets another one. Requests that were not sent go on in it at once. Of those that were sent
+    the peer must say whether it ran them: sessions that end leave behind which request was the last to be delivered (`Former`), for as long as
+    anybody can wait for an answer. Later ones were not delivered, will not be, since the session is over, and are asked for again under new
+    numbers; the others are lost, as those are of which nothing is known. The one exception is a session of which this side never got a frame
+    and the peer knows nothing: its handshake was not completed there, so it has run nothing.
 """
 
 from __future__ import annotations
@@ -18,20 +27,22 @@ import asyncio
 import contextvars
 import math
 from collections import deque
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.codec import decode, encode, message_size
 from aiograd.distributed.driver.link import Link
 from aiograd.distributed.driver.timers import call_at
-from aiograd.distributed.effects import Abandon, Answered, Deliver, Expired
+from aiograd.distributed.effects import NOT_KNOWN, Abandon, Answered, Deliver, Expired, Former
 from aiograd.distributed.faults import from_wire
 from aiograd.distributed.identity import Identity
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.outgoing import Request
 from aiograd.distributed.session import Session
 from aiograd.distributed.transport import Buffer
-from aiograd.errors import DeadlineError, WorkerLostError
+from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
 
 if TYPE_CHECKING:
     from aiograd.distributed.driver.peer import Peer
@@ -40,13 +51,32 @@ if TYPE_CHECKING:
 TICK = 0.002
 
 
-class _Request(NamedTuple):
-    """One that waits for its answer."""
+class _Request:
+    """One that waits for its answer. It may move from one conversation to the next, see Note [What moves to the next session]."""
 
-    answer: asyncio.Future[Any]
-    kind: int
-    size: int
-    timeout: float
+    __slots__ = ("conversation", "id", "answer", "kind", "size", "timeout")
+
+    def __init__(self, conversation: Conversation, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float) -> None:
+        self.conversation = conversation
+        self.id = id
+        self.answer = answer
+        self.kind = kind
+        self.size = size
+        self.timeout = timeout
+
+
+@dataclass(slots=True)
+class _Estate:
+    """Requests of a conversation that has ended, of which the peer has yet to say whether it ran them."""
+
+    rows: dict[_Request, Request]
+    #: the error for one that is lost
+    loss: Callable[[int], DistributedError]
+    #: whether nothing of it was run if the peer knows nothing of it
+    is_unconfirmed: bool
+    #: when it has had its time, in seconds
+    until: float
+    timer: asyncio.TimerHandle | None = None
 
 
 class Conversation:
@@ -60,8 +90,9 @@ class Conversation:
 
     __slots__ = (
         "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "short_lived", "round_trip", "trouble",
-        "is_lost", "is_confirmed", "is_used",
-        "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_patience_until", "_outgoing", "_waiting",
+        "is_lost", "is_confirmed", "is_used", "heir",
+        "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_tolerance", "_outgoing", "_waiting",
+        "_estates", "_predecessor",
     )  # fmt: skip
 
     def __init__(self, peer: Peer, session: Session, *, dialled: bool) -> None:
@@ -77,6 +108,8 @@ class Conversation:
         self.is_confirmed = False
         #: whether anything was ever asked in it, by either side
         self.is_used = False
+        #: the conversation that goes on with the requests of this one, which is lost
+        self.heir: Conversation | None = None
         self._loop = peer.loop
         self._context: contextvars.Context = peer.context
         #: when the peer was last heard, or first tried
@@ -94,10 +127,14 @@ class Conversation:
         self._blocked = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
-        self._patience_until = -math.inf
+        #: seconds by which a tick may be late
+        self._tolerance = peer.limits.heartbeat / 2
         #: bytes of requests that are not answered, and those who wait for there to be fewer
         self._outgoing = 0
         self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        #: by the session that they were made in
+        self._estates: dict[bytes, _Estate] = {}
+        self._predecessor = b""
         self._arm(self.heard)
 
     # ---- requests of this side
@@ -111,28 +148,43 @@ class Conversation:
         left = timeout
         if self._waiting or (self._outgoing and self._outgoing + size > limits.bytes_per_peer):
             left = await self._wait_for_room(kind, size, timeout)
+            if self.heir is not None:
+                return await self.heir.request(kind, value, left)
         else:
             self._outgoing += size
         answer: asyncio.Future[Any] = self._loop.create_future()
         now = self._loop.time()
+        if now > self._timer_at + self._tolerance:
+            self._excuse(now)
         try:
             id = self.session.request(kind, message, left, now)
         except BaseException:
             self._release(size)
             raise
         del message
-        self._requests[id] = _Request(answer, kind, size, timeout)
+        request = self._requests[id] = _Request(self, id, answer, kind, size, timeout)
         self._pump(now)
         if kind == Kind.GRADIENT:
             failpoints.reach("bwd.after_send")
         try:
             return await answer
         except asyncio.CancelledError:
-            if self._forget(id) is not None and self.peer.safeguards.propagate_cancel:
+            request.conversation._give_up(request)
+            raise
+
+    def _give_up(self, request: _Request) -> None:
+        """Nobody waits for the answer."""
+        id = request.id
+        if self._requests.get(id) is request:
+            self._forget(id)
+            if self.peer.safeguards.propagate_cancel:
                 now = self._loop.time()
                 self.session.cancel(id, now)
                 self._pump(now)
-            raise
+            return
+        for estate in self._estates.values():
+            if estate.rows.pop(request, None) is not None:
+                self._release(request.size)
 
     async def _wait_for_room(self, kind: int, size: int, seconds: float) -> float:
         """Wait until `size` more bytes may be on their way, and reserve them; returns what is left of `seconds`."""
@@ -151,7 +203,7 @@ class Conversation:
             raise
         finally:
             timer.cancel()
-        if self.is_lost:  # in the same moment in which room was granted
+        if self.is_lost and self.heir is None:  # in the same moment in which room was granted
             raise self.peer.loss(self, "it was lost while this waited to be sent", self._stage(kind), self.trouble)
         left = seconds - (self._loop.time() - started)
         if left <= 0:
@@ -253,6 +305,8 @@ class Conversation:
                 request = self._forget(effect.id)
                 if request is not None and not request.answer.done():
                     request.answer.set_exception(self._late(request.kind, request.timeout))
+            elif isinstance(effect, Former):
+                self._settle(effect.session, effect.first)
             else:
                 self.peer.left(self)
 
@@ -312,6 +366,7 @@ class Conversation:
         self.trouble = why
         self._blocked = False
         now = self._loop.time()
+        self._excuse(now)
         self.session.detach(now)
         self._arm(now)
         self.peer.unlinked(self, why)
@@ -323,36 +378,145 @@ class Conversation:
             self.session.goodbye(now)
             self._pump(now)
 
-    def lose(self, reason: str, cause: BaseException | None = None) -> None:
+    def lose(self, reason: str, cause: BaseException | None = None, heir: Conversation | None = None) -> None:
         """End it: everybody who waits for an answer gets an error, handlers of the peer's requests are cancelled.
 
         Args:
             reason: completes the sentence "worker 'x' was lost: ...".
             cause: an error that says more than "lost", and is raised instead where it is one of the handshake.
+            heir: goes on with those requests that the peer has not run, see Note [What moves to the next session].
         """
         if self.is_lost:
             return
         self.is_lost = True
+        self.heir = heir
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
         link, self.link = self.link, None
         if link is not None:
             link.close()
-        self.session.fail_all()
-        self.session.effects.clear()
         requests, self._requests = self._requests, {}
+
+        def loss(kind: int) -> DistributedError:
+            return self.peer.loss(self, reason, self._stage(kind), cause)
+
+        if heir is not None:
+            rows = {requests.pop(row.name): row for row in self.session.unresolved() if row.name in requests}
+            heir._inherit(self.id, rows, loss, not self.is_confirmed)
+            heir._predecessor = self.id
+        self.session.fail_all()
         for request in requests.values():
-            if not request.answer.done():
-                request.answer.set_exception(self.peer.loss(self, reason, self._stage(request.kind), cause))
+            _fail(request, loss)
+        for session, estate in self._estates.items():
+            if estate.timer is not None:
+                estate.timer.cancel()
+            if heir is not None:  # it may learn what this one did not
+                heir._inherit(session, estate.rows, estate.loss, estate.is_unconfirmed)
+                continue
+            for request in estate.rows:
+                _fail(request, estate.loss)
+        self._estates.clear()
         while self._waiting:
             _, room = self._waiting.popleft()
-            if not room.done():
+            if room.done():
+                continue
+            if heir is None:
                 room.set_exception(self.peer.loss(self, reason, "waiting to send", cause))
+            else:
+                room.set_result(None)
         for id in list(self._handlers):
             self._abandon(id)
 
+    # ---- requests of an earlier session
+
+    @property
+    def has_requests(self) -> bool:
+        """Whether anybody waits for the peer."""
+        return bool(self._requests or self._waiting or self._estates)
+
+    def _inherit(self, session: bytes, rows: dict[_Request, Request], loss: Callable[[int], DistributedError], is_unconfirmed: bool) -> None:
+        """Go on with requests of a session that has ended, as far as they were not run. See Note [What moves to the next session]."""
+        now = self._loop.time()
+        undecided: dict[_Request, Request] = {}
+        for request, row in rows.items():
+            request.conversation, request.id = self, 0
+            self._outgoing += request.size
+            if row.received:
+                self._lost_for(request, loss)
+            elif row.started:
+                undecided[request] = row
+            else:
+                self._repeat(request, row, now)
+        if rows:
+            self.is_used = True
+        if undecided:
+            self._estates[session] = estate = _Estate(undecided, loss, is_unconfirmed, now + self.peer.limits.silence)
+            self._watch(session, estate)
+
+    def _watch(self, session: bytes, estate: _Estate) -> None:
+        """End those of an estate that are due, and all of it when the peer has had its time."""
+        now = self._loop.time()
+        for request in [request for request, row in estate.rows.items() if row.deadline <= now]:
+            del estate.rows[request]
+            self._lost_for(request, lambda kind, timeout=request.timeout: self._late(kind, timeout))  # type: ignore[misc]
+        if now >= estate.until or not estate.rows:
+            self._settle_one(session, NOT_KNOWN)
+            return
+        when = min(estate.until, *(row.deadline for row in estate.rows.values()))
+        estate.timer = call_at(self._context, self._loop, when, self._watch, session, estate)
+
+    def _settle(self, session: bytes, first: int) -> None:
+        """The peer has run no request of an earlier session from the id `first` on. It tells of the latest one last."""
+        self._settle_one(session, first)
+        if session == self._predecessor:
+            for older in list(self._estates):
+                self._settle_one(older, NOT_KNOWN)
+
+    def _settle_one(self, session: bytes, first: int) -> None:
+        estate = self._estates.pop(session, None)
+        if estate is None:
+            return
+        if estate.timer is not None:
+            estate.timer.cancel()
+        if first == NOT_KNOWN and estate.is_unconfirmed:
+            first = 0
+        now = self._loop.time()
+        for request, row in estate.rows.items():
+            if row.id >= first:
+                self._repeat(request, row, now)
+            else:
+                self._lost_for(request, estate.loss)
+        self._pump(now)
+
+    def _repeat(self, request: _Request, row: Request, now: float) -> None:
+        request.id = self.session.repeat(row, now)
+        self._requests[request.id] = request
+
+    def _lost_for(self, request: _Request, loss: Callable[[int], DistributedError]) -> None:
+        """A request ends here without an answer."""
+        self._release(request.size)
+        _fail(request, loss)
+
     # ---- time
+
+    def left(self) -> float:
+        """Seconds that are left to find the peer, while there is no link."""
+        now = self._loop.time()
+        self._excuse(now)
+        return self.heard + self.peer.limits.silence - now
+
+    def _excuse(self, now: float) -> None:
+        """Where the tick is late, do not count that as silence of the peer. See Note [A worker that was held up itself]."""
+        late = now - self._timer_at
+        if late <= self._tolerance:
+            return
+        self._timer_at = now  # once
+        is_long = late >= self.peer.limits.silence
+        self.heard = now if is_long else min(self.heard + late, now)
+        self.session.last_heard = max(self.session.last_heard, self.heard)
+        if is_long:
+            self.session.test(now)
 
     def _arm(self, now: float) -> None:
         """See to it that `_tick` runs when something is due; a timer that is set too early only costs a tick."""
@@ -360,8 +524,8 @@ class Conversation:
             return
         when = self.session.next_tick()
         if self.link is None:
-            give_up = self.heard + self.peer.limits.silence
-            when = give_up if when is None or give_up < when else when
+            soon = min(self.heard + self.peer.limits.silence, now + self.peer.limits.heartbeat)  # often enough to notice a late tick
+            when = soon if when is None or soon < when else when
         if when is None or (self._timer is not None and self._timer_at <= when):
             return
         if self._timer is not None:
@@ -371,10 +535,9 @@ class Conversation:
 
     def _tick(self) -> None:
         now = self._loop.time()
+        self._excuse(now)
         self._timer = None
-        heartbeat = self.peer.limits.heartbeat
-        if now - self._timer_at > heartbeat / 2:  # see Note [A worker that was frozen itself]
-            self._patience_until = now + heartbeat
+        self._timer_at = math.inf
         session = self.session
         session.tick(now)
         if session.effects:
@@ -382,14 +545,13 @@ class Conversation:
         if self.is_lost:
             return
         link = self.link
-        if now >= self._patience_until:
-            if link is None:
-                if now >= self.heard + self.peer.limits.silence:
-                    self.peer.gave_up(self)
-                    return
-            elif session.is_silent(now):
-                link.close(WorkerLostError(f"nothing was heard for {now - self.heard:.1f} s", worker=self.peer.name, stage="heartbeat"))
+        if link is None:
+            if now >= self.heard + self.peer.limits.silence:
+                self.peer.gave_up(self)
                 return
+        elif session.is_silent(now):
+            link.close(WorkerLostError(f"nothing was heard for {now - self.heard:.1f} s", worker=self.peer.name, stage="heartbeat"))
+            return
         self._pump(now)
 
     # ---- words
@@ -415,6 +577,11 @@ class Conversation:
 def _expire(room: asyncio.Future[None], error: BaseException) -> None:
     if not room.done():
         room.set_exception(error)
+
+
+def _fail(request: _Request, loss: Callable[[int], DistributedError]) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(loss(request.kind))
 
 
 def _raise(error: BaseException) -> None:

@@ -21,6 +21,7 @@ from aiograd.distributed.driver.link import Greeting, Link
 from aiograd.distributed.driver.loopback import Loopback
 from aiograd.distributed.driver.peer import RESTARTED, Handler, Peer
 from aiograd.distributed.driver.statistics import EndpointStatistics, PeerStatistics
+from aiograd.distributed.effects import NOT_KNOWN, Former
 from aiograd.distributed.faults import to_wire
 from aiograd.distributed.handshake import Answerer
 from aiograd.distributed.identity import Identity, PeerId
@@ -34,6 +35,8 @@ logger = logging.getLogger("aiograd.distributed")
 
 #: seconds that cancelled handlers have to stop when an endpoint is closed
 GRACE = 1.0
+#: sessions that have ended and are remembered, of one principal, and how many of them a peer is told of when it is dialled
+FORMER_SESSIONS, FORMER_TOLD = 4096, 8
 
 
 class Endpoint:
@@ -83,6 +86,8 @@ class Endpoint:
         self._budget = Budget(limits.bytes_per_peer, limits.bytes_total)
         self._budgets: dict[PeerId, PeerBudget] = {}
         self._peers: dict[PeerId, Peer] = {}
+        #: by principal and session: whose it was, the first request that was not delivered, until when that matters; oldest first
+        self._former: dict[str, dict[bytes, tuple[Identity, int, float]]] = {}
         self._greetings: dict[Greeting, None] = {}
         self._loopback = Loopback(self)
         self._stopping: list[asyncio.Task[None]] = []
@@ -316,6 +321,9 @@ class Endpoint:
         identity = conversation.identity
         if identity is None or not self._is_open:
             return
+        self._remember(conversation.id, identity, conversation.session.delivered + 1)
+        if conversation.heir is not None and not conversation.is_confirmed:
+            return  # the peer never knew of it
         self._lost += 1
         logger.info("worker %s: lost worker %s (principal %s): %s", self.name, peer.name, peer.principal, reason)
         if conversation.is_used and self._on_lost is not None:
@@ -323,6 +331,19 @@ class Endpoint:
                 self._on_lost(identity, WorkerLostError(f"worker {peer.name!r} was lost: {reason}", worker=peer.name))
             except Exception as error:
                 self.loop.call_exception_handler({"message": "on_lost raised", "exception": error})
+
+    def _remember(self, session: bytes, identity: Identity, first: int) -> None:
+        now = self.loop.time()
+        known = self._former.setdefault(identity.principal, {})
+        while known and ((oldest := next(iter(known.items())))[1][2] <= now or len(known) >= FORMER_SESSIONS):
+            del known[oldest[0]]
+        known[session] = identity, first, now + self.limits.max_deadline
+
+    def former(self, identity: Identity, session: bytes | None = None) -> list[Former]:
+        """What is known of the sessions that a peer had and that have ended here; last of `session` in any case, where that is given."""
+        known = {id: first for id, (whose, first, _) in self._former.get(identity.principal, {}).items() if whose == identity}
+        last = [] if session is None else [Former(session, known.pop(session, NOT_KNOWN))]
+        return [Former(id, first) for id, first in known.items()][-FORMER_TOLD:] + last
 
     # ---- those who dial
 
@@ -361,5 +382,5 @@ class Endpoint:
         peer = self._peers.get(identity.peer)
         if peer is None:
             peer = Peer(self, identity.peer)
-        peer.accept(link, afresh=not asked)
+        peer.accept(link, asked[0] if asked else None)
 

@@ -16,11 +16,12 @@ Note [Finding a way back]
 
 Note [When the peer does not know the session]
     A handshake can be complete for who dialled while its last message never arrives. Such a session has not carried a frame from the
-    peer, so the peer has run nothing for it and can be given another one in its place.
+    peer, which knows nothing of it and has run nothing for it: everything moves to the next one, and nobody was lost.
 
 Note [A peer that starts afresh]
     A worker dials without a session to resume only when it has none with us for this principal. Sessions that it had opened before are
-    over for it, so they are over for us.
+    over for it, so they are over for us. Whoever has given up a session says in the next one what of it was run, so that the rest can be
+    asked for again.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from typing import Any, Protocol, TypeAlias
 
 from aiograd.distributed.driver.conversation import Conversation
 from aiograd.distributed.driver.link import Link, dial
+from aiograd.distributed.effects import Former
 from aiograd.distributed.handshake import Dialler
 from aiograd.distributed.identity import Identity, PeerId
 from aiograd.distributed.keyring import Keyring
@@ -103,6 +105,9 @@ class Owner(Protocol):
     def lost(self, peer: Peer, conversation: Conversation, reason: str) -> None:
         """A conversation has ended."""
 
+    def former(self, identity: Identity, session: bytes | None = None) -> list[Former]:
+        """What is known of the sessions that a peer had and that have ended here; last of `session` in any case, where that is given."""
+
 
 class Peer:
     """One worker and one principal.
@@ -166,8 +171,8 @@ class Peer:
 
     # ---- links come
 
-    def accept(self, link: Link, *, afresh: bool) -> None:
-        """A link that the peer dialled; `afresh` where it asked for no session to resume."""
+    def accept(self, link: Link, asked: bytes | None) -> None:
+        """A link that the peer dialled, which asked to resume a session or for a new one."""
         secured = link.secured
         if secured.resumed:
             conversation = self.find(secured.session)
@@ -176,10 +181,12 @@ class Peer:
             else:
                 self._attach(conversation, link)
             return
-        over = [each for each in self.conversations if afresh and not each.dialled]  # see Note [A peer that starts afresh]
+        over = [each for each in self.conversations if asked is None and not each.dialled]  # see Note [A peer that starts afresh]
         conversation = self._open(dialled=False)
         for old in over:
-            self.lose(old, "it opened another session, having given up this one")
+            self.lose(old, "it opened another session, having given up this one", heir=conversation)
+        for former in () if asked is None else self.owner.former(secured.peer, asked):
+            conversation.session.tell_former(former)
         self._begin(conversation, link)
 
     def find(self, session: bytes) -> Conversation | None:
@@ -206,21 +213,21 @@ class Peer:
         secured = link.secured
         self.owner.seen(secured.peer, but=conversation)
         known = conversation.identity
-        if known is None or (secured.resumed and secured.peer == known):
+        if known is None:
+            for former in self.owner.former(secured.peer):
+                conversation.session.tell_former(former)
+        if known is None or (secured.resumed and secured.peer == known) or not self.safeguards.epoch_fence:
             self._begin(conversation, link)
-        elif secured.peer == known and not conversation.is_confirmed:  # see Note [When the peer does not know the session]
-            self._begin(conversation, link)
-        elif not self.safeguards.epoch_fence:
-            self._begin(conversation, link)
-        else:
-            reason = "it has given up the session" if secured.peer == known else "it was restarted"
-            if len(self.conversations) > 1:
-                self.lose(conversation, reason)
-                link.close()  # one is enough
-            else:
-                successor = self._open(dialled=True)
-                self.lose(conversation, reason)
-                self._begin(successor, link)
+            return
+        is_restarted = secured.peer != known
+        reason = RESTARTED if is_restarted else "it has given up the session"
+        if len(self.conversations) > 1 and (is_restarted or not conversation.has_requests):
+            self.lose(conversation, reason)
+            link.close()  # one is enough
+            return
+        successor = self._open(dialled=True)
+        self.lose(conversation, reason, heir=None if is_restarted else successor)
+        self._begin(successor, link)
 
     # ---- links go
 
@@ -246,8 +253,8 @@ class Peer:
         """Called when the peer has been silent for too long."""
         self.lose(conversation, f"nothing was heard from it for {self.limits.silence:g} s", conversation.trouble)
 
-    def lose(self, conversation: Conversation, reason: str, cause: BaseException | None = None) -> None:
-        """End a conversation and tell those concerned."""
+    def lose(self, conversation: Conversation, reason: str, cause: BaseException | None = None, heir: Conversation | None = None) -> None:
+        """End a conversation and tell those concerned; `heir` goes on with what was not run."""
         if conversation.is_lost:
             return
         task = self._dialling.pop(conversation, None)
@@ -255,7 +262,7 @@ class Peer:
             task.cancel()
         self.conversations.remove(conversation)
         self._choose()
-        conversation.lose(reason, cause)
+        conversation.lose(reason, cause, heir)
         self.owner.lost(self, conversation, reason)
 
     def close(self, reason: str) -> list[asyncio.Task[None]]:
@@ -288,12 +295,11 @@ class Peer:
             self._dialling[conversation] = self.loop.create_task(self._keep_dialling(conversation, pause), name=name, context=self.context.copy())
 
     async def _keep_dialling(self, conversation: Conversation, pause: float) -> None:
-        silence = self.limits.silence
         refusals = attempt = 0
         while True:
             if pause:
                 await asyncio.sleep(pause)
-            left = conversation.heard + silence - self.loop.time()
+            left = conversation.left()
             url = self.owner.url_of(self.id)
             if left <= 0 or url is None:
                 self._dialling.pop(conversation, None)
