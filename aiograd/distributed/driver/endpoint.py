@@ -17,6 +17,7 @@ from typing import Any
 from aiograd.distributed.budget import Budget, PeerBudget
 from aiograd.distributed.codec import encode
 from aiograd.distributed.driver.conversation import Conversation
+from aiograd.distributed.driver.handshake_log import HandshakeLog
 from aiograd.distributed.driver.link import Greeting, Link
 from aiograd.distributed.driver.loopback import Loopback
 from aiograd.distributed.driver.peer import RESTARTED, Handler, Peer
@@ -95,6 +96,7 @@ class Endpoint:
         self._refusal: Sequence[Buffer] = encode(to_wire(Overloaded(text), name, "admission", ""), limits)
         self._is_open = False
         self._failed_handshakes = 0
+        self._handshake_log = HandshakeLog(self.name)
         self._lost = 0
 
     # ---- life
@@ -149,6 +151,7 @@ class Endpoint:
             for peer in list(self._peers.values()):
                 self._stopping += peer.close(f"worker {self.name!r} is being closed")
             self._stopping += self._loopback.close()
+            self._handshake_log.close()
             try:
                 await self._wait_for_tasks()
             finally:
@@ -375,7 +378,7 @@ class Endpoint:
         self._greetings.pop(greeting, None)
         if link is None:
             self._failed_handshakes += 1
-            logger.info("worker %s: a handshake with %s failed: %s", self.name, greeting.remote, why)
+            self._handshake_log.failed(greeting.remote, why, self.context)
             return
         identity = link.secured.peer
         self.seen(identity)
