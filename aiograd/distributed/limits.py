@@ -89,7 +89,7 @@ class Limits:
     missed_heartbeats: int = 3
     #: a context whose opener is gone lives this long; None: twice `default_deadline`
     lease: float | None = None
-    #: connections
+    #: connections of peers; those whose handshake is not done are counted apart, and the oldest of them makes room
     connections: int = 1024
     connections_per_address: int = 64
     handshake_timeout: float = 5.0
