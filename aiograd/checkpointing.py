@@ -42,6 +42,7 @@ from aiograd.graph.saved import SavedTensorHooks, saved_tensors_hooks
 from aiograd.modes import ModeScope, current_mode
 from aiograd.random import Draws, Replay
 from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.types import Shape
 
 P = ParamSpec("P")
@@ -92,6 +93,8 @@ class Saved(NamedTuple):
     #: the tensor's version counter, and where it stood
     counter: list[int]
     version: int
+    #: it is a leaf that requires grad, or a view of one
+    is_leaf: bool
 
     def __str__(self) -> str:
         return f"{self.dtype}{list(self.shape)} on {self.device}"
@@ -104,12 +107,16 @@ class Saved(NamedTuple):
         if isinstance(data, np.ndarray) and data.size:
             elements = (data.item(0), data.item(data.size // 2), data.item(data.size - 1))
         counter = counter_of(tensor)
-        return cls(tensor.shape, tensor.dtype, tensor.device, elements, counter, counter[0])
+        return cls(tensor.shape, tensor.dtype, tensor.device, elements, counter, counter[0], belongs_to_leaf(tensor))
 
     @property
     def is_modified(self) -> bool:
         """Whether the tensor has been modified in place since."""
         return self.counter[0] != self.version
+
+    def modified(self, what: str) -> ModifiedError:
+        """What to raise where it has been modified; `what` says what it is."""
+        return modified_error(what, self.shape, self.counter[0], self.version, self.is_leaf)
 
     def is_close(self, other: Saved) -> bool:
         """Whether the elements are the same up to rounding."""
@@ -225,7 +232,7 @@ class _Region:
                 if not isinstance(value, TensorCore):
                     raise HookTypeError(f"unpack hook returned {type(value).__name__}; expected the Tensor that was packed")
             if argument.saved.is_modified:
-                raise _modified(f"an argument of {self}", argument.saved)
+                raise argument.saved.modified(f"an argument of {self}")
             value = value.detach()
             found[id(argument)] = value.requires_grad_() if argument.requires_grad else value
         return map_tree(lambda argument: found[id(argument)], tree, _Argument)
@@ -234,7 +241,7 @@ class _Region:
         """Raise unless what was saved again is what was saved the first time.
 
         Raises:
-            CheckpointError
+            CheckpointError, ModifiedError
         """
         if len(caught) != len(self.saved) if self.complete else len(caught) < len(self.saved):
             raise CheckpointError(
@@ -248,6 +255,8 @@ class _Region:
                     "It must do the same each time."
                 )
             if not first.is_close(again):
+                if first.is_modified:
+                    raise first.modified(f"tensor {i} saved by {self}")
                 raise CheckpointError(
                     f"{self} saved other values when it was computed again: of tensor {i} of {len(self.saved)}, {first}, the elements looked at "
                     f"were {_short(first.elements)} in forward and {_short(again.elements)} now. Draw random numbers from an aiograd.Generator, "
@@ -332,7 +341,7 @@ class _Recomputation:
             self._forget()
         for saved in (self.region.saved[number], again):
             if saved.is_modified:
-                raise _modified(f"tensor {number} saved by {self.region}", saved)
+                raise saved.modified(f"tensor {number} saved by {self.region}")
         return tensor
 
     def _forget(self) -> None:
@@ -366,13 +375,6 @@ def leaves_of(tree: Any, kind: type[Any]) -> list[Any]:
     found: list[Any] = []
     map_tree(found.append, tree, kind)
     return found
-
-
-def _modified(what: str, saved: Saved) -> ModifiedError:
-    return ModifiedError(
-        f"one of the variables needed for gradient computation has been modified by an inplace operation: {what}, with shape {list(saved.shape)}, "
-        f"is at version {saved.counter[0]}; expected version {saved.version} instead. Clone it before modifying, or use an out-of-place operation."
-    )
 
 
 def _name(fn: Any) -> str:

@@ -24,13 +24,14 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.engine.validate import device_of
-from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, ModifiedError, OnceDifferentiableError
+from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.modes import current_mode, no_grad
 from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
+from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.record import note, pack_value
 
 
@@ -231,12 +232,8 @@ class FunctionNode(Node):
                 continue
             found = entry[2][0] if isinstance(entry, tuple) else entry.version
             if found != expected:
-                shape = list(entry[0].shape if isinstance(entry, tuple) else entry.shape)
-                raise ModifiedError(
-                    "one of the variables needed for gradient computation has been modified by an inplace operation: a tensor with "
-                    f"shape {shape} saved by {self.function.__name__} is at version {found}; expected version {expected} instead. "
-                    "Clone it before modifying."
-                )
+                value = entry[0] if isinstance(entry, tuple) else entry
+                raise modified_error(f"a tensor saved by {self.function.__name__}", value.shape, found, expected, belongs_to_leaf(value))
             if isinstance(entry, tuple):
                 tensor = make(entry[0])
                 tensor._vc = entry[2]

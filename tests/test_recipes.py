@@ -179,6 +179,15 @@ async def test_attribution_touches_no_gradient(model: ag.nn.Module) -> None:
     assert image.grad is None and all(parameter.grad is None for parameter in model.parameters())
 
 
+async def test_several_tasks_train_one_model(model: ag.nn.Module) -> None:
+    first = model_and_loss(model).item()
+    batches = [(ag.asarray(IMAGES[half]), LABELS[half]) for half in (slice(8), slice(8, 16))]
+    optimizer = ag.optim.SGD(model.parameters(), lr=0.05)
+    await cook("Several tasks train one model", ag=ag, asyncio=asyncio, model=model, optimizer=optimizer, batches=batches)
+    assert model_and_loss(model).item() < first
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
 async def test_offload_and_checkpoint_give_the_same_gradients(model: ag.nn.Module) -> None:
     def forward(images: Any, labels: Any = LABELS) -> Any:
         return model_and_loss(model, images, labels)

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Self
 
@@ -37,6 +38,8 @@ from aiograd.tensors.tensor import Tensor, asarray
 
 Group = dict[str, Any]
 Pair = tuple[Tensor, Any]
+#: by parameter, or one for each parameter in order; None for one without
+Gradients = Mapping[Tensor, Any] | Sequence[Any]
 Member = tuple[Tensor, Any, dict[str, Any]]
 
 
@@ -55,6 +58,8 @@ class Optimizer:
     param_groups: list[Group]
     #: state of each parameter that has been updated
     state: dict[Tensor, dict[str, Any]]
+    #: a gradient has arrived, or a warning has been given that none has
+    _knows_gradients: bool = False
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, TensorCore):
@@ -112,15 +117,19 @@ class Optimizer:
                 elif p.grad is not None:
                     p.grad = None if set_to_none else zeros_like(p.grad)
 
-    def step(self, gradients: Mapping[Tensor, Any] | None = None) -> None:
-        """Update every parameter that has a gradient, in place.
+    def step(self, gradients: Gradients | None = None) -> None:
+        """Update every parameter that has a gradient, in place. The first time that none has one there is a warning.
 
         Args:
-            gradients: gradients by parameter, in place of their ``grad``: those that a distributed context or `aiograd.grad` gave.
+            gradients: gradients in place of the parameters' ``grad``: a mapping by parameter, as a distributed context has it, or one for each
+                parameter, in order, as `aiograd.grad` returns them. A parameter whose gradient is missing or None is not updated.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters; none has changed.
         """
         self._run(self._collected(gradients))
 
-    async def astep(self, gradients: Mapping[Tensor, Any] | None = None) -> None:
+    async def astep(self, gradients: Gradients | None = None) -> None:
         """As `step`, on the engine's executor, so that the event loop stays free while millions of parameters are updated.
 
         Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
@@ -129,19 +138,52 @@ class Optimizer:
 
         Args:
             gradients: as in `step`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: as `step`.
         """
-        for group in self.param_groups:
-            for p in group["params"]:
-                counter_of(p)[0] += 1  # backward passes that would read the parameters meanwhile notice
+        collected = self._collected(gradients)
+        for pairs in collected:
+            for p, _ in pairs:
+                counter_of(p)[0] += 1  # on this thread and before anything is written: a backward pass that reads it meanwhile notices
         withdrawn: list[bool] = []
         try:
-            await offload(self._run, self._collected(gradients), withdrawn)
+            await offload(self._run, collected, withdrawn)
         except BaseException:
             withdrawn.append(True)
             raise
 
-    def _collected(self, gradients: Mapping[Tensor, Any] | None) -> list[list[Pair]]:
-        return [_pairs(group["params"], gradients) for group in self.param_groups]
+    def _collected(self, gradients: Gradients | None) -> list[list[Pair]]:
+        if gradients is not None:
+            gradients = self._by_parameter(gradients)
+        collected = [_pairs(group["params"], gradients) for group in self.param_groups]
+        if gradients is None and not self._knows_gradients:
+            self._knows_gradients = True
+            if not any(collected):
+                warnings.warn(
+                    f"{type(self).__name__}: a step without any gradient: no parameter has one, and none has had one before, so nothing is updated. "
+                    "Was `await loss.backward()` forgotten, or its `await`, or were the gradients not given to step(gradients)?",
+                    UserWarning,
+                    stacklevel=3,
+                )
+        return collected
+
+    def _by_parameter(self, gradients: Gradients) -> Mapping[Tensor, Any]:
+        """Gradients in either form as a mapping."""
+        name = type(self).__name__
+        if isinstance(gradients, Mapping):
+            return gradients
+        if not isinstance(gradients, Sequence) or isinstance(gradients, (str, TensorCore)):
+            raise ArgumentTypeError(
+                f"{name}.step(gradients): expected a mapping by parameter or a sequence with one gradient per parameter, found "
+                f"{type(gradients).__name__}"
+            )
+        params = [p for group in self.param_groups for p in group["params"]]
+        if len(gradients) != len(params):
+            raise ArgumentError(
+                f"{name}.step(gradients): got {len(gradients)} gradients for {len(params)} parameters; give one for each, in order, or None"
+            )
+        return dict(zip(params, gradients, strict=True))
 
     def _run(self, collected: list[list[Pair]], withdrawn: Sequence[bool] = ()) -> None:
         with self._lock:
@@ -311,14 +353,22 @@ def _pairs(params: list[Tensor], gradients: Mapping[Tensor, Any] | None) -> list
     for p in params:
         if gradients is not None:
             grad: Any = gradients.get(p)
-            if grad is not None and tuple(grad.shape) != p.shape:
-                raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")
+            if grad is not None:
+                _check_gradient(p, grad)
         else:
             node: Any = p._node
             grad = node.grad if node is not None else p.grad
         if grad is not None:
             pairs.append((p, grad._data if isinstance(grad, TensorCore) else grad))
     return pairs
+
+
+def _check_gradient(p: Tensor, grad: Any) -> None:
+    if not hasattr(grad, "shape"):
+        found = type(grad).__name__
+        raise ArgumentTypeError(f"step(gradients): the gradient of a parameter of shape {list(p.shape)} is a {found}; expected a Tensor")
+    if tuple(grad.shape) != p.shape:
+        raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")
 
 
 def _loaded(what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:

@@ -477,6 +477,18 @@ def bind_tensor_class(cls: type[Any]) -> None:
     BOUNDARY.is_tensor = lambda value: isinstance(value, TensorCore)
 
 
+def view_of(tensor: TensorCore) -> View | None:
+    """How a view was made; None for a tensor that is none."""
+    return None if tensor._x is None else tensor._x.view
+
+
+def base_of(tensor: TensorCore) -> TensorCore:
+    """The tensor at the start of a chain of views."""
+    while (view := view_of(tensor)) is not None:
+        tensor = view.parent
+    return tensor
+
+
 def counter_of(tensor: TensorCore) -> list[int]:
     """The tensor's version counter, made if there was none."""
     if tensor._vc is None:

@@ -28,8 +28,8 @@ from aiograd.errors import ArgumentTypeError, IndexRangeError, InPlaceError, Sha
 from aiograd.graph.node import Node
 from aiograd.modes import current_mode
 from aiograd.ops import ROWS
-from aiograd.tensors.core import TensorCore, View, counter_of, make, move_to, refresh, retake
-from aiograd.tensors.record import attach, constant, static
+from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of
+from aiograd.tensors.record import attach, constant
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 
@@ -152,19 +152,12 @@ def check_view(tensor: TensorCore, what: str) -> None:
         InPlaceError
     """
     current = tensor
-    while (view := _view_of(current)) is not None:
+    while (view := view_of(current)) is not None:
         if view.obstacle is not None:
             raise InPlaceError(
                 f"{what}: the tensor is a view that {view.obstacle}, so the graph cannot follow a modification of it. Use clone() first."
             )
         current = view.parent
-
-
-def base_of(tensor: TensorCore) -> TensorCore:
-    """The tensor at the start of a chain of views."""
-    while (view := _view_of(tensor)) is not None:
-        tensor = view.parent
-    return tensor
 
 
 def write(tensor: TensorCore, data: Any) -> None:
@@ -188,7 +181,7 @@ def move_with_parents(tensor: TensorCore, node: Node | None, nr: int) -> None:
     """
     chain: list[tuple[TensorCore, View]] = []
     current = tensor
-    while (view := _view_of(current)) is not None:
+    while (view := view_of(current)) is not None:
         part = make(current._data)
         part._node, part._nr = node, nr
         chain.append((current, view))
@@ -209,10 +202,6 @@ def stand_in(tensor: TensorCore) -> Any:
 
 
 # -------------------------------------------------------------------- steps
-
-
-def _view_of(tensor: TensorCore) -> View | None:
-    return None if tensor._x is None else tensor._x.view
 
 
 def _records(tensor: TensorCore, value: TensorCore | None) -> bool:

@@ -20,11 +20,12 @@ from typing import Any, ClassVar, cast
 import numpy as np
 
 from aiograd.engine.placement import CHEAP_NS_PER_ELEMENT
-from aiograd.errors import ArgumentTypeError, GraphError, ModifiedError
+from aiograd.errors import ArgumentTypeError, GraphError
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import InputMetadata, Node, Released
 from aiograd.graph.saved import Packed
 from aiograd.ops.op import Fused, Op
+from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.rowcode import Row, compile_part, compile_row
 from aiograd.types import Array, Shape
 
@@ -190,13 +191,8 @@ class OpNode(Node):
         for name, have, want in named:
             if have != want:
                 value = saved[row.layout.index(name)]
-                shape = list(getattr(value, "shape", ()))
-                raise ModifiedError(
-                    f"one of the variables needed for gradient computation has been modified by an inplace operation: {name} of {row.op.name} with "
-                    "shape "
-                    f"{shape}, saved for {self.name}, is at version {have}; expected version {want} instead. Clone it before modifying, or use an "
-                    "out-of-place operation."
-                )
+                what = f"{name} of {row.op.name} (saved for {self.name})"
+                raise modified_error(what, getattr(value, "shape", ()), have, want, belongs_to_leaf(value))
 
     def release_variables(self, released: Released | None = None) -> None:
         """Drop the saved values; shapes and the like stay, so that the node can run again, unless a failed pass spends the graph."""

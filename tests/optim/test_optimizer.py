@@ -186,6 +186,136 @@ async def test_a_step_cancelled_before_it_has_begun_is_not_taken() -> None:
     assert len(optimizer.threads) == 2
 
 
+async def test_astep_counts_as_a_modification_of_what_it_writes_only() -> None:
+    used, other = nn.Parameter([2.0]), nn.Parameter([3.0])
+    loss = (used * used).sum()
+    optimizer = optim.SGD([used, other], lr=1.0)
+    other.grad = ag.tensor([1.0])
+    await optimizer.astep()
+    assert (used.version, other.version > 0, other.tolist()) == (0, True, [2.0])
+    await optimizer.astep({other: other.grad, used: None})
+    await loss.backward()
+    assert used.grad is not None and used.grad.tolist() == [4.0]
+
+
+async def test_a_failed_pass_that_kept_its_graph_can_be_tried_again_after_a_step() -> None:
+    p = nn.Parameter([2.0])
+    loss = (p * p).sum()
+    optimizer = optim.SGD([p], lr=1.0)
+    failing = [True]
+
+    def hook(grad: Any) -> None:
+        if failing:
+            raise ZeroDivisionError
+
+    handle = p.register_hook(hook)
+    with pytest.raises(ZeroDivisionError):
+        await loss.backward(retain_graph=True)
+    with pytest.warns(UserWarning, match="without any gradient"):
+        await optimizer.astep()
+    failing.clear()
+    await loss.backward()
+    handle.remove()
+    assert p.grad is not None and p.grad.tolist() == [4.0]
+
+
+USES = [
+    lambda w, x: x @ w,
+    lambda w, x: x @ w.T,
+    lambda w, x: ag.checkpoint(lambda t: t @ w, x),
+    lambda w, x: Product.apply(w, x),
+]
+
+
+@pytest.mark.parametrize("use", USES)
+async def test_a_step_between_forward_and_backward_names_the_ways_to_share_parameters(use: Any) -> None:
+    w = nn.Parameter(np.eye(2))
+    x = ag.tensor(np.ones((2, 2)), requires_grad=True)
+    loss = use(w, x).sum()
+    optim.SGD([w], lr=1.0).step([ag.tensor(np.ones((2, 2)))])
+    with pytest.raises(ModifiedError, match=r"an optimizer's step.*asyncio.Lock.*ag.grad\(loss, parameters\).*optimizer.step\(grads\)"):
+        await loss.backward()
+
+
+class Product(ag.Function):
+    """x @ w."""
+
+    @staticmethod
+    def forward(ctx: Any, w: Any, x: Any) -> Any:
+        ctx.save_for_backward(w, x)
+        return x @ w
+
+    @staticmethod
+    def backward(ctx: Any, grad: Any) -> Any:
+        w, x = ctx.saved_tensors
+        return x.T @ grad, grad @ w.T
+
+
+# ---- gradients that are given
+
+
+async def test_gradients_are_given_one_per_parameter_or_by_parameter() -> None:
+    models = [net() for _ in range(4)]
+    optimizers = [optim.SGD([{"params": m[0].parameters(), "lr": 0.5}, {"params": m[2].parameters()}], lr=0.1) for m in models]
+    x = ag.tensor(np.ones((2, 3), np.float32))
+    for model, optimizer, way in zip(models, optimizers, range(4), strict=True):
+        loss = model(x).square().sum()
+        if way == 0:
+            await loss.backward()
+            optimizer.step()
+            continue
+        grads = await ag.grad(loss, list(model.parameters()))
+        if way == 1:
+            optimizer.step(grads)
+        elif way == 2:
+            await optimizer.astep([grad.numpy() for grad in grads])
+        else:
+            optimizer.step(dict(zip(model.parameters(), grads, strict=True)))
+        assert all(p.grad is None for p in model.parameters())
+    assert values(models[0]) == values(models[1]) == values(models[2]) == values(models[3])
+
+
+@pytest.mark.parametrize(
+    ("gradients", "error", "text"),
+    [
+        ([1.0], ArgumentError, "got 1 gradients for 2 parameters"),
+        ([ag.tensor([1.0]), 2.0], ArgumentTypeError, "is a float"),
+        ([ag.tensor([1.0]), ag.tensor([1.0, 2.0])], ArgumentError, r"shape \[2\] for a parameter of shape \[1\]"),
+        (ag.tensor([1.0, 2.0]), ArgumentTypeError, "found Tensor"),
+        (3, ArgumentTypeError, "found int"),
+    ],
+)
+async def test_gradients_that_do_not_fit_change_nothing(gradients: Any, error: type[Exception], text: str) -> None:
+    params = [nn.Parameter([1.0]), nn.Parameter([1.0])]
+    optimizer = optim.SGD(params, lr=1.0)
+    for step in (optimizer.step, optimizer.astep):
+        with pytest.raises(error, match=text):
+            pending = step(gradients)
+            if pending is not None:
+                await pending
+    assert [(p.tolist(), p.version) for p in params] == [([1.0], 0)] * 2
+    optimizer.step([None, ag.tensor([1.0])])
+    assert [p.tolist() for p in params] == [[1.0], [0.0]]
+
+
+async def test_a_step_before_any_gradient_asks_whether_backward_was_forgotten() -> None:
+    p = nn.Parameter([1.0])
+    optimizer = optim.SGD([p])
+    with pytest.warns(UserWarning, match="Was `await loss.backward") as caught:
+        optimizer.step()
+    assert caught[0].filename == __file__
+    optimizer.step()
+    other = optim.SGD([p])
+    with pytest.warns(UserWarning, match="without any gradient") as caught:
+        await other.astep()
+    assert caught[0].filename == __file__
+    p.grad = ag.tensor([1.0])
+    third = optim.SGD([p])
+    third.step()
+    third.zero_grad()
+    third.step()  # some steps have nothing to do
+
+
 # ---- state
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError
 
@@ -25,7 +26,7 @@ def course(make: Callable[[optim.Optimizer], optim.LRScheduler], steps: int) -> 
         rates.append(o.param_groups[0]["lr"])
         assert o.param_groups[1]["lr"] == pytest.approx(0.1 * rates[-1])
         assert schedule.get_last_lr() == [group["lr"] for group in o.param_groups]
-        o.step()
+        o.step([ag.tensor([1.0])] * 2)
         schedule.step()
     return rates
 

@@ -1,0 +1,38 @@
+"""What is said where a value that backward needs has been modified in place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.errors import ModifiedError
+from aiograd.tensors.core import TensorCore, base_of
+
+_ADVICE = "Clone it before modifying, or use an out-of-place operation."
+
+#: while grad mode is on, nothing modifies a leaf that requires grad
+_ADVICE_LEAF = (
+    "It is a leaf that requires grad, or a view of one, and those are modified under no_grad() only: most likely by an optimizer's step, perhaps of "
+    "another task, between this forward and its backward. Let the tasks that share parameters take turns, each with a common asyncio.Lock held from "
+    "forward to step; or let all of them compute `grads = await ag.grad(loss, parameters)` first and call `optimizer.step(grads)` after that."
+)
+
+
+def belongs_to_leaf(value: Any) -> bool:
+    """Whether a value is a leaf that requires grad, or a view of one."""
+    return isinstance(value, TensorCore) and (node := base_of(value)._node) is not None and node.is_leaf
+
+
+def modified_error(what: str, shape: Sequence[int], found: int, expected: int, is_leaf: bool) -> ModifiedError:
+    """The error for a saved value that has been modified.
+
+    Args:
+        what: what it is, and who saved it.
+        shape: of the value.
+        found, expected: its version, and the one that was saved.
+        is_leaf: see `belongs_to_leaf`.
+    """
+    return ModifiedError(
+        f"one of the variables needed for gradient computation has been modified by an inplace operation: {what}, with shape {list(shape)}, "
+        f"is at version {found}; expected version {expected} instead. {_ADVICE_LEAF if is_leaf else _ADVICE}"
+    )
