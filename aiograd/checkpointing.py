@@ -358,7 +358,7 @@ def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
     return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
 
 
-def map_tree(function: Callable[[Any], Any], tree: Any, kind: type[Any]) -> Any:
+def map_tree(function: Callable[[Any], Any], tree: Any, kind: type[Any] | tuple[type[Any], ...]) -> Any:
     """Nested tuples, lists and dicts with each leaf of type `kind` replaced by ``function(leaf)``."""
     if isinstance(tree, kind):
         return function(tree)
@@ -370,7 +370,7 @@ def map_tree(function: Callable[[Any], Any], tree: Any, kind: type[Any]) -> Any:
     return tree
 
 
-def leaves_of(tree: Any, kind: type[Any]) -> list[Any]:
+def leaves_of(tree: Any, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
     """The leaves of type `kind`, in order."""
     found: list[Any] = []
     map_tree(found.append, tree, kind)

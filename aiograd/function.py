@@ -8,6 +8,11 @@ Note [Where a rule runs]
     ``async def backward`` runs on the event loop. ``def backward`` may take any time, so it runs on the executor, with the caller's context,
     unless the class says ``inline = True``.
 
+Note [Outputs and their nesting]
+    What forward returns is a Tensor, or a tuple whose entries are the outputs. An entry may be nested: then its Tensors are outputs of the node,
+    and backward gets its gradients nested in the same way. Arrays among all these are computed outside of the graph like everything in
+    forward, so they become Tensors and are recorded, as backward takes arrays for gradients.
+
 Source: PyTorch ``autograd/function.py``, ``python_function.cpp``.
 """
 
@@ -18,11 +23,12 @@ import inspect
 import sys
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
 from aiograd import devices
+from aiograd.checkpointing import leaves_of, map_tree
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.graph.current import CURRENT
@@ -33,12 +39,13 @@ from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, 
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.record import note, pack_value
+from aiograd.tensors.tensor import asarray
 
 
 class FunctionCtx:
     """Carries values from ``forward`` to ``backward``. Besides the methods below it takes attributes of your own."""
 
-    __slots__ = ("__dict__", "_needs", "_to_save", "_non_differentiable", "_dirty", "_materialize", "_node", "_values", "_task")
+    __slots__ = ("__dict__", "_needs", "_to_save", "_non_differentiable", "_dirty", "_materialize", "_node", "_values", "_task", "_nesting")
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self._needs = needs_input_grad
@@ -50,6 +57,8 @@ class FunctionCtx:
         self._values: tuple[Any, ...] | None = None
         #: in backward: the pass, until it has been asked what it needs; weak, since its error refers to who raised it
         self._task: weakref.ref[Any] | None = None
+        #: where each output was in what forward returned; None: it returned one, or a plain tuple of them
+        self._nesting: Any = None
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
@@ -174,6 +183,8 @@ class FunctionNode(Node):
             values = tuple([self._in_graph(value, entry) for value, entry in zip(values, self._saved.values, strict=True)])
         context = self.context.for_run(self, values)
         tensors = [self._as_tensor(grad, i, context._materialize) for i, grad in enumerate(grads)]
+        if self.context._nesting is not None:
+            tensors = _nested(self.context._nesting, tensors)
         return self.function.rule()(context, *tensors)
 
     def _as_tensor(self, grad: Any, i: int, materialize: bool) -> Any:
@@ -253,12 +264,17 @@ class FunctionNode(Node):
 class Function:
     """Base of custom differentiable functions: define static ``forward(ctx, *args)`` and ``backward(ctx, *grads)``, call ``F.apply(*args)``.
 
-    Either may be ``async def``; with an ``async def forward``, `apply` returns a coroutine. Forward runs without recording; backward
-    returns one gradient per argument of forward (None for none). Arguments that are no Tensors pass through.
+    Either may be ``async def``; with an ``async def forward``, `apply` returns a coroutine. Forward runs without recording; it returns Tensors or
+    arrays, which may be nested in tuples, lists and dicts. Backward gets one gradient per output, nested as the output is, and returns one per
+    argument of forward (None for none). Arguments that are no Tensors pass through.
     """
 
     #: run a ``def backward`` on the event loop instead of the executor
     inline: ClassVar[bool] = False
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """Raise: there is nothing to make."""
+        raise ArgumentTypeError(f"{cls.__name__}(...): a Function has no instances; call {cls.__name__}.apply(...) to run and record it")
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
@@ -314,13 +330,15 @@ class Function:
 
     @classmethod
     def _record(cls, context: FunctionCtx, args: tuple[Any, ...], result: Any, line: str) -> Any:
-        is_tuple = isinstance(result, tuple)
-        outputs = list(result) if is_tuple else [result]
+        outputs, nesting = _outputs_of(result, args)
         records = current_mode().grad and any(context._needs)
         cls._check_dirty(context._dirty, args, outputs, records)
+        if result is None:
+            raise ArgumentTypeError(f"{cls.__name__}.forward returned None; expected a Tensor, an array or a tuple of them. Was `return` forgotten?")
         if not records:
             context._to_save = ()
-            return result
+            return _in_place(result, nesting, outputs)
+        context._nesting = nesting
         node = FunctionNode(cls, context, args, line)
         fixed, dirty = {id(t) for t in context._non_differentiable}, {id(t) for t in context._dirty}
         inputs = {id(arg) for arg in args}
@@ -358,8 +376,7 @@ class Function:
         mode = current_mode()
         if not mode.plain:
             note(node, mode)
-        return tuple(attached) if is_tuple else attached[0]
-
+        return _in_place(result, nesting, attached)
 
     @classmethod
     def _check_dirty(cls, dirty: tuple[Any, ...], args: tuple[Any, ...], outputs: list[Any], records: bool) -> None:
@@ -376,9 +393,74 @@ class Function:
                 check_view(tensor, what)
 
 
+class _Place:
+    """Stands for an output where it was in what forward returned."""
+
+    __slots__ = ("number",)
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+
+_ARRAYS = (np.ndarray, np.inexact)
+#: what does not go into the list of outputs as it is
+_NESTED = (tuple, list, dict, *_ARRAYS)
+
+
+def _outputs_of(result: Any, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
+    """What forward returned as a list of outputs, and its nesting (None: it was one, or a tuple of them). See Note [Outputs and their nesting]."""
+    entries = list(result) if isinstance(result, tuple) else [result]
+    for entry in entries:
+        if not isinstance(entry, TensorCore) and isinstance(entry, _NESTED):
+            break
+    else:
+        return entries, None
+    outputs: list[Any] = []
+
+    def place(leaf: Any) -> Any:
+        if not isinstance(leaf, TensorCore):
+            if leaf.dtype.kind in "OSUmM" or leaf.dtype.names is not None:
+                return leaf
+            leaf = _tensor_of(leaf, args)
+        outputs.append(leaf)
+        return _Place(len(outputs) - 1)
+
+    return outputs, map_tree(place, result, (TensorCore, *_ARRAYS))
+
+
+def _tensor_of(array: Any, args: tuple[Any, ...]) -> Any:
+    """A Tensor of an array that forward returned; of a copy where it has its memory from an argument, whose modifications are counted elsewhere."""
+    tensor = asarray(array)
+    hosts = (arg._data for arg in args if isinstance(arg, TensorCore))
+    return tensor.clone() if any(isinstance(host, np.ndarray) and np.may_share_memory(host, tensor._data) for host in hosts) else tensor
+
+
+def _in_place(result: Any, nesting: Any, outputs: list[Any]) -> Any:
+    """`outputs` in the form of what forward returned."""
+    if nesting is not None:
+        return map_tree(lambda place: outputs[place.number], nesting, _Place)
+    return tuple(outputs) if isinstance(result, tuple) else outputs[0]
+
+
+def _nested(nesting: Any, grads: list[Any]) -> list[Any]:
+    """Gradients as backward gets them: one for each entry of what forward returned, None for what is no output."""
+    return [_grads_at(entry, grads) for entry in nesting] if isinstance(nesting, tuple) else [_grads_at(nesting, grads)]
+
+
+def _grads_at(nesting: Any, grads: list[Any]) -> Any:
+    if isinstance(nesting, _Place):
+        return grads[nesting.number]
+    if isinstance(nesting, dict):
+        return {key: _grads_at(entry, grads) for key, entry in nesting.items()}
+    if isinstance(nesting, (tuple, list)):
+        items = [_grads_at(entry, grads) for entry in nesting]
+        return tuple(items) if isinstance(nesting, tuple) else items
+    return None
+
+
 def _made_by(function: type[Function], result: Any) -> tuple[FunctionNode | None, list[Any]]:
     """The node among the outputs of a function (None where nothing was recorded), and its Tensors."""
-    outputs = [output for output in (result if isinstance(result, tuple) else (result,)) if isinstance(output, TensorCore)]
+    outputs = leaves_of(result, TensorCore)
     nodes = (output._node for output in outputs)
     return next((node for node in nodes if isinstance(node, FunctionNode) and node.function is function), None), outputs
 
@@ -411,7 +493,7 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
     def refuse(ctx: FunctionCtx, grads: Sequence[Any], outputs: Any) -> Any:
         if not current_mode().grad:
             return outputs
-        edges: list[Any] = [(g._node, g._nr) for g in grads if isinstance(g, TensorCore) and g._node is not None]
+        edges: list[Any] = [(g._node, g._nr) for g in leaves_of(grads, TensorCore) if g._node is not None]
         if ctx._node is not None:
             edges += filter(None, ctx._node.next_edges)
         node = _Refuse(getattr(rule, "__qualname__", "backward"), edges)

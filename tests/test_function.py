@@ -101,20 +101,146 @@ async def test_arguments_and_outputs_that_are_no_tensors_pass_through() -> None:
         @staticmethod
         def forward(ctx: Any, a: Any, name: str, b: Any, options: dict[str, int]) -> Any:
             assert name == "name" and options == {"k": 3}
-            return a * 2, "text", b * 3, None, [a]
+            return a * 2, "text", b * 3, None, ["a", {"b": 1}]
 
         @staticmethod
         def backward(ctx: Any, *grads: Any) -> Any:
             ga, text, gb, none, items = grads
-            assert text is None and none is None and items is None
+            assert text is None and none is None and items == [None, {"b": None}]
             return ga * 2, None, gb * 3, None
 
     x, w = leaf([1.0]), leaf([1.0])
     first, text, second, none, items = Mixed.apply(x, "name", w, {"k": 3})
-    assert text == "text" and none is None and items == [x]
+    assert text == "text" and none is None and items == ["a", {"b": 1}]
     await (first * 10 + second).sum().backward()
     same(x.grad, [20.0])
     same(w.grad, [3.0])
+
+
+def outputs_of(a: np.ndarray[Any, Any], form: str) -> Any:
+    """2a, 3a and, where there is room, 4a, made with numpy."""
+    forms: dict[str, Any] = {
+        "array": lambda: a * 2,
+        "scalar": lambda: (a * 2).sum(),
+        "tuple": lambda: (a * 2, a * 3),
+        "list": lambda: [a * 2, a * 3],
+        "dict": lambda: {"two": a * 2, "more": (a * 3, "text", [ag.asarray(a * 4)])},
+        "mixed": lambda: (ag.asarray(a * 2), {"more": [a * 3]}, 7),
+    }
+    return forms[form]()
+
+
+def nested_sum(tree: Any) -> Any:
+    if isinstance(tree, ag.Tensor):
+        return tree.sum()
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+    return sum((nested_sum(item) for item in items), start=constant(0.0))
+
+
+@pytest.mark.parametrize(("form", "factor"), [("array", 2), ("scalar", 2), ("tuple", 5), ("list", 5), ("dict", 9), ("mixed", 5)])
+@pytest.mark.parametrize("kind", ["def", "async def", "parallel map"])
+async def test_arrays_and_nested_outputs_of_forward_are_recorded(form: str, factor: float, kind: str) -> None:
+    seen: list[Any] = []
+
+    class Multiples(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Any) -> Any:
+            return outputs_of(a.numpy(), form)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: Any) -> Any:
+            seen.append(grads)
+            weights = iter((2, 3, 4))
+
+            def pulled(tree: Any) -> Any:
+                if isinstance(tree, ag.Tensor):
+                    return tree * next(weights)
+                items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else ()
+                return sum(map(pulled, items), start=constant(0.0))
+
+            return pulled(grads) + constant([0.0, 0.0])
+
+    class Later(Multiples):
+        @staticmethod
+        async def forward(ctx: Any, a: Any) -> Any:
+            await asyncio.sleep(0)
+            return outputs_of(a.numpy(), form)
+
+    x = leaf([1.0, 2.0])
+    if kind == "parallel map":
+        results = await ag.parallel.map_with_parallel_backward(Later, (x,), (x,))
+        result, factor = results[0], factor * 2
+        await nested_sum(results).backward()
+    else:
+        result = Multiples.apply(x) if kind == "def" else await Later.apply(x)
+        await nested_sum(result).backward()
+    same(x.grad, [factor, factor])
+    if form == "dict":
+        tree = result[0] if kind == "parallel map" else result
+        assert tree["more"][1] == "text" and isinstance(tree["more"][0], ag.Tensor)
+        ((grads,), *_) = seen
+        assert grads["more"][1] is None and grads["more"][2][0].tolist() == [1.0, 1.0]
+    with ag.no_grad():
+        assert {type(leaf) for leaf in leaves(Multiples.apply(x))} <= {ag.Tensor, str, int}
+
+
+def leaves(tree: Any) -> list[Any]:
+    items = tree.values() if isinstance(tree, dict) else tree if isinstance(tree, (tuple, list)) else None
+    return [tree] if items is None else [leaf for item in items for leaf in leaves(item)]
+
+
+async def test_an_array_of_an_argument_s_own_memory_is_a_copy() -> None:
+    class Same(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Any) -> Any:
+            return a.numpy()[:1]
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            return np.concatenate([g, constant([0.0])])
+
+    x = leaf([1.0, 2.0]) * 1.0
+    y = Same.apply(x)
+    y += 1
+    same(x.detach(), [1.0, 2.0])
+
+
+async def test_a_nested_output_may_be_differentiated_once_only_where_the_rule_says_so() -> None:
+    class Doubled(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Any) -> Any:
+            return {"y": a * 2}
+
+        @staticmethod
+        @ag.once_differentiable
+        def backward(ctx: Any, grads: Any) -> Any:
+            return grads["y"] * 2
+
+    x, seed = leaf([1.0]), leaf([3.0])
+    (grad,) = await ag.grad(Doubled.apply(x)["y"], [x], [seed], create_graph=True)
+    with pytest.raises(OnceDifferentiableError):
+        await ag.grad(grad.sum(), [seed])
+
+
+async def test_a_function_is_not_instantiated_and_its_forward_returns_something() -> None:
+    with pytest.raises(ArgumentTypeError, match=r"call Square.apply\(\.\.\.\)"):
+        Square(leaf([1.0]))
+
+    class Forgetful(ag.Function):
+        @staticmethod
+        def forward(ctx: Any, a: Any) -> Any:
+            a * 2
+
+    class Later(ag.Function):
+        @staticmethod
+        async def forward(ctx: Any, a: Any) -> Any:
+            a * 2
+
+    for argument in (leaf([1.0]), constant([1.0])):
+        with pytest.raises(ArgumentTypeError, match="Forgetful.forward returned None.*Was `return` forgotten"):
+            Forgetful.apply(argument)
+        with pytest.raises(ArgumentTypeError, match="Later.forward returned None"):
+            await Later.apply(argument)
 
 
 async def test_without_tensors_that_require_grad_nothing_is_recorded() -> None:

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.checkpointing import leaves_of, map_tree
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.function import Function, FunctionNode
@@ -26,6 +27,16 @@ from aiograd.isolation.cut import Cut, edge_of
 from aiograd.modes import ModeScope
 from aiograd.offloading import offload
 from aiograd.tensors.core import TensorCore, make
+
+
+class Output:
+    """A Tensor among what an isolated forward returned."""
+
+    __slots__ = ("edge",)
+
+    def __init__(self, edge: tuple[Node, int] | None) -> None:
+        #: where its gradient arrives; None: it carries none
+        self.edge = edge
 
 
 class IsolatedContext:
@@ -39,10 +50,10 @@ class IsolatedContext:
 
     __slots__ = ("needs_input_grad", "_outputs", "_cut", "_arguments", "_function")
 
-    def __init__(self, needs: tuple[bool, ...], outputs: Sequence[Any], cut: Cut, arguments: tuple[int | None, ...], function: Any) -> None:
+    def __init__(self, needs: tuple[bool, ...], outputs: tuple[Any, ...], cut: Cut, arguments: tuple[int | None, ...], function: Any) -> None:
         self.needs_input_grad = needs
-        #: per output: its edge and metadata, or None
-        self._outputs = tuple(outputs)
+        #: the outputs, nested as they were, with an `Output` in the place of each Tensor
+        self._outputs = outputs
         self._cut = cut
         #: per argument: the input of the cut where its gradient arrives
         self._arguments = arguments
@@ -54,6 +65,11 @@ class IsolatedContext:
         if name.startswith("__") or function is None:
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
         return getattr(function, name)
+
+    @property
+    def num_tensors(self) -> int:
+        """How many Tensors there are among the outputs."""
+        return len(leaves_of(self._outputs, Output))
 
     @property
     def closure(self) -> list[tuple[int, tuple[Node, int]]]:
@@ -71,13 +87,13 @@ class IsolatedContext:
         return tensor
 
     def run(self, grads: Sequence[Any], keep_graph: bool) -> Any:
-        """A coroutine that gives the gradients at every input of the cut."""
+        """A coroutine that gives the gradients at every input of the cut; `grads` are those of the Tensors among the outputs, in order."""
         roots: list[tuple[Node, int]] = []
         seeds: list[Any] = []
-        for output, grad in zip(self._outputs, grads, strict=True):
-            if output is not None and grad is not None:
-                roots.append(output)
-                seeds.append((grad if isinstance(grad, TensorCore) else make(grad))._data)
+        for output, grad in zip(leaves_of(self._outputs, Output), grads, strict=True):
+            if output.edge is not None and grad is not None:
+                roots.append(output.edge)
+                seeds.append(grad._data if isinstance(grad, TensorCore) else grad)
         return self._run(roots, seeds, keep_graph)
 
     async def _run(self, roots: list[tuple[Node, int]], seeds: list[Any], keep_graph: bool) -> list[Any]:
@@ -102,10 +118,11 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
         args: Tensors (their ``requires_grad`` counts, their graph does not), and anything else, which passes through untouched.
 
     Returns:
-        The context for `run_isolated_backward`, and a tuple of what the function returned, Tensors detached. A bare Tensor is one output.
+        The context for `run_isolated_backward`, and a tuple of what the function returned, Tensors detached. Whatever is no tuple or list is one
+        output; outputs may be nested.
 
     Raises:
-        ArgumentTypeError: `fn` cannot be called. Whatever `fn` raises.
+        ArgumentTypeError: `fn` cannot be called, or returned None. Whatever `fn` raises.
     """
     call = _callable(fn)
     needs = tuple(isinstance(arg, TensorCore) and arg.requires_grad for arg in args)
@@ -120,18 +137,22 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
             result = await offload(_keep_coroutine(call), *detached)
             if isinstance(result, _Later):
                 result = await result.coroutine
+    if result is None:
+        raise ArgumentTypeError(f"{_name(fn)} returned None; expected a Tensor or several. Was `return` forgotten?")
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     cut = Cut(nodes)
     inside = set(nodes)
-    edges: list[tuple[Node, int] | None] = []
-    for output in outputs:
-        edge = edge_of(output) if isinstance(output, TensorCore) else None
-        edges.append(edge if edge is None or edge[0] in inside else (cut, cut.number_of(*edge)))
+
+    def output_of(tensor: Any) -> Output:
+        edge = edge_of(tensor)
+        return Output(edge if edge is None or edge[0] in inside else (cut, cut.number_of(*edge)))
+
+    outline = map_tree(output_of, outputs, TensorCore)
     arguments = tuple(cut.number_of(*edge_of(tensor)) if need else None for tensor, need in zip(detached, needs, strict=True))  # type: ignore[misc]
-    node = next((output._node for output in outputs if isinstance(output, TensorCore) and isinstance(output._node, FunctionNode)), None)
+    made_by = (tensor._node for tensor in leaves_of(outputs, TensorCore))
+    node = next((node for node in made_by if isinstance(node, FunctionNode)), None)
     own = node.context.for_run(node, None) if node is not None and node.function is fn else None
-    context = IsolatedContext(needs, edges, cut, arguments, own)
-    return context, tuple(make(output._data) if isinstance(output, TensorCore) else output for output in outputs)
+    return IsolatedContext(needs, outline, cut, arguments, own), map_tree(lambda tensor: make(tensor._data), outputs, TensorCore)
 
 
 async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> tuple[Any, ...]:
@@ -143,7 +164,7 @@ async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> t
     Args:
         fn: the function of the forward.
         ctx: what the forward returned first.
-        grads: one per output, Tensor or None.
+        grads: one per output, Tensor or None; nested as the output is.
 
     Returns:
         One gradient per argument: a Tensor, or None for what is no Tensor, required no grad or got none.
@@ -151,10 +172,10 @@ async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> t
     Raises:
         ArgumentError: not one gradient per output. ArgumentTypeError: not such a context. Whatever the function's backward raises.
     """
-    check_context(ctx, grads)
+    flat = gradients_of(ctx, grads)
     current = CURRENT.get()
     keep = current is not None and current.task.keep_graph
-    captured = await ctx.run(grads, keep)
+    captured = await ctx.run(flat, keep)
     rest = [(target, captured[number]) for number, target in ctx.closure if captured[number] is not None]
     if rest:
         task = new_graph_task([target for target, _ in rest], [grad._data for _, grad in rest], keep_graph=keep)
@@ -162,19 +183,40 @@ async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> t
     return ctx.of_arguments(captured)
 
 
-def check_context(ctx: Any, grads: Sequence[Any]) -> None:
-    """Raise unless `ctx` is an isolated context with that many outputs."""
+def gradients_of(ctx: Any, grads: Sequence[Any]) -> list[Any]:
+    """The gradient of each Tensor among the outputs of an isolated forward, in order.
+
+    Raises:
+        ArgumentTypeError: `ctx` is no such context. ArgumentError: `grads` do not fit its outputs.
+    """
     if not isinstance(ctx, IsolatedContext):
         raise ArgumentTypeError(f"run_isolated_backward: expected the context that run_isolated_forward returned first, found {type(ctx).__name__}")
     if len(grads) != len(ctx._outputs):
         raise ArgumentError(f"run_isolated_backward: got {len(grads)} gradients for {len(ctx._outputs)} outputs; pass one (or None) per output")
-    for i, (grad, output) in enumerate(zip(grads, ctx._outputs, strict=True)):
-        metadata = None if output is None else output[0].metadata_of(output[1])
-        if grad is None or metadata is None:
-            continue
-        if not isinstance(grad, (TensorCore, np.ndarray)) or tuple(grad.shape) != metadata.shape:
-            found = f"shape {list(grad.shape)}" if hasattr(grad, "shape") else type(grad).__name__
-            raise ArgumentError(f"run_isolated_backward: gradient {i} has {found}, its output has shape {list(metadata.shape)}")
+    found: list[Any] = []
+    for i, (output, grad) in enumerate(zip(ctx._outputs, grads, strict=True)):
+        _collect(output, grad, f"gradient {i}", found)
+    return found
+
+
+def _collect(output: Any, grad: Any, place: str, found: list[Any]) -> None:
+    if grad is None:
+        found += [None] * len(leaves_of(output, Output))
+    elif isinstance(output, Output):
+        metadata = None if output.edge is None else output.edge[0].metadata_of(output.edge[1])
+        if metadata is not None and (not isinstance(grad, (TensorCore, np.ndarray)) or tuple(grad.shape) != metadata.shape):
+            has = f"shape {list(grad.shape)}" if hasattr(grad, "shape") else type(grad).__name__
+            raise ArgumentError(f"run_isolated_backward: {place} has {has}, its output has shape {list(metadata.shape)}")
+        found.append(grad)
+    elif isinstance(output, (tuple, list, dict)):
+        keys = list(output) if isinstance(output, dict) else list(range(len(output)))
+        given = set(grad if isinstance(grad, dict) else range(len(grad))) if isinstance(grad, (tuple, list, dict)) else None
+        if given != set(keys) or isinstance(grad, dict) != isinstance(output, dict):
+            raise ArgumentError(
+                f"run_isolated_backward: {place} is not nested as its output, a {type(output).__name__} of {len(output)}; pass one or None per entry"
+            )
+        for key in keys:
+            _collect(output[key], grad[key], f"{place}[{key!r}]", found)
 
 
 class _Later:
@@ -201,6 +243,10 @@ def _callable(fn: Any) -> Callable[..., Any]:
         found = f"the class {fn.__name__}" if inspect.isclass(fn) else type(fn).__name__
         raise ArgumentTypeError(f"expected a Function class or a callable on Tensors, found {found}")
     return fn  # type: ignore[no-any-return]
+
+
+def _name(fn: Any) -> str:
+    return f"{fn.__name__}.forward" if inspect.isclass(fn) else getattr(fn, "__qualname__", None) or type(fn).__name__
 
 
 def _is_async(fn: Any) -> bool:

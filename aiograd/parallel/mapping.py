@@ -9,11 +9,13 @@ import asyncio
 from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from aiograd.checkpointing import leaves_of, map_tree
 from aiograd.errors import ArgumentError
 from aiograd.function import Function, once_differentiable
 from aiograd.graph.current import CURRENT
 from aiograd.isolation import IsolatedContext, run_isolated_forward
 from aiograd.modes import is_grad_enabled
+from aiograd.tensors.core import TensorCore
 
 
 class ParallelMap(Function):
@@ -21,7 +23,7 @@ class ParallelMap(Function):
 
     @staticmethod
     def forward(ctx: Any, runs: Sequence[IsolatedContext], outputs: Sequence[Any], *inputs: Any) -> tuple[Any, ...]:
-        """Hand out the outputs that were computed."""
+        """Hand out the Tensors that were computed."""
         ctx.runs = runs
         ctx.set_materialize_grads(False)
         return tuple(outputs)
@@ -35,7 +37,7 @@ class ParallelMap(Function):
         passes = []
         position = 0
         for run in ctx.runs:
-            count = len(run._outputs)
+            count = run.num_tensors
             passes.append(run.run(grads[position : position + count], keep))
             position += count
         captured = await all_of(passes)
@@ -61,10 +63,11 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
         args_per_call: one tuple of arguments per call, all of the same length; what is no Tensor passes through.
 
     Returns:
-        One tuple of outputs per call, in the order of the calls; a bare Tensor is a tuple of one.
+        One tuple of outputs per call, in the order of the calls; whatever is no tuple or list is a tuple of one. Outputs may be nested in tuples,
+        lists and dicts.
 
     Raises:
-        ArgumentError: the tuples differ in length. Whatever a call raises.
+        ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. Whatever a call raises.
     """
     calls = [tuple(args) for args in args_per_call]
     if len({len(args) for args in calls}) > 1:
@@ -76,8 +79,8 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
     if is_grad_enabled():
         arguments = [arg for args in calls for arg in args]
         closure = [run.stand_in(number) for run in runs for number, _ in run.closure]
-        recorded = iter(ParallelMap.apply(tuple(runs), [output for each in outputs for output in each], *arguments, *closure))
-        outputs = [tuple(next(recorded) for _ in each) for each in outputs]
+        recorded = iter(ParallelMap.apply(tuple(runs), leaves_of(outputs, TensorCore), *arguments, *closure))
+        outputs = [map_tree(lambda _: next(recorded), each, TensorCore) for each in outputs]
     return tuple(outputs)
 
 

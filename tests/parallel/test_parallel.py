@@ -101,6 +101,38 @@ async def test_a_value_computed_outside_gets_its_gradient_through_the_node() -> 
     np.testing.assert_array_equal(x.grad.numpy(), [4 * 4, 4 * 9])
 
 
+async def test_nested_outputs_are_differentiated() -> None:
+    a, b = leaf(1, 2), leaf(5, 7)
+
+    def fn(x: Any, form: int) -> Any:
+        return [{"y": x * 2}, (x * 3, [x * 2, "text"]), [x, {"z": (x * x,), "n": 3}]][form]
+
+    (first,), second, third = await map_with_parallel_backward(fn, (a, 0), (b, 1), (b * 1.0, 2))
+    assert second[1][1] == "text" and third[1]["n"] == 3
+    await (first["y"] + second[0] + second[1][0] * 10 + third[1]["z"][0]).sum().backward()
+    np.testing.assert_array_equal(a.grad.numpy(), [2, 2])
+    np.testing.assert_array_equal(b.grad.numpy(), [33, 37])
+
+
+async def test_an_isolated_backward_takes_gradients_nested_as_the_outputs() -> None:
+    one = ag.tensor([1.0], dtype=ag.float64)
+    ctx, (first, second) = await run_isolated_forward(lambda x: (x * 2, {"y": [x * 3], "n": 1}), leaf(1))
+    assert second["y"][0].tolist() == [3] and second["n"] == 1
+    for wrong in ((one, one), (one, {"y": [one]}), (one, {"y": [], "n": None}), (one, {"y": [leaf(1, 2)], "n": None})):
+        with pytest.raises(ArgumentError, match="gradient 1"):
+            await run_isolated_backward(None, ctx, *wrong)
+    (grad,) = await run_isolated_backward(None, ctx, None, {"y": [one], "n": None})
+    assert grad.tolist() == [3]
+
+
+async def test_a_call_that_returns_nothing() -> None:
+    def fn(x: Any) -> Any:
+        x * 2
+
+    with pytest.raises(ArgumentTypeError, match="fn returned None.*Was `return` forgotten"):
+        await map_with_parallel_backward(fn, (leaf(1),))
+
+
 def test_forward_and_backward_of_all_calls_run_at_the_same_time() -> None:
     class Slow(ag.Function):
         @staticmethod
