@@ -10,6 +10,8 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from aiograd.checkpointing import leaves_of, map_tree
+from aiograd.engine.run import current_engine
+from aiograd.engine.run.ending import end
 from aiograd.errors import ArgumentError
 from aiograd.function import Function, once_differentiable
 from aiograd.graph.current import CURRENT
@@ -56,7 +58,8 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
     are there. Arguments reach the function detached. Parameters that the function uses besides its arguments get their gradients too.
     The result can be differentiated once.
 
-    Cancelling cancels the calls and waits for those that are ``async def``. Where one raises, the others are cancelled and its error is raised.
+    Cancelling cancels the calls and waits for those that are ``async def``, for the engine's `cancel_grace` at most; so it goes for the others where
+    one raises, and its error is raised.
 
     Args:
         fn: a `Function` class, or a callable on Tensors, ``def`` (runs on the executor) or ``async def`` (on the loop).
@@ -95,13 +98,6 @@ async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
                     task.result()
         return [task.result() for task in tasks]
     finally:
-        pending = [task for task in tasks if not task.done()]
-        for task in pending:
-            task.cancel()
-        if pending:
-            await asyncio.wait(pending)
-        for task in tasks:
-            if not task.cancelled():
-                task.exception()
-
-
+        cancelled = await end(tasks, current_engine().cancel_grace)
+        if cancelled is not None:
+            raise cancelled

@@ -190,6 +190,54 @@ async def test_a_call_that_raises_cancels_the_others() -> None:
     assert cancelled == [0, 2]
 
 
+@pytest.mark.parametrize("way", ["another fails", "cancelled", "cancelled in backward"])
+def test_a_call_that_ignores_cancellation_is_waited_for_no_longer_than_the_grace_period(way: str) -> None:
+    class Stubborn(ag.Function):
+        @staticmethod
+        async def forward(ctx: Any, x: Any, i: int) -> Any:
+            if way == "another fails" and i == 1:
+                raise ValueError("call 1")
+            if "backward" not in way:
+                await ignoring()
+            return x * 2
+
+        @staticmethod
+        async def backward(ctx: Any, g: Any) -> Any:
+            await ignoring()
+            return g * 2, None
+
+    async def ignoring() -> None:
+        until = asyncio.get_running_loop().time() + 50
+        while (left := until - asyncio.get_running_loop().time()) > 0:
+            try:
+                await asyncio.sleep(left)
+            except asyncio.CancelledError:
+                continue
+
+    async def main() -> tuple[float, list[str]]:
+        loop = asyncio.get_running_loop()
+        reported: list[str] = []
+        loop.set_exception_handler(lambda loop, context: reported.append(context["message"]))
+
+        async def work() -> None:
+            (p,), (q,) = await map_with_parallel_backward(Stubborn, (leaf(1), 0), (leaf(2), 1))
+            await (p.sum() + q.sum()).backward()
+
+        task = asyncio.ensure_future(work())
+        if way != "another fails":
+            loop.call_later(10, task.cancel)
+        try:
+            await task
+        except (ValueError, asyncio.CancelledError):
+            ended = loop.time()
+        await asyncio.sleep(100)
+        return ended, reported
+
+    ended, reported = simulated_run(main).value
+    assert ended <= (1 if way == "another fails" else 12)
+    assert reported and "did not stop within 1 s of being cancelled" in reported[0]
+
+
 async def test_a_backward_that_raises_leaves_every_grad_as_it_was() -> None:
     class Broken(ag.Function):
         @staticmethod

@@ -27,11 +27,12 @@ from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import InputBuffer
 from aiograd.engine.interruptible import Interruptible
 from aiograd.engine.placement import Placement
+from aiograd.engine.run.ending import outlast
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.sweep import sweep
 from aiograd.engine.turns import Turns
-from aiograd.errors import CancelGraceError, EngineClosedError
+from aiograd.errors import EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.node import Node
@@ -428,7 +429,7 @@ class Driver:
         coroutines = [future for future in futures if isinstance(future, asyncio.Task)]
         if self.rest is not None:
             coroutines.append(self.rest)
-        cancelled = await self.outlast(coroutines) if coroutines else None
+        cancelled = await outlast(coroutines, self.engine.cancel_grace) if coroutines else None
         for _ in self.task.spend():
             if cancelled is None and self.turns.over():
                 try:
@@ -436,28 +437,6 @@ class Driver:
                 except asyncio.CancelledError as error:
                     cancelled = error
         self.close()
-        return cancelled
-
-    async def outlast(self, coroutines: list[asyncio.Task[Any]]) -> asyncio.CancelledError | None:
-        """Wait until cancelled coroutines have ended, or the grace period has."""
-        loop = asyncio.get_running_loop()
-        grace = self.engine.cancel_grace
-        deadline = loop.time() + grace
-        cancelled = None
-        pending = coroutines
-        while pending and (left := deadline - loop.time()) > 0:
-            try:
-                await asyncio.wait(pending, timeout=left)
-            except asyncio.CancelledError as error:
-                cancelled = error
-            pending = [task for task in pending if not task.done()]
-        for task in coroutines:
-            if task.done() and not task.cancelled():
-                task.exception()
-        if pending:
-            names = ", ".join(sorted(task.get_name() for task in pending))
-            message = f"aiograd: {names} did not stop within {grace} s of being cancelled and was left running"
-            loop.call_exception_handler({"message": message, "exception": CancelGraceError(message)})
         return cancelled
 
     # ---------------------------------------------------------------- after the commit

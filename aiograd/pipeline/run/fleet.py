@@ -25,6 +25,7 @@ from typing import Any
 
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import current_engine
+from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import (
     ArgumentError,
@@ -38,7 +39,7 @@ from aiograd.pipeline.run.charge import Charge
 from aiograd.pipeline.run.host import ADAPTER, StageHost
 from aiograd.pipeline.run.outbox import GONE, PAUSE
 from aiograd.pipeline.run.session import Session
-from aiograd.pipeline.run.together import end, together
+from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.verdicts import ABORT, COMMIT, Verdicts
 from aiograd.pipeline.stage import Stage, as_stage
 
@@ -175,10 +176,11 @@ class Fleet:
         """Run what may fail with nobody to mind, for a moment at most."""
         tasks = [asyncio.get_running_loop().create_task(_ignoring(coroutine), name="aiograd:pipeline:farewell") for coroutine in coroutines]
         if tasks:
+            grace = current_engine().cancel_grace
             try:
-                await asyncio.wait(tasks, timeout=current_engine().cancel_grace)
+                await asyncio.wait(tasks, timeout=grace)
             finally:
-                await end(tasks)
+                await end(tasks, grace)
 
     # ---------------------------------------------------------------- a step
 

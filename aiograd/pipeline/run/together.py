@@ -7,7 +7,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 from aiograd.engine.run import current_engine
-from aiograd.errors import CancelGraceError, PipelineError
+from aiograd.engine.run.ending import end
+from aiograd.errors import PipelineError
 
 
 async def together(
@@ -49,7 +50,7 @@ async def together(
     try:
         await waker
     except (Exception, asyncio.CancelledError):
-        cancelled = await end(list(tasks.values()))
+        cancelled = await end(tasks.values(), current_engine().cancel_grace)
         if cancelled is not None:
             raise cancelled from None
         raise
@@ -59,38 +60,9 @@ async def together(
     failed = next((task for task in ended if task.cancelled() or task.exception() is not None), None)
     if failed is None:
         return {name: task.result() for name, task in tasks.items()}
-    cancelled = await end(list(tasks.values()))
+    cancelled = await end(tasks.values(), current_engine().cancel_grace)
     if cancelled is not None:
         raise cancelled
     if failed.cancelled():
         raise PipelineError(f"{names[failed]} of a pipeline was cancelled by its own code{whereabouts(names[failed])}")
     raise failed.exception() or RuntimeError
-
-
-async def end(tasks: list[asyncio.Task[Any]]) -> asyncio.CancelledError | None:
-    """Cancel tasks and wait until they have ended, or the grace period has.
-
-    Returns:
-        A cancellation that came meanwhile; it does not cut this short.
-    """
-    loop = asyncio.get_running_loop()
-    grace = current_engine().cancel_grace
-    deadline = loop.time() + grace
-    cancelled = None
-    for task in tasks:
-        task.cancel()
-    pending = [task for task in tasks if not task.done()]
-    while pending and (left := deadline - loop.time()) > 0:
-        try:
-            await asyncio.wait(pending, timeout=left)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        pending = [task for task in pending if not task.done()]
-    for task in tasks:
-        if task.done() and not task.cancelled():
-            task.exception()
-    if pending:
-        names = ", ".join(sorted(task.get_name() for task in pending))
-        message = f"aiograd: {names} did not stop within {grace} s of being cancelled and was left running"
-        loop.call_exception_handler({"message": message, "exception": CancelGraceError(message)})
-    return cancelled

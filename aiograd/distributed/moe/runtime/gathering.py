@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from aiograd.distributed.moe.runtime.requests import Place, Request
 from aiograd.engine.run import current_engine
-from aiograd.errors import CancelGraceError, DeadlineError, ExpertLostError
+from aiograd.engine.run.ending import end
+from aiograd.errors import DeadlineError, ExpertLostError
 
 
 class Loss(NamedTuple):
@@ -110,12 +111,12 @@ class Gathering:
                 if enough_until is None and rules.timeout_after_k_min is not None and not self._lacking():
                     enough_until = loop.time() + rules.timeout_after_k_min
         finally:
-            cancelled, running = await _end(pending)
-            if running:
-                self._report([self.requests[tasks[task]] for task in running])
-            for task in tasks:
-                if task.done() and not task.cancelled():
+            for task in tasks.keys() - pending:
+                if not task.cancelled():
                     task.exception()  # so that no other failure is reported as never looked at
+            grace = current_engine().cancel_grace
+            experts = {task: repr(self.requests[number].expert) for task, number in tasks.items()}
+            cancelled = await end(pending, grace, lambda running: f"{rules.what}: {', '.join(sorted(map(experts.__getitem__, running)))}")
             if cancelled is not None:
                 raise cancelled
         for number in sorted(tasks[task] for task in pending):
@@ -169,25 +170,3 @@ class Gathering:
         for sample in self._lacking():
             if self._answered[sample] + self._open[sample] < min(self.rules.k_min, self._asked[sample]):
                 raise self._error([loss for loss in self.lost.values() if loss.sample == sample][-1])
-
-    def _report(self, running: Sequence[Request]) -> None:
-        names = ", ".join(sorted(repr(request.expert) for request in running))
-        grace = current_engine().cancel_grace
-        message = f"{self.rules.what}: {names} did not stop within {grace:g} s of being cancelled and was left running"
-        asyncio.get_running_loop().call_exception_handler({"message": message, "exception": CancelGraceError(message)})
-
-
-async def _end(tasks: set[asyncio.Task[Answer]]) -> tuple[asyncio.CancelledError | None, set[asyncio.Task[Answer]]]:
-    """Cancel tasks and wait until they have ended or the grace period has; a cancellation that came meanwhile, and what runs still."""
-    loop = asyncio.get_running_loop()
-    deadline = loop.time() + current_engine().cancel_grace
-    cancelled = None
-    for task in tasks:
-        task.cancel()
-    while tasks and (left := deadline - loop.time()) > 0:
-        try:
-            await asyncio.wait(tasks, timeout=left)
-        except asyncio.CancelledError as error:
-            cancelled = error
-        tasks = {task for task in tasks if not task.done()}
-    return cancelled, tasks
