@@ -11,7 +11,8 @@ Note [Facts]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from heapq import heapify, heappop, heappush
 from typing import TypeAlias
 
 from aiograd.pipeline.action import Action, ActionKind
@@ -27,7 +28,7 @@ def fact_of(part: Action) -> Fact:
     return _K.I if part.kind is _K.B else part.kind, part.stage, part.microbatch
 
 
-def facts_needed(part: Action, stage_to_rank: Sequence[int], lowered: bool) -> Iterator[Fact]:
+def facts_needed(part: Action, stage_to_rank: Sequence[int], lowered: bool) -> tuple[Fact, ...]:
     """What a single action (no OVERLAP_F_B) waits for.
 
     Args:
@@ -40,22 +41,24 @@ def facts_needed(part: Action, stage_to_rank: Sequence[int], lowered: bool) -> I
     """
     kind, stage, microbatch = part.kind, part.stage, part.microbatch
     if kind is _K.F:
-        if stage > 0:
-            crosses = lowered and stage_to_rank[stage - 1] != stage_to_rank[stage]
-            yield (_K.RECV_F, stage, microbatch) if crosses else (_K.F, stage - 1, microbatch)
-    elif kind is _K.I or kind is _K.B:
-        yield _K.F, stage, microbatch
-        if stage < len(stage_to_rank) - 1:
-            crosses = lowered and stage_to_rank[stage + 1] != stage_to_rank[stage]
-            yield (_K.RECV_B, stage, microbatch) if crosses else (_K.I, stage + 1, microbatch)
-    elif kind is _K.W or kind is _K.SEND_B:
-        yield _K.I, stage, microbatch
-    elif kind is _K.SEND_F:
-        yield _K.F, stage, microbatch
-    elif kind is _K.RECV_F:
-        yield _K.SEND_F, stage - 1, microbatch
-    elif kind is _K.RECV_B:
-        yield _K.SEND_B, stage + 1, microbatch
+        if stage == 0:
+            return ()
+        crosses = lowered and stage_to_rank[stage - 1] != stage_to_rank[stage]
+        return ((_K.RECV_F, stage, microbatch) if crosses else (_K.F, stage - 1, microbatch),)
+    if kind is _K.I or kind is _K.B:
+        if stage == len(stage_to_rank) - 1:
+            return ((_K.F, stage, microbatch),)
+        crosses = lowered and stage_to_rank[stage + 1] != stage_to_rank[stage]
+        return (_K.F, stage, microbatch), (_K.RECV_B, stage, microbatch) if crosses else (_K.I, stage + 1, microbatch)
+    if kind is _K.W or kind is _K.SEND_B:
+        return ((_K.I, stage, microbatch),)
+    if kind is _K.SEND_F:
+        return ((_K.F, stage, microbatch),)
+    if kind is _K.RECV_F:
+        return ((_K.SEND_F, stage - 1, microbatch),)
+    if kind is _K.RECV_B:
+        return ((_K.SEND_B, stage + 1, microbatch),)
+    return ()
 
 
 def transfer_after(part: Action, stage_to_rank: Sequence[int]) -> Action | None:
@@ -71,33 +74,63 @@ def transfer_after(part: Action, stage_to_rank: Sequence[int]) -> Action | None:
     return Action(part.stage, kind, part.microbatch)
 
 
-def run_dry(ranks: Sequence[Sequence[Action | None]], needs: Callable[[Action], Iterator[Fact]]) -> list[tuple[int, int, Fact]]:
-    """Carries out rows as far as they go, in time proportional to their length.
+def carry_out(
+    ranks: Sequence[Sequence[Action | None]],
+    needs: Callable[[Action], Sequence[Fact]],
+    perform: Callable[[int, Action | None], None] | None = None,
+    *,
+    looks_again: bool = False,
+) -> tuple[int, list[tuple[int, int, Fact]]]:
+    """Carries out rows as far as they go, in rounds: in each every rank, in order, does its next action if what that needs is there.
+
+    A rank that waits is not looked at before that has come, so the time taken goes with the number of actions.
 
     Args:
-        ranks: the actions of each rank.
+        ranks: the actions of each rank; an idle cell needs nothing.
         needs: what a single action waits for.
+        perform: is told of each action when its turn has come, with its rank.
+        looks_again: ranks that idled look again at the end of the round.
 
     Returns:
-        Rank, step and the missing fact of each rank that cannot go on; empty if every row gets to its end.
+        The number of rounds; and rank, step and the missing fact of each rank that cannot go on: none if every row gets to its end.
     """
     done: set[Fact] = set()
-    positions = [0] * len(ranks)
+    heads = [0] * len(ranks)
     waiting: dict[Fact, list[int]] = {}
-    runnable = list(range(len(ranks)))
-    while runnable:
-        rank = runnable.pop()
-        row = ranks[rank]
-        while positions[rank] < len(row):
-            action = row[positions[rank]]
-            parts = () if action is None else action.parts or (action,)
-            missing = next((fact for part in parts for fact in needs(part) if fact not in done), None)
-            if missing is not None:
-                waiting.setdefault(missing, []).append(rank)
+    now = [rank for rank, row in enumerate(ranks) if row]
+    rounds = 0
+    while now:
+        again: list[int] = []
+        following: list[int] = []
+        is_late = not looks_again
+        while True:
+            while now:
+                rank = heappop(now)
+                action = ranks[rank][heads[rank]]
+                parts = () if action is None else action.parts or (action,)
+                missing = [fact for part in parts for fact in needs(part) if fact not in done]
+                if missing:
+                    waiting.setdefault(missing[0], []).append(rank)
+                    continue
+                if perform is not None:
+                    perform(rank, action)
+                for part in parts:
+                    fact = fact_of(part)
+                    done.add(fact)
+                    for woken in waiting.pop(fact) if fact in waiting else ():
+                        if woken > rank:  # its turn in this round is still to come
+                            heappush(now, woken)
+                        else:
+                            (following if is_late else again).append(woken)
+                heads[rank] += 1
+                if heads[rank] < len(ranks[rank]):
+                    following.append(rank)
+            if is_late:
                 break
-            for part in parts:
-                fact = fact_of(part)
-                done.add(fact)
-                runnable += waiting.pop(fact, ())
-            positions[rank] += 1
-    return sorted((rank, positions[rank], fact) for fact, ranks_waiting in waiting.items() for rank in ranks_waiting)
+            is_late = True
+            now, again = again, []
+            heapify(now)
+        rounds += 1
+        now = following
+        heapify(now)
+    return rounds, sorted((rank, heads[rank], fact) for fact, ranks_waiting in waiting.items() for rank in ranks_waiting)

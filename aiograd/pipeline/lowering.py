@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from aiograd.errors import ScheduleError
 from aiograd.pipeline.action import Action, ActionKind
-from aiograd.pipeline.dependencies import Fact, fact_of, facts_needed, transfer_after
+from aiograd.pipeline.dependencies import carry_out, facts_needed, transfer_after
 from aiograd.pipeline.grid import format_grid
 
 if TYPE_CHECKING:
@@ -142,36 +142,27 @@ def add_transfers(rows: Rows, stage_to_rank: Sequence[int]) -> list[list[Action 
         ScheduleError: no rank can go on, though there is more to do.
     """
     result: list[list[Action | None]] = [[] for _ in rows]
-    done: set[Fact] = set()
-    heads = [0] * len(rows)
-    active = [rank for rank, row in enumerate(rows) if row]
-    while active:
-        progress = False
-        for rank in active:
-            action = rows[rank][heads[rank]]
-            parts = () if action is None else action.parts or (action,)
-            if not all(fact in done for part in parts for fact in facts_needed(part, stage_to_rank, False)):
-                continue
-            if action is not None:
-                result[rank].append(action)
-            for part in parts:
-                done.add(fact_of(part))
-                send = transfer_after(part, stage_to_rank)
-                if send is not None:
-                    receive = send.other_end
-                    result[rank].append(send)
-                    result[stage_to_rank[receive.stage]].append(receive)
-            heads[rank] += 1
-            progress = True
-        if not progress:
-            rank = active[0]
-            step, action = heads[rank], rows[rank][heads[rank]]
-            raise ScheduleError(
-                f"Malformed compute schedule: no rank can go on. Rank {rank} stands at step {step}, {action}, whose inputs nobody gives; "
-                f"call validate() first\n\n{format_grid(rows, (rank, step))}",
-                rank=rank, step=step, stage=action.stage if action else None, microbatch=action.microbatch if action else None,
-            )  # fmt: skip
-        active = [rank for rank in active if heads[rank] < len(rows[rank])]
+
+    def perform(rank: int, action: Action | None) -> None:
+        if action is None:
+            return
+        result[rank].append(action)
+        for part in action.parts or (action,):
+            send = transfer_after(part, stage_to_rank)
+            if send is not None:
+                receive = send.other_end
+                result[rank].append(send)
+                result[stage_to_rank[receive.stage]].append(receive)
+
+    _, stuck = carry_out(rows, lambda part: facts_needed(part, stage_to_rank, False), perform)
+    if stuck:
+        rank, step, _ = stuck[0]
+        action = rows[rank][step]
+        raise ScheduleError(
+            f"Malformed compute schedule: no rank can go on. Rank {rank} stands at step {step}, {action}, whose inputs nobody gives; "
+            f"call validate() first\n\n{format_grid(rows, (rank, step))}",
+            rank=rank, step=step, stage=action.stage if action else None, microbatch=action.microbatch if action else None,
+        )  # fmt: skip
     return result
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiograd.errors import ScheduleError
-from aiograd.pipeline.dependencies import Fact, fact_of, facts_needed
+from aiograd.pipeline.dependencies import carry_out, facts_needed
 from aiograd.pipeline.grid import format_grid
 
 if TYPE_CHECKING:
@@ -31,33 +31,14 @@ def tick_count(schedule: Schedule) -> int:
         schedule = schedule.lower(defer_receives=False)
     homes = schedule.stage_to_rank
     rows = [[action for action in row if action is not None] for row in schedule.ranks]
-    steps = [[step for step, action in enumerate(row) if action is not None] for row in schedule.ranks]
-    heads = [0] * len(rows)
-    done: set[Fact] = set()
-
-    def advance(rank: int) -> bool:
-        action = rows[rank][heads[rank]]
-        parts = action.parts or (action,)
-        if not all(fact in done for part in parts for fact in facts_needed(part, homes, True)):
-            return False
-        done.update(map(fact_of, parts))
-        heads[rank] += 1
-        return True
-
-    ticks = 0
-    active = [rank for rank, row in enumerate(rows) if row]
-    while active:
-        idle = [rank for rank in active if not advance(rank)]
-        if len(idle) == len(active):
-            rank = active[0]
-            action, step = rows[rank][heads[rank]], steps[rank][heads[rank]]
-            raise ScheduleError(
-                f"the schedule is not progressing: rank {rank} waits at step {step} ({action}) for something that never comes\n\n"
-                f"{format_grid(schedule.ranks, (rank, step))}",
-                rank=rank, step=step, stage=action.stage, microbatch=action.microbatch,
-            )  # fmt: skip
-        for rank in idle:
-            advance(rank)
-        ticks += 1
-        active = [rank for rank in active if heads[rank] < len(rows[rank])]
+    ticks, stuck = carry_out(rows, lambda part: facts_needed(part, homes, True), looks_again=True)
+    if stuck:
+        rank, place, _ = stuck[0]
+        step = [step for step, action in enumerate(schedule.ranks[rank]) if action is not None][place]
+        action = rows[rank][place]
+        raise ScheduleError(
+            f"the schedule is not progressing: rank {rank} waits at step {step} ({action}) for something that never comes\n\n"
+            f"{format_grid(schedule.ranks, (rank, step))}",
+            rank=rank, step=step, stage=action.stage, microbatch=action.microbatch,
+        )  # fmt: skip
     return ticks

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from aiograd.errors import ScheduleError
 from aiograd.pipeline.action import Action, ActionKind
-from aiograd.pipeline.dependencies import Fact, fact_of, facts_needed, run_dry, transfer_after
+from aiograd.pipeline.dependencies import Fact, carry_out, fact_of, facts_needed, transfer_after
 from aiograd.pipeline.grid import format_grid
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class _Checker:
 
     def check(self) -> None:
         for rank, row in enumerate(self.schedule.ranks):
-            if not self.schedule.stages_of(rank):
+            if not self.schedule.stages_of(rank) and not any(row):
                 raise ScheduleError(
                     f"rank {rank} of {self.schedule.num_ranks} has no stage: drop the rank, or give it the actions of a stage", rank=rank
                 )
@@ -124,7 +124,7 @@ class _Checker:
             )  # fmt: skip
 
     def check_progress(self) -> None:
-        stuck = run_dry(self.schedule.ranks, lambda part: facts_needed(part, self.homes, self.schedule.is_lowered))
+        _, stuck = carry_out(self.schedule.ranks, lambda part: facts_needed(part, self.homes, self.schedule.is_lowered))
         if stuck:
             rank, step, _ = stuck[0]
             action = self.schedule.ranks[rank][step]

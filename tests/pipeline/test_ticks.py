@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 
 from aiograd.errors import ScheduleError
-from aiograd.pipeline import tick_count
+from aiograd.pipeline import lowering, tick_count, ticks
+from aiograd.pipeline.dependencies import facts_needed
 from aiograd.pipeline.named import build_named
 from tests.pipeline.rows import named_schedules, schedule
 from tests.pipeline.test_lowering import TWO, V
@@ -58,3 +59,19 @@ def test_every_schedule_gets_to_its_end(one):
         lowered = one.lower(defer)
         longest = max(len(part) for part in lowered.ranks)
         assert longest <= tick_count(lowered) <= sum(len(part) for part in lowered.ranks)
+
+
+@pytest.mark.parametrize("name", ["GPipe", "ZBV"])
+def test_the_work_goes_with_the_number_of_actions(name, monkeypatch):
+    """And not with that of ranks times ticks: most ranks wait most of the time here."""
+    looks = []
+    for module in (ticks, lowering):
+        monkeypatch.setattr(module, "facts_needed", lambda *args: looks.append(args[0]) or facts_needed(*args))
+    compute = build_named(name, 32, 2, 2 if name == "ZBV" else 1)
+    lowered = compute.lower(defer_receives=False)
+    actions = sum(part is not None for row in compute.ranks for part in row)
+    assert actions <= len(looks) <= 3 * actions
+    looks.clear()
+    count = tick_count(lowered)
+    actions = sum(part is not None for row in lowered.ranks for part in row)
+    assert actions <= len(looks) <= 3 * actions < count * 32

@@ -144,3 +144,9 @@ def test_a_stage_on_two_ranks():
     with pytest.raises(ScheduleError, match="a stage lives on one rank") as refused:
         Schedule(rows("0F0 0B0 / 0F0 0B0 1F0 1B0")).validate()
     assert (refused.value.rank, refused.value.step) == (1, 0)
+
+
+def test_a_stage_on_two_ranks_of_which_one_has_no_other():
+    with pytest.raises(ScheduleError, match="0F1 of stage 0, microbatch 1, which is assigned to rank 0: a stage lives on one rank") as refused:
+        Schedule(rows("0F0 0B0 1F0 1B0 1F1 1B1 / . 0F1 0B1"), stages=2).validate()
+    assert (refused.value.rank, refused.value.step, refused.value.stage) == (1, 1, 0)
