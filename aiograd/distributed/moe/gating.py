@@ -106,10 +106,11 @@ def expert_scores(scores: Sequence[Any], places: Sequence[Sequence[tuple[int, ..
 
 
 def combine_experts(logits: Any, outputs: Any, alive: Any, *, allow_zero_outputs: bool = False) -> Any:
-    """The sum of experts' outputs, weighted by a softmax over those that answered. Never NaN.
+    """The sum of experts' outputs, weighted by a softmax over those that answered. Whatever the logits, the weights are never NaN.
 
     Args:
-        logits: scores ``(batch, k)``; those of experts that did not answer have no influence.
+        logits: scores ``(batch, k)``; those of experts that did not answer have no influence. As limits of the softmax have it, an expert with
+            minus infinity has the weight 0, and those with infinity share everything; where all of a sample have minus infinity they share alike.
         outputs: ``(batch, k, ...)``.
         alive: booleans ``(batch, k)``: who answered.
         allow_zero_outputs: a sample without any answer gives zeros, instead of an error.
@@ -118,7 +119,7 @@ def combine_experts(logits: Any, outputs: Any, alive: Any, *, allow_zero_outputs
         A Tensor ``(batch, ...)``, differentiable with respect to `logits` and `outputs`.
 
     Raises:
-        ShapeError: shapes that do not fit. ArgumentError: a sample without any answer.
+        ShapeError: shapes that do not fit. ArgumentError: a sample without any answer, or NaN as the logit of an expert that answered.
     """
     mask = np.asarray(alive.numpy() if isinstance(alive, TensorCore) else alive, bool)
     if tuple(logits.shape) != mask.shape or tuple(outputs.shape[:2]) != mask.shape:
@@ -130,14 +131,19 @@ def combine_experts(logits: Any, outputs: Any, alive: Any, *, allow_zero_outputs
     if silent.size and not allow_zero_outputs:
         raise ArgumentError(f"combine_experts: no expert answered for sample {silent[0]} ({silent.size} in all); allow_zero_outputs=True gives zeros")
     values = logits.detach().numpy() if isinstance(logits, TensorCore) else np.asarray(logits)
+    unknown = np.argwhere(mask & np.isnan(values))
+    if len(unknown):
+        raise ArgumentError(f"combine_experts: the logit of sample {unknown[0, 0]} for its expert {unknown[0, 1]} is NaN; expected numbers")
     most = np.where(mask, values, -np.inf).max(axis=1, keepdims=True, initial=-np.inf)
-    most = np.where(np.isfinite(most), most, 0).astype(values.dtype)
+    is_finite = np.isfinite(most)
+    counts = mask & np.where(is_finite, values > -np.inf, values == most)
+    most = np.where(is_finite, most, 0).astype(values.dtype)
     zeros = make(np.zeros(mask.shape, values.dtype))
-    shifted = af.where(make(mask), logits - make(most), zeros)
-    weights = af.where(make(mask), af.exp(shifted), zeros)
+    shifted = af.where(make(counts & is_finite), logits - make(most), zeros)
+    weights = af.where(make(counts), af.exp(shifted), zeros)
     total = af.sum(weights, axis=1, keepdims=True)
     weights = weights / (total + make((~mask.any(axis=1, keepdims=True)).astype(values.dtype)))
     extra = (1,) * (outputs.ndim - 2)
     spread = af.reshape(weights, (*mask.shape, *extra))
-    kept = af.where(make(mask.reshape(*mask.shape, *extra)), outputs, make(np.zeros((), outputs.dtype)))
+    kept = af.where(make(counts.reshape(*mask.shape, *extra)), outputs, make(np.zeros((), outputs.dtype)))
     return af.sum(spread * kept, axis=1)

@@ -127,3 +127,36 @@ def test_large_scores_do_not_overflow() -> None:
 def test_shapes_that_do_not_agree_are_refused() -> None:
     with pytest.raises(ShapeError, match="do not agree"):
         combine_experts(ag.zeros((2, 3)), ag.zeros((2, 2, 1)), np.ones((2, 2), bool))
+
+
+INF = np.inf
+
+
+@pytest.mark.parametrize(
+    ("row", "alive", "weights"),
+    [
+        ((-INF, -INF, -INF), (1, 1, 1), (1 / 3, 1 / 3, 1 / 3)),
+        ((-INF, -INF, 5.0), (1, 1, 0), (0.5, 0.5, 0)),
+        ((INF, 1.0, INF), (1, 1, 1), (0.5, 0, 0.5)),
+        ((INF, 1.0, -INF), (1, 1, 1), (1, 0, 0)),
+        ((INF, 1.0, 1.0), (0, 1, 1), (0, 0.5, 0.5)),
+        ((np.nan, 1.0, 1.0), (0, 1, 1), (0, 0.5, 0.5)),
+        ((-INF, 1.0, 1.0), (1, 1, 1), (0, 0.5, 0.5)),
+    ],
+)
+async def test_infinite_logits_are_limits_and_never_nan(row: Any, alive: Any, weights: Any) -> None:
+    logits = ag.tensor([row, (0.0, 0.0, 0.0)], dtype=np.float64, requires_grad=True)
+    values = np.array([[[1.0], [2.0], [4.0]]] * 2)
+    values[0, np.array(weights) == 0] = INF
+    outputs = ag.tensor(values, requires_grad=True)
+    got = combine_experts(logits, outputs, [alive, (1, 1, 1)])
+    want = sum(w * v for w, v in zip(weights, (1, 2, 4), strict=True))
+    np.testing.assert_allclose(got.detach().numpy(), [[want], [7 / 3]], rtol=1e-12)
+    await got.sum().backward()
+    np.testing.assert_allclose(outputs.grad.numpy()[0, :, 0], weights, rtol=1e-12)
+    assert np.isfinite(logits.grad.numpy()).all()
+
+
+def test_a_logit_that_is_nan_is_refused() -> None:
+    with pytest.raises(ArgumentError, match="sample 1 for its expert 0 is NaN"):
+        combine_experts(ag.tensor([[0.0, 1.0], [np.nan, 1.0]]), ag.zeros((2, 2, 1)), np.ones((2, 2), bool))

@@ -314,6 +314,23 @@ async def test_an_expert_learns_also_where_no_input_needs_a_gradient() -> None:
         assert setting.backends["ffn.0.1"].updates == 1
 
 
+async def test_an_empty_batch_is_answered_and_teaches_nothing() -> None:
+    pool = moe.TaskPool(lambda x: x * 2, 4, min_batch_size=3)
+    assert (await pool.submit(ag.zeros((0, 2)))).shape == (0, 2)
+    await pool.aclose()
+    setting = Setting(Switchboard())
+    async with setting as experts:
+        before = {name: value.numpy().copy() for name, value in setting.modules["ffn.0.0"].state_dict().items()}
+        x = data(0)
+        got = await experts["ffn.0.0"](x)
+        assert got.shape == (0, 4)
+        await got.sum().backward()
+        assert x.grad.shape == (0, 4)
+        assert setting.backends["ffn.0.0"].updates == 0
+        for name, value in setting.modules["ffn.0.0"].state_dict().items():
+            np.testing.assert_array_equal(value.numpy(), before[name])
+
+
 async def test_requests_that_make_no_sense_leave_the_server_serving() -> None:
     async with Setting(Switchboard()) as experts:
         with pytest.raises(RemoteError, match="11"):

@@ -49,7 +49,7 @@ class ExpertBackend:
                 return await call(self.module, *inputs)
 
     async def backward(self, inputs: Sequence[Any], grads: Any) -> tuple[Any, ...]:
-        """Gradients of the inputs; updates the module's parameters once.
+        """Gradients of the inputs; updates the module's parameters once, unless there are no rows to learn from.
 
         Cancelled before the update has begun, nothing has changed.
 
@@ -77,7 +77,8 @@ class ExpertBackend:
             found: tuple[Any, ...] = (None,) * (len(wanted) + len(parameters))
             if pairs and wanted + parameters:
                 found = await grad([o for o, _ in pairs], wanted + parameters, [g for _, g in pairs], allow_unused=True)
-            if self.optimizer is not None:
+            is_empty = bool(pairs) and not any(g.size for _, g in pairs)
+            if self.optimizer is not None and not is_empty:
                 updates = {p: g for p, g in zip(parameters, found[len(wanted) :], strict=True) if g is not None}
                 await asyncio.shield(self._update(updates))
             of_leaf = iter(found[: len(wanted)])

@@ -3,7 +3,7 @@
 Note [What is batched]
     A task is never split. Tasks wait until there are `min_batch_size` rows and no more are coming in this turn of the loop, or until the next
     one would make the batch larger than `max_batch_size`; of several batches that are due, the one with the oldest task runs. Sizes count
-    rows, however many tasks they come in. An error of a batch is the error of its tasks only, so rows are only batched with others of their
+    rows, however many tasks they come in; a task without rows runs at once and alone. An error of a batch is the error of its tasks only, so rows are only batched with others of their
     shape and dtype: a caller that sends rows of another width fails by itself, and float64 of one caller never turns the float32 of another
     into float64. Tasks that were cancelled before their batch began are not in it. The sums of a batch are made in one kernel, so bits may
     depend on who else is in it.
@@ -74,7 +74,7 @@ class TaskPool:
             What `fn` returned for these rows.
 
         Raises:
-            ArgumentError: more rows than `max_batch_size`, none, or different numbers. DistributedError: the pool is closed. What `fn` raises.
+            ArgumentError: more rows than `max_batch_size`, no Tensors, or different numbers of rows. DistributedError: the pool is closed. What `fn` raises.
         """
         if self._is_closed:
             raise DistributedError("submit: this TaskPool has been closed")
@@ -127,6 +127,10 @@ class TaskPool:
     def _take(self) -> list[_Task]:
         """The next batch, or nothing where there are too few rows for one."""
         self._tasks = [task for task in self._tasks if not task.answer.done()]
+        empty = next((task for task in self._tasks if not task.size), None)
+        if empty is not None:  # it would make no batch any larger
+            self._tasks.remove(empty)
+            return [empty]
         due: dict[tuple[Any, ...], list[_Task]] = {}
         sizes: Counter[tuple[Any, ...]] = Counter()
         full: set[tuple[Any, ...]] = set()
