@@ -341,6 +341,16 @@ def seed(number: int | Sequence[int]) -> Generator:
     return generator
 
 
+@contextmanager
+def drawing_from(generator: Generator) -> Iterator[None]:
+    """Within the block `generator` is the default generator of the running task, and of those it starts."""
+    token = _default.set(generator)
+    try:
+        yield
+    finally:
+        _default.reset(token)
+
+
 # -------------------------------------------------------------------- replay
 
 

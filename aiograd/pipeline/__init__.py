@@ -38,6 +38,7 @@ from aiograd.pipeline.run import Pipeline as Pipeline
 from aiograd.pipeline.schedule import Schedule as Schedule
 from aiograd.pipeline.simulation import simulate as simulate
 from aiograd.pipeline.stage import Stage as Stage
+from aiograd.pipeline.step_random import StepRandom as StepRandom
 from aiograd.pipeline.ticks import tick_count as tick_count
 from aiograd.pipeline.timeline import Timeline as Timeline
 from aiograd.pipeline.timeline import TimelineEvent as TimelineEvent

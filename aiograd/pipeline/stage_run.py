@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.pipeline.parcel import EdgeOf, Parcel, check_gradients, pack, tensors_of, unpack
 from aiograd.pipeline.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, runs_on_loop
 from aiograd.pipeline.staging import Staging
+from aiograd.pipeline.step_random import StepRandom
 from aiograd.tensors.core import TensorCore, make
 from aiograd.types import Array
 
@@ -47,6 +49,7 @@ class StageRun:
         loss_fn: ``loss_fn(output, target)`` of the last stage; None: the stage returns the loss itself.
         scale: what the loss is multiplied by.
         keep_outputs: of the last stage, for the caller.
+        random: the default generators of forwards; None: that of the caller, whatever it is.
     """
 
     def __init__(
@@ -59,6 +62,7 @@ class StageRun:
         loss_fn: Callable[..., Any] | None = None,
         scale: float = 1.0,
         keep_outputs: bool = False,
+        random: StepRandom | None = None,
     ) -> None:
         self.stage = stage
         self.index = index
@@ -70,6 +74,7 @@ class StageRun:
         self._loss_fn = loss_fn
         self._scale = scale
         self._keeps_outputs = keep_outputs
+        self._random = random
         self._kept: dict[int, Kept] = {}
         #: what is left to W, by microbatch
         self._groups: dict[int, list[ParameterGroup]] = {}
@@ -110,7 +115,10 @@ class StageRun:
         if self.stage.pass_indices:
             kwargs = {**kwargs, STAGE_INDEX: self.index, MICROBATCH_INDEX: microbatch}
         trains = self._staging is not None
-        output, loss = await self._compute(args, kwargs, target if trains and self.is_last else None)
+        with self._drawing(self.index, microbatch):
+            output, loss = await self._compute(microbatch, args, kwargs, target if trains and self.is_last else None)
+        if output is None:
+            raise ArgumentTypeError(f"stage {self.index} ({self.stage.name}) returned None; expected a Tensor or several. Was `return` forgotten?")
         if not self.is_last:
             parcel, edges = pack(output)
             if trains:
@@ -132,7 +140,12 @@ class StageRun:
                 moved[id(tensor)] = await current_engine().offload(functools.partial((await tensor).to, self.stage.device))
         return map_tree(lambda tensor: moved.get(id(tensor), tensor), tree, TensorCore)
 
-    async def _compute(self, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...] | None) -> tuple[Any, Any]:
+    def _drawing(self, stage: int | None, microbatch: int) -> AbstractContextManager[None]:
+        return nullcontext() if self._random is None else self._random.at(stage, microbatch)
+
+    async def _compute(
+        self, microbatch: int, args: tuple[Any, ...], kwargs: Mapping[str, Any], target: tuple[Any, ...] | None
+    ) -> tuple[Any, Any]:
         """The output, and the loss where there is a target to take (which may be none: ``()``)."""
         module, loss_fn = self.stage.module, self._loss_fn
         if target is not None and loss_fn is None:
@@ -140,20 +153,29 @@ class StageRun:
         if self.stage.where == "loop":
             output = module(*args, **kwargs)
         elif target is not None and loss_fn is not None and not runs_on_loop(loss_fn):
-            output, loss = await current_engine().offload(functools.partial(_both, module, args, kwargs, loss_fn, target))
+            drawing = self._drawing(None, microbatch)
+            output, loss = await current_engine().offload(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing))
             if not suspends(output):
-                return output, await loss if suspends(loss) else loss
+                if suspends(loss):
+                    with self._drawing(None, microbatch):
+                        loss = await loss
+                return output, loss
         else:
             output = await current_engine().offload(functools.partial(module, *args, **kwargs))
         if suspends(output):
             output = await output
         if target is None:
             return output, None
-        loss = output if loss_fn is None else loss_fn(output, *target)
-        return output, await loss if suspends(loss) else loss
+        if loss_fn is None or output is None:
+            return output, output
+        with self._drawing(None, microbatch):
+            loss = loss_fn(output, *target)
+            return output, await loss if suspends(loss) else loss
 
     def _seed(self, loss: Any) -> tuple[EdgeOf, Array]:
         what = "what the last stage returned" if self._loss_fn is None else "what loss_fn returned"
+        if loss is None:
+            raise ArgumentTypeError(f"{what} is None; expected the loss of the microbatch, a Tensor of one element. Was `return` forgotten?")
         if not isinstance(loss, TensorCore):
             raise ArgumentTypeError(f"{what} is a {type(loss).__name__}; expected the loss of the microbatch, a Tensor of one element")
         if loss.size != 1:
@@ -264,10 +286,20 @@ class _Slot:
         self.grad: Any = None
 
 
-def _both(module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], loss_fn: Callable[..., Any], target: tuple[Any, ...]) -> tuple[Any, Any]:
+def _both(
+    module: Any,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    loss_fn: Callable[..., Any],
+    target: tuple[Any, ...],
+    drawing: AbstractContextManager[None],
+) -> tuple[Any, Any]:
     """The output of a stage and its loss, on one thread."""
     output = module(*args, **kwargs)
-    return output, None if suspends(output) else loss_fn(output, *target)
+    if output is None or suspends(output):
+        return output, None
+    with drawing:
+        return output, loss_fn(output, *target)
 
 
 async def fitted(grad: Any, edge: EdgeOf, index: int) -> Array:

@@ -2,10 +2,11 @@
 
 Note [Order of a step's sums]
     In a serial run of the microbatches, the gradient of a leaf is the one it had, plus what the first microbatch gives, plus what the second
-    gives, and so on; where a leaf belongs to several stages, the later stage comes first within a microbatch, since a backward pass reaches it
-    first. Schedules differ in when each of these contributions is made (weight gradients may be computed late, and out of order), so they wait
-    until all that come before them in that order are there, and are then added: the prefix is folded as it arrives. With schedules that
-    keep to the order nothing ever waits.
+    gives, and so on; where a leaf belongs to several stages, what these give is added up within the microbatch, the later stage first, since a
+    backward pass reaches it first. (A stage gives one sum, so where an earlier stage uses such a leaf several times, the sum of a serial run is
+    associated otherwise.) Schedules differ in when each of these contributions is made (weight gradients may be computed late, and out of
+    order), so they wait until all that come before them in that order are there, and are then added: the prefix is folded as it arrives. With
+    schedules that keep to the order nothing ever waits.
 
     Whether something still comes before is known from how far each stage is, and from which stages a leaf belongs to: those that have it among
     their parameters and those that do not tell theirs; a leaf that no stage has told of may belong to any. Where a stage that tells its parameters
@@ -117,12 +118,19 @@ class Staging:
                 self._blocked.pop(leaf, None)
 
     def _take_ready(self, entry: Sum) -> list[Array]:
-        ready = []
+        """The sums of the first microbatches that every stage of the leaf is done with."""
+        ready: list[Array] = []
+        last = -1
         for key in sorted(entry.waiting):
-            microbatch, stage = key[0], -key[1]
-            if not all(self._frontier[other] >= microbatch + (other > stage) for other in entry.stages):
+            microbatch = key[0]
+            if not all(self._frontier[other] > microbatch for other in entry.stages):
                 break
-            ready.append(entry.waiting.pop(key))
+            grad = entry.waiting.pop(key)
+            if microbatch == last:
+                ready[-1] = _add_to(ready[-1], grad)
+            else:
+                ready.append(grad)
+            last = microbatch
         return ready
 
     def _stages_of(self, leaf: AccumulateGrad) -> set[int]:

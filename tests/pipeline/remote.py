@@ -44,6 +44,17 @@ class Block(ag.nn.Module):
 
 
 @service.reference
+class NoisyBlock(ag.nn.Module):
+    """A block that drops."""
+
+    def __init__(self, index: int) -> None:
+        self.inner = blocks(index + 1)[index]
+
+    def forward(self, x: Any) -> Any:
+        return ag.nn.functional.dropout(self.inner(x), 0.5)
+
+
+@service.reference
 class Head(ag.nn.Module):
     """A last block that computes the loss itself."""
 

@@ -11,7 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, MicrobatchError, ModeError, PipelineError, ScheduleError
-from aiograd.pipeline import ActionKind, Pipeline, Schedule, Stage, make_schedule
+from aiograd.pipeline import ActionKind, Pipeline, Schedule, Stage, StepRandom, make_schedule
 from tests.pipeline.models import (
     LATE_WEIGHTS,
     ONE_FORWARD_ONE_BACKWARD,
@@ -304,6 +304,101 @@ async def test_random_numbers_are_drawn_in_the_order_of_the_microbatches() -> No
         cut = modules()
         assert values(await Pipeline(cut, make_schedule(name, 3, 6), loss_fn=mean_square).step(x, target)) == losses
         assert gradients(cut) == gradients(alone)
+
+
+class Noisy(ag.nn.Module):
+    """Drops, some of it in a part that is computed again in backward."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.dropout = ag.nn.Dropout(0.5)
+
+    def forward(self, x: Any) -> Any:
+        return self.dropout(ag.checkpoint(lambda y: self.dropout(self.inner(y)), self.dropout(x)))
+
+
+def noisy_loss(output: Any, target: Any) -> Any:
+    return mean_square(ag.nn.functional.dropout(output, 0.5), target)
+
+
+async def serial_with_noise(stages: Any, microbatches: int, x: Any, target: Any) -> list[float]:
+    random = StepRandom()
+    losses = []
+    for m, (part, wanted) in enumerate(zip(chunks(x, microbatches), chunks(target, microbatches), strict=True)):
+        for s, stage in enumerate(stages):
+            with random.at(s, m):
+                part = stage(part)
+        with random.at(None, m):
+            loss = noisy_loss(part, wanted)
+        await loss.backward(ag.tensor(np.float32(1 / microbatches)))
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize(("name", "ranks", "microbatches", "per_rank"), NAMED[:9])
+async def test_dropout_is_drawn_by_stage_and_microbatch(name: str, ranks: int, microbatches: int, per_rank: int) -> None:
+    """The same under every schedule and serially, other numbers in the next step, the same again after the same seed."""
+    count = ranks * per_rank
+    x, target = data(2 * microbatches + 1)
+    order = make_schedule(name, ranks, microbatches, per_rank)
+    alone = [Noisy(block) for block in blocks(count)]
+    ag.seed(4)
+    losses = [await serial_with_noise(alone, microbatches, x, target) for _ in range(2)]
+    assert losses[0] != losses[1]
+    for where in ("executor", "loop"):
+        cut = [Noisy(block) for block in blocks(count)]
+        pipe = Pipeline([Stage(module, where=where) for module in cut], order, loss_fn=noisy_loss)
+        ag.seed(4)
+        assert [values(await pipe.step(x, target)) for _ in range(2)] == losses
+        assert gradients(cut) == gradients(alone)
+        assert values([ag.default_generator().normal(())]) == values([ag.Generator(4).normal(())]), "a step draws nothing from it"
+
+
+async def test_a_seed_of_a_step_is_two_ints() -> None:
+    for wrong in ((1,), (1, -1), (1, 2**63), (True, 1), "ab", (1.0, 2)):
+        with pytest.raises(ArgumentError, match="expected two ints"):
+            StepRandom(wrong)  # type: ignore[arg-type]
+
+
+class Once(ag.nn.Module):
+    """Uses a weight that all stages share, once."""
+
+    def __init__(self, shared: Any, inner: Any) -> None:
+        self.shared = shared
+        self.inner = inner
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x) @ self.shared
+
+
+@pytest.mark.parametrize(("name", "per_rank"), [("GPipe", 1), ("1F1B", 1), ("ZB-H1", 1), ("ZBVZeroBubble", 2)])
+async def test_a_weight_of_several_stages_has_the_bits_of_the_serial_run(name: str, per_rank: int) -> None:
+    x, target = data(10)
+    results = []
+    for makes_pipeline in (True, False):
+        shared = ag.nn.Parameter(ag.tensor(np.random.default_rng(5).normal(size=(SIZE, SIZE)).astype(np.float32) * 0.5))
+        modules = [Once(shared, inner) for inner in blocks(2 * per_rank)]
+        for _ in range(2):
+            if makes_pipeline:
+                await Pipeline(modules, make_schedule(name, 2, 5, per_rank), loss_fn=mean_square).step(x, target)
+            else:
+                await serial(modules, 5, x, target)
+        results.append(gradients(modules))
+    assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("place", [0, 1, "loss"])
+async def test_a_forgotten_return_is_named(place: Any) -> None:
+    def forgetful(*args: Any) -> Any:
+        args[0] * 2
+
+    stages: list[Any] = blocks(2)
+    if place != "loss":
+        stages[place] = forgetful
+    pipe = Pipeline(stages, ONE_FORWARD_ONE_BACKWARD, loss_fn=forgetful if place == "loss" else mean_square)
+    expected = "what loss_fn returned is None" if place == "loss" else rf"stage {place} \(.*forgetful\) returned None"
+    with pytest.raises(PipelineError, match=rf"{expected}.*Was `return` forgotten"):
+        await pipe.step(*data(8))
 
 
 async def test_stages_and_losses_that_wait() -> None:

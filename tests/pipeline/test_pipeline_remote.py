@@ -24,7 +24,7 @@ from aiograd.pipeline.run.host import ADAPTER
 from aiograd.testing import ToyDevice, simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
-from tests.pipeline.remote import Block, Head, behind, place, service
+from tests.pipeline.remote import Block, Head, NoisyBlock, behind, place, service
 
 
 @pytest.mark.parametrize("homes", ["abc", "aba", "a.b", ".ab", "ab.", "aaa"])
@@ -46,6 +46,27 @@ async def test_the_gradients_are_those_of_the_serial_run(homes: str, name: str) 
             with ag.no_grad():
                 assert np.array_equal((await pipe.eval(x)).numpy(), before.numpy())
         assert [worker.statistics().references for worker in opened] == held
+
+
+async def test_workers_draw_the_random_numbers_of_the_serial_run() -> None:
+    x, target = data(9)
+    results = []
+    async with workers("driver", "a", "b", service=service) as opened:
+        driver = opened[0]
+        for homes in ((None, None, None), ("a", None, "b"), ("b", "b", "a")):
+            modules = [
+                NoisyBlock(i) if home is None else dist.RemoteModule(driver, home, await driver.remote(home, NoisyBlock, i))
+                for i, home in enumerate(homes)
+            ]
+            for name in ("1F1B", "ZB-H1"):
+                for module in modules:
+                    behind(module, *opened).zero_grad()
+                ag.seed(7)
+                async with Pipeline(modules, make_schedule(name, 3, 4), loss_fn=mean_square) as pipe:
+                    losses = [values(await pipe.step(x, target)) for _ in range(2)]
+                    results.append((losses, gradients(behind(module, *opened) for module in modules)))
+    assert all(result == results[0] for result in results)
+    assert results[0][0][0] != results[0][0][1]
 
 
 async def test_several_stages_per_worker_and_a_turn() -> None:

@@ -11,8 +11,8 @@ Note [Replacing a worker]
     the step from its start, since its sums of weight gradients are gone, and so every backward that it had done has to be done again, with the
     forward before it; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked now and
     then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in
-    the same order from the same values, so the gradients are the same to the bit, provided that the stages draw no random numbers, or draw them by
-    stage and microbatch. Gradients of earlier steps that a lost worker held are gone with it.
+    the same order from the same values and with the same random numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of
+    earlier steps that a lost worker held are gone with it.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from aiograd.pipeline.run.session import Session
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.run.verdicts import ABORT, COMMIT, Verdicts
 from aiograd.pipeline.stage import Stage, as_stage
+from aiograd.pipeline.step_random import StepRandom
 
 #: times that hosts are asked whether a step is prepared, where their answers take longer than they hold
 ROUNDS = 3
@@ -108,6 +109,8 @@ class Fleet:
         self._local_ref: Any = None
         #: how often each rank has been replaced
         self._generations = dict.fromkeys(homes, 0)
+        #: of the random numbers of the running step
+        self._seed: tuple[int, ...] = ()
         self._replacing = asyncio.Lock()
         #: hosts that are not done with the running step, and whether all are
         self._busy = 0
@@ -200,11 +203,13 @@ class Fleet:
             PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
         """
         step = session.step
+        self._seed = StepRandom().seed
         if not self.remotes:
-            return await self.local.run(step, trains, {})
+            return await self.local.run(step, trains, {}, None, self._seed)
         try:
             work = {remote.name: self._run(remote, step, trains) for remote in self.remotes}
-            work["this process"] = self._counted(self.local.run(step, trains, {}))  # even without ranks it sends microbatches and targets
+            # even without ranks this process sends microbatches and targets
+            work["this process"] = self._counted(self.local.run(step, trains, {}, None, self._seed))
             self._busy = len(work)
             self._quiet.clear()
             results = _merged((await together(work)).values())
@@ -232,7 +237,8 @@ class Fleet:
 
     async def _run(self, remote: Remote, step: int, trains: bool) -> dict[str, Any]:
         try:
-            results = await remote.ref.call("run", step, trains, self.peers(remote.ranks), self._local_ref, timeout=self._timeout)
+            peers, seed = self.peers(remote.ranks), list(self._seed)
+            results = await remote.ref.call("run", step, trains, peers, self._local_ref, seed, timeout=self._timeout)
         except RemoteError as error:
             raise _translated(error) from error
         except GONE:

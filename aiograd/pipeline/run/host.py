@@ -27,6 +27,7 @@ from aiograd.pipeline.run.local import Site, Work
 from aiograd.pipeline.run.outbox import received
 from aiograd.pipeline.run.session import Session
 from aiograd.pipeline.run.watch import COMMITTED, DROPPED, OPEN, PREPARED, RUNNING, UNKNOWN, Home, kept_for, watch
+from aiograd.pipeline.step_random import StepRandom
 
 logger = logging.getLogger("aiograd.pipeline")
 
@@ -70,7 +71,7 @@ class StageHost:
         session.mailboxes[rank].put((kind, stage, microbatch), received(kind, value))
         return True
 
-    async def run(self, step: int, trains: bool, peers: dict[str, Any], driver: Any = None) -> dict[str, Any]:
+    async def run(self, step: int, trains: bool, peers: dict[str, Any], driver: Any = None, seed: Any = None) -> dict[str, Any]:
         """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.
 
         Args:
@@ -78,6 +79,7 @@ class StageHost:
             trains: with backward; the step is prepared then. Else an evaluation.
             peers: for each rank that lives elsewhere how often it has been replaced, and its host.
             driver: the host of the process that decides; None: it cannot be asked.
+            seed: of the step's `StepRandom`; None: a new one.
 
         Returns:
             Losses and outputs by microbatch, where the last stage is here.
@@ -85,6 +87,7 @@ class StageHost:
         Raises:
             PipelineError: a stage failed, or the step comes too late. CommitUnknown: an earlier step is in doubt here.
         """
+        random = StepRandom(seed)
         session = self._find(step)
         if session is None or session.state != OPEN:
             raise PipelineError(f"step {step} of a pipeline comes too late: its host has seen a later one, or this one before")
@@ -104,6 +107,7 @@ class StageHost:
             loss_fn=charge.loss_fn,
             scale=charge.scale,
             keep_outputs=session.keeps_outputs,
+            random=random,
             handlers=charge.handlers,
         )
         try:

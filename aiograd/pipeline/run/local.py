@@ -17,6 +17,7 @@ from aiograd.pipeline.run.together import together
 from aiograd.pipeline.stage import Stage
 from aiograd.pipeline.stage_run import StageRun
 from aiograd.pipeline.staging import Staging
+from aiograd.pipeline.step_random import StepRandom
 
 
 class Event(NamedTuple):
@@ -41,6 +42,7 @@ class Work(NamedTuple):
     loss_fn: Callable[..., Any] | None
     scale: float
     keep_outputs: bool
+    random: StepRandom
     handlers: Mapping[ActionKind, Callable[[Action], Any]]
 
 
@@ -76,6 +78,7 @@ class Site:
                 loss_fn=work.loss_fn,
                 scale=work.scale,
                 keep_outputs=work.keep_outputs,
+                random=work.random,
             )
             for index, stage in work.stages.items()
         }

@@ -218,8 +218,9 @@ class Pipeline:
         """Forward and backward of a batch: adds its gradients to the ``grad`` of every leaf.
 
         Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. What forwards change besides (running
-        statistics of normalisation layers, generators of random numbers) stays changed. Cancelling stops every rank. Steps of one pipeline run one
-        after the other.
+        statistics of normalisation layers, generators that stages have of their own) stays changed. Random numbers of the default generator, such
+        as those of dropout, are drawn by stage and microbatch and the same under every schedule; see `StepRandom`. Cancelling stops every rank.
+        Steps of one pipeline run one after the other.
 
         Args:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get

@@ -3,10 +3,10 @@
 Note [What is batched]
     A task is never split. Tasks wait until there are `min_batch_size` rows and no more are coming in this turn of the loop, or until the next
     one would make the batch larger than `max_batch_size`; of several batches that are due, the one with the oldest task runs. Sizes count
-    rows, however many tasks they come in; a task without rows runs at once and alone. An error of a batch is the error of its tasks only, so rows are only batched with others of their
-    shape and dtype: a caller that sends rows of another width fails by itself, and float64 of one caller never turns the float32 of another
-    into float64. Tasks that were cancelled before their batch began are not in it. The sums of a batch are made in one kernel, so bits may
-    depend on who else is in it.
+    rows, however many tasks they come in; a task without rows runs at once and alone. An error of a batch is the error of its tasks only, so rows
+    are only batched with others of their shape and dtype: a caller that sends rows of another width fails by itself, and float64 of one caller
+    never turns the float32 of another into float64. Tasks that were cancelled before their batch began are not in it. The sums of a batch are
+    made in one kernel, so bits may depend on who else is in it.
 
 Source: hivemind ``task_pool.py`` and ``runtime.py``.
 """
@@ -74,7 +74,8 @@ class TaskPool:
             What `fn` returned for these rows.
 
         Raises:
-            ArgumentError: more rows than `max_batch_size`, no Tensors, or different numbers of rows. DistributedError: the pool is closed. What `fn` raises.
+            ArgumentError: more rows than `max_batch_size`, no Tensors, or different numbers of rows. DistributedError: the pool is closed.
+            What `fn` raises.
         """
         if self._is_closed:
             raise DistributedError("submit: this TaskPool has been closed")
