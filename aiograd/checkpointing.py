@@ -5,7 +5,8 @@ Note [A region and its recomputations]
     graph itself stays, so `grad`, `inputs=`, hooks and ``retain_graph`` work as ever. The first time a pass needs a value, the region is
     computed again under hooks that catch what is saved, this time outside of the caller's graph; the pass takes each value once,
     and it is freed with the node that took it. What is left over goes when the pass ends, however it ends: recomputations are kept in
-    the GraphTask. A pass recorded with ``create_graph`` gets the values in the place of the original graph, not of the recomputed one.
+    the GraphTask, and where that is the first half of a pass they go on to the second. A pass recorded with ``create_graph`` gets the values in
+    the place of the original graph, not of the recomputed one.
 
 Note [Regions in regions]
     The arguments of an inner region are values that the outer one saves: they go through the hooks that are active where `checkpoint` is
@@ -187,15 +188,18 @@ class _Region:
         current = CURRENT.get()
         if current is None:
             raise GraphError(f"a value saved by {self} can be computed again in a backward pass only: use backward() or grad()")
-        kept: dict[int, Any] = current.task.shared_hook_state
+        task = current.task
+        if task.recomputed is None:
+            task.recomputed = {}
+        kept: dict[int, Any] = task.recomputed
         recomputation = kept.get(id(self))
         if recomputation is None or recomputation.lacks(number):
             # it refers to the region, so as long as it is kept no other region can have this id
-            recomputation = kept[id(self)] = _Recomputation(self, kept)
-            return recomputation.run_and_take(number)
+            recomputation = kept[id(self)] = _Recomputation(self)
+            return recomputation.run_and_take(number, kept)
         if recomputation.values is not None:
-            return recomputation.take(number)
-        return recomputation.wait_and_take(number, current.task.loop)
+            return recomputation.take(number, kept)
+        return recomputation.wait_and_take(number, kept, task.loop)
 
     async def compute_again(self, caught: _Caught) -> None:
         """Run the function once more; `caught` gets what it saves."""
@@ -287,14 +291,12 @@ class _Caught:
 
 
 class _Recomputation:
-    """The values of a region in one pass."""
+    """The values of a region in one pass. `kept`, in its methods, is where the pass keeps it."""
 
-    __slots__ = ("region", "kept", "values", "waiting")
+    __slots__ = ("region", "values", "waiting")
 
-    def __init__(self, region: _Region, kept: dict[int, Any]) -> None:
+    def __init__(self, region: _Region) -> None:
         self.region = region
-        #: where the pass keeps this
-        self.kept = kept
         #: what has not been taken yet, by number; None while it is being computed
         self.values: dict[int, tuple[Any, Saved]] | None = None
         self.waiting: list[Any] = []
@@ -303,14 +305,14 @@ class _Recomputation:
         """Whether the value has been taken already."""
         return self.values is not None and number not in self.values
 
-    async def run_and_take(self, number: int) -> Any:
+    async def run_and_take(self, number: int, kept: dict[int, Any]) -> Any:
         try:
             caught = _Caught()
             await self.region.compute_again(caught)
             self.region.check(caught.values)
         except BaseException as error:
             # this fails the pass, and with it whoever waits is cancelled
-            self._forget()
+            self._forget(kept)
             if isinstance(error, Exception):
                 error.add_note(f"while {self.region} was computed again for backward")
             raise
@@ -319,17 +321,17 @@ class _Recomputation:
             if not future.done():
                 future.set_result(None)
         self.waiting.clear()
-        return self.take(number)
+        return self.take(number, kept)
 
-    async def wait_and_take(self, number: int, loop: Any) -> Any:
+    async def wait_and_take(self, number: int, kept: dict[int, Any], loop: Any) -> Any:
         # a coroutine begins some time after it was made: the values may have come meanwhile
         if self.values is None:
             future = loop.create_future()
             self.waiting.append(future)
             await future
-        return self.take(number)
+        return self.take(number, kept)
 
-    def take(self, number: int) -> Any:
+    def take(self, number: int, kept: dict[int, Any]) -> Any:
         """Hand out a value and let go of it.
 
         Raises:
@@ -338,15 +340,15 @@ class _Recomputation:
         values: dict[int, tuple[Any, Saved]] = self.values or {}
         tensor, again = values.pop(number)
         if not values:
-            self._forget()
+            self._forget(kept)
         for saved in (self.region.saved[number], again):
             if saved.is_modified:
                 raise saved.modified(f"tensor {number} saved by {self.region}")
         return tensor
 
-    def _forget(self) -> None:
-        if self.kept.get(id(self.region)) is self:
-            del self.kept[id(self.region)]
+    def _forget(self, kept: dict[int, Any]) -> None:
+        if kept.get(id(self.region)) is self:
+            del kept[id(self.region)]
 
 
 # -------------------------------------------------------------------- arguments

@@ -147,6 +147,8 @@ class GraphTask:
     on_wait: Callable[[], None] | None = None
     #: gives the nodes whose rules or hooks have begun and not ended; for a pass that is part of a larger one
     busy: Callable[[], list[Node]] | None = None
+    #: what checkpointed regions have computed again, by region
+    recomputed: dict[int, Any] | None = None
     #: what makes the pass fail from outside
     intruder: BaseException | None = None
     #: the larger pass that this one is part of
@@ -741,6 +743,7 @@ class GraphTask:
         self.part = None
         self.on_delivery = self.on_wait = self.busy = self.gate = self.slots = self._order = None
         self.shared_hook_state.clear()
+        self.recomputed = None
         self.callbacks.clear()
         self._walk = iter(())
         futures, self._futures = self._futures, []

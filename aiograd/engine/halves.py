@@ -252,6 +252,13 @@ class InputHalf(GraphTask):
 
     # ---------------------------------------------------------------- results
 
+    def finish(self) -> None:
+        """As of any pass; what was computed again stays for the other half."""
+        recomputed = self.recomputed
+        super().finish()
+        if self.error is None:
+            self.recomputed = recomputed
+
     def groups(self) -> list[ParameterGroup]:
         """What is left for the other half, in the order of the weights. Call it once, when the pass is over."""
         by_label: dict[int, ParameterGroup] = {}
@@ -275,4 +282,8 @@ class InputHalf(GraphTask):
         for part in (self._terms, self._left, self._aside, self._values, self._labels, self._asked, self._undivided):
             part.clear()
         self.kept = ()
-        return [group for group in by_label.values() if not group.is_spent]
+        left_over = [group for group in by_label.values() if not group.is_spent]
+        recomputed, self.recomputed = self.recomputed, None
+        for group in left_over:
+            group.recomputed = recomputed
+        return left_over

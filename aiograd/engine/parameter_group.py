@@ -42,7 +42,7 @@ class ParameterGroup:
     Two weights are in one group where a node of the weight half leads to both. Made by the input half; the weight half empties it.
     """
 
-    __slots__ = ("nodes", "starts", "terms", "watched", "placement")
+    __slots__ = ("nodes", "starts", "terms", "watched", "placement", "recomputed")
 
     def __init__(self, placement: Placement | None = None) -> None:
         #: of the weights
@@ -53,6 +53,8 @@ class ParameterGroup:
         self.watched: list[tuple[Any, int]] = []
         #: what has found every node of the graph small, None: nothing has
         self.placement = placement
+        #: what checkpointed regions computed in the input half and the weight half needs, too
+        self.recomputed: dict[int, Any] | None = None
 
     def __repr__(self) -> str:
         state = "spent" if self.is_spent else f"{len(self.starts)} nodes to run again, {len(self.terms)} gradients"

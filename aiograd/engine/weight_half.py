@@ -48,7 +48,7 @@ class WeightHalf(GraphTask):
     """The pass that computes gradients of weights from what an `InputHalf` has left. See the module.
 
     Args:
-        roots, seeds, keys, starts, placement: what `weight_half` makes of parameter groups.
+        roots, seeds, keys, starts, placement, recomputed: what `weight_half` makes of parameter groups.
         options: of `GraphTask`.
     """
 
@@ -60,11 +60,13 @@ class WeightHalf(GraphTask):
         keys: Sequence[Key],
         starts: Sequence[Start],
         placement: Placement | None = None,
+        recomputed: dict[int, Any] | None = None,
         **options: Any,
     ) -> None:
         super().__init__(roots, seeds, accumulate=True, **options)
         self._keys = tuple(keys)
         self._placement = placement
+        self.recomputed = recomputed
         self._left = {start.node: start.outputs for start in starts}
         self._values = {start.node: start.values for start in starts if start.values is not None}
         self.resumed = self._left.keys()
@@ -257,7 +259,11 @@ def weight_half(groups: Sequence[ParameterGroup], keep: bool) -> tuple[list[tupl
             group.starts.clear()
             group.terms.clear()
             group.watched.clear()
+    recomputed = {region: values for group in groups if group.recomputed for region, values in group.recomputed.items()}
+    if not keep:
+        for group in groups:
+            group.recomputed = None
     placement = groups[0].placement
     if any(group.placement is not placement for group in groups):
         placement = None
-    return roots, seeds, {"keys": keys, "starts": starts, "placement": placement, "inputs": inputs, "keep_graph": keep}
+    return roots, seeds, {"keys": keys, "starts": starts, "placement": placement, "recomputed": recomputed, "inputs": inputs, "keep_graph": keep}

@@ -207,6 +207,45 @@ async def test_a_checkpointed_stage_is_computed_again_once() -> None:
     assert len(runs) == 4  # two forwards, and one recomputation for each of the two ways
 
 
+@pytest.mark.parametrize("needs_grad", [True, False])
+async def test_what_both_halves_need_is_computed_again_once(needs_grad: bool) -> None:
+    """Also what weights are made of, and all of a first stage, whose input needs no gradient."""
+    runs: list[int] = []
+    w, v = matrix(grad=True), matrix(grad=True)
+
+    def region(x: Any) -> Any:
+        runs.append(1)
+        return np.tanh(x @ np.exp(w)) @ np.sin(v)
+
+    x = matrix(grad=needs_grad)
+    for retain in (False, True):
+        runs.clear()
+        output = ag.checkpoint(region, x).sum()
+        _, groups = await stage_backward_input([output], None, [x], [w, v])
+        await stage_backward_weight([w, v], groups, retain_graph=retain)
+        assert len(runs) == 2  # the forward, and one recomputation
+    w.grad = v.grad = None
+    await same_as_whole(lambda x: ag.checkpoint(region, x).sum(), [x], [w, v])
+
+
+async def test_what_was_computed_again_dies_with_its_groups() -> None:
+    arrays: list[Any] = []
+
+    def region(x: Any) -> Any:
+        middle = np.tanh(x @ w)
+        arrays.append(array_of(middle))
+        return middle @ np.exp(v)
+
+    with reference_counts_only():
+        x, w, v = matrix(grad=True), matrix(grad=True), matrix(grad=True)
+        output = ag.checkpoint(region, x).sum()
+        _, groups = await stage_backward_input([output], None, [x], [w, v])
+        del output
+        assert arrays[1]() is not None
+        del groups
+        assert [ref() for ref in arrays] == [None, None]
+
+
 # -------------------------------------------------------------------- memory
 
 
