@@ -107,7 +107,8 @@ def microbatches_of(
 
     Raises:
         ArgumentError: the batch was given whole and in pieces, or not in `count` pieces. ArgumentTypeError: a wrong container.
-        MicrobatchError: a Tensor has fewer rows than there are microbatches.
+        MicrobatchError: a Tensor has fewer rows than there are microbatches, or rows that do not go with those of the others: a target has as many
+            as an argument, and arguments with different numbers of them all split evenly.
     """
     for given, is_whole, name, what in (
         (arg_mbs, bool(args), "arg_mbs", "positional arguments of the whole batch"),
@@ -130,7 +131,9 @@ def microbatches_of(
         calls = zip(arg_mbs or [()] * count, kwarg_mbs or [{}] * count, strict=True)
         return [(given_args, dict(given_kwargs)) for given_args, given_kwargs in calls], None if target_mbs is None else list(target_mbs)
     parts = [*_batch(args, dict(kwargs), arg_specs, kwarg_specs), (target, None, "the target")]
-    _check_rows(_rows(parts), count)
+    of_batch, of_target = _rows(parts[:2]), _rows(parts[2:])
+    _check_rows(of_batch + of_target, count)
+    _check_alike(of_batch, of_target, count)
     pieces = _split(parts, count)
     return [(piece[0], piece[1]) for piece in pieces], None if target is None else [piece[2] for piece in pieces]
 
@@ -233,6 +236,28 @@ def _check_rows(rows: list[tuple[str, int]], count: int) -> None:
             raise MicrobatchError(
                 f"splitting into {count} microbatches: {place} has {length} rows ({others[0]} has {others[1]}). Use fewer microbatches or a larger "
                 "batch, or give what all of them share REPLICATE as its spec."
+            )
+
+
+def _check_alike(given: list[tuple[str, int]], wanted: list[tuple[str, int]], count: int) -> None:
+    """Raise where rows that belong together would get into different microbatches, to be broadcast against others there.
+
+    Raises:
+        MicrobatchError
+    """
+    lengths = {length for _, length in given}
+    for place, length in given:
+        if len(lengths) > 1 and length % count:
+            others = next(entry for entry in given if entry[1] != length)
+            raise MicrobatchError(
+                f"splitting into {count} microbatches: {place} has {length} rows and {others[0]} has {others[1]}, so rows with one number would get "
+                "into different microbatches. Give both the same number of rows, or split them yourself and pass arg_mbs and kwarg_mbs."
+            )
+    for place, length in wanted:
+        if given and length not in lengths:
+            raise MicrobatchError(
+                f"splitting into {count} microbatches: {place} has {length} rows and {given[0][0]} has {given[0][1]}. Give a target a row for each "
+                "row of the batch, or split both yourself and pass arg_mbs and target_mbs."
             )
 
 

@@ -190,12 +190,27 @@ def test_merging_is_differentiable() -> None:
 
 
 def test_a_whole_batch_with_its_target() -> None:
-    calls, targets = microbatches_of((rows(6), 3), {"k": rows(3)}, rows(9), 3)
+    calls, targets = microbatches_of((rows(6), 3), {"k": rows(3)}, rows(6), 3)
     assert [(args[0].shape, args[1], kwargs["k"].shape) for args, kwargs in calls] == [((2,), 3, (1,))] * 3
-    assert [target.shape for target in targets or ()] == [(3,)] * 3
+    assert [target.shape for target in targets or ()] == [(2,)] * 3
     assert microbatches_of((), {}, None, 2) == ([((), {})] * 2, None)
     calls, targets = microbatches_of((rows(4),), {}, {"y": rows(4), "n": 1}, 2)
     assert [(target["y"].shape, target["n"]) for target in targets or ()] == [((2,), 1)] * 2
+
+
+@pytest.mark.parametrize(
+    ("args", "kwargs", "target", "message"),
+    [
+        ((rows(8),), {}, rows(6), r"the target has 6 rows and args\[0\] has 8.*pass arg_mbs and target_mbs"),
+        ((rows(8),), {}, rows(4), r"the target has 4 rows"),
+        ((rows(8),), {}, {"a": rows(8), "b": rows(16)}, r"the target\['b'\] has 16 rows"),
+        ((rows(8),), {"k": rows(6)}, None, r"kwargs\['k'\] has 6 rows and args\[0\] has 8"),
+        ((rows(7), rows(4)), {}, None, r"args\[0\] has 7 rows and args\[1\] has 4"),
+    ],
+)
+def test_rows_that_do_not_go_together_are_refused(args: Any, kwargs: Any, target: Any, message: str) -> None:
+    with pytest.raises(MicrobatchError, match=message):
+        microbatches_of(args, kwargs, target, 4)
 
 
 def test_there_are_exactly_as_many_as_the_schedule_has() -> None:

@@ -306,6 +306,14 @@ async def test_random_numbers_are_drawn_in_the_order_of_the_microbatches() -> No
         assert gradients(cut) == gradients(alone)
 
 
+async def test_a_target_of_other_rows_is_refused_and_nothing_is_broadcast() -> None:
+    modules = blocks(2)
+    pipe = Pipeline(modules, ONE_FORWARD_ONE_BACKWARD, loss_fn=mean_square)
+    with pytest.raises(MicrobatchError, match="the target has 6 rows"):
+        await pipe.step(data(8)[0], data(6)[1])
+    assert not any(gradients(modules))
+
+
 class Noisy(ag.nn.Module):
     """Drops, some of it in a part that is computed again in backward."""
 
