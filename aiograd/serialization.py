@@ -98,7 +98,8 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: of the file.
 
     Raises:
-        ArgumentError: not a safetensors file, damaged or cut short, or of a dtype that cannot be had. FileNotFoundError: no such file.
+        ArgumentError: not a safetensors file (those of ``torch.save`` are none), damaged or cut short, or of a dtype that cannot be had.
+            FileNotFoundError: no such file.
     """
     arrays, metadata = _read(Path(path), with_arrays=True)
     tensors = {name: make(array) for name, array in arrays.items()}
@@ -141,12 +142,23 @@ def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, np.ndarray[Any, A
                 import ml_dtypes  # noqa: F401 - registers bfloat16 with numpy
             return {name: np.array(file.get_tensor(name)) for name in names}, metadata
     except SafetensorError as error:
+        if _is_of_pytorch(path):
+            raise ArgumentError(
+                f"load: {path.name} was written by torch.save and holds pickled code, which aiograd does not run. Convert it where PyTorch is: "
+                "`safetensors.torch.save_file(torch.load(path, weights_only=True), 'model.safetensors')`, and load that."
+            ) from None
         raise ArgumentError(
             f"load: {path.name} ({path.stat().st_size} bytes) is not a whole safetensors file ({error}). "
             "Was it cut short, or written by something else?"
         ) from None
     except (TypeError, AttributeError, ImportError) as error:
         raise ArgumentError(f"load: {path.name} holds a dtype that numpy lacks ({error}); bfloat16 needs the package ml_dtypes") from None
+
+
+def _is_of_pytorch(path: Path) -> bool:
+    """Whether a file begins as those of ``torch.save`` do: a zip archive, or in old versions a pickle."""
+    with open(path, "rb") as file:
+        return file.read(4) in (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
 def _is_array(value: Any) -> bool:

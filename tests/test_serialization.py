@@ -270,3 +270,11 @@ def test_bfloat16(tmp_path: Path) -> None:
     assert value.numpy().astype(np.float32).tolist() == [1.0, -2.0]
     save({"a": value}, tmp_path / "y")
     assert same(load(tmp_path / "y"), {"a": value})
+
+
+@pytest.mark.parametrize("beginning", [b"PK\x03\x04", b"\x80\x02\x8a\x0a"])
+def test_a_file_of_pytorch_is_called_that(tmp_path: Path, beginning: bytes) -> None:
+    path = tmp_path / "model.pt"
+    path.write_bytes(beginning + bytes(100))
+    with pytest.raises(ArgumentError, match=r"model.pt was written by torch.save.*safetensors.torch.save_file\(torch.load"):
+        ag.load(path)

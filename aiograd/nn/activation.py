@@ -1,16 +1,19 @@
-"""Activation functions as modules."""
+"""Activation functions as modules. Where PyTorch's take ``inplace``, these refuse True: see `aiograd.nn.functional`."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from aiograd.nn import functional
-from aiograd.nn.module import Module
+from aiograd.nn.module import Module, refuse_inplace
 from aiograd.tensors.tensor import Tensor
 
 
 class ReLU(Module):
     """``max(x, 0)``."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("ReLU", inplace)
 
     def forward(self, input: Any) -> Tensor:
         """Elementwise."""
@@ -39,6 +42,9 @@ class GELU(Module):
 class SiLU(Module):
     """``x * sigmoid(x)``."""
 
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("SiLU", inplace)
+
     def forward(self, input: Any) -> Tensor:
         """Elementwise."""
         return functional.silu(input)
@@ -51,7 +57,8 @@ class ELU(Module):
         alpha: the limit on the negative side.
     """
 
-    def __init__(self, alpha: float = 1.0) -> None:
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        refuse_inplace("ELU", inplace)
         self.alpha = alpha
 
     def forward(self, input: Any) -> Tensor:
@@ -70,7 +77,8 @@ class LeakyReLU(Module):
         negative_slope: the slope on the negative side.
     """
 
-    def __init__(self, negative_slope: float = 0.01) -> None:
+    def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
+        refuse_inplace("LeakyReLU", inplace)
         self.negative_slope = negative_slope
 
     def forward(self, input: Any) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Any
 
 from aiograd.errors import ArgumentError
 from aiograd.nn import functional
-from aiograd.nn.module import Module
+from aiograd.nn.module import Module, refuse_inplace
 from aiograd.random import Generator
 from aiograd.tensors.tensor import Tensor
 
@@ -19,7 +19,8 @@ class Dropout(Module):
         generator: what to draw from; None: the default generator of the running task.
     """
 
-    def __init__(self, p: float = 0.5, *, generator: Generator | None = None) -> None:
+    def __init__(self, p: float = 0.5, inplace: bool = False, *, generator: Generator | None = None) -> None:
+        refuse_inplace("Dropout", inplace)
         if not 0 <= p <= 1:
             raise ArgumentError(f"Dropout(p={p}): expected a probability between 0 and 1")
         self.p = p

@@ -15,6 +15,7 @@ surface as missing attributes).
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, NamedTuple, Self
@@ -26,6 +27,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.refusal import NONE_ADVICE
 from aiograd.tensors.tensor import Tensor, asarray
 
 
@@ -52,7 +54,13 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} defines no forward(): define it, as `def` or `async def`")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.forward(*args, **kwargs)
+        try:
+            return self.forward(*args, **kwargs)
+        except (AttributeError, TypeError) as error:
+            name = None if "None" not in str(error) else _missing(self.forward, args, kwargs)
+            if name is None:
+                raise
+            raise ArgumentTypeError(f"{type(self).__name__}.forward: its argument {name!r} {NONE_ADVICE}") from error
 
     # ---------------------------------------------------------------- what belongs to a module
 
@@ -325,3 +333,20 @@ def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> No
         node.dtype, node.device = value.dtype, value.device
     if grad is not None:
         tensor.grad = converted(grad)
+
+
+def refuse_inplace(name: str, inplace: Any) -> None:
+    """Raise if a module is asked to write its result over its input."""
+    if inplace is not False:
+        raise ArgumentError(f"{name}(inplace={inplace!r}): leave it out; gradients need the values, so overwriting the input would save no memory")
+
+
+def _missing(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
+    """The first argument that is None, though the function has no default for it."""
+    try:
+        signature = inspect.signature(forward)
+        given = signature.bind(*args, **kwargs).arguments
+    except (TypeError, ValueError):
+        return None
+    required = (name for name, each in signature.parameters.items() if each.default is each.empty)
+    return next((name for name in required if name in given and given[name] is None), None)

@@ -26,7 +26,7 @@ from aiograd.modes import Mode, ModeScope, current_mode
 from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.tensors.core import TENSOR_CLASS, SpecialView, TensorCore, TensorExtra, View, counter_of, host_array, make, plain_array, refresh
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class, versions_of
-from aiograd.tensors.refusal import REFUSALS, raise_refusal
+from aiograd.tensors.refusal import NONE_ADVICE, REFUSALS, raise_refusal
 from aiograd.tensors.rowcode import compile_binder
 
 _new = object.__new__
@@ -64,6 +64,8 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
         return make(check_numbers(value))  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)):
         return make(array_of(value))  # type: ignore[no-any-return]
+    if value is None:
+        raise ArgumentTypeError(f"an argument {NONE_ADVICE}")
     raise ArgumentTypeError(f"expected a Tensor, array or number, found {type(value).__name__}")
 
 
@@ -158,7 +160,7 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         else:
             result, *residuals = fused.forward(*arrays, **statics)
     except REFUSALS as error:
-        raise_refusal(op.name, arrays, statics, error)
+        raise_refusal(op.name, arrays, statics, error, op.arrays)
     crosses = False
     if result.__class__ is not _ndarray:
         crosses = hasattr(result, "__aiograd_device__")
@@ -204,7 +206,7 @@ def _call_general(
         else:
             result = op(*arrays, **statics)
     except REFUSALS as error:
-        raise_refusal(op.name, arrays, statics, error)
+        raise_refusal(op.name, arrays, statics, error, op.arrays)
     outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
     node = _attach(op, tensors, statics, outputs, residuals, mode, device, fused) if records else None
     if op.view and outputs and _shares(outputs[0]._data, arrays[0]):

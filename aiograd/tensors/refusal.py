@@ -7,7 +7,7 @@ would cost every call what only a wrong one needs.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NoReturn
 
 import numpy as np
@@ -15,22 +15,32 @@ import numpy as np
 from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
 
 #: what numpy raises for arguments that it does not take
-REFUSALS = (ValueError, TypeError, IndexError)
+REFUSALS = (ValueError, TypeError, IndexError, AttributeError)
 
 #: words of numpy's messages about shapes
 _SHAPE_WORDS = ("shape", "broadcast", "dimension", "size", "mismatch", "axes", "operand")
 
 
-def raise_refusal(name: str, arrays: Iterable[Any], statics: Mapping[str, Any], error: Exception) -> NoReturn:
+#: of an argument that is None where a Tensor belongs
+NONE_ADVICE = "is None; expected a Tensor, array or number. Was `return` forgotten in what computes it?"
+
+
+def raise_refusal(name: str, arrays: Iterable[Any], statics: Mapping[str, Any], error: Exception, names: Sequence[str] = ()) -> NoReturn:
     """Raise the error for an operation that numpy refused with `error`; aiograd's own errors and LinAlgError pass as they are.
 
     Args:
         name: of the row or function.
         arrays: its array arguments; other values are passed over.
         statics: its other arguments by name.
+        names: of the array arguments, where they are known.
     """
     if isinstance(error, (AiogradError, np.linalg.LinAlgError)):
         raise error
+    if isinstance(error, AttributeError):
+        missing = next((known for known, array in zip(names, arrays, strict=False) if array is None), None)
+        if missing is None or error.obj is not None:
+            raise error
+        raise ArgumentTypeError(f"{name}: its argument {missing!r} {NONE_ADVICE}") from error
     text = str(error).rstrip(". ")
     described = ", ".join([f"{a.dtype} {list(a.shape)}" for a in arrays if hasattr(a, "dtype") and hasattr(a, "shape")])
     options = "".join(f", {key}={value!r}" for key, value in statics.items() if isinstance(value, (int, float, str, tuple)) and len(repr(value)) < 80)

@@ -280,3 +280,47 @@ async def test_a_graph_recorded_before_a_cast_must_not_be_used() -> None:
     net.double()
     with pytest.raises(ModifiedError):
         await loss.backward()
+
+
+# -------------------------------------------------------------------- what is easily got wrong
+
+
+class Forgetful(nn.Module):
+    def forward(self, x: Any) -> Any:
+        x * 2
+
+
+def test_an_argument_that_is_none_is_named() -> None:
+    x = ag.ones((2, 3))
+    with pytest.raises(ArgumentTypeError, match="Linear.forward: its argument 'input' is None.*Was `return` forgotten"):
+        nn.Sequential(nn.Linear(3, 3), Forgetful(), nn.Linear(3, 3))(x)
+    for module in (nn.ReLU(), nn.BatchNorm1d(3), nn.LayerNorm(3), nn.Conv2d(1, 2, 3), nn.Dropout(), nn.Embedding(3, 3)):
+        with pytest.raises(ArgumentTypeError, match=f"{type(module).__name__}.forward: its argument 'input' is None"):
+            module(None)
+    for call, name in (
+        (lambda: nn.functional.linear(None, x), "linear: its argument 'x'"),
+        (lambda: nn.functional.mse_loss(x, None), "mse_loss: its argument 'target'"),
+        (lambda: nn.functional.cross_entropy(None, np.array([1])), "cross_entropy: its argument 'logits'"),
+        (lambda: nn.functional.scaled_dot_product_attention(x, None, x), "scaled_dot_product_attention: its argument 'k'"),
+        (lambda: nn.functional.relu(None), "an argument"),
+    ):
+        with pytest.raises(ArgumentTypeError, match=f"{name} is None"):
+            call()
+
+
+def test_errors_about_other_things_pass_as_they_are() -> None:
+    class Optional(nn.Module):
+        def forward(self, x: Any, mask: Any) -> Any:
+            return x.no_such_thing if mask is None else x
+
+    with pytest.raises(AttributeError, match="no_such_thing"):
+        Optional()(ag.ones(2), None)
+
+
+def test_inplace_is_refused_with_a_reason() -> None:
+    for make in (nn.ReLU, nn.SiLU, nn.ELU, nn.LeakyReLU, nn.Dropout):
+        make(inplace=False)
+        with pytest.raises(ArgumentError, match=rf"{make.__name__}\(inplace=True\): leave it out"):
+            make(inplace=True)
+    with pytest.raises(ArgumentError, match="leave it out"):
+        nn.ReLU(True)
