@@ -12,6 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.distributed.driver.objects import SteppedOptimizer
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -511,3 +512,14 @@ async def test_a_restore_that_fails_changes_nothing_or_lets_no_step_happen() -> 
             await optimizer.restore(modules, state)
             await optimizer.step(ctx)
             assert optimizer.steps == 2
+
+
+async def test_a_step_counts_as_a_modification_of_what_it_writes_only() -> None:
+    """So the graph of another context that used other parameters of the same optimizer can still be differentiated."""
+    used, other = ag.nn.Parameter([2.0]), ag.nn.Parameter([3.0])
+    loss = (used * used).sum()
+    stepped = SteppedOptimizer(ag.optim.SGD([used, other], lr=1.0))
+    await stepped.step(1, b"a context", {other: ag.tensor([1.0])})
+    assert (used.version, other.tolist()) == (0, [2.0])
+    await loss.backward()
+    assert used.grad is not None and used.grad.tolist() == [4.0]
