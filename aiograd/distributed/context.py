@@ -20,7 +20,7 @@ import hashlib
 import math
 import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from aiograd.distributed.nodes import RecvNode, SendNode
 from aiograd.errors import ArgumentTypeError, ContextReleasedError, LimitError
@@ -34,6 +34,26 @@ if TYPE_CHECKING:
 
 #: names one pass: the worker that started it, and its number there
 PassId = tuple[str, int]
+
+
+class Runner(Protocol):
+    """What runs the passes of contexts; see the methods of `Context` and `RecvNode.carry`."""
+
+    def backward(
+        self, context: Context, roots: tuple[Any, ...], retain_graph: bool, create_graph: bool, mode: str, timeout: float | None
+    ) -> Coroutine[Any, Any, None]:
+        """Accumulate into every leaf."""
+
+    def grad(
+        self, context: Context, outputs: Any, inputs: Any, grad_outputs: Any, mode: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Coroutine[Any, Any, tuple[Any, ...]]:
+        """Return the gradients of some inputs."""
+
+    def carry(self, task: Any) -> Coroutine[Any, Any, bool]:
+        """Run a local pass over some inputs, if it has to go through other workers."""
+
+    def run(self, context: Context, request: Any) -> Coroutine[Any, Any, Any]:
+        """Run a pass."""
 
 
 class ContextSlot:
@@ -51,8 +71,8 @@ class ContextGradients(Mapping[Any, Any]):
     """Gradients by leaf, on this worker only: ``ctx.grads[parameter]``. What backward passes of the context have committed, added up.
 
     A mapping: ``parameter in ctx.grads``, ``dict(ctx.grads)``. Leaves that no pass has reached are not in it. It can be read after the context
-    has been released. The gradients of remote parameters stay with their workers: `DistributedOptimizer` uses them there, and an exposed
-    function reads them through `current_context`.
+    has been released. A gradient can be replaced by another one of its shape and dtype, as clipping does. The gradients of remote parameters
+    stay with their workers: `DistributedOptimizer` uses them there, and an exposed function reads them through `current_context`.
     """
 
     __slots__ = ("_slots",)
@@ -69,6 +89,13 @@ class ContextGradients(Mapping[Any, Any]):
         if not BOUNDARY.is_tensor(slot.grad):
             slot.grad = BOUNDARY.wrap(slot.grad)
         return slot.grad
+
+    def __setitem__(self, leaf: Any, grad: Any) -> None:
+        have = self[leaf]
+        if not isinstance(grad, TensorCore) or grad.shape != have.shape or grad.dtype != have.dtype:
+            found = f"{grad.dtype} {list(grad.shape)}" if isinstance(grad, TensorCore) else type(grad).__name__
+            raise ArgumentTypeError(f"ctx.grads: a gradient is replaced by one like it, a Tensor of {have.dtype} {list(have.shape)}; found {found}")
+        self._slots[leaf._node].grad = grad
 
     def __contains__(self, leaf: object) -> bool:
         try:
@@ -108,12 +135,12 @@ class Context:
 
     __slots__ = (
         "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at", "openers",
-        "beat", "beats", "parts", "outcomes", "in_doubt", "calls", "next_pass", "turn", "_backward", "_salt", "_edges", "_places", "_edge_limit",
-        "__weakref__",
+        "beat", "beats", "parts", "outcomes", "in_doubt", "calls", "next_pass", "turn", "runner", "had_sends", "_salt", "_edges", "_places",
+        "_edge_limit", "__weakref__",
     )  # fmt: skip
 
     def __init__(
-        self, key: bytes, origin: str, principal: str, here: str, backward: Callable[..., Coroutine[Any, Any, None]], edge_limit: int
+        self, key: bytes, origin: str, principal: str, here: str, runner: Runner, edge_limit: int
     ) -> None:
         self.key = key
         self.origin = origin
@@ -144,7 +171,9 @@ class Context:
         self.next_pass = 0
         #: lets the passes started here run one after the other; made by the driver
         self.turn: Any = None
-        self._backward = backward
+        self.runner = runner
+        #: whether anything that requires grad had been sent from here when it was released
+        self.had_sends = False
         self._salt = int.from_bytes(hashlib.blake2b(here.encode(), key=key, digest_size=4).digest(), "little") >> 1 << 32
         self._edges = 0
         self._places: weakref.WeakKeyDictionary[Node, tuple[float, ...]] = weakref.WeakKeyDictionary()
@@ -180,7 +209,49 @@ class Context:
             ArgumentError, NoGraphError, ContextReleasedError: at once. When awaited: what the rules of this worker raise; `RemoteError` where
             those of others do; `WorkerLostError`, `DeadlineError`; `CommitUnknown` with ``committed`` True where a worker could not be told.
         """
-        return self._backward(self, roots, retain_graph, create_graph, mode, timeout)
+        return self.runner.backward(self, roots, retain_graph, create_graph, mode, timeout)
+
+    def grad(
+        self,
+        outputs: Any,
+        inputs: Any,
+        grad_outputs: Any = None,
+        *,
+        retain_graph: bool | None = None,
+        create_graph: bool = False,
+        allow_unused: bool | None = None,
+        materialize_grads: bool = False,
+        mode: str = "smart",
+        timeout: float | None = None,
+    ) -> Coroutine[Any, Any, tuple[Any, ...]]:
+        """The gradients of `outputs` with respect to `inputs`, through every worker between them; nothing is accumulated anywhere.
+
+        `aiograd.grad` of what came from other workers does the same, in the context in which it came; so do `value_and_grad`, `vjp`, `jvp`,
+        `jacobian` and `hessian`. Cancelling stops the pass on every worker before the cancellation goes on.
+
+        Args:
+            outputs, inputs: Tensors (or GradientEdges) of this worker, one or a sequence; inputs may be leaves or not.
+            grad_outputs: gradient of each output, of its shape; may be None for tensors of one element.
+            retain_graph: keep saved values for another pass; by default the value of `create_graph`. What does not lie between outputs and
+                inputs keeps them in any case.
+            create_graph: record the pass on every worker, so that the results can be differentiated in this context.
+            allow_unused: return None for inputs the outputs do not depend on instead of raising; by default the value of `materialize_grads`.
+            materialize_grads: return zeros instead of None.
+            mode: ``"smart"`` runs only what lies between outputs and inputs. ``"fast"`` asks nobody for that and runs what leads to any edge of
+                the context; as of `backward`.
+            timeout: seconds for the whole pass; `Limits.default_deadline` by default.
+
+        Returns:
+            A coroutine that returns a tuple with one Tensor (or None) per input.
+
+        Raises:
+            ArgumentError, NoGraphError, ShapeError, ContextReleasedError: at once. When awaited: `UnusedInputError`, and what `backward` raises,
+            but never `CommitUnknown`, since no worker has anything to commit.
+        """
+        options = {
+            "retain_graph": retain_graph, "create_graph": create_graph, "allow_unused": allow_unused, "materialize_grads": materialize_grads,
+        }  # fmt: skip
+        return self.runner.grad(self, outputs, inputs, grad_outputs, mode, timeout, options)
 
     # ---------------------------------------------------------------- edges
 
@@ -241,6 +312,7 @@ class Context:
     def drop(self) -> None:
         """Let go of the graph and the gradients."""
         self.is_released = True
+        self.had_sends = bool(self.send_nodes)
         self.send_nodes.clear()
         self.recv_nodes.clear()
         self._places.clear()

@@ -25,10 +25,10 @@ Note [Tombstones]
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
-from aiograd.distributed.context import Context
+from aiograd.distributed.context import Context, Runner
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.safeguards import Safeguards
 from aiograd.errors import ContextNotFoundError, ContextReleasedError, Overloaded, ProtocolError
@@ -91,19 +91,17 @@ class ContextTable:
 
     Args:
         here: name of the worker.
-        backward: runs a pass; see `Context`.
+        runner: runs the passes of contexts.
         entropy: gives unguessable bytes.
     """
 
-    def __init__(
-        self, here: str, limits: Limits, safeguards: Safeguards, entropy: Callable[[int], bytes], backward: Callable[..., Coroutine[Any, Any, None]]
-    ) -> None:
+    def __init__(self, here: str, limits: Limits, safeguards: Safeguards, entropy: Callable[[int], bytes], runner: Runner) -> None:
         self.here = here
         self.limits = limits
         self.safeguards = safeguards
         self._entropy = entropy
-        self._backward = backward
-        self._open: dict[tuple[str, bytes], Context] = {}
+        self._runner = runner
+        self._open: dict[bytes, Context] = {}
         #: by principal and id: until when; in the order of their ends
         self._released: dict[str, dict[bytes, float]] = {}
         self._counts: dict[str, int] = {}
@@ -165,7 +163,7 @@ class ContextTable:
                 f"worker {self.here} has {count} open contexts for this principal (Limits.contexts_per_principal={limits.contexts_per_principal}) "
                 f"and {len(self._open)} in all (Limits.contexts={limits.contexts}): leave some first, or raise the limits"
             )
-        context = self._open[principal, key] = Context(key, origin, principal, self.here, self._backward, self.limits.edges_per_context)
+        context = self._open[key] = Context(key, origin, principal, self.here, self._runner, self.limits.edges_per_context)
         self._counts[principal] = count + 1
         return context
 

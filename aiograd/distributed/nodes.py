@@ -10,7 +10,7 @@ Source: PyTorch ``sendrpc_backward.h``, ``recvrpc_backward.h``.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from aiograd.errors import ContextError, ContextReleasedError
@@ -40,6 +40,8 @@ class SendNode(Node):
 
     __slots__ = ("edge", "peer")
 
+    is_inlet = True
+
     def __init__(self, tensors: Sequence[Any], edge: int, peer: str) -> None:
         super().__init__([(tensor._node, tensor._nr) for tensor in tensors])
         self.edge = edge
@@ -60,15 +62,20 @@ class RecvNode(Node):
         sequence: its number, reserved when the request was made: where it belongs in the order of recording, whenever the answer came.
     """
 
-    __slots__ = ("edge", "peer", "_context")
+    __slots__ = ("edge", "peer", "_context", "_runner")
+
+    is_outlet = True
 
     def __init__(self, context: Context, tensors: Sequence[Any], edge: int, peer: str, sequence: int | None = None) -> None:
         super().__init__()
         if sequence is not None:
+            if self._seq != sequence + 1:
+                Node.any_reordered = True  # what came may depend on what was sent meanwhile, whose numbers are higher
             self._seq = sequence
         self.edge = edge
         self.peer = peer
         self._context = weakref.ref(context)
+        self._runner = context.runner
         for tensor in tensors:
             nr = self.add_input_metadata(tensor.shape, tensor.dtype, tensor.device)
             tensor._node, tensor._nr = self, nr
@@ -77,6 +84,14 @@ class RecvNode(Node):
     def context(self) -> Context | None:
         """The context in which the values came, unless it is gone."""
         return self._context()
+
+    def carry(self, task: Any) -> Coroutine[Any, Any, bool]:
+        """Run a local pass that wants some inputs only, and has met this node, through all workers that may lead to them.
+
+        Returns:
+            A coroutine; whether it did. If not, nothing elsewhere leads to what the pass wants.
+        """
+        return self._runner.carry(task)
 
     def apply(self, grads: Sequence[Array | None]) -> tuple[()]:
         """Hand the gradients to the pass, which sends them.

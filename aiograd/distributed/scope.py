@@ -23,6 +23,8 @@ class Scope(NamedTuple):
     deadline: float | None = None
     #: place of that request in the order in which the whole graph is recorded; see Note [Places] in `context`
     place: tuple[float, ...] = ()
+    #: whether it is a rule or hook of a pass of this context
+    is_in_pass: bool = False
 
 
 SCOPE: ContextVar[Scope | None] = ContextVar("aiograd_distributed_scope", default=None)

@@ -299,7 +299,7 @@ class Worker:
             raise ContextError(f"worker.within({context!r}): that is how worker {context.here} sees a context, and this is worker {self.name}")
         outer = SCOPE.get()
         scope = outer if outer is not None and outer.worker is self else Scope(self, None)
-        token = SCOPE.set(scope._replace(context=context, principal=context.principal))
+        token = SCOPE.set(scope._replace(context=context, principal=context.principal, is_in_pass=scope.is_in_pass and scope.context is context))
         try:
             yield
         finally:
@@ -359,7 +359,7 @@ class ContextBlock:
         self._context = context = office.contexts.open(principal)
         office.context_entered()
         scope = outer if outer is not None and outer.worker is office.worker else Scope(office.worker, None)
-        self._token = SCOPE.set(scope._replace(context=context, principal=principal))
+        self._token = SCOPE.set(scope._replace(context=context, principal=principal, is_in_pass=False))
         return context
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:

@@ -27,6 +27,9 @@ Note [Parts of a larger pass]
     nodes their place in sums, where the numbers of this process do not say in which order the whole graph was recorded. Without `post_hooks`
     the post-accumulate hooks of leaves are left to whoever moves the gradients from the slots into the leaves.
 
+    With `inputs`, what leads to one of the `outlets`, the nodes where gradients leave for another machine, runs too. A pass of its own (one
+    without a `gate`) cannot know which of those lead to its inputs: `crossings` are those it has met, and the driver asks them.
+
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
 """
 
@@ -135,7 +138,7 @@ class GraphTask:
         reentrant_depth: how many passes this one is nested in.
         anomaly: None, or whether to look for NaN.
         profiler: what records scopes, or None.
-        sources, slots, gate, order, post_hooks: see Note [Parts of a larger pass].
+        sources, slots, gate, order, post_hooks, outlets: see Note [Parts of a larger pass]; `outlets` None: all that there are.
     """
 
     # What a pass begins with and most passes keep; here, because setting it for each pass would cost a small one several percent
@@ -153,6 +156,14 @@ class GraphTask:
     intruder: BaseException | None = None
     #: the larger pass that this one is part of
     part: Any = None
+    #: where gradients leave for other machines, in a pass of its own over a part of the graph; see Note [Parts of a larger pass]
+    crossings: Sequence[Node] = ()
+    _outlets: Collection[Node] | None = None
+    #: of a pass with `inputs`: as it was given them, and which of those cannot be reached although they have to be
+    require_inputs: bool = False
+    accumulate: bool = False
+    keepers: Sequence[Keeper | None] = ()
+    _unused: Sequence[int] = ()
     #: of a plain pass over a part of the graph: the nodes that run, in the order of the sweep; None: all of them
     plan: list[Node] | None = None
     outstanding: int = 0
@@ -194,6 +205,7 @@ class GraphTask:
         gate: Callable[[], Awaitable[None]] | None = None,
         order: Callable[[Node], tuple[float, ...]] | None = None,
         post_hooks: bool = True,
+        outlets: Collection[Node] | None = None,
     ) -> None:
         self.id = _next_id()
         self.roots = tuple(roots)
@@ -203,13 +215,13 @@ class GraphTask:
         self.anomaly = anomaly
         self.profiler = profiler
         self.inputs = inputs
-        self._require_inputs = require_inputs
         #: node -> captures of its inputs
         self.captures: dict[Node, list[Capture]] = {}
         #: captured gradients by index
         self.captured: list[Array | None] = [None] * (0 if inputs is None or accumulate else len(inputs))
         self._accumulate_into: set[Node] = set()
         if inputs is not None:
+            self.require_inputs, self.accumulate, self.keepers = require_inputs, accumulate, keepers
             for index, (node, nr) in enumerate(inputs):
                 keep = keepers[index] if keepers else None
                 if keep is not None:
@@ -230,6 +242,8 @@ class GraphTask:
         self.gate = gate
         self._order = order
         self.post_hooks = post_hooks
+        if outlets is not None:
+            self._outlets = outlets
         #: what was delivered before the pass had begun
         self._early: list[tuple[Node, list[Any]]] | None = []
         #: whether the sweep can run this graph
@@ -334,35 +348,48 @@ class GraphTask:
             self.is_plain = plain
         else:
             self.is_plain = plain = plain and len(dependencies) <= SORT_NODES and all(node.is_leaf for node in self._accumulate_into)
-            if self._require_inputs:
-                for index, (node, _) in enumerate(self.inputs):
-                    if node not in dependencies:
-                        raise unused_input(index)
+            self._unused = [index for index, (node, _) in enumerate(self.inputs) if node not in dependencies] if self.require_inputs else []
             if plain:
+                self.check_used()
                 yield from self._plan(sorted([node for node in dependencies if not node.is_leaf], key=sequence))
             else:
                 parents: dict[Node, list[Node]] = {}
+                outlets: list[Node] = []
                 for visited, node in enumerate(dependencies, 1):
                     if not visited % DISCOVER_STRIDE:
                         yield
+                    if node.is_outlet:
+                        outlets.append(node)
                     if node._seq >= floor:
                         for child in node.next_nodes:
                             if child is not None:
                                 parents.setdefault(child, []).append(node)
+                if self.gate is None:
+                    self.crossings = outlets
+                elif self._outlets is None:
+                    self._outlets = outlets
+                if not self.crossings:
+                    self.check_used()
                 yield from self._restrict(parents)
         if not plain:
             yield from self._expect()
 
+    def check_used(self) -> None:
+        """Raise if an input that has to be reached is not."""
+        for index in self._unused:
+            raise unused_input(index)
+
     def _sequence_floor(self) -> int:
         """Nodes below this number cannot reach any of the inputs, so the walk need not go through them."""
-        if self.inputs is None or Node.any_reordered or any(node.is_leaf for node, _ in self.inputs):
+        if self.inputs is None or Node.any_reordered or self.gate is not None or any(node.is_leaf for node, _ in self.inputs):
             return 0
         return min((node._seq for node, _ in self.inputs), default=0)
 
     def _restrict(self, parents: dict[Node, list[Node]]) -> Iterator[None]:
         """Find the nodes on a path to an input, and count only their edges."""
-        targets = [node for node in (*self._accumulate_into, *self.captures) if node in self.dependencies]
-        runs: dict[Node, bool] = {node: True for node in targets if node in self._accumulate_into}
+        outlets = self._outlets or ()
+        runs: dict[Node, bool] = {node: True for node in (*self._accumulate_into, *outlets) if node in self.dependencies}
+        targets = [*runs, *[node for node in self.captures if node in self.dependencies and node not in runs]]
         stack = list(targets)
         visited = 0
         while stack:
@@ -386,6 +413,9 @@ class GraphTask:
             for child in node.next_nodes:
                 if child in dependencies:
                     dependencies[child] += 1
+        for source in self.waiting:
+            if source in dependencies:
+                dependencies[source] += 1
         self.exec_info = runs
         self.dependencies = dependencies
 
@@ -416,6 +446,11 @@ class GraphTask:
         self.plan = plan
         self.exec_info = dict.fromkeys((*plan, *[node for node in ends if node in self._accumulate_into]), True)
         self.dependencies = dict.fromkeys((self.root, *plan, *ends), 0)
+
+    @property
+    def seeds(self) -> list[Array]:
+        """The gradients of the roots."""
+        return list(self.root.seeds) if isinstance(self.root, GraphRoot) else [self._root_grads[nr] for _, nr in self.roots]
 
     def first_sums(self) -> dict[Node, Any]:
         """What the sweep starts from: per node its gradient, or the list of them where it has several inputs."""
@@ -539,8 +574,9 @@ class GraphTask:
             self._early.append((source, grads))
             return
         del self.waiting[source]
-        self.dependencies[source] -= 1
-        self._push(source, grads)
+        if source in self.dependencies:  # not one that leads to nothing that is wanted
+            self.dependencies[source] -= 1
+            self._push(source, grads)
         if self.on_delivery is not None:
             self.on_delivery()
 

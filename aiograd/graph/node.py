@@ -120,6 +120,9 @@ class Node:
     #: a row whose cost per element is low: its shape alone tells whether it is small (see placement)
     is_cheap = False
     is_leaf = False
+    #: gradients leave for another machine here, and what they reach there is not known; or they come from one
+    is_outlet = False
+    is_inlet = False
     #: gradients may live on devices
     spans_devices = False
     #: what it saves includes array data, which a pass frees unless it keeps the graph

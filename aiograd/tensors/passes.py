@@ -5,14 +5,14 @@ Both are plain functions that check their arguments and the running loop and ret
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping, Sequence
+import warnings
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd import devices
-from aiograd.caller import warn_caller
-from aiograd.engine.graph_task import unused_input
+from aiograd.engine.graph_task import GraphTask, unused_input
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
@@ -110,30 +110,55 @@ def grad(
         materialize_grads: return zeros instead of None.
 
     Returns:
-        A coroutine that returns a tuple with one Tensor (or None) per input. Gradients are those after the hooks on the inputs.
+        A coroutine that returns a tuple with one Tensor (or None) per input. Gradients are those after the hooks on the inputs. Where values that
+        came from other workers lead to the inputs, the pass goes through these workers, and nothing is accumulated there either.
 
     Raises:
         NoGraphError, ShapeError, ArgumentError, LoopError: at once. When awaited: `UnusedInputError`, and what the pass raises.
     """
+    return start_grad(
+        "grad()", outputs, inputs, grad_outputs, retain_graph=retain_graph, create_graph=create_graph, allow_unused=allow_unused,
+        materialize_grads=materialize_grads,
+    )  # fmt: skip
+
+
+def start_grad(
+    what: str,
+    outputs: Any,
+    inputs: Any,
+    grad_outputs: Any,
+    *,
+    retain_graph: bool | None,
+    create_graph: bool,
+    allow_unused: bool | None,
+    materialize_grads: bool,
+    run: Callable[[GraphTask], Coroutine[Any, Any, list[Any]]] | None = None,
+) -> Coroutine[Any, Any, tuple[Any, ...]]:
+    """As `grad`, for whoever runs the pass in a way of its own.
+
+    Args:
+        what: for messages: who was called.
+        run: runs a GraphTask and returns what it captures; the current engine by default.
+    """
     if materialize_grads and allow_unused is False:
-        raise ArgumentError("grad(): expected allow_unused to be True or not passed when materialize_grads=True, but got allow_unused=False.")
+        raise ArgumentError(f"{what}: expected allow_unused to be True or not passed when materialize_grads=True, but got allow_unused=False.")
     allow = materialize_grads if allow_unused is None else allow_unused
-    roots, seeds = roots_and_seeds("grad()", outputs, grad_outputs, create_graph)
-    listed = _listed("grad()", inputs)
+    roots, seeds = roots_and_seeds(what, outputs, grad_outputs, create_graph)
+    listed = _listed(what, inputs)
     if not listed:
-        raise ArgumentError("grad() requires non-empty inputs.")
-    wanted = [_input_edge("grad()", i, item) for i, item in enumerate(listed)]
-    check_can_run("grad()")
-    return _grad(roots, seeds, listed, wanted, create_graph if retain_graph is None else retain_graph, create_graph, allow, materialize_grads)
+        raise ArgumentError(f"{what} requires non-empty inputs.")
+    wanted = [_input_edge(what, i, item) for i, item in enumerate(listed)]
+    check_can_run(what)
+    keep = create_graph if retain_graph is None else retain_graph
+    return _grad(roots, seeds, listed, wanted, keep, create_graph, allow, materialize_grads, run)
 
 
 async def _grad(
-    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool
+    roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool, run: Any
 ) -> tuple[Any, ...]:
-    running = current_engine().run(
-        new_graph_task(roots, seeds, inputs=wanted, require_inputs=not allow_unused, keep_graph=keep_graph, create_graph=create_graph)
-    )
-    del roots, seeds
+    task = new_graph_task(roots, seeds, inputs=wanted, require_inputs=not allow_unused, keep_graph=keep_graph, create_graph=create_graph)
+    running = (run or current_engine().run)(task)
+    del roots, seeds, task
     results = await running
     for i, result in enumerate(results):
         if result is not None:

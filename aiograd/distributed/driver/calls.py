@@ -119,6 +119,9 @@ class Calls:
             send._seq = number
             if scope is not None and scope.place:
                 context.recorder(scope.place)(send)
+            collect = current_mode().collect
+            if collect is not None:
+                collect(send)
         heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
         context.known_workers.add(peer)
         try:

@@ -114,5 +114,6 @@ async def resolve(part: Part) -> None:
                 return
         await asyncio.sleep(office.limits.heartbeat)
     if part.state == "prepared":
-        context.in_doubt.add(part.pass_id)
+        if not part.is_selective:
+            context.in_doubt.add(part.pass_id)
         part.fail(CommitUnknown(f"nobody could tell whether the pass was committed before the lease of context {context.id} ended"))

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 RETAIN, SMART, CREATE = 1, 2, 4
 #: the pass was started in anomaly mode; it looks for NaN as well
 ANOMALY, NAN = 8, 16
+#: the pass wants some inputs of its initiator only: nothing accumulates on other workers
+SELECTIVE = 32
 #: gradients on their way out: the node they leave at, and the edge that they make themselves (0: none)
 Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
@@ -138,6 +140,7 @@ class Gradients:
     async def _send(self, outgoing: Outgoing) -> Any:
         part, node = self._part, outgoing[0]
         flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
+        flags |= part.is_selective * SELECTIVE
         if part.task is not None and part.task.anomaly is not None:
             flags |= ANOMALY | part.task.anomaly * NAN
         place = (part.place,) if part.create_graph else ()

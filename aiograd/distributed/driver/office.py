@@ -81,7 +81,7 @@ class Office:
         )
         self.principal = keyring.default_principal
         self.passes = Passes(self)
-        self.contexts = ContextTable(name, limits, transport.safeguards, transport.entropy, self.passes.backward)
+        self.contexts = ContextTable(name, limits, transport.safeguards, transport.entropy, self.passes)
         self.calls = Calls(self)
         self.objects = Objects(self)
         self.is_closing = False

@@ -8,6 +8,11 @@ Note [Life of a part]
     everything it staged is dropped. Between *prepared* and the end there is a moment of *committing* or *aborting*, in which the engine
     has not heard of the decision yet; a part that is *committing* or *committed* is decided, and runs its hooks and callbacks.
 
+Note [Passes over wanted inputs]
+    A selective pass gives the gradients of some inputs of its initiator. Everything is as in any pass, except that leaves of other workers are not
+    reached, so these have nothing to commit: where one cannot be told of the decision, nothing is in doubt. On the initiator the inputs'
+    gradients are its result, or accumulate into the inputs themselves, at the commit.
+
 Note [Who is told of a failure]
     The initiator tells everybody that it knows of. Who takes part is not known to it while the walk goes on, nor in fast mode. So a part that
     fails or is given up by then tells those that it has asked or sent something to, and an answer to the initiator waits for that.
@@ -18,11 +23,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import contextvars
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, Protocol
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, ContextSlot, PassId
+from aiograd.distributed.driver.crossing import Crossing
 from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, resolve, tell, tell_abort
 from aiograd.distributed.driver.gradients import Gradients
 from aiograd.distributed.driver.timers import call_at
@@ -68,6 +74,8 @@ class Part:
         deadline: time of the loop.
         create_graph: record the pass itself.
         place: of such a pass in the order of recording; see Note [Places] in `context`, without its infinities.
+        is_selective: see Note [Passes over wanted inputs].
+        crossing: which recv nodes of other contexts matter to such a pass, on its initiator.
     """
 
     def __init__(
@@ -81,6 +89,8 @@ class Part:
         deadline: float,
         create_graph: bool = False,
         place: tuple[float, ...] = (),
+        is_selective: bool = False,
+        crossing: Crossing | None = None,
     ) -> None:
         self.office = office
         self.context = context
@@ -90,6 +100,8 @@ class Part:
         self.create_graph = create_graph
         self.place = place
         self.smart = smart
+        self.is_selective = is_selective
+        self.crossing = crossing
         self.deadline = deadline
         self.state = "marked"
         #: workers that take part, as far as they are known
@@ -141,6 +153,11 @@ class Part:
             return COMMITTED if not self.is_initiator or (self.task is not None and self.task.committed) else self.state
         return ABORTED if self.error is not None and self.is_undecided else self.state
 
+    @property
+    def has_walked(self) -> bool:
+        """Whether the edges that take part were found out before gradients flow."""
+        return self.smart and self.office.safeguards.mark_needed_edges
+
     def left(self) -> float:
         """Seconds to the deadline."""
         return max(self.deadline - self._loop.time(), 0.001)
@@ -190,8 +207,26 @@ class Part:
 
     # ---------------------------------------------------------------- running
 
-    def start(self, roots: Sequence[tuple[Node, int]] = (), seeds: Sequence[Array] = (), context: contextvars.Context | None = None) -> None:
-        """Run this worker's piece of the graph, in a task of its own."""
+    def start(
+        self,
+        roots: Sequence[tuple[Node, int]] = (),
+        seeds: Sequence[Array] = (),
+        context: contextvars.Context | None = None,
+        options: Mapping[str, Any] | None = None,
+    ) -> GraphTask:
+        """Run this worker's piece of the graph, in a task of its own.
+
+        Args:
+            options: of the GraphTask: what a selective pass wants here.
+
+        Returns:
+            The GraphTask that runs.
+        """
+        more: dict[str, Any] = {"slots": self._slot}
+        if self.is_selective:
+            more = {"slots": _itself, "inputs": (), **(options or {})}
+            if self.has_walked:
+                self.sends, more["outlets"] = self.walk.sends, self.walk.leading
         self.walk.forget()
         self.state = "running"
         self.task = new_graph_task(
@@ -200,13 +235,14 @@ class Part:
             keep_graph=self.retain_graph or self.create_graph,
             create_graph=self.create_graph,
             sources=sorted(self.sends, key=self.context.place_of),  # not in the order in which the walk came by
-            slots=self._slot,
             gate=self._gate,
             order=self.context.place_of,
+            **more,
         )
         self.task.part = self
         self.task.on_wait = self.gradients.release_held
         self.runner = self._loop.create_task(self._run(self.task), name=f"aiograd:pass-{self.initiator}-{self.pass_id[1]}", context=context)
+        return self.task
 
     async def _run(self, task: GraphTask) -> None:
         try:
@@ -263,6 +299,8 @@ class Part:
         if self.state == "prepared":
             self.state = "committing"
             self.changed()
+        elif self.state == "marked" and self.is_selective:
+            self._end(COMMITTED)  # nothing here leads to what is wanted
         return self.is_decided
 
     # ---------------------------------------------------------------- failing
@@ -358,3 +396,8 @@ class Part:
         """Wait until the part is over, however it ended; hooks and callbacks have run."""
         while not self.has_ended:
             await self._change()
+
+
+def _itself(leaf: AccumulateGrad) -> AccumulateGrad:
+    """Where a leaf that a selective pass wants accumulates."""
+    return leaf

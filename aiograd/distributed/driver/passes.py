@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,13 +14,14 @@ import numpy as np
 from aiograd.distributed import failpoints
 from aiograd.distributed.context import Context, PassId
 from aiograd.distributed.contexts import Caller, is_place
+from aiograd.distributed.driver.crossing import Crossing, crossings
 from aiograd.distributed.driver.decision import ABORTED, COMMITTED, UNKNOWN, remember, tell_abort
-from aiograd.distributed.driver.gradients import ANOMALY, CREATE, NAN, RETAIN, SMART
+from aiograd.distributed.driver.gradients import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART
 from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.timers import expire_at, wait_for
-from aiograd.distributed.driver.walk import send_node
-from aiograd.distributed.limits import check_number
+from aiograd.distributed.driver.walk import DOWN, UP, send_node
 from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.engine.graph_task import GraphTask
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -30,15 +33,43 @@ from aiograd.errors import (
     ProtocolError,
     WorkerLostError,
 )
-from aiograd.graph.node import _next_sequence
-from aiograd.graph.running import CURRENT
+from aiograd.graph.node import Node, _next_sequence
 from aiograd.modes import ModeScope
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.passes import start_grad
+from aiograd.types import Array
 
 if TYPE_CHECKING:
     from aiograd.distributed.driver.office import Office
 
 MODES = ("smart", "fast")
+
+
+@dataclass(slots=True)
+class Request:
+    """What a pass is asked for."""
+
+    roots: Sequence[tuple[Node, int]]
+    seeds: Sequence[Array]
+    retain_graph: bool
+    create_graph: bool
+    smart: bool
+    what: str = "ctx.backward()"
+    #: of a selective pass: the local one that it stands for
+    wanted: GraphTask | None = None
+
+    @classmethod
+    def of(cls, task: GraphTask, smart: bool) -> Request:
+        """The pass over several workers that stands for a local one that has not begun."""
+        return cls(task.roots, task.seeds, task.keep_graph, task.create_graph, smart, "grad()", task)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Those of the initiator's GraphTask."""
+        task = self.wanted
+        if task is None:
+            return {}
+        return {"inputs": task.inputs, "accumulate": task.accumulate, "keepers": task.keepers, "require_inputs": task.require_inputs}
 
 
 class Passes:
@@ -56,10 +87,7 @@ class Passes:
 
     def backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, create_graph: bool, mode: str, timeout: float | None) -> Any:
         """Check the arguments at once; see `Context.backward`."""
-        if not isinstance(mode, str) or mode.lower() not in MODES:
-            raise ArgumentError(f"ctx.backward(mode={mode!r}): expected 'smart' or 'fast'")
-        if timeout is not None:
-            check_number("ctx.backward(): timeout", timeout, self.office.limits.max_deadline, "Limits.max_deadline")
+        smart = _is_smart("ctx.backward", mode, timeout)
         context.check_open()
         if not roots:
             raise ArgumentError("ctx.backward(): No tensors provided for gradient computation.")
@@ -72,17 +100,47 @@ class Passes:
                 raise ArgumentError(f"ctx.backward(): root {i} of shape {list(root.shape)} is not a scalar, all roots need to be scalar")
             if root.grad_fn is None:
                 raise NoGraphError(f"ctx.backward(): root {i} does not have a valid gradient function: it is a leaf")
-        flags = retain_graph * RETAIN | create_graph * CREATE | (mode.lower() == "smart") * SMART
-        return self._backward(context, roots, flags, timeout)
+        seeds: list[Any] = [np.ones_like(root._data) for root in roots]
+        if create_graph:
+            seeds = [make(seed) for seed in seeds]
+        return self._backward(context, Request([(root._node, root._nr) for root in roots], seeds, retain_graph, create_graph, smart), timeout)
 
-    async def _backward(self, context: Context, roots: tuple[Any, ...], flags: int, timeout: float | None) -> None:
+    async def _backward(self, context: Context, request: Request, timeout: float | None) -> None:
+        await self.run(context, request, timeout)
+
+    def grad(
+        self, context: Context, outputs: Any, inputs: Any, grad_outputs: Any, mode: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Any:
+        """Check the arguments at once; see `Context.grad`."""
+        smart = _is_smart("ctx.grad", mode, timeout)
+        context.check_open()
+        return start_grad("ctx.grad()", outputs, inputs, grad_outputs, run=functools.partial(self._selected, context, smart, timeout), **options)
+
+    async def _selected(self, context: Context, smart: bool, timeout: float | None, task: GraphTask) -> list[Any]:
+        return (await self.run(context, Request.of(task, smart), timeout)).result
+
+    async def carry(self, task: GraphTask) -> bool:
+        """See `RecvNode.carry`."""
+        found = await crossings(task)
+        if not found:
+            return False
+        context = found[0].context
+        if context is None or context.is_released:
+            raise ContextError(f"a pass reaches values that came from {found[0].peer}, whose context is being released")
+        request = Request.of(task, True)
+        task.keep_graph = True  # what the pass uses up is not for this one to release
+        carried = await context.runner.run(context, request)
+        task.captured, task.committed = carried.captured, carried.committed
+        return True
+
+    async def run(self, context: Context, request: Request, timeout: float | None = None) -> GraphTask:
+        """Run a pass that starts here; returns this worker's piece of it."""
         context.check_open()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + self.office.time_for(timeout)
-        current = CURRENT.get()
-        if current is not None and getattr(current.task.part, "context", None) is context:
-            await self._initiate(context, roots, flags, deadline)  # nested: the outer pass waits for this one
-            return
+        scope = SCOPE.get()
+        if scope is not None and scope.context is context and scope.is_in_pass:
+            return await self._initiate(context, request, deadline)  # nested: the outer pass waits for this one
         if context.turn is None:
             context.turn = asyncio.Lock()
         try:
@@ -90,54 +148,53 @@ class Passes:
                 expire_at(self.office.endpoint.context, clock, deadline)
                 await context.turn.acquire()
         except TimeoutError:
-            raise DeadlineError(f"ctx.backward(): another pass in context {context.id} did not end before this one's deadline") from None
+            raise DeadlineError(f"{request.what}: another pass in context {context.id} did not end before this one's deadline") from None
         try:
-            await self._initiate(context, roots, flags, deadline)
+            return await self._initiate(context, request, deadline)
         finally:
             context.turn.release()
 
-    async def _initiate(self, context: Context, roots: tuple[Any, ...], flags: int, deadline: float) -> None:
-        office = self.office
+    async def _initiate(self, context: Context, request: Request, deadline: float) -> GraphTask:
+        office, wanted = self.office, request.wanted
         context.check_open()
         context.next_pass += 1
         pass_id = (office.name, self._first + context.next_pass)
-        smart, create_graph = bool(flags & SMART), bool(flags & CREATE)
-        edges = [(root._node, root._nr) for root in roots]
-        seeds: list[Any] = [np.ones_like(root._data) for root in roots]
-        del roots
-        if create_graph:
-            seeds = [make(seed) for seed in seeds]
         scope = SCOPE.get()
         place = (*(scope.place if scope is not None and scope.worker is office.worker else ()), -_next_sequence())
-        retain = bool(flags & RETAIN)
-        part = Part(office, context, pass_id, retain_graph=retain, smart=smart, deadline=deadline, create_graph=create_graph, place=place)
+        part = Part(
+            office, context, pass_id, retain_graph=request.retain_graph, smart=request.smart, deadline=deadline, create_graph=request.create_graph,
+            place=place, is_selective=wanted is not None, crossing=None if wanted is None else Crossing(wanted),
+        )  # fmt: skip
         try:
             try:
                 async with asyncio.timeout(None) as clock:
                     expire_at(office.endpoint.context, clock, deadline)
-                    if smart and office.safeguards.mark_needed_edges:
-                        names, _ = await part.walk.mark([node for node, _ in edges])
+                    if part.has_walked:
+                        names, _ = await part.walk.mark([node for node, _ in request.roots])
                         part.others = sorted(names)
+                        if wanted is not None and wanted.inputs is not None:
+                            await part.walk.rise([node for node, _ in wanted.inputs])
                     else:
                         part.sends.update(dict.fromkeys(context.send_nodes.values()))
                     if part.error is not None:
                         raise part.error
-                    part.start(edges, seeds, self._surroundings(context, part))
+                    task = part.start(request.roots, request.seeds, self._surroundings(context, part), request.options)
                     await part.wait_ended()
             except TimeoutError:
                 if not clock.expired():
                     raise
                 raise DeadlineError(
-                    f"ctx.backward() in context {context.id} did not end before its deadline: {part.describe()}"
+                    f"{request.what} in context {context.id} did not end before its deadline: {part.describe()}"
                 ) from None
         except BaseException as error:
             await self._given_up(part, error)
             raise
         await self._settled(part)
+        return task
 
     async def _given_up(self, part: Part, error: BaseException) -> None:
         """Waiting for the pass has ended early: give it up everywhere; where it has been committed, end its hooks and callbacks."""
-        part.stop(error if isinstance(error, Exception) else PassAbortedError(f"ctx.backward() was cancelled on {self.office.name}"))
+        part.stop(error if isinstance(error, Exception) else PassAbortedError(f"a pass was cancelled on {self.office.name}"))
         if not part.is_decided:
             aborting = self.office.keep(self._abort(part, type(error).__name__), "abort")
             await wait_for(self.office.endpoint.context, aborting, self._patience(part))
@@ -195,22 +252,27 @@ class Passes:
             lost.committed = True
             raise lost from first
         for failure in part.untold.values():
-            raise failure
+            if not part.is_selective or getattr(failure, "committed", False):
+                raise failure
 
     # ---------------------------------------------------------------- on workers that take part
 
     async def on_mark(self, caller: Caller, value: Any, timeout: float) -> tuple[list[str], list[int]]:
         """See `Kind.MARK`."""
-        context, pass_id, (edges,) = self._parse(caller, value, 1)
-        if not isinstance(edges, list):
+        context, pass_id, (edges, *way) = self._parse(caller, value, 1, 2)
+        if not isinstance(edges, list) or way not in ([], [DOWN], [UP]):
             raise ProtocolError("a malformed question about who takes part", code="mark")
+        part = context.parts.get(pass_id)
+        if part is not None and part.task is not None:
+            raise PassAbortedError("a pass goes on finding out who takes part although it is running already")
+        if way == [UP]:
+            if part is None:
+                raise PassAbortedError("a pass goes on finding out who takes part although it was given up here")
+            return [], await part.walk.rise(part.walk.take_recvs(edges, caller.name), caller.name)
         for edge in edges:
             send_node(context, edge, caller.name)  # before anything is made
-        part = context.parts.get(pass_id)
         if part is None:
-            part = self._join(context, pass_id, SMART, timeout)
-        elif part.task is not None:
-            raise PassAbortedError("a pass goes on finding out who takes part although it is running already")
+            part = self._join(context, pass_id, SMART | (SELECTIVE if way else 0), timeout)
         names, back = await part.walk.mark(part.walk.take_sends(edges, caller.name), caller.name)
         return sorted({*names, self.office.name}), back
 
@@ -233,6 +295,7 @@ class Passes:
             raise part.error
         part.retain_graph = bool(flags & RETAIN)
         part.create_graph = bool(flags & CREATE)
+        part.is_selective = bool(flags & SELECTIVE)
         send, arrays = await part.gradients.parse(bundle, caller.name)
         failpoints.reach("bwd.after_receive")
         if part.error is not None:
@@ -323,7 +386,10 @@ class Passes:
         if pass_id[0] == self.office.name:
             raise PassAbortedError(f"{self.office.name} has started no such pass")
         loop = asyncio.get_running_loop()
-        part = Part(self.office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=bool(flags & SMART), deadline=loop.time() + timeout)
+        part = Part(
+            self.office, context, pass_id, retain_graph=bool(flags & RETAIN), smart=bool(flags & SMART), deadline=loop.time() + timeout,
+            is_selective=bool(flags & SELECTIVE),
+        )  # fmt: skip
         part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
         self.office.passes_begun += 1
         return part
@@ -332,7 +398,7 @@ class Passes:
         """Where this worker's part runs: the context is current in hooks."""
         surroundings = contextvars.copy_context()
         place = part.place[:-1] if part.is_initiator else part.place
-        surroundings.run(SCOPE.set, Scope(self.office.worker, context, context.principal, part.deadline, place))
+        surroundings.run(SCOPE.set, Scope(self.office.worker, context, context.principal, part.deadline, place, is_in_pass=True))
         return surroundings
 
     # ---------------------------------------------------------------- what happens elsewhere
@@ -364,8 +430,19 @@ class Passes:
         return parts
 
 
+def _is_smart(what: str, mode: Any, timeout: float | None) -> bool:
+    """Whether the mode of a pass is the smart one; checks it, and the timeout."""
+    if not isinstance(mode, str) or mode.lower() not in MODES:
+        raise ArgumentError(f"{what}(mode={mode!r}): expected 'smart' or 'fast'")
+    if timeout is not None and not timeout > 0:
+        raise ArgumentError(f"{what}(timeout={timeout!r}): expected seconds above 0, or None")
+    return mode.lower() == "smart"
+
+
 def _unknown(part: Part) -> tuple[str, ...]:
-    """Workers that are not known to have committed a pass that was."""
+    """Workers that are not known to have committed a pass that was, and had something to commit."""
+    if part.is_selective:
+        return ()
     return tuple(name for name, failure in part.untold.items() if not getattr(failure, "committed", False))
 
 

@@ -12,13 +12,18 @@ Note [A walk that fails]
     Who has been asked already does not hear of it from the walk: each worker tells those that it has asked when its own part is given up
     (see `Part.fail`), and asks nobody any more.
 
+Note [What leads to the wanted inputs]
+    A pass that wants some inputs of its initiator walks once more, the other way: from those inputs up to the marked send nodes that lead to
+    them, on from the recv nodes of these edges, and so on. Only edges that both walks have found carry gradients. A worker that has none
+    of them does nothing, and its part ends with the commit.
+
 Source: PyTorch RFC 23110 ("SMART mode"), which sends the whole lineage with every call instead; the walk costs no bytes in forward.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from aiograd.distributed.context import Context
@@ -34,6 +39,8 @@ if TYPE_CHECKING:
 STRIDE = 512
 #: seconds that a walk may hold the loop
 BUDGET = 0.0015
+#: the last value of a MARK: where it goes, in a pass that wants some inputs only
+DOWN, UP = 0, 1
 
 
 class Walk:
@@ -43,17 +50,25 @@ class Walk:
         part: of that worker.
     """
 
-    __slots__ = ("_part", "_visited", "_began", "_time")
+    __slots__ = ("leading", "sends", "_part", "_visited", "_parents", "_began", "_time")
 
     def __init__(self, part: Part) -> None:
+        #: recv and send nodes that lead to the wanted inputs; see Note [What leads to the wanted inputs]
+        self.leading: dict[RecvNode, None] = {}
+        self.sends: dict[SendNode, None] = {}
         self._part = part
-        self._visited: set[Node] = set()
+        #: in the order of the walk, so that a simulated run can be repeated
+        self._visited: dict[Node, None] = {}
+        #: of the nodes visited, once there is a way up; those from which it has gone on are taken out
+        self._parents: dict[Node, list[Node]] | None = None
         self._began = 0.0
         self._time = asyncio.get_running_loop().time
 
     def forget(self) -> None:
         """The walk is over: let go of the graph."""
-        self._visited = set()
+        self._visited = {}
+        self._parents = None
+        self.leading, self.sends = {}, {}
 
     async def mark(self, starts: Iterable[Node], asker: str | None = None) -> tuple[set[str], list[int]]:
         """Walk from these nodes and let the workers behind every recv node that is reached do the same.
@@ -70,25 +85,53 @@ class Walk:
         Raises:
             What the part has been given up with meanwhile; ContextError: the roots depend on another context; what other workers raise.
         """
+        way = (DOWN,) if self._part.is_selective else ()
+        return await self._spread(starts, asker, way, self._reach, self.take_sends)
+
+    async def rise(self, starts: Iterable[Node], asker: str | None = None) -> list[int]:
+        """Walk up from these nodes, and let the workers behind every send node that leads to them do the same.
+
+        Cancelling it stops the questions that are under way.
+
+        Args:
+            starts: the wanted inputs, or recv nodes that lead to them.
+            asker: as of `mark`.
+
+        Returns:
+            Edges of the asker that lead to them.
+
+        Raises:
+            As `mark`.
+        """
+        return (await self._spread(starts, asker, (UP,), self._above, self.take_recvs))[1]
+
+    async def _spread(
+        self,
+        starts: Iterable[Node],
+        asker: str | None,
+        way: tuple[int, ...],
+        find: Callable[[Iterable[Node]], Coroutine[Any, Any, dict[str, list[int]]]],
+        take: Callable[[Iterable[Any], str], list[Node]],
+    ) -> tuple[set[str], list[int]]:
         part = self._part
         names: set[str] = set()
         back: list[int] = []
         here, request, address, principal = part.office.name, part.office.request, part.address(), part.context.principal
         while starts:
-            by_peer = await self._reach(starts)
+            by_peer = await find(starts)
             if part.error is not None:
                 raise part.error
             back += by_peer.pop(asker or "", ())
             own = by_peer.pop(here, ())
-            starts = self.take_sends(own, here)
+            starts = take(own, here)
             part.downstream.update(by_peer)
             left = part.left()
-            answers = await together([request(peer, Kind.MARK, (*address, edges), left, principal) for peer, edges in by_peer.items()])
+            answers = await together([request(peer, Kind.MARK, (*address, edges, *way), left, principal) for peer, edges in by_peer.items()])
             for peer, answer in zip(by_peer, answers, strict=True):
                 if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
                     raise ProtocolError(f"worker {peer} gave a malformed answer when asked who takes part in a pass", code="mark")
                 names.update(answer[0])
-                starts += self.take_sends(answer[1], peer)
+                starts += take(answer[1], peer)
         return names - {here}, back
 
     def take_sends(self, edges: Iterable[Any], peer: str) -> list[Node]:
@@ -106,34 +149,82 @@ class Walk:
                 new.append(send)
         return new
 
+    def take_recvs(self, edges: Iterable[Any], peer: str) -> list[Node]:
+        """Let recv nodes that a walk has reached send gradients; returns those that did not already.
+
+        Raises:
+            ProtocolError: there is no such edge from `peer`.
+        """
+        new: list[Node] = []
+        for edge in edges:
+            recv = self._part.context.recv_nodes.get(edge) if edge.__class__ is int else None
+            if recv is None or recv.peer != peer or recv not in self._visited:
+                raise ProtocolError(f"message {str(edge)[:20]} is none that a pass depends on", code="edge")
+            if recv not in self.leading:
+                self.leading[recv] = None
+                new.append(recv)
+        return new
+
+    async def _above(self, starts: Iterable[Node]) -> dict[str, list[int]]:
+        """The edges of marked send nodes that lead to `starts` and have not been found before, by worker."""
+        self._began = self._time()
+        if self._parents is None:
+            parents: dict[Node, list[Node]] = {}
+            for steps, node in enumerate(self._visited, 1):
+                for child in node.next_nodes:
+                    if child is not None:
+                        parents.setdefault(child, []).append(node)
+                if not steps % STRIDE:
+                    await self._rest()
+            self._parents = parents
+        by_peer: dict[str, list[int]] = {}
+        stack = list(starts)
+        steps = 0
+        while stack and self._parents is not None:  # which it is once the part has been given up
+            node = stack.pop()
+            if isinstance(node, SendNode) and node in self._part.sends and node not in self.sends:
+                self.sends[node] = None
+                by_peer.setdefault(node.peer, []).append(node.edge)
+            stack += self._parents.pop(node, ())
+            steps += 1
+            if not steps % STRIDE:
+                await self._rest()
+        return by_peer
+
+    async def _rest(self) -> None:
+        if self._time() - self._began > BUDGET:
+            await asyncio.sleep(0)
+            self._began = self._time()
+
     async def _reach(self, starts: Iterable[Node]) -> dict[str, list[int]]:
         """The edges behind recv nodes that a walk from `starts` reaches for the first time, by worker."""
-        context = self._part.context
+        context, crossing = self._part.context, self._part.crossing
         by_peer: dict[str, list[int]] = {}
-        for steps, node in enumerate(self._nodes(starts)):
+        for steps, node in enumerate(self._nodes(starts), 1):
             if isinstance(node, RecvNode):
                 if node.context is not context:
+                    if crossing is not None and not await crossing.may_lead(node):
+                        continue
                     raise ContextError(
                         f"backward in context {context.id} reaches values that came from {node.peer} in another context: each context "
                         "differentiates what was received in it; detach() the values, or make the calls in this context"
                     )
                 by_peer.setdefault(node.peer, []).append(node.edge)
-            if not (steps + 1) % STRIDE and self._time() - self._began > BUDGET:
-                await asyncio.sleep(0)
-                self._began = self._time()
+            if not steps % STRIDE:
+                await self._rest()
         return by_peer
 
     def _nodes(self, starts: Iterable[Node]) -> Iterator[Node]:
         self._began = self._time()
         visited = self._visited
         stack = [node for node in starts if node not in visited]
-        visited.update(stack)
+        visited.update(dict.fromkeys(stack))
         while stack:
             node = stack.pop()
             yield node
             for child in node.next_nodes:
                 if child is not None and not child.is_leaf and child not in visited:
-                    visited.add(child)
+                    visited[child] = None
                     stack.append(child)
 
 

@@ -107,6 +107,12 @@ class Driver:
         for _ in walk:
             if turns.over():
                 await self.pause()
+        if task.crossings:
+            self.close()
+            if await task.crossings[0].carry(task):  # type: ignore[attr-defined]
+                return
+            task.check_used()
+            await self.take_turn()
         if task.is_plain:
             failed_at: list[Node] = []
             try:
