@@ -499,3 +499,22 @@ async def test_nobody_else_starts_a_pass_in_a_workers_name() -> None:
             await b.endpoint.request("a", Kind.MARK, (ctx.key, "a", 77, [edge]), 5)
         assert not a.statistics().passes
         await ctx.backward(y.sum())
+
+
+async def test_gradients_of_a_context_are_clipped() -> None:
+    stage = Stage("ab", whole=True)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        await ctx.backward((await opened[0].call("b", "weigh", stage.x)).sum())
+        before = ctx.grads[stage.x].numpy()
+        with pytest.raises(TypeError, match="expected the mapping itself"):
+            ag.optim.clip_grad_norm_(ctx.grads.values(), 0.5)
+        norm = ag.optim.clip_grad_norm_(ctx.grads, 0.5)
+        np.testing.assert_allclose(norm.item(), np.sqrt((before**2).sum()), rtol=1e-12)
+        np.testing.assert_allclose(ctx.grads[stage.x].numpy(), before * (0.5 / norm.item()), rtol=1e-5)
+        assert stage.x.grad is None
+        ag.optim.clip_grad_value_(ctx.grads, 0.01)
+        assert values(ctx.grads[stage.x]) == [0.01] * 3
+        with pytest.raises(TypeError, match=r"replaced by one like it, a Tensor of float64 \[3\]; found float32 \[1\]"):
+            ctx.grads[stage.x] = ag.tensor([1.0])
+        with pytest.raises(KeyError, match="no backward pass of this context has reached"):
+            ctx.grads[stage.weights["a"]] = ag.tensor([1.0])

@@ -20,13 +20,16 @@ from aiograd.errors import (
     ContextError,
     ContextReleasedError,
     DistributedError,
+    GradientError,
     NoContextError,
     NotExposedError,
     ReferenceLostError,
     RemoteError,
     StepError,
+    WorkerLostError,
 )
 from tests.distributed.memory import Switchboard
+from tests.distributed.passes_kit import Net
 from tests.distributed.workers import SECRET, leaf, settled, simulate, until, values, view, workers
 
 service = dist.Service()
@@ -514,12 +517,124 @@ async def test_a_restore_that_fails_changes_nothing_or_lets_no_step_happen() -> 
             assert optimizer.steps == 2
 
 
-async def test_a_step_counts_as_a_modification_of_what_it_writes_only() -> None:
-    """So the graph of another context that used other parameters of the same optimizer can still be differentiated."""
-    used, other = ag.nn.Parameter([2.0]), ag.nn.Parameter([3.0])
-    loss = (used * used).sum()
-    stepped = SteppedOptimizer(ag.optim.SGD([used, other], lr=1.0))
-    await stepped.step(1, b"a context", {other: ag.tensor([1.0])})
-    assert (used.version, other.tolist()) == (0, [2.0])
-    await loss.backward()
-    assert used.grad is not None and used.grad.tolist() == [4.0]
+# -------------------------------------------------------------------- clipping
+
+
+def clipped_at_home(grads: list[Any], *arguments: Any) -> tuple[bytes, list[bytes]]:
+    """In one process: the norm of these gradients, and what clipping makes of them, as bytes."""
+    owners = [ag.nn.Parameter(np.zeros(grad.shape, grad.dtype)) for grad in grads]
+    for owner, grad in zip(owners, grads, strict=True):
+        owner.grad = ag.tensor(grad)
+    norm = ag.optim.clip_grad_norm_(owners, *arguments)
+    return norm.numpy().tobytes(), [owner.grad.numpy().tobytes() for owner in owners]
+
+
+@pytest.mark.parametrize("norm_type", [2.0, 1.0, 3.0, float("inf")])
+@pytest.mark.parametrize("max_norm", [0.7, 1e6])
+async def test_the_gradients_of_all_workers_have_one_norm(max_norm: float, norm_type: float) -> None:
+    """To the bit as in one process, where sums over float32 depend on the order: owners as they were given, then the parameters of each."""
+    random = np.random.default_rng(3)
+    factors = [(random.standard_normal(5) * 10.0**n).astype(np.float32).tolist() for n in (-3, 2, 0, 1)]
+    async with workers("a", "b", "c", service=service) as (a, b, c):
+        first, second, third = [await made(a, peer, *values) for peer, values in zip("cbc", factors, strict=False)]
+        own = ag.nn.Parameter(factors[3])
+        optimizer = dist.DistributedOptimizer(a, "SGD", [first, own, second, third], lr=1.0)
+        async with a.context() as ctx:
+            x = leaf(*random.standard_normal(5))
+            await ctx.backward((await first(x) * await second(x) * await third(x) * own).sum())
+
+            def known() -> list[Any]:
+                """What the workers have, in the order of the optimizer: c was named first, then a, then b."""
+                found = {tuple(values(known)): grad for worker in (a, b, c) for known, grad in view(worker, ctx).grads.items()}
+                return [found[tuple(factors[n])].detach().numpy().copy() for n in (0, 2, 3, 1)]
+
+            before = known()
+            norm, wanted = clipped_at_home(before, max_norm, norm_type)
+            found = await optimizer.clip_grad_norm_(ctx, max_norm, norm_type)
+            after = known()
+            assert found.numpy().tobytes() == norm and [grad.tobytes() for grad in after] == wanted
+            assert (wanted == [grad.tobytes() for grad in before]) == (max_norm > 1)
+            await optimizer.step(ctx)
+            assert values(own) == (np.float32(factors[3]) - after[2]).tolist()
+            assert await weight_of(second) == (np.float32(factors[1]) - after[3]).tolist()
+
+
+async def test_clipping_where_no_gradient_has_arrived() -> None:
+    async with workers("a", "b", service=service) as (a, _):
+        optimizer = dist.DistributedOptimizer(a, "SGD", [await made(a, "b", 2.0)], lr=1.0)
+        async with a.context() as ctx:
+            assert (await optimizer.clip_grad_norm_(ctx, 1.0)).item() == 0.0
+            with pytest.raises(ArgumentError, match="expected a limit of at least 0"):
+                await optimizer.clip_grad_norm_(ctx, -1.0)
+        with pytest.raises(NoContextError, match="scales the gradients of a context"):
+            await optimizer.clip_grad_norm_(None, 1.0)
+        with pytest.raises(ContextReleasedError):
+            await optimizer.clip_grad_norm_(ctx, 1.0)
+
+
+async def test_a_norm_that_is_not_finite_changes_nothing() -> None:
+    async with workers("a", "b", service=service) as (a, b):
+        module = await made(a, "b", 2.0)
+        optimizer = dist.DistributedOptimizer(a, "SGD", [module], lr=1.0)
+        async with a.context() as ctx:
+            await ctx.backward((await module(leaf(float("inf")))).sum())
+            with pytest.raises(GradientError, match="norm of order 2.0 of the gradients is inf"):
+                await optimizer.clip_grad_norm_(ctx, 1.0, error_if_nonfinite=True)
+            (grad,) = view(b, ctx).grads.values()
+            assert values(grad) == [float("inf")] and not ctx.in_doubt
+
+
+@pytest.mark.parametrize("when", ["sizes", "scaling"])
+def test_a_worker_that_is_lost_while_gradients_are_clipped(when: str) -> None:
+    """Before anything was scaled: an error, and a step is possible where it was. After: nobody steps with gradients of which some are scaled."""
+
+    async def main() -> None:
+        board = Net()
+        async with workers("a", "b", "c", service=service, board=board, idle=False) as (a, b, c):
+            left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+            optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+            async with a.context() as ctx:
+                await ctx.backward((await left(leaf(30)) * await right(leaf(1))).sum())
+                target = "aiograd.optimizer.gradient_sizes" if when == "sizes" else "aiograd.optimizer.scale_gradients"
+                serve = c._office.calls.builtins[target]
+
+                async def die(*arguments: Any) -> Any:
+                    board.kill("c")
+                    return await serve(*arguments)
+
+                c._office.calls.builtins[target] = die
+                with pytest.raises(WorkerLostError if when == "sizes" else CommitUnknown) as caught:
+                    await optimizer.clip_grad_norm_(ctx, 1.0)
+                (grad,) = view(b, ctx).grads.values()
+                if when == "sizes":
+                    assert values(grad) == [90] and not ctx.in_doubt
+                else:
+                    assert isinstance(caught.value, CommitUnknown) and caught.value.workers == ("c",) and values(grad) < [2]
+                    with pytest.raises(CommitUnknown, match="clipping not to have reached every worker"):
+                        await optimizer.step(ctx)
+                    with pytest.raises(CommitUnknown):
+                        await optimizer.clip_grad_norm_(ctx, 1.0)
+                    assert await weight_of(left) == [2]
+
+    simulate(main)
+
+
+def test_clipping_that_is_cancelled_is_carried_out() -> None:
+    async def main() -> None:
+        async with workers("a", "b", "c", service=service) as (a, b, c):
+            left, right = await made(a, "b", 2.0), await made(a, "c", 3.0)
+            optimizer = dist.DistributedOptimizer(a, "SGD", [left, right], lr=1.0)
+            for turns in range(12):
+                async with a.context() as ctx:
+                    await ctx.backward((await left(leaf(30)) * await right(leaf(1))).sum())
+                    clipping = asyncio.ensure_future(optimizer.clip_grad_norm_(ctx, 1.0))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    began = optimizer._lock.locked() or clipping.done()
+                    clipping.cancel()
+                    await asyncio.wait([clipping])
+                    async with optimizer._lock:
+                        scaled = [values(grad)[0] < 2 for worker in (b, c) for grad in view(worker, ctx).grads.values()]
+                    assert scaled == [began] * 2 and not ctx.in_doubt
+
+    simulate(main)

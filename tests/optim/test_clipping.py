@@ -87,3 +87,15 @@ async def test_on_a_device_nothing_is_waited_for() -> None:
         optim.clip_grad_value_([p], 1.0)
         await p.grad
         np.testing.assert_allclose(p.grad.to("cpu").numpy(), [[1.0, -1.0]])
+
+
+def test_a_mapping_of_parameters_to_gradients_is_clipped_in_place() -> None:
+    """As gradients of a distributed context are kept; ``grad`` of the parameters is no matter then."""
+    owners = [nn.Parameter([0.0]), nn.Parameter([0.0, 0.0])]
+    grads = {owners[0]: ag.tensor([3.0]), owners[1]: ag.tensor([4.0, 12.0])}
+    assert optim.clip_grad_norm_(grads, 6.5).item() == 13.0
+    np.testing.assert_allclose(np.concatenate([grad.numpy() for grad in grads.values()]), [1.5, 2.0, 6.0], rtol=1e-6)
+    assert all(owner.grad is None for owner in owners)
+    optim.clip_grad_value_(grads, 1.75)
+    assert grads[owners[1]].tolist() == [1.75, 1.75]
+    assert optim.clip_grad_norm_({}, 1.0).item() == 0.0

@@ -20,6 +20,9 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from aiograd.distributed.context import Context
 from aiograd.distributed.contexts import Caller
 from aiograd.distributed.driver.calls import EXACT
 from aiograd.distributed.driver.home import Home
@@ -32,6 +35,7 @@ from aiograd.distributed.service import Exposed, ExposedClass
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError, NotExposedError, ReferenceLostError
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.norms import scaled, size_of
 
 if TYPE_CHECKING:
     from aiograd.distributed.driver.office import Office
@@ -76,8 +80,9 @@ def register_adapter(name: str, cls: type[Any]) -> None:
 class SteppedOptimizer:
     """An optimizer of one worker's parameters, driven from another worker."""
 
-    def __init__(self, optimizer: Any) -> None:
+    def __init__(self, optimizer: Any, parameters: Sequence[Any] = ()) -> None:
         self.optimizer = optimizer
+        self.parameters = parameters
         #: number of the last step that was taken
         self.taken = 0
         #: the context whose gradients it was taken with; None after a restore
@@ -141,6 +146,8 @@ class Objects:
                 "aiograd.module.train": self._train,
                 "aiograd.optimizer.create": self._create_optimizer,
                 "aiograd.optimizer.step": self._step,
+                "aiograd.optimizer.gradient_sizes": self._gradient_sizes,
+                "aiograd.optimizer.scale_gradients": self._scale_gradients,
                 "aiograd.optimizer.set_options": self._set_options,
                 "aiograd.optimizer.state_dict": self._optimizer_state,
                 "aiograd.optimizer.load_state_dict": self._load_optimizer_state,
@@ -299,7 +306,7 @@ class Objects:
             else:
                 raise ArgumentTypeError(f"{ref!r} is neither a parameter nor a module")
         unique = list({id(parameter): parameter for parameter in parameters}.values())
-        return self.office.reference(self.table.add(SteppedOptimizer(make(unique, **options)), None, caller.principal, caller.name))
+        return self.office.reference(self.table.add(SteppedOptimizer(make(unique, **options), unique), None, caller.principal, caller.name))
 
     def _optimizer(self, caller: Caller, ref: RemoteRef) -> SteppedOptimizer:
         value = self._find(caller, ref).value
@@ -317,19 +324,46 @@ class Objects:
             self.check_certain(leaves=[getattr(each, "_node", None) for group in groups for each in group.get("params", ())])
             await asyncio.shield(self.office.keep(stepped.step(number, f"attempt {attempt}".encode(), None), "step"))
             return stepped.taken
+        context = self._decided(context)
+        context.calls.pop(asyncio.current_task(), None)  # leaving the context no longer ends it
+        stepping = self.office.keep(stepped.step(number, context.key, context.grads), "step")
+        await asyncio.shield(stepping)
+        return stepped.taken
+
+    def _decided(self, context: Context | None) -> Context:
+        """The context, if its gradients here are known to be complete."""
         if context is None:
-            raise NoContextError("a distributed optimizer steps with the gradients of a context: `await optimizer.step(ctx)`")
-        undecided = [*context.in_doubt, *(key for key, part in context.parts.items() if part.state in ("prepared", "committing"))]
+            raise NoContextError("a distributed optimizer uses the gradients of a context: `await optimizer.step(ctx)`")
+        parts = [(key, part) for key, part in context.parts.items() if not part.is_selective]
+        undecided = [*context.in_doubt, *(key for key, part in parts if part.state in ("prepared", "committing"))]
         if undecided:
             raise CommitUnknown(
                 f"worker {self.office.name} does not know whether the gradients of context {context.id} are complete: a pass is undecided. Restore "
                 "from a checkpoint and run it again in a new context.",
                 workers=(self.office.name,),
             )
-        context.calls.pop(asyncio.current_task(), None)  # leaving the context no longer ends it
-        stepping = self.office.keep(stepped.step(number, context.key, context.grads), "step")
-        await asyncio.shield(stepping)
-        return stepped.taken
+        return context
+
+    def _with_gradients(self, caller: Caller, ref: RemoteRef) -> tuple[Any, list[Any], list[Any]]:
+        """The gradients of the context, those parameters of an optimizer that have one, and these as arrays."""
+        grads = self._decided(current_context()).grads
+        owners = [parameter for parameter in self._optimizer(caller, ref).parameters if parameter in grads]
+        return grads, owners, [grads[parameter].detach()._data for parameter in owners]
+
+    async def _gradient_sizes(self, caller: Caller, ref: RemoteRef, norm_type: float) -> list[Any]:
+        _check(norm_type=(norm_type, float))
+        _, _, arrays = self._with_gradients(caller, ref)
+        sizes = await current_engine().offload(lambda: [size_of(array, norm_type) for array in arrays])
+        return [make(np.asarray(size) if isinstance(size, np.generic) else size) for size in sizes]
+
+    async def _scale_gradients(self, caller: Caller, ref: RemoteRef, factor: Any) -> bool:
+        if not isinstance(factor, TensorCore) or factor.ndim:
+            raise ArgumentTypeError(f"the factor of gradients is a {type(factor).__name__}; expected a Tensor of one element")
+        grads, owners, arrays = self._with_gradients(caller, ref)
+        clipped = await current_engine().offload(functools.partial(scaled, arrays, factor.detach()._data[()]))
+        for parameter, array in zip(owners, clipped, strict=True):
+            grads[parameter] = make(array)
+        return True
 
     async def _set_options(self, caller: Caller, ref: RemoteRef, options: dict[str, Any]) -> bool:
         stepped = self._optimizer(caller, ref)

@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+import math
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from itertools import count
 from typing import Any
+
+import numpy as np
 
 from aiograd.distributed.driver.transfers import fetch, store
 from aiograd.distributed.module import RemoteModule
 from aiograd.distributed.pieces import apart, join, together
 from aiograd.distributed.references import RemoteRef
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, StepError
-from aiograd.tensors.core import TensorCore
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError, StepError
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.norms import factor_for, norm_of, sum_of
 
 logger = logging.getLogger("aiograd.distributed")
+
+#: stands for the worker in what a context notes as in doubt, where that is no pass
+CLIPPING = ""
+_clippings = count()
 
 
 class DistributedOptimizer:
@@ -121,18 +131,92 @@ class DistributedOptimizer:
             pipeline is in doubt on a worker that has parameters: no worker has taken the step.
         """
         if ctx is not None:
-            ctx.check_open()
-        if ctx is not None and ctx.in_doubt:
-            raise CommitUnknown(
-                f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, so they may not be "
-                "complete. Restore from a checkpoint and run it again in a new context."
-            )
-        await self._lock.acquire()
-        taking = asyncio.get_running_loop().create_task(self._step(ctx, timeout), name=f"aiograd:{self.worker.name}:optimizer step")
-        taking.add_done_callback(self._taken)
-        await asyncio.shield(taking)
+            _check_certain(ctx)
+        await self._carry_out(self._step(ctx, timeout), "step")
 
-    def _taken(self, taking: asyncio.Task[None]) -> None:
+    async def clip_grad_norm_(
+        self, ctx: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float | None = None
+    ) -> Any:
+        """Scale the gradients in `ctx` of all parameters, on every worker, so that their norm, taken together, is at most `max_norm`.
+
+        ::
+
+            await ctx.backward(loss)
+            await optimizer.clip_grad_norm_(ctx, 1.0)
+            await optimizer.step(ctx)
+
+        The norm has the bits of `aiograd.optim.clip_grad_norm_` in one process: the sum goes over workers in the order in which the references
+        were given, and over the parameters of each in order. No pass of the context may run meanwhile. Cancelled, it is carried out all the
+        same, as a step is.
+
+        Args:
+            ctx: the context whose gradients to scale, open on this worker.
+            max_norm, norm_type, error_if_nonfinite: as of `aiograd.optim.clip_grad_norm_`.
+            timeout: seconds for each of: asking for sizes, scaling.
+
+        Returns:
+            The norm before scaling, a 0-d Tensor.
+
+        Raises:
+            GradientError: the norm is not finite. CommitUnknown: a worker could not confirm to have scaled its gradients, or they were in doubt
+            before; steps with this context are refused from then on. With any other error (`ContextReleasedError`, `WorkerLostError`,
+            `RemoteError`) nothing has been scaled.
+        """
+        if not max_norm >= 0 or not norm_type > 0:
+            raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
+        if ctx is None:
+            raise NoContextError("a distributed optimizer scales the gradients of a context: `await optimizer.clip_grad_norm_(ctx, 1.0)`")
+        _check_certain(ctx)
+        return await self._carry_out(self._clip(ctx, float(max_norm), float(norm_type), error_if_nonfinite, timeout), "clipping")
+
+    async def _clip(self, ctx: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool, timeout: float | None) -> Any:
+        with self.worker.within(ctx):
+            await self._prepare()
+            owners = [owner for owner in self._refs if owner in self._optimizers]
+            ask = functools.partial(self._ask, owners, timeout)
+            answers = await ask("gradient_sizes", norm_type)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
+            sizes = [size._data[()] for answer in answers for size in answer]
+            if not sizes:
+                return make(np.zeros((), np.float32))
+            norm = norm_of(sum_of(sizes, norm_type), norm_type)
+            if error_if_nonfinite and not math.isfinite(norm):
+                raise GradientError(
+                    f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {norm}; pass error_if_nonfinite=False to go on"
+                )
+            factor = factor_for(norm, max_norm)
+            if factor != 1.0:
+                answers = await ask("scale_gradients", make(np.asarray(factor)))
+                failed = {owner: answer for owner, answer in zip(owners, answers, strict=True) if isinstance(answer, BaseException)}
+                if failed:
+                    ctx.in_doubt.add((CLIPPING, next(_clippings)))
+                    first = next(iter(failed.values()))
+                    raise CommitUnknown(
+                        f"clip_grad_norm_: {', '.join(failed)} could not confirm to have scaled the gradients of context {ctx.id} ({first}), and "
+                        "others may have. Do not step with them: restore a lost worker from a checkpoint and run the pass again in a new context.",
+                        workers=tuple(failed),
+                    ) from first
+            return make(np.asarray(norm))
+
+    async def _ask(self, owners: Sequence[str], timeout: float | None, what: str, value: Any) -> list[Any]:
+        """What each of these workers answers, or raises."""
+        calls = [self.worker.call(owner, f"aiograd.optimizer.{what}", self._optimizers[owner], value, timeout=timeout) for owner in owners]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _carry_out(self, work: Coroutine[Any, Any, Any], what: str) -> Any:
+        """Do something on all workers, after what was begun before; cancelling stops the waiting only, once it has begun."""
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            work.close()
+            raise
+        taking = asyncio.get_running_loop().create_task(work, name=f"aiograd:{self.worker.name}:optimizer {what}")
+        taking.add_done_callback(self._taken)
+        return await asyncio.shield(taking)
+
+    def _taken(self, taking: asyncio.Task[Any]) -> None:
         self._lock.release()
         if not taking.cancelled() and (error := taking.exception()) is not None:  # who asked for it may have gone
             logger.info("worker %s: %s", self.worker.name, error)
@@ -268,6 +352,16 @@ class DistributedOptimizer:
             loading.append(store(self.worker, ref, "aiograd.optimizer.load_state_dict", values, timeout, head))
         await asyncio.gather(*loading)
         self._steps = steps
+
+
+def _check_certain(ctx: Any) -> None:
+    """Raise unless the gradients of a context can be used."""
+    ctx.check_open()
+    if ctx.in_doubt:
+        raise CommitUnknown(
+            f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, or clipping not to have "
+            "reached every worker, so they may not be complete. Restore from a checkpoint and run it again in a new context."
+        )
 
 
 def _checked(state: Any, refs: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,0 +1,50 @@
+"""The norm of many arrays taken together, and the factor that limits it: what gradient clipping is made of, in one process or in several.
+
+The sum over arrays is made one by one in their order, so whoever has the sizes of all arrays gets the same bits, wherever these were computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.ops.creation import astype
+
+
+def size_of(array: Any, norm_type: float) -> Any:
+    """What the norm is made of: the sum of powers of magnitudes, or the largest of them."""
+    if type(array) is np.ndarray and norm_type == 2:
+        flat = np.ascontiguousarray(array, np.float32 if array.dtype == np.float16 else None).reshape(-1)
+        return np.real(np.vdot(flat, flat))
+    size = np.abs(array)
+    if math.isinf(norm_type):
+        return np.max(size) if array.size else np.sum(size)
+    return np.sum(size**norm_type)
+
+
+def sum_of(sizes: Iterable[Any], norm_type: float) -> Any:
+    """The sizes of several arrays taken together; at least one."""
+    total: Any = None
+    for size in sizes:
+        total = size if total is None else np.maximum(total, size) if math.isinf(norm_type) else total + size
+    return total
+
+
+def norm_of(total: Any, norm_type: float) -> Any:
+    """The norm whose size is `total`."""
+    if math.isinf(norm_type):
+        return total
+    return np.sqrt(total) if norm_type == 2 else total ** (1.0 / norm_type)
+
+
+def factor_for(norm: Any, max_norm: float) -> Any:
+    """What to multiply arrays with so that their norm is at most `max_norm`."""
+    return np.minimum(max_norm / (norm + 1e-6), 1.0)
+
+
+def scaled(arrays: Sequence[Any], factor: Any) -> list[Any]:
+    """The arrays times a factor, each in its dtype."""
+    return [astype(array * factor, dtype=array.dtype, copy=False) for array in arrays]
