@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from aiograd.errors import ContextError
 from aiograd.graph.node import InputMetadata, Node
 from aiograd.types import Array
 
@@ -21,11 +22,13 @@ class Cut(Node):
         nodes: the nodes that belong to it; their edges to other nodes are changed to lead here.
     """
 
-    __slots__ = ("targets", "_numbers")
+    __slots__ = ("is_crossed", "targets", "_numbers")
 
     def __init__(self, nodes: Sequence[Node]) -> None:
         super().__init__()
         self._seq = 0  # below whatever leads here: the graph keeps its order
+        #: whether the graph goes through other workers, whose leaves no isolated pass accumulates into
+        self.is_crossed = any(node.is_inlet for node in nodes)
         #: where the gradient of each input is to go
         self.targets: list[tuple[Node, int]] = []
         self._numbers: dict[tuple[Node, int], int] = {}
@@ -48,6 +51,16 @@ class Cut(Node):
             self._numbers[node, nr] = number
             self.targets.append((node, nr))
         return number
+
+    def check_local(self) -> None:
+        """Raise if the graph goes through other workers."""
+        if self.is_crossed:
+            raise ContextError(
+                "an isolated pass (of a parallel map or a mixture of experts) has called another worker with values that require grad: what that "
+                "worker's parameters are due would be lost. Call workers directly, with asyncio.gather() for several at once (their backward "
+                "overlaps too), and differentiate with `await ctx.backward(loss)`; for experts that learn by themselves, serve them with "
+                "dist.moe.serve_experts() and use dist.moe.RemoteExpert."
+            )
 
     def metadata_at(self, number: int) -> InputMetadata | None:
         """What gradients at an input look like."""

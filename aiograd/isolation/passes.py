@@ -24,7 +24,7 @@ from aiograd.function import Function, FunctionNode
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
 from aiograd.isolation.cut import Cut, edge_of
-from aiograd.modes import ModeScope
+from aiograd.modes import ModeScope, is_grad_enabled
 from aiograd.offloading import offload
 from aiograd.tensors.core import TensorCore, make
 
@@ -97,6 +97,7 @@ class IsolatedContext:
         return self._run(roots, seeds, keep_graph)
 
     async def _run(self, roots: list[tuple[Node, int]], seeds: list[Any], keep_graph: bool) -> list[Any]:
+        self._cut.check_local()
         wanted = [(self._cut, number) for number in range(self._cut.num_inputs)]
         if not roots or not wanted:
             return [None] * len(wanted)
@@ -122,7 +123,7 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
         output; outputs may be nested.
 
     Raises:
-        ArgumentTypeError: `fn` cannot be called, or returned None. Whatever `fn` raises.
+        ArgumentTypeError: `fn` cannot be called. ContextError: `fn` has called another worker with what requires grad. Whatever `fn` raises.
     """
     call = _callable(fn)
     needs = tuple(isinstance(arg, TensorCore) and arg.requires_grad for arg in args)
@@ -141,6 +142,8 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
         raise ArgumentTypeError(f"{_name(fn)} returned None; expected a Tensor or several. Was `return` forgotten?")
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
     cut = Cut(nodes)
+    if is_grad_enabled():
+        cut.check_local()
     inside = set(nodes)
 
     def output_of(tensor: Any) -> Output:

@@ -70,7 +70,7 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
         lists and dicts.
 
     Raises:
-        ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. Whatever a call raises.
+        ArgumentError: the tuples differ in length. ContextError: a call has called another worker with what requires grad. Whatever a call raises.
     """
     calls = [tuple(args) for args in args_per_call]
     if len({len(args) for args in calls}) > 1:

@@ -3,15 +3,29 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ContextError, ContextReleasedError, GraphFreedError, RemoteError, UnusedInputError
-from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Log, Stage, passes, same
-from tests.distributed.workers import leaf, values, view, workers
+from aiograd import distributed as dist
+from aiograd.distributed.kinds import Kind
+from aiograd.errors import (
+    ContextError,
+    ContextReleasedError,
+    DeadlineError,
+    GraphFreedError,
+    PassAbortedError,
+    ProtocolError,
+    RemoteError,
+    UnusedInputError,
+    WorkerLostError,
+)
+from aiograd.testing import SimulatedLoop
+from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Log, Misbehave, Net, Stage, Suspend, before, passes, same
+from tests.distributed.workers import leaf, settled, simulate, values, view, workers
 
 EVERY = {**GRAPHS, **{name: graph for name, (graph, _) in WASTEFUL.items()}}
 #: how a user asks for gradients: with the context in hand, or without
@@ -315,3 +329,265 @@ async def test_a_gradient_penalty() -> None:
         owners = [*opened[:1] * 2, *opened[1:]]
         found = [view(worker, ctx).grads[known] for known, worker in zip(everything, owners, strict=True)]
         assert [values(each) for each in found] == wanted
+
+
+# -------------------------------------------------------------------- passes in passes, functions and several contexts
+
+
+async def test_a_function_differentiates_what_its_caller_sent() -> None:
+    """On b, through the worker that called and one that b calls; nothing of this is left for the caller's own pass to trip over."""
+    stage = Stage("abc", seed=12)
+
+    async def inner(here: Here, x: Any) -> Any:
+        h = x * here.weight
+        y = await here.call("c", "weigh", h)
+        (gradient,) = await ag.grad(y.sum(), [h], retain_graph=True)
+        (again,) = await ag.grad((y * y).sum(), [here.weight], retain_graph=True)
+        return y * gradient + again
+
+    async def graph(here: Here, x: Any) -> Any:
+        return ((await here.call("b", "inner", x * here.weight)) * here.weight).sum()
+
+    stage.functions["inner"] = inner
+    wanted = await stage.reference(graph)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        loss = await graph(stage.here(opened[0]), stage.x)
+        found = await ag.grad(loss, stage.leaves["a"], retain_graph=True)
+        same({"a": [grad.numpy() for grad in found]}, {"a": wanted["a"]})
+        untouched(stage, ctx, opened)
+        await ctx.backward(loss)
+        same(stage.found(ctx, opened), wanted)
+
+
+async def test_a_rule_that_differentiates_through_workers_itself() -> None:
+    """In a pass of the context, and in a local one inside of that: neither waits for the pass that waits for it."""
+    stage = Stage("ab", seed=13)
+    seen: list[Any] = []
+    async with stage.open() as opened, opened[0].context() as ctx:
+        x = leaf(1.0, 2.0, 3.0)
+        within = (await opened[0].call("b", "weigh", x)).sum()
+
+        async def rule(g: Any) -> Any:
+            (found,) = await ag.grad(within, [x], retain_graph=True)
+            seen.append(values(found))
+            return g
+
+        async def deep(g: Any) -> Any:
+            with ag.enable_grad():
+                inner = Suspend.apply(leaf(1.0), rule).sum()
+            await inner.backward()
+            return g
+
+        y = await opened[0].call("b", "weigh", stage.x)
+        await asyncio.wait_for(ctx.backward((Suspend.apply(y, rule) + Suspend.apply(y, deep)).sum()), 20)
+        assert seen == [values(stage.weights["b"])] * 2 and stage.x in ctx.grads and x not in ctx.grads
+
+
+async def test_contexts_side_by_side_and_values_of_two() -> None:
+    stage = Stage("abc", seed=14)
+    weight = values(stage.weights["b"])
+    async with stage.open() as opened:
+        a = opened[0]
+
+        async def one(n: int) -> None:
+            async with a.context() as ctx:
+                x = leaf(*([float(n)] * 3))
+                y = await a.call("b", "weigh", x)
+                assert values((await ag.grad(y.sum(), [x]))[0]) == weight and not ctx.grads
+
+        await asyncio.gather(*(asyncio.create_task(one(n), context=contextvars.Context()) for n in range(8)))
+
+        x = leaf(1.0, 2.0, 3.0)
+        kept: list[Any] = []
+        go = asyncio.Event()
+
+        async def other() -> None:
+            async with a.context() as ctx:
+                kept.extend([ctx, await a.call("b", "weigh", x)])
+                await go.wait()
+
+        holding = asyncio.create_task(other(), context=contextvars.Context())
+        while not kept:
+            await asyncio.sleep(0)
+        first, h = kept
+        async with a.context() as ctx:
+            z = await a.call("c", "weigh", h * stage.x)
+            (found,) = await ag.grad(z.sum(), [stage.x], retain_graph=True)  # nothing that the other context sent leads there
+            assert values(found) == values(h * stage.weights["c"])
+            with pytest.raises(ContextError, match="in two contexts"):
+                await ag.grad((z * h).sum(), [x, stage.x])
+            with pytest.raises(ContextError, match="in another context"):
+                await ctx.grad((z * h).sum(), [x])
+            (again,) = await first.grad((h * h).sum(), [x])
+            assert values(again) == values(2 * h * stage.weights["b"])
+        go.set()
+        await holding
+        assert passes(opened) == [0, 0, 0]
+
+
+async def test_a_context_that_has_been_released() -> None:
+    stage = Stage("ab", seed=15)
+    w = leaf(1.0, 2.0, 3.0)
+    async with stage.open() as opened:
+        a = opened[0]
+        async with a.context():
+            y, z = await a.call("b", "weigh", stage.x), await a.call("b", "weigh", stage.x)
+        assert values((await ag.grad((y * w).sum(), [y]))[0]) == values(w), "what came before it is no matter"
+        for wanted in ([stage.x], [w], [y, z]):
+            with pytest.raises(ContextReleasedError, match=r"Do it inside the `async with worker\.context\(\)` block"):
+                await ag.grad((y * w * z).sum(), wanted, allow_unused=True)
+        async with a.context() as ctx:
+            y = await a.call("b", "weigh", stage.x.detach())
+        assert ctx.is_released
+        assert values((await ag.grad((y * w).sum(), [w]))[0]) == values(y), "nothing was sent, so nothing can lead back"
+
+
+async def test_an_answer_that_depends_on_what_was_sent_after_the_question() -> None:
+    """Numbers say no more what comes after what; a pass over a late input still meets the early answer."""
+    stage = Stage("ab", seed=16)
+    kept: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+
+    async def later(here: Here) -> Any:
+        return (await kept) * here.weight
+
+    async def put(here: Here, x: Any) -> None:
+        kept.set_result(x)
+
+    stage.functions.update(later=later, put=put)
+    async with stage.open() as opened, opened[0].context():
+        a = opened[0]
+        asking = asyncio.ensure_future(a.call("b", "later"))
+        while not opened[1].statistics().calls:
+            await asyncio.sleep(0)
+        for _ in range(3):
+            h = stage.x * 2
+        await a.call("b", "put", h)
+        y = await asking
+        assert values((await ag.grad(y.sum(), [h]))[0]) == values(stage.weights["b"])
+
+
+# -------------------------------------------------------------------- passes that fail
+
+
+async def loss_of(stage: Stage, opened: Any) -> Any:
+    return await GRAPHS["diamond"](stage.here(opened[0]), stage.x)
+
+
+@pytest.mark.parametrize("way", ["ctx.grad", "ag.grad", "backward"])
+def test_cancelled_at_every_step(way: str) -> None:
+    """Nothing has accumulated, unless it had been committed; nothing goes on; the same pass then runs in the same context."""
+    stage = Stage(seed=17)
+    outcomes: list[str] = []
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        assert isinstance(loop, SimulatedLoop)
+        wanted = (await mine(stage, GRAPHS["diamond"]))["a"][1]
+        async with stage.open(limits=dist.Limits(default_deadline=10.0)) as opened:
+            async with opened[0].context():
+                await loss_of(stage, opened)  # opens connections
+            step = unscathed = 0
+            while unscathed < 3:
+                step += 1
+                stage.x.grad = None
+                async with opened[0].context() as ctx:
+                    loss = await loss_of(stage, opened)
+                    if way == "backward":
+                        running = asyncio.ensure_future(loss.backward(inputs=[stage.x], retain_graph=True))
+                    else:
+                        running = asyncio.ensure_future(ask(way, ctx, loss, [stage.x], retain_graph=True))
+                    loop.at_step(loop.steps + step, running.cancel)
+                    try:
+                        await running
+                        unscathed += 1
+                        outcomes.append("done")
+                    except asyncio.CancelledError as error:
+                        unscathed = 0
+                        outcomes.append("late" if getattr(error, "committed", False) else "cancelled")
+                    assert passes(opened) == [0] * 4, f"{outcomes[-1]} at {step}: a pass goes on"
+                    found = None if stage.x.grad is None else stage.x.grad.numpy()
+                    same({"a": [found]}, {"a": [wanted if way == "backward" and outcomes[-1] != "cancelled" else None]})
+                    stage.x.grad = None
+                    (again,) = await ctx.grad(loss, [stage.x])
+                    same({"a": [again.numpy()]}, {"a": [wanted]})
+                    untouched(stage, ctx, opened)
+                await settled(*opened)
+
+    simulate(main)
+    assert outcomes.count("cancelled") > 30, outcomes
+
+
+@pytest.mark.parametrize("kind", [Kind.MARK, Kind.GRADIENT, Kind.COMMIT])
+def test_a_worker_that_is_lost_at_any_message(kind: Kind) -> None:
+    """An error until the gradients are complete; where only the end of the pass could not be told they are, and nothing is in doubt."""
+
+    async def main() -> None:
+        board = Net()
+        stage = Stage("abc", seed=18)
+        async with stage.open(board, idle=False) as opened, opened[0].context() as ctx:
+            a, b, c = opened
+            loss = (await a.call("b", "via", "c", stage.x)).sum()
+            with before(c, kind, lambda: board.kill("c")):
+                if kind == Kind.COMMIT:
+                    (found,) = await ctx.grad(loss, [stage.x])
+                    assert values(found) == values(stage.weights["b"] * stage.weights["c"])
+                else:
+                    with pytest.raises(WorkerLostError):
+                        await ctx.grad(loss, [stage.x])
+            assert passes((a, b)) == [0, 0] and not ctx.in_doubt and not view(b, ctx).in_doubt
+            y = await a.call("b", "weigh", stage.x)
+            assert values((await ag.grad(y.sum(), [stage.x]))[0]) == values(stage.weights["b"])
+            await ctx.backward((await a.call("b", "weigh", stage.x)).sum())
+
+    assert simulate(main) < 60
+
+
+def test_a_rule_that_fails_on_another_worker_and_a_deadline() -> None:
+    async def main() -> None:
+        stage = Stage("abc", seed=19)
+
+        def fail(g: Any) -> Any:
+            raise ValueError("boom")
+
+        async def failing(here: Here, x: Any) -> Any:
+            return Misbehave.apply(x, fail)
+
+        async def stuck(here: Here, x: Any) -> Any:
+            return Suspend.apply(x, lambda g: asyncio.sleep(100, g))
+
+        stage.functions.update(failing=failing, stuck=stuck)
+        async with stage.open() as opened, opened[0].context() as ctx:
+            a = opened[0]
+            y = await a.call("c", "weigh", stage.x)
+            with pytest.raises(RemoteError, match="boom"):
+                await ag.grad((await a.call("b", "failing", y)).sum(), [stage.x])
+            with pytest.raises(DeadlineError, match="backward|grad"):
+                await ctx.grad((await a.call("b", "stuck", y)).sum(), [stage.x], timeout=3)
+            untouched(stage, ctx, opened)
+            (found,) = await ag.grad((await a.call("b", "weigh", stage.x)).sum(), [stage.x])
+            assert values(found) == values(stage.weights["b"])
+
+    assert simulate(main) < 10
+
+
+async def test_malformed_walks() -> None:
+    stage = Stage("ab", seed=20)
+    async with stage.open() as opened, opened[0].context() as ctx:
+        a, b = opened
+        y = await a.call("b", "weigh", stage.x)
+        edge, sent = y.grad_fn.edge, next(iter(ctx.send_nodes))
+        pass_id = (ctx.key, "a", 99)
+        for value, error, text in (
+            ((*pass_id, [edge], 7), ProtocolError, "malformed question"),
+            ((*pass_id, [edge], 0, 0), ProtocolError, "malformed message"),
+            ((*pass_id, [sent], 1), PassAbortedError, "it was given up here"),
+        ):
+            with pytest.raises(error, match=text):
+                await a.endpoint.request("b", Kind.MARK, value, 5)
+        await a.endpoint.request("b", Kind.MARK, (*pass_id, [edge], 0), 5)
+        for edges in ([edge], ["x"], [sent + 1]):
+            with pytest.raises(ProtocolError, match="none that a pass depends on"):
+                await a.endpoint.request("b", Kind.MARK, (*pass_id, edges, 1), 5)
+        assert await a.endpoint.request("b", Kind.MARK, (*pass_id, [sent], 1), 5) == ([], [edge])
+        await a.endpoint.request("b", Kind.ABORT, (*pass_id, "enough"), 5)
+        assert passes(opened) == [0, 0]

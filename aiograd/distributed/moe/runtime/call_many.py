@@ -89,7 +89,8 @@ async def call_many(
         max_rows: most rows of a request; there are fewer where rows are large, so that requests fit into messages.
 
     Raises:
-        ExpertLostError: an expert failed, with ``"raise"``, or too many did. DeadlineError: too few answers in time. ArgumentError.
+        ExpertLostError: an expert failed, with ``"raise"``, or too many did. DeadlineError: too few answers in time. ContextError: an expert has
+        called another worker with what requires grad (`RemoteExpert` may). ArgumentError.
     """
     inputs = tuple(x) if isinstance(x, (tuple, list)) else (x,)
     _check_arguments(experts, inputs, k_min, backward_k_min, on_expert_loss, max_rows)

@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 
 from aiograd.distributed.moe.runtime.requests import Place, Request
 from aiograd.engine.run import current_engine
-from aiograd.engine.run.ending import end
-from aiograd.errors import DeadlineError, ExpertLostError
+from aiograd.errors import CancelGraceError, ContextError, DeadlineError, ExpertLostError
 
 
 class Loss(NamedTuple):
@@ -90,7 +89,7 @@ class Gathering:
             check: says what is wrong with an answer; that makes it a failure.
 
         Raises:
-            ExpertLostError, DeadlineError: as the rules say.
+            ExpertLostError, DeadlineError: as the rules say. ContextError: of a call.
         """
         rules = self.rules
         loop = asyncio.get_running_loop()
@@ -145,8 +144,8 @@ class Gathering:
                     self._lose(request, "failed", lost, [place for place in request.places if place not in kept])
                 return
             error = ArithmeticError(complaint)
-        elif not isinstance(error, (Exception, asyncio.CancelledError)):
-            raise error
+        elif not isinstance(error, (Exception, asyncio.CancelledError)) or isinstance(error, ContextError):
+            raise error  # which is no fault of the expert
         self._lose(request, "failed", error)
 
     def _lose(self, request: Request, reason: str, error: BaseException | None, places: Sequence[Place] | None = None) -> None:
