@@ -3,6 +3,9 @@
 While the function runs, every node it records is noted. Afterwards each edge that leaves these nodes, for an argument, a parameter
 that the function uses or whatever else it closes over, is led to one `Cut` instead, with an input per target. A pass over the isolated graph
 then ends at the cut, where its gradients are taken; nobody's hooks run and nothing is accumulated. What they were for goes on from there.
+
+A graph that goes through other workers cannot be run apart from the pass around it: their leaves would not be reached. Where it may become a
+part of the caller's graph instead, the cut lets gradients through (`Cut.open`): a sum for each thing that the function used, as ever.
 """
 
 from __future__ import annotations
@@ -56,19 +59,27 @@ class Cut(Node):
         """Raise if the graph goes through other workers."""
         if self.is_crossed:
             raise ContextError(
-                "an isolated pass (of a parallel map or a mixture of experts) has called another worker with values that require grad: what that "
-                "worker's parameters are due would be lost. Call workers directly, with asyncio.gather() for several at once (their backward "
-                "overlaps too), and differentiate with `await ctx.backward(loss)`; for experts that learn by themselves, serve them with "
-                "dist.moe.serve_experts() and use dist.moe.RemoteExpert."
+                "an isolated pass (such as that of an expert in a mixture) has called another worker with values that require grad: what that "
+                "worker's parameters are due would be lost. Call workers directly or in ag.parallel.map_with_parallel_backward(), and differentiate "
+                "with `await ctx.backward(loss)`; as experts, serve them with dist.moe.serve_experts() and use dist.moe.RemoteExpert."
             )
 
     def metadata_at(self, number: int) -> InputMetadata | None:
         """What gradients at an input look like."""
         return self._own_metadata[number]
 
-    def apply(self, grads: Sequence[Array | None]) -> tuple[()]:
-        """Nothing: gradients are taken before."""
-        return ()
+    def open(self, targets: Sequence[tuple[Node, int]], sequence: int) -> None:
+        """Let gradients through, to one target per input.
+
+        Args:
+            sequence: number of the cut, taken before anything of the graph was recorded.
+        """
+        self._seq = sequence
+        self.set_next_edges(targets)
+
+    def apply(self, grads: Sequence[Array | None]) -> tuple[Array | None, ...]:
+        """The gradients, where they are let through; else they are taken before."""
+        return tuple(grads)
 
 
 def edge_of(tensor: Any) -> tuple[Node, int] | None:

@@ -24,7 +24,7 @@ from aiograd.function import Function, FunctionNode
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
 from aiograd.isolation.cut import Cut, edge_of
-from aiograd.modes import ModeScope, is_grad_enabled
+from aiograd.modes import ModeScope, current_mode, is_grad_enabled
 from aiograd.offloading import offload
 from aiograd.tensors.core import TensorCore, make
 
@@ -103,6 +103,33 @@ class IsolatedContext:
             return [None] * len(wanted)
         return await current_engine().run(new_graph_task(roots, seeds, inputs=wanted, keep_graph=keep_graph))
 
+    @property
+    def is_crossed(self) -> bool:
+        """Whether the function has called other workers with what requires grad."""
+        return self._cut.is_crossed
+
+    def check_local(self) -> None:
+        """Raise if it has."""
+        self._cut.check_local()
+
+    def join(self, args: Sequence[Any], outputs: Any, sequence: int) -> None:
+        """Make what was recorded a part of the graph of the arguments, and the detached outputs its results.
+
+        Args:
+            sequence: as of `Cut.open`.
+        """
+        targets = list(self._cut.targets)
+        for arg, number in zip(args, self._arguments, strict=True):
+            if number is not None:
+                targets[number] = (arg._node, arg._nr)
+        self._cut.open(targets, sequence)
+        collect = current_mode().collect
+        if collect is not None:
+            collect(self._cut)
+        for tensor, output in zip(leaves_of(outputs, TensorCore), leaves_of(self._outputs, Output), strict=True):
+            if output.edge is not None:
+                tensor._node, tensor._nr = output.edge
+
     def of_arguments(self, captured: Sequence[Any]) -> tuple[Any, ...]:
         """The gradients of the arguments among those at the cut."""
         return tuple(None if number is None else captured[number] for number in self._arguments)
@@ -125,6 +152,14 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
     Raises:
         ArgumentTypeError: `fn` cannot be called. ContextError: `fn` has called another worker with what requires grad. Whatever `fn` raises.
     """
+    context, outputs = await isolate(fn, *args)
+    if is_grad_enabled():
+        context.check_local()
+    return context, outputs
+
+
+async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]]:
+    """As `run_isolated_forward`; the function may call other workers, and what comes of that is for the caller to see to."""
     call = _callable(fn)
     needs = tuple(isinstance(arg, TensorCore) and arg.requires_grad for arg in args)
     detached = [arg.detach().requires_grad_(need) if isinstance(arg, TensorCore) else arg for arg, need in zip(args, needs, strict=True)]
@@ -141,9 +176,12 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
     if result is None:
         raise ArgumentTypeError(f"{_name(fn)} returned None; expected a Tensor or several. Was `return` forgotten?")
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
+    if not any(node.is_inlet for node in nodes):
+        nodes = [node for node in nodes if not node.is_outlet]  # what was fetched with nothing sent belongs to the graph around
+    elif (collect := current_mode().collect) is not None:
+        for each in nodes:
+            collect(each)
     cut = Cut(nodes)
-    if is_grad_enabled():
-        cut.check_local()
     inside = set(nodes)
 
     def output_of(tensor: Any) -> Output:

@@ -15,7 +15,8 @@ from aiograd.engine.run.ending import end
 from aiograd.errors import ArgumentError
 from aiograd.function import Function, once_differentiable
 from aiograd.graph.current import CURRENT
-from aiograd.isolation import IsolatedContext, run_isolated_forward
+from aiograd.graph.node import _next_sequence
+from aiograd.isolation import IsolatedContext, isolate
 from aiograd.modes import is_grad_enabled
 from aiograd.tensors.core import TensorCore
 
@@ -56,7 +57,8 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
 
     The calls are one node of the graph: what depends on any output waits for all calls, and backward begins when the gradients of all outputs
     are there. Arguments reach the function detached. Parameters that the function uses besides its arguments get their gradients too.
-    The result can be differentiated once.
+    The result can be differentiated once. Where a call has called other workers with what requires grad, the calls are an ordinary part of the graph
+    instead, which `Context.backward` takes through these workers; their backward overlaps all the same.
 
     Cancelling cancels the calls and waits for those that are ``async def``, for the engine's `cancel_grace` at most; so it goes for the others where
     one raises, and its error is raised.
@@ -70,16 +72,20 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
         lists and dicts.
 
     Raises:
-        ArgumentError: the tuples differ in length. ContextError: a call has called another worker with what requires grad. Whatever a call raises.
+        ArgumentError: the tuples differ in length. ArgumentTypeError: a call returned None. Whatever a call raises.
     """
     calls = [tuple(args) for args in args_per_call]
     if len({len(args) for args in calls}) > 1:
         lengths = ", ".join(str(len(args)) for args in calls)
         raise ArgumentError(f"All input sets must have the same number of arguments, found {lengths}")
-    done = await all_of([run_isolated_forward(fn, *args) for args in calls])
+    numbers = [_next_sequence() for _ in calls]  # lower than those of what the calls record
+    done = await all_of([isolate(fn, *args) for args in calls])
     runs = [context for context, _ in done]
     outputs = [outputs for _, outputs in done]
-    if is_grad_enabled():
+    if is_grad_enabled() and any(run.is_crossed for run in runs):
+        for run, args, each, number in zip(runs, calls, outputs, numbers, strict=True):
+            run.join(args, each, number)
+    elif is_grad_enabled():
         arguments = [arg for args in calls for arg in args]
         closure = [run.stand_in(number) for run in runs for number, _ in run.closure]
         recorded = iter(ParallelMap.apply(tuple(runs), leaves_of(outputs, TensorCore), *arguments, *closure))

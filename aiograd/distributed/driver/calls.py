@@ -143,7 +143,10 @@ class Calls:
             context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
                 raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
-            context.add_recv(unpacking.differentiable, edge, peer, answer_number)
+            recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number)
+            collect = current_mode().collect
+            if collect is not None:
+                collect(recv)
         return result
 
     async def _packing(self, value: Any, records: bool, is_exact: bool) -> Packing:
