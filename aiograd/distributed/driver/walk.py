@@ -170,7 +170,7 @@ class Walk:
         self._began = self._time()
         if self._parents is None:
             parents: dict[Node, list[Node]] = {}
-            for steps, node in enumerate(self._visited, 1):
+            for steps, node in enumerate(list(self._visited), 1):
                 for child in node.next_nodes:
                     if child is not None:
                         parents.setdefault(child, []).append(node)
