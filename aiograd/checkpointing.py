@@ -116,7 +116,7 @@ class Saved(NamedTuple):
         return self.counter[0] != self.version
 
     def modified(self, what: str) -> ModifiedError:
-        """What to raise where it has been modified; `what` says what it is."""
+        """The error for a value that has been modified; `what` names the value."""
         return modified_error(what, self.shape, self.counter[0], self.version, self.is_leaf)
 
     def is_close(self, other: Saved) -> bool:

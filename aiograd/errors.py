@@ -54,6 +54,8 @@
         ├── Overloaded                        a worker has no room for more; says when to try again
         ├── LimitError (ValueError)           a message is larger than what the limits allow
         ├── AuthenticationError (PermissionError) the other side could not prove who it is
+        │   └── CertificateError              a TLS certificate is not trusted, missing, or for another name
+        ├── AddressError (ConnectionError)    the URL of a worker cannot be right
         ├── HostRefusedError (PermissionError) a worker does not answer to the name in its URL
         └── ProtocolError (ValueError)        bytes from a peer that make no sense
             └── VersionMismatch               no common version of the protocol

@@ -408,7 +408,7 @@ _NESTED = (tuple, list, dict, *_ARRAYS)
 
 
 def _outputs_of(result: Any, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
-    """What forward returned as a list of outputs, and its nesting (None: it was one, or a tuple of them). See Note [Outputs and their nesting]."""
+    """The outputs of forward as a list, and their nesting (None: one output, or a tuple of them). See Note [Outputs and their nesting]."""
     entries = list(result) if isinstance(result, tuple) else [result]
     for entry in entries:
         if not isinstance(entry, TensorCore) and isinstance(entry, _NESTED):

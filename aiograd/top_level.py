@@ -1,4 +1,4 @@
-"""Whether a call stands at the top level of a program: what is set there is set for the process.
+"""True if a call stands at the top level of a program: what is set there is set for the process.
 
 Note [Top level]
     A call is at the top level if a statement of a module makes it, itself or through plain functions: a line of a script, of a module that
@@ -28,7 +28,7 @@ _VALUE_UNUSED = frozenset({"POP_TOP", "PRINT_EXPR", "CALL_INTRINSIC_1"})
 
 
 def is_top_level(depth: int = 1) -> bool:
-    """Whether the running code stands at the top level, see Note [Top level].
+    """True if the running code stands at the top level, see Note [Top level].
 
     Args:
         depth: how many calls lie between the code asked about and this one.
@@ -44,7 +44,7 @@ def is_top_level(depth: int = 1) -> bool:
 
 
 def is_statement(depth: int = 1) -> bool:
-    """Whether a call is a statement of its own, whose value is not used, rather than, for instance, what ``with`` is given.
+    """True if a call is a statement of its own, whose value is not used, rather than, for instance, what ``with`` is given.
 
     Args:
         depth: how many calls lie between the call asked about and this one.
@@ -58,5 +58,5 @@ def is_statement(depth: int = 1) -> bool:
 
 
 def _is_of_module(frame: FrameType) -> bool:
-    """Whether a frame runs the code of a module rather than of a function or class."""
+    """True if a frame runs the code of a module rather than of a function or class."""
     return not frame.f_code.co_flags & inspect.CO_OPTIMIZED and frame.f_locals is frame.f_globals

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import builtins
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -186,6 +187,24 @@ async def test_several_tasks_train_one_model(model: ag.nn.Module) -> None:
     await cook("Several tasks train one model", ag=ag, asyncio=asyncio, model=model, optimizer=optimizer, batches=batches)
     assert model_and_loss(model).item() < first
     assert all(parameter.grad is None for parameter in model.parameters())
+
+
+async def test_one_engine_for_all_handlers(model: ag.nn.Module) -> None:
+    names = await cook("One engine for all handlers", ag=ag, contextlib=contextlib)
+    app = types.SimpleNamespace(state=types.SimpleNamespace())
+    is_up, is_over = asyncio.Event(), asyncio.Event()
+
+    async def live() -> None:
+        async with names["lifespan"](app):
+            is_up.set()
+            await is_over.wait()
+
+    living = asyncio.create_task(live())
+    await is_up.wait()
+    await model_and_loss(model).backward()  # in another task than the one that entered the engine
+    assert app.state.engine.statistics().committed == 1
+    is_over.set()
+    await living
 
 
 async def test_offload_and_checkpoint_give_the_same_gradients(model: ag.nn.Module) -> None:

@@ -37,7 +37,7 @@ PassId = tuple[str, int]
 
 
 class Runner(Protocol):
-    """What runs the passes of contexts; see the methods of `Context` and `RecvNode.carry`."""
+    """Runs the passes of contexts; see the methods of `Context` and `RecvNode.carry`."""
 
     def backward(
         self, context: Context, roots: tuple[Any, ...], retain_graph: bool, create_graph: bool, mode: str, timeout: float | None

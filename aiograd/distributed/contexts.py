@@ -101,7 +101,7 @@ class ContextTable:
         self.safeguards = safeguards
         self._entropy = entropy
         self._runner = runner
-        self._open: dict[bytes, Context] = {}
+        self._open: dict[tuple[str, bytes], Context] = {}
         #: by principal and id: until when; in the order of their ends
         self._released: dict[str, dict[bytes, float]] = {}
         self._counts: dict[str, int] = {}
@@ -163,7 +163,7 @@ class ContextTable:
                 f"worker {self.here} has {count} open contexts for this principal (Limits.contexts_per_principal={limits.contexts_per_principal}) "
                 f"and {len(self._open)} in all (Limits.contexts={limits.contexts}): leave some first, or raise the limits"
             )
-        context = self._open[key] = Context(key, origin, principal, self.here, self._runner, self.limits.edges_per_context)
+        context = self._open[principal, key] = Context(key, origin, principal, self.here, self._runner, self.limits.edges_per_context)
         self._counts[principal] = count + 1
         return context
 

@@ -46,7 +46,7 @@ NOT_KNOWN = 0xFFFF_FFFF_FFFF_FFFF
 
 
 class Former(NamedTuple):
-    """What the peer says of an earlier session that it has given up: it has run no request from the id `first` on."""
+    """The peer reports on an earlier session that it has given up: it has run no request from the id `first` on."""
 
     session: bytes
     first: int

@@ -171,8 +171,6 @@ def read_descriptors(head: bytes, position: int, tensors: list[WireTensor], payl
             code, encoding_code, flags, dimensions, start, size = _unpack_fixed(head, position)
             if dimensions > limits.dimensions:
                 raise LimitError(f"read a message: a tensor of {dimensions} dimensions, above Limits.dimensions={limits.dimensions}")
-            if dimensions > _MOST_DIMENSIONS:
-                raise broken("dimension", f"a tensor has {dimensions} dimensions, more than any array")
             reader = _SHAPES[dimensions]
             shape = reader.unpack_from(head, position + _FIXED.size)
         except struct.error:

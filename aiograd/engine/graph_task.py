@@ -495,7 +495,7 @@ class GraphTask:
         return self.exec_info is None or node in self.exec_info
 
     def accumulates_at(self, node: Node) -> bool:
-        """Whether gradients that arrive at this node end there and are kept for a non-leaf: to its hooks that is as running it."""
+        """True if gradients that arrive at this node end there and are kept for a non-leaf: to its hooks that is as running it."""
         return any(capture.keep is not None for capture in self.captures.get(node, ()))
 
     def will_run(self, node: Node) -> bool:

@@ -93,7 +93,7 @@ class IsolatedContext:
         for output, grad in zip(leaves_of(self._outputs, Output), grads, strict=True):
             if output.edge is not None and grad is not None:
                 roots.append(output.edge)
-                seeds.append(grad._data if isinstance(grad, TensorCore) else grad)
+                seeds.append((grad if isinstance(grad, TensorCore) else make(grad))._data)
         return self._run(roots, seeds, keep_graph)
 
     async def _run(self, roots: list[tuple[Node, int]], seeds: list[Any], keep_graph: bool) -> list[Any]:
@@ -105,7 +105,7 @@ class IsolatedContext:
 
     @property
     def is_crossed(self) -> bool:
-        """Whether the function has called other workers with what requires grad."""
+        """True if the function has called other workers with what requires grad."""
         return self._cut.is_crossed
 
     def check_local(self) -> None:
@@ -150,7 +150,8 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
         output; outputs may be nested.
 
     Raises:
-        ArgumentTypeError: `fn` cannot be called. ContextError: `fn` has called another worker with what requires grad. Whatever `fn` raises.
+        ArgumentTypeError: `fn` cannot be called, or returned None. ContextError: `fn` has called another worker with what requires grad.
+        Whatever `fn` raises.
     """
     context, outputs = await isolate(fn, *args)
     if is_grad_enabled():

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, ShapeError
+from aiograd.errors import ArgumentError, NoRuleError, ShapeError
 from aiograd.ops.creation import astype, refuse, zeros_like
 from aiograd.ops.indexing import getitem, take
 from aiograd.ops.op import Op, define, implements

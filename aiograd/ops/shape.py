@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, IndexRangeError
+from aiograd.errors import ArgumentError, IndexRangeError, NoRuleError
 from aiograd.ops.elementwise import identity
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array, Shape

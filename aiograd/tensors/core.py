@@ -346,7 +346,7 @@ class TensorCore:
 
     @property
     def _mask(self) -> Any:
-        """What numpy.ma reads beside ``_data`` when a masked array meets something else: a tensor has no mask."""
+        """The mask that numpy.ma reads beside ``_data`` when a masked array meets something else: a tensor has no mask."""
         if self.requires_grad:
             raise GraphError(
                 "numpy.ma takes the values of a tensor that requires grad and would drop its graph. Fill the masked array, ``m.filled(0) * t``, "
@@ -441,7 +441,7 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
 
 
 def plain_array(data: Any) -> Any:
-    """What a Tensor may hold for an ndarray of a subclass or a numpy scalar: an ndarray proper; anything else as it is. Memory is shared.
+    """An ndarray proper for an ndarray of a subclass or a numpy scalar; anything else as it is. Memory is shared.
 
     The rules of the rows rely on ndarray's own arithmetic, and a Tensor has no place for more than numbers. So ``*`` of a Tensor and a matrix
     is elementwise.

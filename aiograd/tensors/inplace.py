@@ -29,7 +29,7 @@ from aiograd.graph.node import Node
 from aiograd.modes import current_mode
 from aiograd.ops import ROWS
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of
-from aiograd.tensors.record import attach, constant
+from aiograd.tensors.record import attach, constant, static
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 
@@ -136,7 +136,7 @@ def check_in_place(tensor: TensorCore, what: str) -> None:
 
 def _read_only_cause(tensor: TensorCore) -> str:
     current = tensor
-    while (view := _view_of(current)) is not None:
+    while (view := view_of(current)) is not None:
         if view.op.name == "diagonal":
             return "numpy lets nobody write through diagonal(); to change the diagonal itself assign to elements, x[i, i] with i = arange(n)"
         if view.op.name == "expand":

@@ -1,4 +1,4 @@
-"""What is said where a value that backward needs has been modified in place."""
+"""The error for a value that backward needs and that has been modified in place."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ADVICE_LEAF = (
 
 
 def belongs_to_leaf(value: Any) -> bool:
-    """Whether a value is a leaf that requires grad, or a view of one."""
+    """True if a value is a leaf that requires grad, or a view of one."""
     return isinstance(value, TensorCore) and (node := base_of(value)._node) is not None and node.is_leaf
 
 

@@ -15,7 +15,7 @@ from aiograd.ops.creation import astype
 
 
 def size_of(array: Any, norm_type: float) -> Any:
-    """What the norm is made of: the sum of powers of magnitudes, or the largest of them."""
+    """The parts of the norm: the sum of powers of magnitudes, or the largest of them."""
     if type(array) is np.ndarray and norm_type == 2:
         flat = np.ascontiguousarray(array, np.float32 if array.dtype == np.float16 else None).reshape(-1)
         return np.real(np.vdot(flat, flat))
@@ -41,7 +41,7 @@ def norm_of(total: Any, norm_type: float) -> Any:
 
 
 def factor_for(norm: Any, max_norm: float) -> Any:
-    """What to multiply arrays with so that their norm is at most `max_norm`."""
+    """The factor that makes the norm of arrays at most `max_norm`."""
     return np.minimum(max_norm / (norm + 1e-6), 1.0)
 
 

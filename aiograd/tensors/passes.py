@@ -5,13 +5,13 @@ Both are plain functions that check their arguments and the running loop and ret
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from aiograd import devices
+from aiograd.caller import warn_caller
 from aiograd.engine.graph_task import GraphTask, unused_input
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
 from aiograd.engine.validate import device_of

@@ -6,7 +6,6 @@ Operators use the unrolled ways in of `aiograd.tensors.record`. The other method
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -304,139 +303,10 @@ class Tensor(Methods, TensorCore):
         """Real parts."""
         return _run(_row("real"), (self,), {})
 
-    view = reshape
-
-    def flatten(self, start: int = 0, end: int = -1) -> Tensor:
-        """Axes `start` to `end` joined into one."""
-        ndim = max(self.ndim, 1)
-        start, end = start % ndim, end % ndim
-        shape = self.shape or (1,)
-        return _reshape(self, (*shape[:start], math.prod(shape[start : end + 1]), *shape[end + 1 :]))
-
-    def transpose(self, *axes: Any) -> Tensor:
-        """Axes in the given order (numpy), or two axes exchanged (two ints, PyTorch); reversed without arguments."""
-        order = _flat(axes)
-        if not order or order == (None,):
-            return self.T
-        if len(order) == 2 and self.ndim != 2:
-            return _numpy(np.swapaxes, self, *order)
-        return _numpy(np.transpose, self, order)
-
-    def permute(self, *axes: Any) -> Tensor:
-        """Axes in the given order."""
-        return _numpy(np.transpose, self, _flat(axes))
-
-    def swapaxes(self, axis1: int, axis2: int) -> Tensor:
-        """Two axes exchanged."""
-        return _numpy(np.swapaxes, self, axis1, axis2)
-
-    def squeeze(self, axis: Any = None) -> Tensor:
-        """Without axes of extent 1 (all, or the given ones)."""
-        return _numpy(np.squeeze, self, axis=axis)
-
-    def unsqueeze(self, axis: int) -> Tensor:
-        """With a new axis of extent 1."""
-        return _numpy(np.expand_dims, self, axis)
-
-    def expand(self, *shape: Any) -> Tensor:
-        """Broadcast to a shape; -1 keeps an extent."""
-        wanted = _flat(shape)
-        own = (1,) * (len(wanted) - self.ndim) + self.shape
-        return _numpy(np.broadcast_to, self, tuple(o if w == -1 else w for w, o in zip(wanted, own, strict=True)))
-
-    # ---------------------------------------------------------------- reductions
-
-    def sum(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Sum over axes."""
-        return _run(_row("sum"), (self,), {"axis": axis, "keepdims": keepdims})
-
-    def mean(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Mean over axes."""
-        return _numpy(np.mean, self, axis=axis, keepdims=keepdims)
-
-    def prod(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Product over axes."""
-        return _numpy(np.prod, self, axis=axis, keepdims=keepdims)
-
-    def max(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Largest element over axes; its gradient is shared between ties."""
-        return _numpy(np.max, self, axis=axis, keepdims=keepdims)
-
-    def min(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Smallest element over axes; its gradient is shared between ties."""
-        return _numpy(np.min, self, axis=axis, keepdims=keepdims)
-
-    def var(self, axis: Any = None, correction: Real = 0.0, keepdims: bool = False) -> Tensor:
-        """Variance over axes."""
-        return _run(_row("var"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})
-
-    def std(self, axis: Any = None, correction: Real = 0.0, keepdims: bool = False) -> Tensor:
-        """Standard deviation over axes."""
-        return _run(_row("std"), (self,), {"axis": axis, "correction": correction, "keepdims": keepdims})
-
-    def argmax(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Index of the largest element."""
-        return _numpy(np.argmax, self, axis=axis, keepdims=keepdims)
-
-    def argmin(self, axis: int | None = None, keepdims: bool = False) -> Tensor:
-        """Index of the smallest element."""
-        return _numpy(np.argmin, self, axis=axis, keepdims=keepdims)
-
-    def all(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Whether all elements are true."""
-        return _numpy(np.all, self, axis=axis, keepdims=keepdims)
-
-    def any(self, axis: Any = None, keepdims: bool = False) -> Tensor:
-        """Whether any element is true."""
-        return _numpy(np.any, self, axis=axis, keepdims=keepdims)
-
-    def cumsum(self, axis: int | None = None) -> Tensor:
-        """Cumulative sum."""
-        return _numpy(np.cumsum, self, axis=axis)
-
-    def norm(self) -> Tensor:
-        """Euclidean norm of all elements."""
-        return self.abs().square().sum().sqrt()
-
-    # ---------------------------------------------------------------- elementwise
-
-    if TYPE_CHECKING:
-
-        def exp(self) -> Tensor: ...
-        def log(self) -> Tensor: ...
-        def sqrt(self) -> Tensor: ...
-        def square(self) -> Tensor: ...
-        def sin(self) -> Tensor: ...
-        def cos(self) -> Tensor: ...
-        def tanh(self) -> Tensor: ...
-        def sigmoid(self) -> Tensor: ...
-        def relu(self) -> Tensor: ...
-        def abs(self) -> Tensor: ...
-        def matmul(self, other: Any) -> Tensor: ...
-        def conj(self) -> Tensor: ...
-    else:
-        exp, log, sqrt, square = unary(_row("exp")), unary(_row("log")), unary(_row("sqrt")), unary(_row("square"))
-        sin, cos, tanh = unary(_row("sin")), unary(_row("cos")), unary(_row("tanh"))
-        sigmoid, relu = unary(_row("sigmoid")), unary(_row("relu"))
-        abs = __abs__
-        matmul = __matmul__
-        conj = conjugate = unary(_row("conj"))
-
-    def pow(self, exponent: Any) -> Tensor:
-        """Elementwise power."""
-        power: Tensor = self**exponent
-        return power
-
-    def clip(self, min: Any = None, max: Any = None) -> Tensor:
-        """Elements limited to a range."""
-        return _numpy(np.clip, self, min, max)
-
-    clamp = clip
-
-
-def _flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``(2, 3)`` of ``f(2, 3)`` and ``f((2, 3))`` alike."""
-    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], (tuple, list)) else values
+    @property
+    def imag(self) -> Tensor:
+        """Imaginary parts; zeros of real numbers."""
+        return _run(_row("imag"), (self,), {})
 
 
 def _is_basic(index: Any) -> bool:

@@ -16,8 +16,8 @@ import numpy as np
 
 from aiograd.errors import DeviceMismatchError, NoRuleError
 from aiograd.modes import current_mode
-from aiograd.tensors.core import TensorCore, counter_of, make, refresh
-from aiograd.tensors.inplace import base_of, before_write, check_in_place
+from aiograd.tensors.core import TensorCore, base_of, counter_of, make, refresh
+from aiograd.tensors.inplace import before_write, check_in_place
 from aiograd.tensors.refusal import REFUSALS, raise_refusal
 
 #: numpy functions that write into their first argument
@@ -50,7 +50,7 @@ def name_of(function: Any, method: str = "__call__") -> str:
 
 
 def run_on_arrays(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], refusal: NoRuleError) -> Any:
-    """What ``function(*args, **kwargs)`` returns for the arrays of the Tensors among the arguments, arrays as Tensors again.
+    """The result of ``function(*args, **kwargs)`` for the arrays of the Tensors among the arguments, arrays as Tensors again.
 
     Args:
         name: of the function, for messages.

@@ -1,4 +1,4 @@
-"""What `import aiograd` costs a process, and its plugin a run of pytest, beyond what numpy costs.
+"""The cost of `import aiograd` for a process, and of its plugin for a run of pytest, beyond that of numpy.
 
 Each measurement is a process of its own, in seconds of processor time, which neighbours disturb less than the clock. They are interleaved, and run
 from a cache of compiled modules that a first round fills.

@@ -42,7 +42,7 @@ VARIABLES: dict[str, Mapping[str, str]] = {"cuda": {"NUMBA_ENABLE_CUDASIM": "1"}
 
 
 class Outcome(NamedTuple):
-    """What came of one part."""
+    """The outcome of one part."""
 
     passed: int
     failed: int
@@ -109,14 +109,14 @@ def runs(chosen: Sequence[CodePath], versions: Sequence[str]) -> list[tuple[str,
 
 
 def probe(interpreter: str, environment: Mapping[str, str]) -> dict[str, Any]:
-    """What `tests.cpus.probe` finds in a process with these variables."""
+    """The findings of `tests.cpus.probe` in a process with these variables."""
     command = [interpreter, "-m", "tests.cpus.probe"]
     found = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, **environment})
     return json.loads(found.stdout)  # type: ignore[no-any-return]
 
 
 def machine_of(found: Mapping[str, Any]) -> Machine:
-    """What the default path has, which is what there is to choose from."""
+    """The features of the default path, which are those to choose from."""
     return Machine(*(found[field] for field in Machine._fields))
 
 
@@ -151,7 +151,7 @@ def run(interpreter: str, name: str, path: CodePath, part: str, jobs: int) -> Ou
 
 
 def read_outcome(text: str, status: int, seconds: float, where: str) -> Outcome:
-    """What pytest said: its last line and its list of what failed."""
+    """The last line of pytest and its list of failures."""
     counts = {word: int(count) for count, word in re.findall(r"(\d+) (passed|failed|error)", text.rstrip().rpartition("\n")[2])}
     failures = [line.partition(" ")[2] for line in text.splitlines() if line.startswith(("FAILED ", "ERROR "))]
     if status and not failures:

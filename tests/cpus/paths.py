@@ -34,7 +34,7 @@ THREADS_VARIABLE = "AIOGRAD_TEST_BLAS_THREADS"
 
 
 class Machine(NamedTuple):
-    """What there is to choose from."""
+    """The paths to choose from."""
 
     system: str
     architecture: str

@@ -11,6 +11,7 @@ from aiograd.cuda.device import CudaDevice
 from aiograd.ops.op import ROWS
 from tests.ops.test_tails import ACTIVATIONS
 from tests.ops.test_tails import X as FAR
+from tests.tolerance import tolerance
 
 X = np.array([-40.0, -6.0, -1.5, -0.25, 0.0, 0.3, 2.0, 9.0, 200.0, np.inf, -np.inf, np.nan])
 
@@ -49,8 +50,8 @@ def test_activations_in_the_tails_are_those_of_the_host(name: str, dtype: type, 
     slope_here = rule(device.from_host(np.ones_like(x)), *[values_here[key] for key in names])
     limits = np.finfo(dtype)
     for ours, theirs in ((found, wanted), (slope_here, slope)):
-        tolerance = 100 * float(limits.eps) * (1 + np.minimum(np.abs(x.astype(np.float64)), 100) ** 2) * np.abs(theirs) + 8 * float(limits.eps)
-        assert np.all(np.abs(device.to_host(ours).astype(np.float64) - theirs) <= tolerance)
+        bound = 100 * float(limits.eps) * (1 + np.minimum(np.abs(x.astype(np.float64)), 100) ** 2) * np.abs(theirs) + 8 * float(limits.eps)
+        assert np.all(np.abs(device.to_host(ours).astype(np.float64) - theirs) <= bound)
 
 
 @pytest.mark.parametrize("order", range(5))

@@ -366,7 +366,7 @@ def test_a_value_in_itself_is_refused():
     with pytest.raises(LimitError, match=r"Limits\.depth"):
         encode(loop, LIMITS)
     with pytest.raises(LimitError, match=r"Limits\.depth"):  # not the interpreter's recursion limit
-        encode(loop, replace(LIMITS, depth=10**9))
+        encode(loop, replace(LIMITS, depth=255))
 
 
 def test_a_value_that_doubles_at_each_level_is_refused_at_once():
@@ -380,9 +380,8 @@ def test_a_value_that_doubles_at_each_level_is_refused_at_once():
 def test_as_many_dimensions_as_numpy_has():
     sent = tensor(*(2, *(1,) * 63))
     assert same(there_and_back(sent, WIDE), sent)
-    with pytest.raises(ProtocolError) as caught:
-        decode(bytearray(one(shape=(1,) * 65, size=4, data=bytes(4))), replace(WIDE, dimensions=100))
-    assert caught.value.code == "dimension"
+    with pytest.raises(LimitError, match=r"65 dimensions, above Limits\.dimensions=64"):  # the most that Limits takes
+        decode(bytearray(one(shape=(1,) * 65, size=4, data=bytes(4))), WIDE)
 
 
 def test_a_dimension_beyond_31_bits_is_refused():

@@ -638,3 +638,14 @@ def test_clipping_that_is_cancelled_is_carried_out() -> None:
                     assert scaled == [began] * 2 and not ctx.in_doubt
 
     simulate(main)
+
+
+async def test_a_step_counts_as_a_modification_of_what_it_writes_only() -> None:
+    """So the graph of another context that used other parameters of the same optimizer can still be differentiated."""
+    used, other = ag.nn.Parameter([2.0]), ag.nn.Parameter([3.0])
+    loss = (used * used).sum()
+    stepped = SteppedOptimizer(ag.optim.SGD([used, other], lr=1.0))
+    await stepped.step(1, b"a context", {other: ag.tensor([1.0])})
+    assert (used.version, other.tolist()) == (0, [2.0])
+    await loss.backward()
+    assert used.grad is not None and used.grad.tolist() == [4.0]

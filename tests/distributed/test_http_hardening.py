@@ -24,7 +24,7 @@ from aiograd.distributed.http.server import HttpServer, accept_key
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Channel
 from aiograd.errors import Overloaded, WorkerLostError
-from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, request
+from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, read_to_the_end, request
 
 pytestmark = pytest.mark.net
 FUZZ = int(os.environ.get("AIOGRAD_FUZZ", "1"))
@@ -308,19 +308,19 @@ async def test_connections_above_the_limits_are_closed_oldest_first() -> None:
         kept: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
         for count in range(1, 5):
             await connect("127.0.0.1")
-            await asyncio.wait_for(_until(lambda count=count: transport.connections == count), 5)
+            await _until(lambda count=count: transport.connections == count)
         assert (await get(url, "/health"))[0] == 200, "made room for"
         assert await kept[0][0].read() == b"" and not kept[1][0].at_eof()
-        await asyncio.wait_for(_until(lambda: transport.connections == 3), 5)
+        await _until(lambda: transport.connections == 3)
         for number in (2, 3, 4):  # other addresses
             await connect(f"127.0.0.{number}")
         assert await kept[1][0].read() == b"", "the oldest of all"
-        await asyncio.wait_for(_until(lambda: transport.connections == 4), 5)
+        await _until(lambda: transport.connections == 4)
         for _, writer in kept:
             writer.close()
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
-        await asyncio.wait_for(_until(lambda: transport.connections == 0), 5)
+        await _until(lambda: transport.connections == 0)
 
 
 async def test_many_idle_connections_are_gone_in_time() -> None:

@@ -151,7 +151,7 @@ def dispatching() -> dict[str, Any]:
     """numpy's functions that ask the arguments' classes, by name."""
     found = {}
     for prefix, module in (("", np), ("linalg.", np.linalg), ("fft.", np.fft)):
-        for name in module.__all__:
+        for name in sorted(module.__all__):  # numpy makes it from sets
             function = getattr(module, name)
             if isinstance(function, type(np.sum)):
                 found[prefix + name] = function

@@ -432,7 +432,7 @@ class Conversation:
 
     @property
     def has_requests(self) -> bool:
-        """Whether anybody waits for the peer."""
+        """True if anybody waits for the peer."""
         return bool(self._requests or self._waiting or self._estates)
 
     def _inherit(self, session: bytes, rows: dict[_Request, Request], loss: Callable[[int], DistributedError], is_unconfirmed: bool) -> None:

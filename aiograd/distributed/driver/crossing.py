@@ -35,7 +35,7 @@ class Crossing:
         self._around: set[Node] | None = None
 
     async def may_lead(self, node: RecvNode) -> bool:
-        """Whether the worker that a recv node's values came from may lead back to a wanted input.
+        """True if the worker that a recv node's values came from may lead back to a wanted input.
 
         Raises:
             ContextReleasedError: nobody knows any more.
@@ -55,7 +55,7 @@ class Crossing:
         )
 
     async def _is_around(self, node: RecvNode) -> bool:
-        """Whether the roots lead to a node without going through an input."""
+        """True if the roots lead to a node without going through an input."""
         if self._around is None:
             self._around = await _reached(self._roots, self._wanted)
         return node in self._around and node not in self._wanted

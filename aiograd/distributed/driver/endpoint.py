@@ -195,7 +195,7 @@ class Endpoint:
         return self._urls.get(peer) or self._urls.get((None, peer.name))
 
     def is_connected(self, peer: PeerId) -> bool:
-        """Whether there is a connection to a peer."""
+        """True if there is a connection to a peer."""
         known = self._peers.get(peer)
         return known is not None and any(conversation.link is not None for conversation in known.conversations)
 
@@ -343,7 +343,7 @@ class Endpoint:
         known[session] = identity, first, now + self.limits.max_deadline
 
     def former(self, identity: Identity, session: bytes | None = None) -> list[Former]:
-        """What is known of the sessions that a peer had and that have ended here; last of `session` in any case, where that is given."""
+        """The last delivered request of each session of a peer that has ended here; that of `session` comes last where it is given."""
         known = {id: first for id, (whose, first, _) in self._former.get(identity.principal, {}).items() if whose == identity}
         last = [] if session is None else [Former(session, known.pop(session, NOT_KNOWN))]
         return [Former(id, first) for id, first in known.items()][-FORMER_TOLD:] + last

@@ -201,7 +201,7 @@ class DistributedOptimizer:
             return make(np.asarray(norm))
 
     async def _ask(self, owners: Sequence[str], timeout: float | None, what: str, value: Any) -> list[Any]:
-        """What each of these workers answers, or raises."""
+        """The answer of each of these workers, or its error."""
         calls = [self.worker.call(owner, f"aiograd.optimizer.{what}", self._optimizers[owner], value, timeout=timeout) for owner in owners]
         return await asyncio.gather(*calls, return_exceptions=True)
 

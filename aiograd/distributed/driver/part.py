@@ -155,7 +155,7 @@ class Part:
 
     @property
     def has_walked(self) -> bool:
-        """Whether the edges that take part were found out before gradients flow."""
+        """True if the edges that take part were found out before gradients flow."""
         return self.smart and self.office.safeguards.mark_needed_edges
 
     def left(self) -> float:

@@ -20,6 +20,7 @@ from aiograd.distributed.driver.gradients import ANOMALY, CREATE, NAN, RETAIN, S
 from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.timers import expire_at, wait_for
 from aiograd.distributed.driver.walk import DOWN, UP, send_node
+from aiograd.distributed.limits import check_number
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.engine.graph_task import GraphTask
 from aiograd.errors import (
@@ -47,7 +48,7 @@ MODES = ("smart", "fast")
 
 @dataclass(slots=True)
 class Request:
-    """What a pass is asked for."""
+    """The roots, seeds and options of a pass."""
 
     roots: Sequence[tuple[Node, int]]
     seeds: Sequence[Array]
@@ -87,7 +88,7 @@ class Passes:
 
     def backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, create_graph: bool, mode: str, timeout: float | None) -> Any:
         """Check the arguments at once; see `Context.backward`."""
-        smart = _is_smart("ctx.backward", mode, timeout)
+        smart = self._is_smart("ctx.backward", mode, timeout)
         context.check_open()
         if not roots:
             raise ArgumentError("ctx.backward(): No tensors provided for gradient computation.")
@@ -112,9 +113,17 @@ class Passes:
         self, context: Context, outputs: Any, inputs: Any, grad_outputs: Any, mode: str, timeout: float | None, options: Mapping[str, Any]
     ) -> Any:
         """Check the arguments at once; see `Context.grad`."""
-        smart = _is_smart("ctx.grad", mode, timeout)
+        smart = self._is_smart("ctx.grad", mode, timeout)
         context.check_open()
         return start_grad("ctx.grad()", outputs, inputs, grad_outputs, run=functools.partial(self._selected, context, smart, timeout), **options)
+
+    def _is_smart(self, what: str, mode: Any, timeout: float | None) -> bool:
+        """True if the mode of a pass is the smart one; checks it, and the timeout."""
+        if not isinstance(mode, str) or mode.lower() not in MODES:
+            raise ArgumentError(f"{what}(mode={mode!r}): expected 'smart' or 'fast'")
+        if timeout is not None:
+            check_number(f"{what}(): timeout", timeout, self.office.limits.max_deadline, "Limits.max_deadline")
+        return mode.lower() == "smart"
 
     async def _selected(self, context: Context, smart: bool, timeout: float | None, task: GraphTask) -> list[Any]:
         return (await self.run(context, Request.of(task, smart), timeout)).result
@@ -428,15 +437,6 @@ class Passes:
             else:
                 part.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
         return parts
-
-
-def _is_smart(what: str, mode: Any, timeout: float | None) -> bool:
-    """Whether the mode of a pass is the smart one; checks it, and the timeout."""
-    if not isinstance(mode, str) or mode.lower() not in MODES:
-        raise ArgumentError(f"{what}(mode={mode!r}): expected 'smart' or 'fast'")
-    if timeout is not None and not timeout > 0:
-        raise ArgumentError(f"{what}(timeout={timeout!r}): expected seconds above 0, or None")
-    return mode.lower() == "smart"
 
 
 def _unknown(part: Part) -> tuple[str, ...]:

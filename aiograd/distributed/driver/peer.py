@@ -106,7 +106,7 @@ class Owner(Protocol):
         """A conversation has ended."""
 
     def former(self, identity: Identity, session: bytes | None = None) -> list[Former]:
-        """What is known of the sessions that a peer had and that have ended here; last of `session` in any case, where that is given."""
+        """The last delivered request of each session of a peer that has ended here; that of `session` comes last where it is given."""
 
 
 class Peer:

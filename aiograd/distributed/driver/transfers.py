@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from aiograd.distributed.contexts import Caller
 from aiograd.distributed.identity import Identity
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.pieces import Piece, Room, cut, measure
 from aiograd.distributed.references import RemoteRef
 from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError

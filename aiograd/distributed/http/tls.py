@@ -48,7 +48,7 @@ def _make() -> ssl.SSLContext:
 
 
 def explain(peer: PeerAddress, error: ssl.SSLError) -> DistributedError | None:
-    """What a failed TLS handshake means for who dialled; None where trying again may help."""
+    """The error that a failed TLS handshake is for the dialling side; None where trying again may help."""
     reason = getattr(error, "reason", None) or ""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _MISMATCHES:
@@ -72,7 +72,7 @@ _ADVICE = "Pass client_ssl= a context with a certificate (load_cert_chain) that 
 
 
 def unanswered(peer: PeerAddress) -> DistributedError:
-    """What it means that a connection with TLS was closed before an answer, see Note [Certificates of TLS 1.3]."""
+    """The error for a TLS connection that was closed before an answer, see Note [Certificates of TLS 1.3]."""
     return CertificateError(
         f"connecting to {peer.url}: it hung up after the TLS handshake without an answer, as workers do that want a certificate of who dials and "
         f"get none that they trust. {_ADVICE}; its log says more",

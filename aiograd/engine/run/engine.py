@@ -177,7 +177,7 @@ class Engine:
         return self._executor
 
     def statistics(self) -> EngineStatistics:
-        """What the engine has done and is doing, also after it was closed: numbers for a ``/metrics`` page."""
+        """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page."""
         begun = self._committed + self._failed + self._cancelled + len(self._drivers)
         lag, longest = (0.0, 0.0) if self._turns is None else (self._turns.lag, self._turns.longest_lag)
         return EngineStatistics(

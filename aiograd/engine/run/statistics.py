@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineStatistics:
-    """What an engine has done since it was made, and what it is doing: ``begun == committed + failed + cancelled + in_flight``."""
+    """Counts of an engine's passes since it was made, and the lag of its loop: ``begun == committed + failed + cancelled + in_flight``."""
 
     #: passes that began
     begun: int

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple
 
 from aiograd.distributed.moe.runtime.requests import Place, Request
 from aiograd.engine.run import current_engine
-from aiograd.errors import CancelGraceError, ContextError, DeadlineError, ExpertLostError
+from aiograd.engine.run.ending import end
+from aiograd.errors import ContextError, DeadlineError, ExpertLostError
 
 
 class Loss(NamedTuple):
