@@ -15,8 +15,6 @@
 
 from __future__ import annotations
 
-__version__ = "0.1.0"
-
 import sys as _sys
 import typing as _typing
 
@@ -269,6 +267,7 @@ from aiograd.tensors.tensor import asarray as asarray
 from aiograd.tensors.tensor import from_dlpack as from_dlpack
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
+from aiograd.version import __version__ as __version__
 
 # most programs need none of these
 _PARTS = ("cuda", "distributed", "pipeline", "profiler", "viz")

@@ -40,6 +40,8 @@
         ├── WorkerLostError (ConnectionError) a worker crashed, fell silent or was restarted
         ├── UnknownPeerError (LookupError)    no worker of that name is known here
         ├── DeadlineError (TimeoutError)      a call or pass did not end in time
+        ├── ClusterError                      a cluster cannot be started, or does not take a worker in
+        │   └── NameTakenError                another worker of the cluster has the name
         ├── ExpertLostError                   an expert of a mixture failed, or too few of them answered
         ├── RemoteError                       a remote function, rule or hook raised
         ├── PassAbortedError                  a distributed pass was given up because another worker failed
@@ -279,6 +281,14 @@ class UnknownPeerError(DistributedError, LookupError):
 
 class DeadlineError(DistributedError, TimeoutError):
     """A call or a pass did not end before its deadline. What ran for it on other workers has been cancelled."""
+
+
+class ClusterError(DistributedError):
+    """A cluster cannot be started, has not what was asked for, or does not take a worker in."""
+
+
+class NameTakenError(ClusterError):
+    """Another worker of the cluster has this one's name, and is alive."""
 
 
 class RemoteError(DistributedError):

@@ -28,7 +28,7 @@ LEVELS: Mapping[str, int] = {
     name: level
     for level, names in enumerate(
         (
-            "types errors top_level assembly lazy caller",
+            "version types errors top_level assembly lazy caller",
             "ops kernels",
             "graph modes devices",
             "engine",

@@ -10,6 +10,10 @@ Note [Stopping]
 Note [Managed]
     With ``--managed`` the process belongs to a `LocalCluster`, see Note [Parent and child] there. Its standard input and output are the
     parent's; the service gets /dev/null and standard error in their place, so that nothing it reads or prints gets in between.
+
+Note [Starting anew]
+    The driver of a `JoinCluster` may want a worker without its state. The process then runs its own command again in its place: same number, same
+    parent, nothing left of the old memory. The secret is put back into the environment if it came from there.
 """
 
 from __future__ import annotations
@@ -18,18 +22,18 @@ import argparse
 import asyncio
 import contextlib
 import faulthandler
-import importlib
 import json
 import logging
 import os
 import signal
-import ssl
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aiograd.distributed import Encoding, Limits, Service, Worker
+from aiograd.distributed import Encoding, Limits, Worker
+from aiograd.distributed.cluster.joining import LEADER, Ending, address_towards, serve_cluster
+from aiograd.distributed.cluster.loading import load_service, make_tls
 from aiograd.distributed.http.addresses import parse_url
 from aiograd.distributed.keyring_file import parse_secret, read_secret_file
 from aiograd.engine.run import run
@@ -58,8 +62,19 @@ def add_worker(commands: Any) -> None:
         "All workers of a cluster share a secret of 32 bytes: a file that only its owner can read, made with "
         "`(umask 077; openssl rand -hex 32 > cluster.key)` and named by --secret-file or AIOGRAD_SECRET_FILE.",
     )
-    parser.add_argument("--name", required=True, help="what peers call this worker")
-    parser.add_argument("--listen", default="127.0.0.1:0", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:0: a free port)")
+    parser.add_argument(
+        "--name", default=name_from_environment(os.environ), help="what peers call this worker (default: AIOGRAD_NAME, POD_NAME, or w and the number "
+        "in SLURM_PROCID or RANK)"
+    )  # fmt: skip
+    parser.add_argument(
+        "--listen", metavar="HOST:PORT", help="where to listen (default 127.0.0.1:0, a free port; with --join the address that leads to the driver)"
+    )
+    parser.add_argument(
+        "--join", default=os.environ.get("AIOGRAD_JOIN"), metavar="URL", help="the driver of a JoinCluster to work for (default: AIOGRAD_JOIN)"
+    )
+    parser.add_argument(
+        "--rejoin-seconds", type=float, default=60.0, metavar="S", help="with --join, how long a driver that was lost is waited for (default 60)"
+    )
     parser.add_argument("--service", required=True, metavar="MODULE:NAME", help="the Service to serve, imported from the current folder or the path")
     parser.add_argument("--peer", action="append", default=[], metavar="NAME=URL", help="another worker; may be given several times")
     parser.add_argument("--secret-file", type=Path, metavar="FILE", help="the secret, mode 0600 (default: AIOGRAD_SECRET_FILE, then AIOGRAD_SECRET)")
@@ -82,7 +97,12 @@ def worker(options: argparse.Namespace) -> int:
     """Serve until stopped; returns the exit status."""
     with contextlib.ExitStack() as stack:
         control = stack.enter_context(_control()) if options.managed else None
-        host, port = read_address(options.listen)
+        if not options.name:
+            raise ArgumentError("--name is missing, and the environment has no AIOGRAD_NAME, POD_NAME, SLURM_PROCID or RANK to take one from")
+        join = None if options.managed else options.join
+        listen = options.listen or ("127.0.0.1:0" if join is None else f"{_bracketed(read_driver(join))}:0")
+        host, port = read_address(listen)
+        spelt = os.environ.get("AIOGRAD_SECRET")
         peers = dict(read_peer(peer) for peer in options.peer)
         limits = read_limits(options.limits)
         secret = find_secret(options.secret_file)
@@ -96,10 +116,15 @@ def worker(options: argparse.Namespace) -> int:
                 allow_plaintext=options.allow_plaintext, trusted_hosts=options.trusted_host, limits=limits,
                 encoding=Encoding[options.encoding.upper()], gradient_encoding=Encoding[options.gradient_encoding.upper()],
             )  # fmt: skip
-            run(_serve(made, options.listen, control))
+            ending = run(_serve(made, listen, control, join, options.rejoin_seconds))
         except ArgumentError as error:
             raise ArgumentError(in_words_of_options(str(error))) from error
-    return 0
+    if ending is Ending.RESTART:  # see Note [Starting anew]
+        if spelt is not None:
+            os.environ["AIOGRAD_SECRET"] = spelt
+        sys.stdout.flush()
+        os.execv(sys.executable, [sys.executable, "-m", "aiograd", *sys.argv[1:]])  # noqa: S606
+    return 1 if ending is Ending.ORPHANED else 0
 
 
 def in_words_of_options(text: str) -> str:
@@ -109,7 +134,7 @@ def in_words_of_options(text: str) -> str:
     return text
 
 
-async def _serve(made: Worker, listen: str, control: tuple[int, int] | None) -> None:
+async def _serve(made: Worker, listen: str, control: tuple[int, int] | None, join: str | None, rejoin_seconds: float) -> Ending:
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -128,34 +153,33 @@ async def _serve(made: Worker, listen: str, control: tuple[int, int] | None) -> 
             raise ArgumentError(f"--listen {listen}: {error}") from None
         if control is None:
             print(f"worker {made.name} listens on {made.url} (pid {os.getpid()})", flush=True)
-            await stopping.wait()
-            print(f"worker {made.name} stops", flush=True)
+            ending = Ending.STOPPED
+            if join is None:
+                await stopping.wait()
+            else:
+                ending = await serve_cluster(made, join, stopping, rejoin_seconds)
+            print(f"worker {made.name} stops: {ending.value}", flush=True)
+            return ending
         else:
+            made.membership.leader = LEADER
             transport, _ = await loop.connect_read_pipe(lambda: _Parent(made, control[1], stop), os.fdopen(os.dup(control[0]), "rb", buffering=0))
             try:
                 await stopping.wait()
             finally:
                 transport.close()  # also where a function has ended the process in its own way: an open pipe would keep the loop from closing
+    return Ending.STOPPED
 
 
 class _Parent(asyncio.Protocol):
-    """The lines of JSON that come from the `LocalCluster` which this process belongs to."""
+    """The pipe to the `LocalCluster` that this process belongs to: it is told when the worker listens; when the pipe closes, the worker ends."""
 
     def __init__(self, made: Worker, out: int, stop: Any) -> None:
         self._made = made
         self._out = out
         self._stop = stop
-        self._pending = b""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._tell({"name": self._made.name, "url": self._made.url, "pid": os.getpid()})
-
-    def data_received(self, data: bytes) -> None:
-        *lines, self._pending = (self._pending + data).split(b"\n")
-        for line in lines:
-            told = json.loads(line)
-            self._made.add_peer(told["peer"], told["url"])
-            self._tell({"peer": told["peer"]})
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop()  # the parent is gone, or wants us to be
@@ -183,37 +207,6 @@ def _control() -> Iterator[tuple[int, int]]:
 # ---------------------------------------------------------------- reading the options
 
 
-def load_service(path: str) -> Service:
-    """The Service that ``module:name`` names; the module is imported.
-
-    Raises:
-        ArgumentError: there is none. Whatever the module raises when it is imported.
-    """
-    module_name, _, name = path.partition(":")
-    if not module_name or not name:
-        raise ArgumentError(f"--service {path}: expected MODULE:NAME, for example my_package.serving:service")
-    if os.getcwd() not in sys.path and not sys.flags.safe_path:
-        sys.path.insert(0, os.getcwd())  # a console script has its own folder there instead
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # it is there, and imports something that is not
-        raise ArgumentError(f"--service {path}: there is no module {error.name} in {os.getcwd()} or on PYTHONPATH") from None
-    found = module
-    for part in name.split("."):
-        if not hasattr(found, part):
-            raise ArgumentError(f"--service {path}: module {module_name} has no {name}; it has {_services_in(module) or 'no Service at all'}")
-        found = getattr(found, part)
-    if not isinstance(found, Service):
-        raise ArgumentError(f"--service {path}: expected an aiograd.distributed.Service, found {type(found).__name__}")
-    return found
-
-
-def _services_in(module: Any) -> str:
-    return ", ".join(f"{module.__name__}:{name}" for name, value in vars(module).items() if isinstance(value, Service))
-
-
 def find_secret(path: Path | None) -> bytes:
     """The cluster's secret: from a file, or from the environment, out of which it is taken.
 
@@ -230,6 +223,34 @@ def find_secret(path: Path | None) -> bytes:
         "there is no secret that this worker could share with its peers. Make one with `(umask 077; openssl rand -hex 32 > cluster.key)`, copy "
         "it to every machine of the cluster, and name it with --secret-file or AIOGRAD_SECRET_FILE"
     )
+
+
+def name_from_environment(environment: Mapping[str, str]) -> str | None:
+    """A name for a worker from what schedulers tell their processes: of the pod, or from the number of the task; None where there is nothing."""
+    for variable in ("AIOGRAD_NAME", "POD_NAME"):
+        if environment.get(variable):
+            return environment[variable]
+    for variable in ("SLURM_PROCID", "RANK"):
+        if environment.get(variable):
+            return f"w{environment[variable]}"
+    return None
+
+
+def read_driver(url: str) -> str:
+    """The address of this machine from which the driver at `url` is reached.
+
+    Raises:
+        ArgumentError: it is no URL of a worker, or there is no way to it.
+    """
+    try:
+        address = parse_url(url)
+        return address_towards(address.host, address.port)
+    except (ArgumentError, OSError) as error:
+        raise ArgumentError(f"--join {url}: {error}; expected the URL of a driver, for example http://10.0.0.2:7000") from None
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -277,32 +298,3 @@ def read_limits(text: str) -> Limits:
         problem = str(error)
     shown = text if len(text) <= 200 else f"{text[:200]}..."
     raise ArgumentError(f"--limits {shown}: {problem}; expected a JSON object such as {{\"message_bytes\": 1048576}}")
-
-
-def make_tls(certificate: Path | None, key: Path | None, ca: Path | None) -> tuple[ssl.SSLContext | None, ssl.SSLContext | None]:
-    """TLS for those who connect and TLS for connecting; None where the defaults will do.
-
-    With `ca` both sides show certificates, and those come from it.
-
-    Raises:
-        ArgumentError: files are missing, or not what they should be.
-    """
-    if (certificate is None) != (key is None):
-        raise ArgumentError("TLS needs both --certificate and --key")
-    server = client = None
-    try:
-        if certificate is not None:
-            server = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=ca)
-            server.minimum_version = ssl.TLSVersion.TLSv1_3
-            server.load_cert_chain(certificate, key)
-            if ca is not None:
-                server.verify_mode = ssl.CERT_REQUIRED
-        if ca is not None:
-            client = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cafile=ca)
-            client.minimum_version = ssl.TLSVersion.TLSv1_3
-            if certificate is not None:
-                client.load_cert_chain(certificate, key)
-    except (OSError, ValueError) as error:  # an SSLError is an OSError and names no file
-        files = ", ".join(str(file) for file in (certificate, key, ca) if file is not None)
-        raise ArgumentError(f"TLS from {files}: {error}; expected PEM files that this user can read") from None
-    return server, client

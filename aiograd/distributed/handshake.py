@@ -61,7 +61,7 @@ from aiograd.distributed.identity import Identity
 from aiograd.distributed.keyring import NAME, Key, Keyring, check_name
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.transport import Buffer
-from aiograd.errors import ArgumentError, AuthenticationError, ProtocolError, VersionMismatch
+from aiograd.errors import ArgumentError, AuthenticationError, NameTakenError, ProtocolError, VersionMismatch
 
 #: shorter frames than this are not worth their headers; a peer that asks for them has a fault
 MIN_FRAME_BYTES = 64
@@ -83,6 +83,11 @@ class Secured(NamedTuple):
     frame_bytes: int
     #: the version of the protocol in force
     version: int
+
+
+def taken(name: str, peer: str) -> NameTakenError:
+    """What a worker is told whose name another has."""
+    return NameTakenError(f"worker {peer!r} is connected to another worker named {name!r}: give each worker of a cluster a name of its own")
 
 
 def refused() -> AuthenticationError:
@@ -158,7 +163,7 @@ class Dialler:
 
         Raises:
             AuthenticationError: the answer proves nothing.
-            VersionMismatch: the peer has authentically said that it speaks no version of ours.
+            VersionMismatch: the peer has authentically said that it speaks no version of ours. NameTakenError: that another has this worker's name.
             ProtocolError: the answer is authentic and makes no sense.
         """
         private, self._private = self._private, None  # one attempt: an ephemeral key is used once
@@ -171,6 +176,8 @@ class Dialler:
             expected = early_mac(self._key, MessageType.REFUSAL, hashlib.sha256(self._hello).digest() + answer.authentic)
             if not hmac.compare_digest(answer.mac, expected):
                 raise refused()
+            if _common(self._versions, answer.versions) is not None:
+                raise taken(self._name, self._peer_name)
             raise _mismatch(self._name, self._versions, self._peer_name, answer.versions)
         return self._receive_answer(answer, private)
 
@@ -226,6 +233,7 @@ class Answerer:
         resume: whether there is a session of this id with this peer to go on with. Must change nothing: the hello may be a replay, and the
             peer is proven only when `result` is there.
         new_session: makes the id of a session that is not resumed, 16 bytes; None: drawn from `entropy`.
+        is_taken: whether another worker has the name of this one; such a peer is refused, and told so.
         certified_names, versions: as for `Dialler`.
 
     Raises:
@@ -234,7 +242,7 @@ class Answerer:
 
     __slots__ = (
         "refusal",
-        "_certified", "_entropy", "_frame_bytes", "_incarnation", "_keyring", "_name", "_new_session", "_resume", "_versions",
+        "_certified", "_entropy", "_frame_bytes", "_incarnation", "_is_taken", "_keyring", "_name", "_new_session", "_resume", "_versions",
         "_expected_finish", "_pending", "_result", "_spent",
     )  # fmt: skip
 
@@ -248,10 +256,11 @@ class Answerer:
         resume: Callable[[Identity, bytes], bool],
         new_session: Callable[[], bytes] | None = None,
         *,
+        is_taken: Callable[[Identity], bool] = lambda peer: False,
         certified_names: Set[str] | None = None,
         versions: tuple[int, int] = PROTOCOL_VERSIONS,
     ) -> None:
-        #: set when `receive` raised VersionMismatch: to be sent before closing, so that the peer learns why
+        #: set when `receive` raised VersionMismatch or NameTakenError: to be sent before closing, so that the peer learns why
         self.refusal: bytes | None = None
         self._name = check_name("name of the worker", name)
         self._incarnation = _id("incarnation", incarnation)
@@ -260,6 +269,7 @@ class Answerer:
         self._frame_bytes = _frame_bytes(limits)
         self._resume = resume
         self._new_session = new_session
+        self._is_taken = is_taken
         self._certified = certified_names
         self._versions = versions
         self._expected_finish = b""
@@ -272,7 +282,8 @@ class Answerer:
 
         Raises:
             AuthenticationError: the message proves nothing; close without a word.
-            VersionMismatch: the hello is authentic, but there is no common version; send `refusal` and close.
+            VersionMismatch, NameTakenError: the hello is authentic, but there is no common version, or another has the name; send `refusal` and
+                close.
             ProtocolError: the message is authentic and makes no sense.
         """
         if not self._spent:
@@ -296,11 +307,12 @@ class Answerer:
         if self._certified is not None and sender not in self._certified:
             raise refused()
         version = _common(self._versions, hello.versions)
-        if version is None:
+        body = hello.body()
+        is_taken = body is not None and self._is_taken(Identity(sender, body.incarnation, key.principal))
+        if version is None or is_taken:
             refusal = envelope(MessageType.REFUSAL, self._versions, key.kid, self._name, sender)
             self.refusal = refusal + early_mac(key, MessageType.REFUSAL, hashlib.sha256(message).digest() + refusal)
-            raise _mismatch(self._name, self._versions, sender, hello.versions)
-        body = hello.body()
+            raise _mismatch(self._name, self._versions, sender, hello.versions) if version is None else taken(sender, self._name)
         if body is None:
             raise ProtocolError(f"hello of worker {sender!r}: {len(hello.rest)} bytes after the names are too few or too many", code="handshake_size")
         return self._answer(bytes(message), body, key, sender, version)

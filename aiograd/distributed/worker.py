@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from aiograd.distributed.context import Context
 from aiograd.distributed.driver.endpoint import Endpoint
+from aiograd.distributed.driver.membership import Membership
 from aiograd.distributed.driver.office import Office
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.http import HttpTransport
@@ -30,6 +31,7 @@ from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
 from aiograd.distributed.transport import Transport
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
+from aiograd.modes import no_grad
 
 #: workers of one process that were given no secret trust each other and nobody else
 _PROCESS_SECRET = secrets.token_bytes(32)
@@ -180,6 +182,11 @@ class Worker:
         return self._office.endpoint
 
     @property
+    def membership(self) -> Membership:
+        """The worker's part in a cluster, for those who write one."""
+        return self._office.membership
+
+    @property
     def profiler(self) -> Any:
         """What records the functions and passes that run here for others: ``worker.profiler = p.recorder`` of a profile `p`, or None."""
         return self._office.profiler
@@ -203,6 +210,10 @@ class Worker:
         """
         self._check_url(name, url)
         self._office.endpoint.add_peer(name, url, principal)
+
+    def remove_peer(self, name: str) -> None:
+        """Forget where another worker is; nothing if that is not known. A connection to it stays until one side closes it."""
+        self._office.endpoint.remove_peer(name)
 
     def _check_url(self, name: str, url: str) -> None:
         if not isinstance(url, str):
@@ -240,6 +251,15 @@ class Worker:
             AddressError, CertificateError: its URL or the certificates are wrong. Overloaded, LimitError, ContextReleasedError.
         """
         return self._office.calls.call(peer, function, list(args), kwargs, timeout)
+
+    async def call_apart(self, peer: str, function: str, /, *args: Any, timeout: float | None = None) -> Any:
+        """As `call`, whatever context the running code is in: nothing is recorded. Cancelling cancels the function on its worker."""
+        with no_grad():
+            token = SCOPE.set(None)
+            try:
+                return await self._office.calls.call(peer, function, list(args), {}, timeout)
+            finally:
+                SCOPE.reset(token)
 
     async def remote(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteRef:
         """Make an instance of a class that `peer` exposes, over there.

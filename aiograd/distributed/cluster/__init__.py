@@ -1,8 +1,15 @@
-"""Worker processes on this machine, started, watched and restarted by a driver."""
+"""Clusters: workers that are placed, watched, restarted and introduced to each other, and a driver that leads them.
+
+`local`: processes of this machine. `ray_cluster`: actors of a Ray cluster. `join`: processes that somebody else starts, which come by themselves
+(`joining` is their side). All three keep a `roster` and satisfy `protocol.Cluster`.
+"""
 
 from __future__ import annotations
 
+from aiograd.distributed.cluster.join import JoinCluster
 from aiograd.distributed.cluster.local import LocalCluster
 from aiograd.distributed.cluster.process import WorkerProcess
+from aiograd.distributed.cluster.protocol import Cluster
+from aiograd.distributed.cluster.ray_cluster import RayCluster
 
-__all__ = ["LocalCluster", "WorkerProcess"]
+__all__ = ["Cluster", "JoinCluster", "LocalCluster", "RayCluster", "WorkerProcess"]

@@ -10,13 +10,16 @@ import logging
 import os
 import secrets
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
-from aiograd.distributed.cluster.process import WorkerProcess, describe_status, through_cancellation
+from aiograd.distributed.cluster.names import check_names, check_service
+from aiograd.distributed.cluster.process import WorkerProcess, through_cancellation
+from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster, describe_status
+from aiograd.distributed.driver.membership import PEERS
 from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits, check_number
+from aiograd.distributed.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
 
@@ -29,8 +32,6 @@ ASK_SECONDS = 1.0
 LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 #: a process per core does the work; threads of BLAS and OpenMP inside of them would fight over the cores
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")}
-
-LostCallback = Callable[[str, int], None]
 
 
 class LocalCluster:
@@ -49,6 +50,7 @@ class LocalCluster:
         host: the address they listen on, each at a free port.
         max_restarts: how often a worker that ended without being asked to is started again, each; it has lost its state.
         on_lost: called on the loop with name and exit status (negative: number of a signal) when a worker has ended without being asked to.
+        on_return: called on the loop with name and URL when a worker runs again.
         environment: environment variables of the workers, beside those of this process. One thread per process is used for BLAS and OpenMP
             where neither says otherwise.
         limits: of the workers and of the driver.
@@ -70,6 +72,7 @@ class LocalCluster:
         host: str = "127.0.0.1",
         max_restarts: int = 0,
         on_lost: LostCallback | None = None,
+        on_return: ReturnCallback | None = None,
         environment: Mapping[str, str] | None = None,
         limits: Limits | None = None,
         encoding: Encoding = Encoding.PLAIN,
@@ -77,14 +80,8 @@ class LocalCluster:
         log_level: str = "warning",
         start_timeout: float = 30.0,
     ) -> None:
-        self._names = tuple(f"worker{i}" for i in range(n)) if names is None else tuple(names)
-        if n < 1 or len(self._names) != n:
-            raise ArgumentError(f"LocalCluster({n}, names={names}): expected at least one worker, and a name for each")
-        if len({*self._names, "driver"}) != len(self._names) + 1:
-            raise ArgumentError(f"LocalCluster(names={list(self._names)}): expected different names, none of them 'driver'")
-        if ":" not in service:
-            raise ArgumentError(f"LocalCluster(service={service!r}): expected 'module:name' of a Service, for example 'my_package.serving:service'")
-        check_number("LocalCluster(): start_timeout", start_timeout)
+        self._names = check_names("LocalCluster", n, names)
+        check_service("LocalCluster", service)
         if max_restarts < 0:
             raise ArgumentError(f"LocalCluster(max_restarts={max_restarts}): expected at least 0")
         if log_level not in LOG_LEVELS:
@@ -93,7 +90,7 @@ class LocalCluster:
         self._log_level = log_level
         self._service = service
         self._host = host
-        self._on_lost = on_lost
+        self._on_lost, self._on_return = on_lost, on_return
         self._limits = Limits() if limits is None else limits
         self._start_timeout = start_timeout
         self._secret = secrets.token_bytes(32)
@@ -101,14 +98,15 @@ class LocalCluster:
         self._environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
         self._environment["AIOGRAD_SECRET"] = self._secret.hex()
         self._environment.pop("AIOGRAD_SECRET_FILE", None)
-        self._restarts_left = dict.fromkeys(self._names, max_restarts)
-        self._locks = {name: asyncio.Lock() for name in self._names}
+        self._max_restarts = max_restarts
+        self._restarts_left: dict[str, int] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
         self._processes: dict[str, WorkerProcess] = {}
         #: processes whose end is nobody's surprise
         self._dismissed: set[WorkerProcess] = set()
         self._restarting: dict[str, asyncio.Task[None]] = {}
         self._is_closing = False
-        self._driver: Worker | None = None
+        self._roster: Roster | None = None
         self._exits = contextlib.AsyncExitStack()
 
     # ---------------------------------------------------------------- what there is
@@ -120,24 +118,27 @@ class LocalCluster:
         Raises:
             EngineClosedError: outside of the ``async with`` block.
         """
-        if self._driver is None:
-            raise EngineClosedError("LocalCluster.driver exists inside of the cluster's `async with` block only")
-        return self._driver
+        return self._open().driver
 
     @property
     def workers(self) -> tuple[str, ...]:
         """Names of the workers."""
-        return self._names
+        return self._names if self._roster is None else self._roster.names
 
     @property
     def pids(self) -> dict[str, int]:
         """Process number of each worker."""
-        return {name: self._processes[name].pid for name in self._names if name in self._processes}
+        return {name: process.pid for name, process in self._processes.items()}
 
     @property
     def urls(self) -> dict[str, str]:
         """Where each worker listens."""
-        return {name: self._processes[name].url for name in self._names if name in self._processes}
+        return {name: process.url for name, process in self._processes.items()}
+
+    def _open(self) -> Roster:
+        if self._roster is None:
+            raise EngineClosedError("LocalCluster: this exists inside of the cluster's `async with` block only")
+        return self._roster
 
     # ---------------------------------------------------------------- losing and restarting
 
@@ -178,7 +179,7 @@ class LocalCluster:
                 break
             try:  # it may be gone already, and the loop has yet to hear of it: one that answers is there
                 async with asyncio.timeout(ASK_SECONDS):
-                    await process.tell(name, process.url)
+                    await self._open().ask(name, PEERS, {})
                 return
             except WorkerLostError:
                 await process.wait()
@@ -188,6 +189,51 @@ class LocalCluster:
             f"worker {name} has ended ({describe_status(process.status)}) and nobody restarts it: call restart({name!r}), or give max_restarts",
             worker=name, stage="restart",
         )  # fmt: skip
+
+    async def add(self, name: str) -> None:
+        """Start another worker, and tell everybody where it is. Cancelled, it ends the worker again.
+
+        Raises:
+            ArgumentError: the name is taken. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
+        """
+        roster = self._open()
+        check_names("LocalCluster", 1, [name])
+        if name in roster.names:
+            raise ArgumentError(f"LocalCluster.add({name!r}): there is a worker of this name; expected another name, or restart({name!r})")
+        self._admit(name)
+        try:
+            async with self._locks[name]:
+                await self._start(name)
+                await roster.introduce(name, self._processes[name].url)
+        except BaseException:
+            await self._dismiss(name, 0.0)
+            raise
+
+    async def remove(self, name: str) -> None:
+        """End a worker for good: it is asked to, and killed after 5 seconds. Cancelled, it kills it at once.
+
+        Raises:
+            UnknownPeerError: no such worker.
+        """
+        self._process(name)
+        async with self._locks[name]:
+            await self._dismiss(name, STOP_GRACE)
+
+    def _admit(self, name: str) -> None:
+        self._open().add(name)
+        self._restarts_left[name] = self._max_restarts
+        self._locks[name] = asyncio.Lock()
+
+    async def _dismiss(self, name: str, grace: float) -> None:
+        process = self._processes.pop(name, None)
+        del self._locks[name], self._restarts_left[name]
+        try:
+            if process is not None:
+                self._dismissed.add(process)
+                await process.stop(grace)
+                self._dismissed.discard(process)
+        finally:
+            await self._open().forget(name)
 
     def _process(self, name: str) -> WorkerProcess:
         process = self._processes.get(name)
@@ -200,17 +246,17 @@ class LocalCluster:
         self._dismissed.add(old)
         await old.stop(0.0)
         self._dismissed.discard(old)
+        self._open().lost(name, old.status or 0, is_returning=True)
         await self._start(name)
-        await self._introduce(self._processes[name])
+        await self._open().introduce(name, self._processes[name].url)
 
     def _ended(self, process: WorkerProcess) -> None:
         name = process.name
         if self._is_closing or process in self._dismissed or self._processes.get(name, process) is not process:
             return
-        status = process.status or 0
-        if self._on_lost is not None:
-            self._on_lost(name, status)
-        if self._restarts_left[name] > 0:
+        is_returning = self._restarts_left[name] > 0
+        self._open().lost(name, process.status or 0, is_returning=is_returning)
+        if is_returning:
             self._restarts_left[name] -= 1
             task = asyncio.get_running_loop().create_task(self._restart_lost(process), name=f"restart of {name}")
             self._restarting[name] = task
@@ -244,22 +290,13 @@ class LocalCluster:
             raise EngineClosedError(f"LocalCluster: it was closed while {name} was being started")
         self._processes[name] = process
 
-    async def _introduce(self, process: WorkerProcess) -> None:
-        """Tell everybody where a worker is, and the worker where everybody is."""
-        self.driver.add_peer(process.name, process.url)
-        others = [other for other in self._processes.values() if other is not process]
-        told = [*(process.tell(other.name, other.url) for other in others), *(other.tell(process.name, process.url) for other in others)]
-        for result in await asyncio.gather(*told, return_exceptions=True):
-            if isinstance(result, BaseException) and not isinstance(result, WorkerLostError):
-                raise result
-
     async def __aenter__(self) -> Self:
         """Start everything. Cancelled, or where something fails, it ends what has been started.
 
         Raises:
             WorkerLostError: a worker ended instead of listening. DeadlineError: it did not listen within `start_timeout`.
         """
-        if self._driver is not None or self._is_closing:
+        if self._roster is not None or self._is_closing:
             raise EngineClosedError("LocalCluster: its `async with` block was entered twice; make another LocalCluster")
         async with contextlib.AsyncExitStack() as exits:
             exits.push_async_callback(self._stop)
@@ -267,7 +304,9 @@ class LocalCluster:
                 "driver", host=self._host, secret=self._secret, limits=self._limits,
                 encoding=self._encoding, gradient_encoding=self._gradient_encoding,
             )  # fmt: skip
-            self._driver = await exits.enter_async_context(driver)
+            self._roster = roster = Roster("LocalCluster", await exits.enter_async_context(driver), self._on_lost, self._on_return)
+            for name in self._names:
+                self._admit(name)
             starts = [asyncio.create_task(self._start(name), name=f"start of {name}") for name in self._names]
             try:
                 await asyncio.gather(*starts)
@@ -276,11 +315,15 @@ class LocalCluster:
                     start.cancel()
                 await through_cancellation(asyncio.wait(starts))
                 raise
-            for process in self._processes.values():
-                await self._introduce(process)
+            for name in self._names:
+                await roster.introduce(name, self._processes[name].url)
             exits.push_async_callback(self._stop_restarting)
             self._exits = exits.pop_all()
         return self
+
+    async def aclose(self) -> None:
+        """Close the driver and end the workers, as leaving the block does. Idempotent."""
+        await self._exits.aclose()
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         """Close the driver and end the workers: they are asked to, and killed after 5 seconds.
@@ -303,7 +346,7 @@ class LocalCluster:
         self._dismissed.update(processes)
         await asyncio.gather(*(process.stop(STOP_GRACE) for process in processes))
         self._processes = {}
-        self._driver = None
+        self._roster = None
 
 
 def _bracketed(host: str) -> str:

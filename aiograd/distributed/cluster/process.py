@@ -1,11 +1,10 @@
-"""WorkerProcess: one ``aiograd worker`` as a child of this process, and the lines of JSON that the two exchange.
+"""WorkerProcess: one ``aiograd worker`` as a child of this process.
 
 Note [Parent and child]
-    The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens, ``{"name", "url", "pid"}``, and
-    one for every line it is sent: ``{"peer": name, "url": url}`` makes it add a peer, and the same ``{"peer": name}`` comes back when that is
-    done, so that nobody is told of a peer before it can be called. What the service prints goes to standard error and is passed on with a prefix.
-    When the child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a session of its own, so
-    that Ctrl-C at a terminal reaches the driver alone, which then ends its workers in order.
+    The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens, ``{"name", "url", "pid"}``;
+    everything after that goes through the worker itself. What the service prints goes to standard error and is passed on with a prefix. When the
+    child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a session of its own, so that Ctrl-C
+    at a terminal reaches the driver alone, which then ends its workers in order.
 
 The class is an asyncio subprocess protocol, not streams: nothing waits in tasks, and the end of the process is known when it happens, not
 when the last of its pipes is closed.
@@ -20,6 +19,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, cast
 
+from aiograd.distributed.cluster.roster import describe_status
 from aiograd.errors import DeadlineError, WorkerLostError
 
 #: seconds that pipes may stay open after the process has ended (something it has started may hold them)
@@ -53,7 +53,6 @@ class WorkerProcess(asyncio.SubprocessProtocol):
         self._ready: asyncio.Future[None] = loop.create_future()
         self._exited: asyncio.Future[int] = loop.create_future()
         self._closed: asyncio.Future[None] = loop.create_future()
-        self._answers: dict[str, list[asyncio.Future[None]]] = {}
         self._pending = {1: bytearray(), 2: bytearray()}
         self._last: deque[str] = deque(maxlen=LAST_LINES)
 
@@ -143,21 +142,6 @@ class WorkerProcess(asyncio.SubprocessProtocol):
             self._transport.close()
         await asyncio.shield(self._closed)
 
-    async def tell(self, peer: str, url: str) -> None:
-        """Make the worker add a peer, or know a peer's new URL, and wait until it has. Cancelling stops the waiting only.
-
-        Raises:
-            WorkerLostError: the process has ended.
-        """
-        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._answers.setdefault(peer, []).append(answer)
-        stdin = None if self._transport is None else cast("asyncio.WriteTransport | None", self._transport.get_pipe_transport(0))
-        if self._exited.done() or stdin is None:
-            self._fail_answers()
-        else:
-            stdin.write(json.dumps({"peer": peer, "url": url}).encode() + b"\n")
-        await answer
-
     def _signal(self, what: str) -> None:
         if not self._exited.done() and self._transport is not None:
             try:
@@ -190,17 +174,9 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def _take_line(self, fd: int, line: bytes) -> None:
         if fd == 1:
             try:
-                answer = json.loads(line)
-                if "peer" in answer:
-                    waiting = self._answers.get(answer["peer"])
-                    if waiting and not waiting[0].done():
-                        waiting[0].set_result(None)
-                    if waiting:
-                        del waiting[0]
-                else:
-                    self.url = str(answer["url"])
-                    if not self._ready.done():
-                        self._ready.set_result(None)
+                self.url = str(json.loads(line)["url"])
+                if not self._ready.done():
+                    self._ready.set_result(None)
                 return
             except (ValueError, TypeError, KeyError):
                 pass  # no line of ours: something else got hold of the pipe; people want to see it
@@ -225,25 +201,12 @@ class WorkerProcess(asyncio.SubprocessProtocol):
     def process_exited(self) -> None:
         status = None if self._transport is None else self._transport.get_returncode()
         self._exited.set_result(255 if status is None else status)
-        self._fail_answers()
         if self._on_exit is not None:
             self._on_exit(self)
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self._closed.done():
             self._closed.set_result(None)
-
-    def _fail_answers(self) -> None:
-        answers, self._answers = self._answers, {}
-        for waiting in answers.values():
-            for answer in waiting:
-                if not answer.done():
-                    answer.set_exception(WorkerLostError(f"worker {self.name} has ended", worker=self.name, stage="add_peer"))
-
-
-def describe_status(status: int) -> str:
-    """An exit status in words."""
-    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
 
 
 async def through_cancellation(waiting: Awaitable[Any]) -> None:

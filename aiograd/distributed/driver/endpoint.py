@@ -78,6 +78,8 @@ class Endpoint:
         self.handler = handler
         self.incarnation = transport.entropy(16) if incarnation is None else incarnation
         self.url: str | None = None
+        #: whether a worker keeps its name for as long as it is connected; otherwise the latest to come has it
+        self.keeps_names = False
         #: where peers are, by principal (None: everybody) and name
         self._urls: dict[tuple[str | None, str], str] = {}
         self.loop: asyncio.AbstractEventLoop
@@ -184,6 +186,11 @@ class Endpoint:
                 raise ArgumentError(f"add_peer({name!r}, {url!r}): that is this worker's own name; expected names that differ")
             return
         self._urls[principal, name] = url
+
+    def remove_peer(self, name: str) -> None:
+        """Forget where a peer is; nothing if that is not known. Connections stay until they are lost."""
+        for known in [key for key in self._urls if key[1] == name]:
+            del self._urls[known]
 
     @property
     def peers(self) -> tuple[str, ...]:
@@ -362,11 +369,16 @@ class Endpoint:
             self.transport.entropy,
             self.limits,
             functools.partial(self._may_resume, asked),
+            is_taken=self._is_taken,
             certified_names=channel.certified_names,
         )
         greeting = Greeting(channel, answerer, self.limits.handshake_timeout, functools.partial(self._greeted, asked))
         if not greeting.is_done:
             self._greetings[greeting] = None
+
+    def _is_taken(self, identity: Identity) -> bool:
+        peer = self._peers.get(identity.peer) if self.keeps_names else None
+        return peer is not None and any(each.link is not None and each.identity not in (None, identity) for each in peer.conversations)
 
     def _may_resume(self, asked: list[bytes], identity: Identity, session: bytes) -> bool:
         asked.append(session)

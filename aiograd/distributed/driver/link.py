@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 
 from aiograd.distributed.handshake import Answerer, Dialler, Secured
 from aiograd.distributed.transport import Buffer, Channel, Transport
-from aiograd.errors import AuthenticationError, DistributedError, ProtocolError, VersionMismatch
+from aiograd.errors import AuthenticationError, DistributedError, ProtocolError
 
 #: seconds after which a message of the handshake is repeated, where channels lose frames
 REPEAT = 0.1
@@ -261,10 +261,8 @@ class Greeting:
             if not self._channel.is_reliable and (frame[:4] != self._hello[:4] or frame == self._hello):
                 return  # a record, or the hello again; messages of the handshake all begin alike
             self._answerer.receive(frame)
-        except VersionMismatch as error:
-            self._end(None, error, self._answerer.refusal)
         except DistributedError as error:
-            self._end(None, error)
+            self._end(None, error, self._answerer.refusal)
         else:
             replies: dict[bytes, bytes | None] = {} if self._channel.is_reliable else {self._hello: None, bytes(frame): None}
             self._end(Link(self._channel, self._answerer.result, self._loop.time() - self._answered_at, replies), None)

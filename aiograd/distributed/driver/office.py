@@ -16,6 +16,7 @@ from aiograd.distributed.context import Context
 from aiograd.distributed.contexts import Caller, ContextTable
 from aiograd.distributed.driver.calls import Calls
 from aiograd.distributed.driver.endpoint import Endpoint
+from aiograd.distributed.driver.membership import Membership
 from aiograd.distributed.driver.objects import Objects
 from aiograd.distributed.driver.part import Part
 from aiograd.distributed.driver.passes import Passes
@@ -84,6 +85,7 @@ class Office:
         self.contexts = ContextTable(name, limits, transport.safeguards, transport.entropy, self.passes)
         self.calls = Calls(self)
         self.objects = Objects(self)
+        self.membership = Membership(worker, name, self.principal, self.calls.builtins)
         self.is_closing = False
         self.passes_begun = 0
         self.passes_committed = 0
@@ -204,6 +206,7 @@ class Office:
         self._lost.add(identity.peer)
         self.objects.transfers.forget(identity)
         self.passes.on_lost(identity.name, identity.principal, error)
+        self.membership.peer_lost(identity)
 
     # ---------------------------------------------------------------- contexts
 

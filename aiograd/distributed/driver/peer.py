@@ -48,6 +48,7 @@ from aiograd.errors import (
     CertificateError,
     DistributedError,
     HostRefusedError,
+    NameTakenError,
     Overloaded,
     UnknownPeerError,
     VersionMismatch,
@@ -65,7 +66,7 @@ COURTESY = 0.02
 #: handshakes that fail before it counts as a refusal: one may be an accident of the network
 REFUSALS = 5
 #: what is raised as it is, instead of `WorkerLostError`, where there never was a connection
-REFUSED = (CertificateError, AuthenticationError, AddressError, Overloaded, VersionMismatch, HostRefusedError)
+REFUSED = (CertificateError, AuthenticationError, AddressError, NameTakenError, Overloaded, VersionMismatch, HostRefusedError)
 
 
 Handler: TypeAlias = Callable[[Identity, int, Any, float], Coroutine[Any, Any, Any]]

@@ -1,0 +1,47 @@
+"""Cluster: the protocol that `LocalCluster`, `RayCluster` and `JoinCluster` satisfy, so that code written for one runs on any."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Protocol, Self, runtime_checkable
+
+from aiograd.distributed.worker import Worker
+
+
+@runtime_checkable
+class Cluster(Protocol):
+    """Workers under names, and a driver in this process that calls them; used with ``async with``."""
+
+    @property
+    def driver(self) -> Worker:
+        """The worker in this process, which knows all others."""
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of the workers."""
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each worker listens."""
+
+    async def restart(self, name: str) -> None:
+        """Start a worker anew, without its state, and tell everybody where it is now."""
+
+    async def add(self, name: str) -> None:
+        """Take in another worker."""
+
+    async def remove(self, name: str) -> None:
+        """End a worker for good."""
+
+    async def wait_lost(self, name: str) -> int:
+        """Wait until this worker, as it now is, has ended; returns its exit status, or 1 where that is not known."""
+
+    async def wait_running(self, name: str) -> None:
+        """Wait until this worker runs; raises `WorkerLostError` where nobody starts it again."""
+
+    async def aclose(self) -> None:
+        """Close the driver and end what the cluster has started."""
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None: ...

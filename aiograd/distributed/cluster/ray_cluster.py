@@ -1,0 +1,473 @@
+"""RayCluster: workers as actors of a Ray cluster. Ray places them, restarts those that die and holds their resources; gradients do not go through it.
+
+Note [Who does what]
+    Ray knows nodes, resources and processes. It is asked for a placement group with one bundle per worker and an actor in each. aiograd's own
+    connections carry everything else, so a pass across nodes costs what it costs on one machine. Each actor has one call that never returns
+    (`lifetime`); Ray fails it when the actor dies, which is how the driver hears of a death that it did not notice itself.
+
+Note [Coming back]
+    Ray makes a dead actor again, on another node if need be. It is a new process without key, state or URL. The driver starts a worker in it
+    under the old name, tells the others the new URL and reports its return. What the worker held is gone: restore it from a checkpoint.
+
+Source: Ray's documentation of actors, fault tolerance and placement groups (2.60).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import os
+import secrets
+from collections.abc import Mapping, Sequence
+from types import ModuleType, TracebackType
+from typing import Any, Self
+
+from aiograd.distributed.cluster.names import check_names, check_service
+from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
+from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
+from aiograd.distributed.cluster.sealed import seal
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, VersionMismatch, WorkerLostError
+from aiograd.version import __version__
+
+STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
+#: seconds in which a Ray that listens accepts a connection
+REACH_SECONDS = 3.0
+#: seconds that workers have to close in order when the cluster does
+STOP_GRACE = 5.0
+#: Ray does not tell how a process ended
+UNKNOWN_STATUS = 1
+
+
+class RayCluster:
+    """Workers on a Ray cluster, and a driver in this process. An async context manager::
+
+        async with RayCluster(4, service="my_service:service", resources={"num_cpus": 1, "num_gpus": 1}) as cluster:
+            await cluster.driver.call("worker0", "predict", x)
+
+    Needs the extra ``ray``. Uses the Ray that this process is connected to, else the one at `address` (or ``RAY_ADDRESS``), else one that runs
+    on this machine, else starts one here, which ends with the block. The service's module has to be importable on every node: ship it by
+    `runtime_env`. A worker that dies is made again by Ray and comes back under its name, without its state.
+
+    Args:
+        n: how many workers.
+        service: what they serve, ``"module:name"`` of a `Service`.
+        address: of Ray's head node, ``"10.0.0.2:6379"``; ``"auto"``: the Ray that runs on this machine.
+        resources: what each worker needs, as Ray's options say it: ``num_cpus``, ``num_gpus``, ``memory`` in bytes, ``resources`` of your own. With
+            ``num_gpus`` each worker sees the devices that Ray gave it alone: ``cuda:0`` is its own.
+        strategy: how Ray places them: "SPREAD" over nodes where it can, "STRICT_SPREAD", "PACK", "STRICT_PACK".
+        runtime_env: files, packages and variables for the workers, as of Ray.
+        names: of the workers; ``worker0`` and so on by default.
+        max_restarts: how often Ray makes each worker again; -1: always.
+        host: what workers listen on; by default the address that their node has for Ray.
+        certificate, key, ca: TLS files (PEM) of the workers, present on every node, as of ``aiograd worker``.
+        client_ssl: an ``ssl.SSLContext`` for the driver's connections to them.
+        allow_plaintext: let workers listen beyond their machine without TLS; messages are encrypted all the same.
+        on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
+        limits, encoding, gradient_encoding, log_level: as of `LocalCluster`.
+        start_timeout: seconds until all workers have been placed and listen.
+
+    Raises:
+        ArgumentError: names or numbers that make no sense. ClusterError: Ray is not installed.
+    """
+
+    def __init__(
+        self,
+        n: int = 2,
+        *,
+        service: str,
+        address: str | None = None,
+        resources: Mapping[str, Any] | None = None,
+        strategy: str = "SPREAD",
+        runtime_env: Mapping[str, Any] | None = None,
+        names: Sequence[str] | None = None,
+        max_restarts: int = -1,
+        host: str | None = None,
+        certificate: str | None = None,
+        key: str | None = None,
+        ca: str | None = None,
+        client_ssl: Any = None,
+        allow_plaintext: bool = False,
+        on_lost: LostCallback | None = None,
+        on_return: ReturnCallback | None = None,
+        limits: Limits | None = None,
+        encoding: Encoding = Encoding.PLAIN,
+        gradient_encoding: Encoding = Encoding.PLAIN,
+        log_level: str = "warning",
+        start_timeout: float = 30.0,
+    ) -> None:
+        self._names = check_names("RayCluster", n, names)
+        check_service("RayCluster", service)
+        if str(strategy).upper() not in STRATEGIES:
+            raise ArgumentError(f"RayCluster(strategy={strategy!r}): expected one of {', '.join(STRATEGIES)}")
+        if not start_timeout > 0 or max_restarts < -1:
+            raise ArgumentError(f"RayCluster(max_restarts={max_restarts}, start_timeout={start_timeout}): expected at least -1 and above 0")
+        self._ray = _import_ray()
+        self._address = address
+        self._resources = {"num_cpus": 1, **(resources or {})}
+        self._bundle = _bundle_of(self._resources)
+        self._strategy = strategy.upper()
+        self._runtime_env = dict(runtime_env or {})
+        self._max_restarts = max_restarts
+        self._on_lost, self._on_return = on_lost, on_return
+        self._limits = Limits() if limits is None else limits
+        self._start_timeout = start_timeout
+        self._client_ssl = client_ssl
+        defaults = dataclasses.asdict(Limits())
+        self._settings = Settings(
+            name="", leader="driver", service=service, host=host, allow_plaintext=allow_plaintext, certificates=(certificate, key, ca),
+            limits={name: value for name, value in dataclasses.asdict(self._limits).items() if value != defaults[name]},
+            encoding=Encoding(encoding).name, gradient_encoding=Encoding(gradient_encoding).name, log_level=log_level,
+        )  # fmt: skip
+        self._id = secrets.token_hex(4)
+        self._secret = secrets.token_bytes(32)
+        self._groups: dict[str, tuple[Any, int]] = {}
+        self._actors: dict[str, Any] = {}
+        self._greetings: dict[str, Greeting] = {}
+        self._watching: dict[str, asyncio.Task[None]] = {}
+        self._locks: dict[str, asyncio.Lock] = {}
+        self._roster: Roster | None = None
+        self._exits = contextlib.AsyncExitStack()
+
+    # ---------------------------------------------------------------- what there is
+
+    @property
+    def driver(self) -> Worker:
+        """The worker in this process, named ``driver``, which knows all others.
+
+        Raises:
+            EngineClosedError: outside of the ``async with`` block.
+        """
+        return self._open().driver
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        """Names of the workers."""
+        return self._names if self._roster is None else self._roster.names
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each worker listens."""
+        return self._open().urls
+
+    @property
+    def pids(self) -> dict[str, int]:
+        """Process number of each worker, on its own node."""
+        return {name: greeting.pid for name, greeting in self._greetings.items()}
+
+    def node_of(self, name: str) -> str:
+        """The id that Ray has for the node where this worker runs.
+
+        Raises:
+            UnknownPeerError: no such worker.
+        """
+        return self._greetings[self._open().member(name).name].node
+
+    async def wait_lost(self, name: str) -> int:
+        """Wait until this worker, as it now is, has died; returns a status other than 0. Cancelling changes nothing.
+
+        Raises:
+            UnknownPeerError: no such worker.
+        """
+        return await self._open().wait_lost(name)
+
+    async def wait_running(self, name: str) -> None:
+        """Wait until this worker runs: at once if it does, or when Ray has made it again. Cancelling changes nothing.
+
+        Raises:
+            UnknownPeerError: no such worker. WorkerLostError: it died, and Ray does not make it again.
+        """
+        await self._open().wait_running(name)
+
+    def _open(self) -> Roster:
+        if self._roster is None:
+            raise EngineClosedError("RayCluster: this exists inside of the cluster's `async with` block only")
+        return self._roster
+
+    # ---------------------------------------------------------------- changing it
+
+    async def restart(self, name: str) -> None:
+        """Replace a worker by a new actor with the same place and name, whether it lives or not. It has lost its state.
+
+        Cancelled, it may leave the worker ended and not started.
+
+        Raises:
+            UnknownPeerError: no such worker. ClusterError: it was not placed, or did not start, within `start_timeout`.
+        """
+        roster = self._open()
+        member = roster.member(name)
+        url = member.url
+        async with self._locks[name]:
+            if member.is_running and member.url != url:
+                return  # somebody else has just restarted it
+            await self._end(name)
+            roster.lost(name, UNKNOWN_STATUS, is_returning=True)
+            await self._begin(name)
+
+    async def add(self, name: str) -> None:
+        """Start another worker, in a placement group of its own, or in the place of one that was removed.
+
+        Raises:
+            ArgumentError: the name is taken. ClusterError: Ray has no room for it within `start_timeout`.
+        """
+        roster = self._open()
+        check_names("RayCluster", 1, [name])
+        if name in roster.names:
+            raise ArgumentError(f"RayCluster.add({name!r}): there is a worker of this name; expected another name, or restart({name!r})")
+        free = next((old for old in self._groups if old not in roster.names), None)
+        self._locks[name] = asyncio.Lock()
+        roster.add(name)
+        try:
+            self._groups[name] = self._groups.pop(free) if free is not None else (await self._place(1), 0)
+            await self._begin(name)
+        except BaseException:
+            await self._end(name)
+            await roster.forget(name)
+            raise
+
+    async def remove(self, name: str) -> None:
+        """End a worker for good. Its place is kept for the next `add`, since a placement group of Ray does not shrink.
+
+        Raises:
+            UnknownPeerError: no such worker.
+        """
+        roster = self._open()
+        roster.member(name)
+        async with self._locks[name]:
+            await self._end(name)
+            await roster.forget(name)
+            del self._locks[name]
+
+    async def aclose(self) -> None:
+        """Close the driver and end the workers, their placement groups and a Ray that was started here. Idempotent.
+
+        Cancelled, it kills what has not ended by itself, and still leaves nothing behind.
+        """
+        await self._exits.aclose()
+
+    # ---------------------------------------------------------------- starting and stopping
+
+    async def __aenter__(self) -> Self:
+        """Start everything. Cancelled, or where something fails, it ends what has been started.
+
+        Raises:
+            ClusterError: Ray cannot be reached, or has not what was asked for, within `start_timeout`. VersionMismatch: the nodes have another
+            version of aiograd. What importing the service raises.
+        """
+        if self._roster is not None:
+            raise EngineClosedError("RayCluster: its `async with` block was entered twice; make another RayCluster")
+        async with contextlib.AsyncExitStack() as exits:
+            await self._connect(exits)
+            driver = Worker(
+                "driver", secret=self._secret, limits=self._limits, client_ssl=self._client_ssl,
+                encoding=Encoding[self._settings.encoding], gradient_encoding=Encoding[self._settings.gradient_encoding],
+            )  # fmt: skip
+            exits.push_async_callback(self._stop)
+            self._roster = Roster("RayCluster", await exits.enter_async_context(driver), self._on_lost, self._on_return)
+            exits.callback(setattr, self, "_roster", None)
+            group = await self._place(len(self._names))
+            for i, name in enumerate(self._names):
+                self._groups[name] = group, i
+                self._locks[name] = asyncio.Lock()
+                self._roster.add(name)
+            await asyncio.gather(*map(self._begin, self._names))
+            self._exits = exits.pop_all()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self._exits.__aexit__(kind, error, trace)
+
+    async def _connect(self, exits: contextlib.AsyncExitStack) -> None:
+        """Be a driver of a Ray: the one that this process has, or another until the block ends."""
+        ray = self._ray
+        if ray.is_initialized():
+            return
+        options: dict[str, Any] = {"namespace": f"aiograd-{self._id}", "logging_level": "warning", "configure_logging": False}
+        address = self._address or os.environ.get("RAY_ADDRESS")
+        if address is not None and address != "auto":
+            await _check_reachable(address)
+        try:
+            await asyncio.to_thread(ray.init, address=address or "auto", **options)
+        except ConnectionError as error:
+            if address is not None:
+                raise ClusterError(
+                    f"RayCluster(address={address!r}): no Ray runs there ({_first_line(error)}); start one with `ray start --head`"
+                ) from error
+            room = max(os.cpu_count() or 1, round(self._bundle.get("CPU", 0.0) * len(self._names)))  # workers wait more than they compute
+            await asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options)
+        exits.push_async_callback(asyncio.to_thread, ray.shutdown)
+
+    async def _place(self, count: int) -> Any:
+        """A placement group of `count` bundles, placed."""
+        util = self._ray.util
+        group = util.placement_group([self._bundle] * count, strategy=self._strategy, name=f"aiograd-{self._id}-{secrets.token_hex(2)}")
+        try:
+            await asyncio.wait_for(_result(group.ready()), self._start_timeout)
+        except TimeoutError:
+            missing = self._missing(count)
+            util.remove_placement_group(group)
+            raise ClusterError(
+                f"RayCluster: {count} worker(s) of {_spelt(self._bundle)} each (strategy {self._strategy}) were not placed within "
+                f"{self._start_timeout:g} s: {missing}. Ask for less, add nodes, or raise start_timeout where nodes come on demand."
+            ) from None
+        except BaseException:
+            util.remove_placement_group(group)
+            raise
+        return group
+
+    def _missing(self, count: int) -> str:
+        """Why Ray has no room."""
+        ray = self._ray
+        nodes = [node for node in ray.nodes() if node["Alive"]]
+        lacking = [name for name, amount in self._bundle.items() if not any(node["Resources"].get(name, 0) >= amount for node in nodes)]
+        if lacking:
+            return f"no node has {_spelt({name: self._bundle[name] for name in lacking})}"
+        free = ray.available_resources()
+        short = {name: free.get(name, 0.0) for name, amount in self._bundle.items() if free.get(name, 0.0) < amount * count}
+        if not short:
+            return f"{len(nodes)} node(s) cannot hold them in this way"
+        return f"{len(nodes)} node(s) together have only {_spelt(short)} free"
+
+    async def _begin(self, name: str) -> None:
+        """Make an actor, start the worker in it, introduce it, and watch over it."""
+        ray = self._ray
+        group, index = self._groups[name]
+        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
+        options = {**self._resources, "max_restarts": self._max_restarts, "max_concurrency": 1000, "scheduling_strategy": strategy}
+        if self._runtime_env:
+            options["runtime_env"] = self._runtime_env
+        actor = ray.remote(RayWorker).options(**options).remote(name)
+        self._actors[name] = actor
+        try:
+            async with asyncio.timeout(self._start_timeout):
+                await self._start(name, actor)
+        except TimeoutError:
+            await self._end(name)
+            raise ClusterError(
+                f"RayCluster: worker {name} did not listen within {self._start_timeout:g} s: raise start_timeout, or see what its service does "
+                "when it is imported"
+            ) from None
+        except ray.exceptions.RayActorError as error:
+            await self._end(name)
+            raise WorkerLostError(f"worker {name} ended while it was being started: {_first_line(error)}", worker=name, stage="start") from error
+        except BaseException:
+            await self._end(name)
+            raise
+        task = asyncio.get_running_loop().create_task(self._watch(name, actor), name=f"watch over {name}")
+        self._watching[name] = task
+
+    async def _start(self, name: str, actor: Any) -> None:
+        greeting: Greeting = await _result(actor.greet.remote())
+        if greeting.version != __version__:
+            raise VersionMismatch(
+                f"worker {name} on node {greeting.address} has aiograd {greeting.version}, the driver {__version__}: install one version on all nodes"
+            )
+        settings = dataclasses.replace(self._settings, name=name)
+        url: str = await _result(actor.start.remote(settings, seal(self._secret, greeting.public)))
+        self._greetings[name] = greeting
+        await self._open().introduce(name, url)
+
+    async def _watch(self, name: str, actor: Any) -> None:
+        """Hear of the end of an actor, and start the worker in the one that Ray puts in its place; see Note [Coming back]."""
+        errors = self._ray.exceptions
+        while True:
+            try:
+                await _result(actor.lifetime.remote())
+                return
+            except errors.ActorUnavailableError:
+                pass
+            except errors.RayActorError:
+                pass  # for good, or for now: starting it tells
+            self._open().lost(name, UNKNOWN_STATUS, is_returning=True)
+            while True:
+                try:
+                    await self._start(name, actor)
+                    break
+                except errors.ActorUnavailableError:
+                    await asyncio.sleep(0.05)
+                except (errors.RayActorError, WorkerLostError):
+                    self._open().lost(name, UNKNOWN_STATUS, is_returning=False)
+                    return
+
+    async def _end(self, name: str) -> None:
+        """End the actor of a worker, without another in its place."""
+        watching = self._watching.pop(name, None)
+        if watching is not None:
+            watching.cancel()
+        actor = self._actors.pop(name, None)
+        self._greetings.pop(name, None)
+        if actor is not None:
+            self._ray.kill(actor, no_restart=True)
+
+    async def _stop(self) -> None:
+        """End all workers, in order where they do so in time, and give their places back."""
+        for task in self._watching.values():
+            task.cancel()
+        stopping = [asyncio.ensure_future(_result(actor.stop.remote())) for actor in self._actors.values()]
+        try:
+            if stopping:
+                await asyncio.wait(stopping, timeout=STOP_GRACE)
+        finally:
+            for task in stopping:
+                task.cancel()
+            for name in list(self._actors):
+                await self._end(name)
+            for group in {id(group): group for group, _ in self._groups.values()}.values():
+                self._ray.util.remove_placement_group(group)
+            self._groups = {}
+
+
+def _import_ray() -> ModuleType:
+    try:
+        import ray
+        import ray.util.scheduling_strategies
+    except ImportError as error:
+        raise ClusterError("RayCluster needs Ray: pip install 'aiograd[ray]'") from error
+    return ray
+
+
+def _bundle_of(resources: Mapping[str, Any]) -> dict[str, float]:
+    """What a worker's options ask for, as a bundle of a placement group."""
+    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
+    own = resources.get("resources") or {}
+    unknown = [name for name in resources if name not in names and name != "resources"]
+    amounts = {**{names[name]: amount for name, amount in resources.items() if name in names}, **own}
+    if unknown:
+        raise ArgumentError(
+            f"RayCluster(resources=...): Ray has no {unknown[0]!r}; expected {', '.join(names)}, and resources={{name: amount}} of your own"
+        )
+    for name, amount in amounts.items():
+        if not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
+            raise ArgumentError(f"RayCluster(resources=...): {name}={amount!r}; expected a number of at least 0")
+    bundle = {name: float(amount) for name, amount in amounts.items() if amount}
+    return bundle or {"CPU": 0.001}  # a bundle of nothing is refused
+
+
+async def _check_reachable(address: str) -> None:
+    """Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if "://" in address or not host or not port.isdigit():
+        return  # of Ray's client, or none at all: Ray says so at once
+    try:
+        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), REACH_SECONDS)
+    except (OSError, TimeoutError) as error:
+        raise ClusterError(
+            f"RayCluster(address={address!r}): nobody listens there ({error or type(error).__name__}); is it the head node's?"
+        ) from error
+    writer.close()
+
+
+async def _result(reference: Any) -> Any:
+    """The value of an object of Ray; cancelling stops the waiting only."""
+    return await reference
+
+
+def _spelt(resources: Mapping[str, float]) -> str:
+    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0]

@@ -1,0 +1,112 @@
+"""RayWorker: the actor in which a worker of a `RayCluster` lives. This module is imported on every node, and outside of an actor, needs no Ray.
+
+Ray makes the actor, and makes it again where it has died; either way it begins as an empty shell. The driver asks it for a public key, then
+starts the worker with the sealed secret. An actor that was made again has another key, so it cannot be taken for its predecessor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import logging
+import os
+import sys
+from typing import Any
+
+from aiograd.distributed.cluster.loading import load_service, make_tls
+from aiograd.distributed.cluster.sealed import Recipient
+from aiograd.distributed.encodings import Encoding
+from aiograd.distributed.limits import Limits
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentError
+from aiograd.version import __version__
+
+
+@dataclasses.dataclass(frozen=True)
+class Greeting:
+    """What a new actor says of itself."""
+
+    version: str
+    public: bytes
+    pid: int
+    #: of its node, as other nodes reach it
+    address: str
+    node: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """How a worker is started. Nothing here is secret: Ray shows arguments to whoever asks."""
+
+    name: str
+    leader: str
+    service: str
+    host: str | None
+    allow_plaintext: bool
+    certificates: tuple[str | None, str | None, str | None]
+    limits: dict[str, Any]
+    encoding: str
+    gradient_encoding: str
+    log_level: str
+
+
+class RayWorker:
+    """The shell of a worker.
+
+    Args:
+        name: of the worker; what Ray puts before each line that it prints.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._recipient = Recipient()
+        self._worker: Worker | None = None
+        self._stopped = asyncio.Event()
+
+    def __repr__(self) -> str:
+        return self._name
+
+    async def greet(self) -> Greeting:
+        """Who this is."""
+        return Greeting(__version__, self._recipient.public, os.getpid(), *_whereabouts())
+
+    async def start(self, settings: Settings, sealed: bytes) -> str:
+        """Open the worker; returns its URL.
+
+        Raises:
+            ArgumentError: it has one already, or a setting cannot be used. AuthenticationError: the secret is not for this actor.
+        """
+        if self._worker is not None:
+            raise ArgumentError(f"worker {self._name} has been started before")
+        secret = self._recipient.open(sealed)
+        logging.basicConfig(level=settings.log_level.upper(), format="%(levelname)s %(name)s: %(message)s", stream=sys.stderr)
+        service = load_service(settings.service)
+        server, client = make_tls(*settings.certificates)
+        host = settings.host or _whereabouts()[0]
+        worker = Worker(
+            self._name, service=service, host=host, secret=secret, ssl=server, client_ssl=client, allow_plaintext=settings.allow_plaintext,
+            limits=Limits(**settings.limits), encoding=Encoding[settings.encoding], gradient_encoding=Encoding[settings.gradient_encoding],
+        )  # fmt: skip
+        await worker.__aenter__()
+        worker.membership.leader = settings.leader
+        self._worker = worker
+        return worker.url
+
+    async def lifetime(self) -> None:
+        """Returns when the worker has been stopped; Ray raises where it has died."""
+        await self._stopped.wait()
+
+    async def stop(self) -> None:
+        """Close the worker in order."""
+        worker, self._worker = self._worker, None
+        if worker is not None:
+            await worker.aclose()
+        self._stopped.set()
+
+
+def _whereabouts() -> tuple[str, str]:
+    """Address and id of the node of this process, as Ray has them."""
+    import ray
+
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address, ray.get_runtime_context().get_node_id()

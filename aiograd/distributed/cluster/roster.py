@@ -1,0 +1,178 @@
+"""Roster: the workers of a cluster as its driver knows them: where each one is, what has become of it, and who has to be told.
+
+Every cluster keeps one. The cluster starts processes, or waits for them, and says what happens; the roster introduces workers to each other, over
+the same authenticated connections that calls take, wakes those who wait for a worker, and calls back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiograd.distributed.driver.membership import DISMISS, PEERS
+from aiograd.distributed.worker import Worker
+from aiograd.errors import UnknownPeerError, WorkerLostError
+
+#: seconds that a worker has to take notice of its peers
+TELL_SECONDS = 10.0
+
+LostCallback = Callable[[str, int], None]
+ReturnCallback = Callable[[str, str], None]
+
+
+class Member:
+    """One worker of a cluster."""
+
+    __slots__ = ("name", "url", "ended", "is_returning", "changed")
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        #: where it listens; empty until it does
+        self.url = ""
+        #: the exit status, negative for a signal, of the process that is this worker now
+        self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+        #: whether somebody starts it again
+        self.is_returning = True
+        #: set, and replaced, with each change
+        self.changed = asyncio.Event()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it listens, as far as is known."""
+        return bool(self.url) and not self.ended.done()
+
+
+class Roster:
+    """The workers of a cluster.
+
+    Args:
+        kind: the class of the cluster, for errors.
+        driver: the worker that leads it; opened.
+        on_lost: called with name and exit status when a worker is lost.
+        on_return: called with name and URL when it is back.
+    """
+
+    def __init__(self, kind: str, driver: Worker, on_lost: LostCallback | None = None, on_return: ReturnCallback | None = None) -> None:
+        self.kind = kind
+        self.driver = driver
+        self._on_lost = on_lost
+        self._on_return = on_return
+        self._members: dict[str, Member] = {}
+
+    # ---------------------------------------------------------------- what there is
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names, in the order in which they were added."""
+        return tuple(self._members)
+
+    @property
+    def urls(self) -> dict[str, str]:
+        """Where each worker listens that has listened so far."""
+        return {member.name: member.url for member in self._members.values() if member.url}
+
+    def member(self, name: str) -> Member:
+        """The worker of this name.
+
+        Raises:
+            UnknownPeerError: there is none.
+        """
+        member = self._members.get(name)
+        if member is None:
+            raise UnknownPeerError(f"{self.kind} has no worker {name!r}; it has {', '.join(self._members) or 'none now'}")
+        return member
+
+    def add(self, name: str) -> Member:
+        """Room for a worker; it is introduced when it listens."""
+        return self._members.setdefault(name, Member(name))
+
+    # ---------------------------------------------------------------- what happens
+
+    async def introduce(self, name: str, url: str) -> None:
+        """A worker listens, for the first time or again: tell it where everybody is, and everybody where it is.
+
+        A worker that is lost meanwhile is passed over: it is told when it is back. Cancelled, some may not have been told.
+
+        Raises:
+            WorkerLostError: it is `name` itself that is lost.
+        """
+        member = self.member(name)
+        is_back = bool(member.url)
+        self.driver.add_peer(name, url)
+        others = {other: where for other, where in self.urls.items() if other != name}
+        told = [self._ask(name, PEERS, others), *(self._ask(other, PEERS, {name: url}) for other in others)]
+        mine, *rest = await asyncio.gather(*told, return_exceptions=True)
+        for result in (mine, *rest):
+            if isinstance(result, BaseException) and not (isinstance(result, WorkerLostError) and result is not mine):
+                raise result
+        member.url, member.is_returning = url, False
+        if member.ended.done():
+            member.ended = asyncio.get_running_loop().create_future()
+        self._wake(member)
+        if is_back and self._on_return is not None:
+            self._on_return(name, url)
+
+    def lost(self, name: str, status: int, *, is_returning: bool) -> None:
+        """A worker has ended without being asked to."""
+        member = self.member(name)
+        member.is_returning = is_returning
+        if not member.ended.done():
+            member.ended.set_result(status)
+            if self._on_lost is not None:
+                self._on_lost(name, status)
+        self._wake(member)
+
+    async def forget(self, name: str) -> None:
+        """A worker is no longer one of the cluster: nobody dials it any more."""
+        member = self._members.pop(name)
+        member.is_returning = False
+        self._wake(member)
+        self.driver.remove_peer(name)
+        await asyncio.gather(*(self._ask(other, PEERS, {name: None}) for other in self.urls), return_exceptions=True)
+
+    async def dismiss(self, seconds: float, *names: str) -> None:
+        """Tell these workers, or all, that the cluster needs them no more; those that cannot be reached in time find out by themselves."""
+        running = [name for name in names or self._members if self.member(name).is_running]
+        await asyncio.gather(*(self._ask(name, DISMISS, timeout=seconds) for name in running), return_exceptions=True)
+
+    async def ask(self, name: str, function: str, *args: Any) -> Any:
+        """Ask a worker for something as its leader, whatever context the caller is in."""
+        return await self._ask(self.member(name).name, function, *args)
+
+    def _ask(self, name: str, function: str, *args: Any, timeout: float = TELL_SECONDS) -> Coroutine[Any, Any, Any]:
+        return self.driver.call_apart(name, function, *args, timeout=timeout)
+
+    # ---------------------------------------------------------------- waiting
+
+    async def wait_lost(self, name: str) -> int:
+        """Wait until this worker, as it now is, has ended; returns its exit status. Cancelling changes nothing."""
+        return await asyncio.shield(self.member(name).ended)
+
+    async def wait_running(self, name: str) -> None:
+        """Wait until this worker runs. Cancelling changes nothing.
+
+        Raises:
+            WorkerLostError: it has ended, and nobody starts it again.
+        """
+        member = self.member(name)
+        while True:
+            changed = member.changed
+            if member.is_running:
+                return
+            if not member.is_returning:
+                how = describe_status(member.ended.result()) if member.ended.done() else "removed"
+                raise WorkerLostError(
+                    f"worker {name} has ended ({how}) and nobody restarts it: call restart({name!r}), or give max_restarts",
+                    worker=name, stage="restart",
+                )  # fmt: skip
+            await changed.wait()
+
+    def _wake(self, member: Member) -> None:
+        member.changed.set()
+        member.changed = asyncio.Event()
+
+
+def describe_status(status: int) -> str:
+    """An exit status in words."""
+    return f"exit status {status}" if status >= 0 else f"killed by signal {-status}"
