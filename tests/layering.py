@@ -81,7 +81,7 @@ BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "exec": ("tensors.rowcode", "cuda.generate", "cuda.driver.simulated_block"),
     "compile": ("tensors.rowcode", "cuda.generate", "cuda.driver.simulated_block"),
     "__import__": (),
-    "importlib.import_module": ("cli", "kernels.selection", "cuda.loading"),
+    "importlib.import_module": ("distributed.cluster.loading", "kernels.selection", "cuda.loading"),
     "np.load": (),
     "numpy.load": (),
 }

@@ -27,15 +27,16 @@ import logging
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from aiograd.distributed import Encoding, Limits, Worker
-from aiograd.distributed.cluster.joining import LEADER, Ending, address_towards, serve_cluster
+from aiograd.distributed.cluster.joining import LEADER, Ending, serve_cluster, wait_for_way
 from aiograd.distributed.cluster.loading import load_service, make_tls
-from aiograd.distributed.http.addresses import parse_url
+from aiograd.distributed.http.addresses import bracket, parse_url
 from aiograd.distributed.keyring_file import parse_secret, read_secret_file
+from aiograd.distributed.limits import check_number
 from aiograd.engine.run import run
 from aiograd.errors import ArgumentError
 
@@ -99,9 +100,10 @@ def worker(options: argparse.Namespace) -> int:
         control = stack.enter_context(_control()) if options.managed else None
         if not options.name:
             raise ArgumentError("--name is missing, and the environment has no AIOGRAD_NAME, POD_NAME, SLURM_PROCID or RANK to take one from")
-        join = None if options.managed else options.join
-        listen = options.listen or ("127.0.0.1:0" if join is None else f"{_bracketed(read_driver(join))}:0")
-        host, port = read_address(listen)
+        join = None if options.managed or not options.join else read_driver(options.join)
+        check_number("--rejoin-seconds", options.rejoin_seconds)
+        listen = options.listen or ("127.0.0.1:0" if join is None else None)
+        address = None if listen is None else read_address(listen)
         spelt = os.environ.get("AIOGRAD_SECRET")
         peers = dict(read_peer(peer) for peer in options.peer)
         limits = read_limits(options.limits)
@@ -110,13 +112,16 @@ def worker(options: argparse.Namespace) -> int:
         service = load_service(options.service)
         # after the import: logging that the service's module has set up stays as it is
         logging.basicConfig(level=options.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s: %(message)s", stream=sys.stderr)
-        try:
-            made = Worker(
+
+        def make(host: str, port: int) -> Worker:
+            return Worker(
                 options.name, service=service, host=host, port=port, peers=peers, secret=secret, ssl=server, client_ssl=client,
                 allow_plaintext=options.allow_plaintext, trusted_hosts=options.trusted_host, limits=limits,
                 encoding=Encoding[options.encoding.upper()], gradient_encoding=Encoding[options.gradient_encoding.upper()],
             )  # fmt: skip
-            ending = run(_serve(made, listen, control, join, options.rejoin_seconds))
+
+        try:
+            ending = run(_serve(make, options.name, address, control, join, options.rejoin_seconds))
         except ArgumentError as error:
             raise ArgumentError(in_words_of_options(str(error))) from error
     if ending is Ending.RESTART:  # see Note [Starting anew]
@@ -134,7 +139,10 @@ def in_words_of_options(text: str) -> str:
     return text
 
 
-async def _serve(made: Worker, listen: str, control: tuple[int, int] | None, join: str | None, rejoin_seconds: float) -> Ending:
+async def _serve(
+    make: Callable[[str, int], Worker], name: str, address: tuple[str, int] | None, control: tuple[int, int] | None, join: str | None,
+    rejoin_seconds: float,
+) -> Ending:  # fmt: skip
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -146,11 +154,18 @@ async def _serve(made: Worker, listen: str, control: tuple[int, int] | None, joi
 
     signal.signal(signal.SIGINT, stop)
     signal.signal(signal.SIGTERM, stop)
+    if address is None and join is not None:
+        towards = await wait_for_way(name, join, stopping)
+        if towards is None:
+            return Ending.STOPPED
+        address = towards, 0
+    host, port = address or ("127.0.0.1", 0)
+    made = make(host, port)
     async with contextlib.AsyncExitStack() as stack:
         try:
             await stack.enter_async_context(made)
         except OSError as error:
-            raise ArgumentError(f"--listen {listen}: {error}") from None
+            raise ArgumentError(f"--listen {bracket(host)}:{port}: {error}") from None
         if control is None:
             print(f"worker {made.name} listens on {made.url} (pid {os.getpid()})", flush=True)
             ending = Ending.STOPPED
@@ -237,20 +252,16 @@ def name_from_environment(environment: Mapping[str, str]) -> str | None:
 
 
 def read_driver(url: str) -> str:
-    """The address of this machine from which the driver at `url` is reached.
+    """The URL of a driver.
 
     Raises:
-        ArgumentError: it is no URL of a worker, or there is no way to it.
+        ArgumentError: it is none.
     """
     try:
-        address = parse_url(url)
-        return address_towards(address.host, address.port)
-    except (ArgumentError, OSError) as error:
-        raise ArgumentError(f"--join {url}: {error}; expected the URL of a driver, for example http://10.0.0.2:7000") from None
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+        parse_url(url)
+    except ArgumentError as error:
+        raise ArgumentError(f"--join URL: {error}, for example http://10.0.0.2:7000") from None
+    return url
 
 
 def read_address(text: str) -> tuple[str, int]:
@@ -297,4 +308,4 @@ def read_limits(text: str) -> Limits:
     except (ValueError, TypeError) as error:
         problem = str(error)
     shown = text if len(text) <= 200 else f"{text[:200]}..."
-    raise ArgumentError(f"--limits {shown}: {problem}; expected a JSON object such as {{\"message_bytes\": 1048576}}")
+    raise ArgumentError(f'--limits {shown}: {problem}; expected a JSON object such as {{"message_bytes": 1048576}}')

@@ -17,9 +17,10 @@ import pytest
 import pytest_asyncio
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.distributed import Encoding, Limits
 from aiograd.distributed.cluster import LocalCluster, WorkerProcess
-from aiograd.errors import ArgumentError, DeadlineError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
+from aiograd.errors import ArgumentError, DeadlineError, EngineClosedError, ReferenceLostError, RemoteError, UnknownPeerError, WorkerLostError
 from tests.watchdog import SECONDS
 
 pytestmark = pytest.mark.proc
@@ -29,8 +30,7 @@ SERVICE = "tests.distributed.cluster_service:service"
 PLAIN_CHILD = """
 import json, signal, sys
 print(json.dumps({"name": "w", "url": "http://127.0.0.1:1"}), flush=True)
-for line in sys.stdin:
-    print(json.dumps({"peer": json.loads(line)["peer"]}), flush=True)
+sys.stdin.read()
 """
 
 
@@ -50,23 +50,12 @@ async def start(code: str, timeout: float = 10.0, **options: Any) -> WorkerProce
 # -------------------------------------------------------------------- one process
 
 
-async def test_a_process_listens_is_told_of_peers_and_ends() -> None:
+async def test_a_process_listens_and_ends() -> None:
     ended: list[WorkerProcess] = []
     process = await start(PLAIN_CHILD, on_exit=ended.append)
     assert process.url == "http://127.0.0.1:1" and is_running(process.pid) and process.status is None
-    await asyncio.gather(*(process.tell(name, "http://127.0.0.1:2") for name in ("a", "b", "a")))
     assert await process.stop(5.0) == -signal.SIGTERM
     assert ended == [process] and not is_running(process.pid)
-    with pytest.raises(WorkerLostError):
-        await process.tell("a", "http://127.0.0.1:2")
-
-
-async def test_being_told_fails_when_the_process_dies_instead_of_answering() -> None:
-    process = await start(PLAIN_CHILD.replace('print(json.dumps({"peer"', 'sys.exit(7); print(json.dumps({"peer"'))
-    with pytest.raises(WorkerLostError):
-        await process.tell("a", "http://127.0.0.1:2")
-    assert await process.wait() == 7
-    await process.wait_closed()
 
 
 async def test_a_process_that_does_not_listen_is_an_error_that_tells_its_story(capsys: pytest.CaptureFixture[str]) -> None:
@@ -199,6 +188,81 @@ async def test_a_restart_that_fails_or_is_given_up_is_tried_again_by_who_waits_f
     assert await cluster.driver.call("worker0", "process") == cluster.pids["worker0"]
 
 
+async def test_workers_are_added_and_removed(cluster: LocalCluster) -> None:
+    assert isinstance(cluster, dist.Cluster)
+    await cluster.add("late")
+    assert cluster.workers == ("worker0", "worker1", "late") == tuple(cluster.urls) == tuple(cluster.pids)
+    x = ag.tensor([3.0])
+    for near, far in (("late", "worker0"), ("worker1", "late")):
+        assert (await cluster.driver.call(near, "double_at", far, x)).tolist() == [6.0], f"{near} knows where {far} is"
+    for name in ("late", "driver"):
+        with pytest.raises(ArgumentError):
+            await cluster.add(name)
+    waiting = asyncio.create_task(cluster.wait_lost("worker0"))
+    await asyncio.sleep(0)
+    first = cluster.pids["worker0"]
+    await cluster.remove("worker0")
+    assert cluster.workers == ("worker1", "late") and not is_running(first)
+    assert await waiting == 0
+    for asking in (cluster.remove, cluster.restart, cluster.wait_lost, cluster.wait_running):
+        with pytest.raises(UnknownPeerError, match="it has worker1, late"):
+            await asking("worker0")
+    with pytest.raises(UnknownPeerError):
+        await cluster.driver.call("worker0", "process")
+    with pytest.raises(UnknownPeerError, match="worker 'late' knows no worker 'worker0'"):
+        await cluster.driver.call("late", "double_at", "worker0", x)
+    await cluster.add("worker0")
+    assert cluster.pids["worker0"] != first and (await cluster.driver.call("late", "double_at", "worker0", x)).tolist() == [6.0]
+
+
+async def test_a_worker_that_cannot_be_added_leaves_nothing_behind(cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cluster, "_service", "tests.no_such_module:service")
+    with pytest.raises(WorkerLostError, match="no module tests.no_such_module"):
+        await cluster.add("late")
+    assert cluster.workers == ("worker0", "worker1") == tuple(cluster.pids)
+    monkeypatch.undo()
+    await cluster.add("late")
+    assert await cluster.driver.call("late", "process") == cluster.pids["late"]
+
+
+async def test_a_worker_that_is_removed_while_it_is_restarted_does_not_come_back() -> None:
+    async with LocalCluster(2, service=SERVICE, max_restarts=1) as cluster:
+        os.kill(cluster.pids["worker1"], signal.SIGKILL)
+        await cluster.wait_lost("worker1")
+        await cluster.remove("worker1")
+        assert cluster.workers == ("worker0",) == tuple(cluster.pids)
+        await cluster.driver.call("worker0", "process")
+
+
+async def test_a_cluster_can_be_closed_early_and_again() -> None:
+    cluster = LocalCluster(1, service=SERVICE)
+    async with cluster:
+        pids = cluster.pids
+        await cluster.aclose()
+        assert not [pid for pid in pids.values() if is_running(pid)]
+        with pytest.raises(EngineClosedError):
+            cluster.driver  # noqa: B018
+        await cluster.aclose()
+    with pytest.raises(EngineClosedError, match="entered twice"):
+        await cluster.__aenter__()
+
+
+async def test_loss_and_return_are_reported_a_restart_that_was_asked_for_is_no_loss() -> None:
+    events: list[tuple[str, str, object]] = []
+    report: dict[str, Any] = {f"on_{what}": lambda name, value, what=what: events.append((what, name, value)) for what in ("lost", "return")}
+    async with LocalCluster(2, service=SERVICE, max_restarts=1, **report) as cluster:
+        assert events == []
+        os.kill(cluster.pids["worker1"], signal.SIGKILL)
+        await cluster.wait_lost("worker1")
+        await cluster.wait_running("worker1")
+        assert events == [("lost", "worker1", -signal.SIGKILL), ("return", "worker1", cluster.urls["worker1"])]
+        await cluster.restart("worker0")
+        assert events[2:] == [("return", "worker0", cluster.urls["worker0"])]
+        await cluster.add("late")
+        await cluster.remove("late")
+        assert len(events) == 3
+
+
 async def test_a_lost_worker_is_restarted_as_often_as_allowed() -> None:
     lost: list[tuple[str, int]] = []
     options: dict[str, Any] = {"limits": Limits(contexts=7), "environment": {"OF_THE_WORKERS": "yes"}}
@@ -290,8 +354,14 @@ def test_no_worker_outlives_a_killed_parent(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "options",
     [
-        {"n": 0}, {"n": 2, "names": ["a"]}, {"names": ["a", "a"]}, {"names": ["a", "driver"]}, {"service": "module"}, {"max_restarts": -1},
-        {"start_timeout": 0.0}, {"log_level": "loud"},
+        {"n": 0},
+        {"n": 2, "names": ["a"]},
+        {"names": ["a", "a"]},
+        {"names": ["a", "driver"]},
+        {"service": "module"},
+        {"max_restarts": -1},
+        {"start_timeout": 0.0},
+        {"log_level": "loud"},
     ],
     ids=str,
 )

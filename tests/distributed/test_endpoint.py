@@ -27,6 +27,7 @@ from aiograd.errors import (
     DeadlineError,
     DistributedError,
     LimitError,
+    NameTakenError,
     Overloaded,
     ProtocolError,
     RemoteError,
@@ -485,3 +486,32 @@ def test_a_request_may_be_cancelled_at_any_moment(word: str) -> None:
     for step in range(1, max(steps, 40)):
         simulated_run(main, step)
     gc.collect()  # an error that nobody has looked at is reported now
+
+
+# ---- names
+
+
+async def test_an_endpoint_that_keeps_names_takes_no_second_worker_of_a_name_while_the_first_is_there() -> None:
+    async with World() as world:
+        b = await world.node("b")
+        b.endpoint.keeps_names = True
+        first = await world.node("a", b, host="here")
+        assert await first.ask("b", "echo", 1) == 1
+        second = await world.node("a", b, host="there")
+        for _ in range(2):
+            with pytest.raises(NameTakenError, match="worker 'b' is connected to another worker named 'a'"):
+                await second.ask("b", "echo", 2)
+        assert await first.ask("b", "echo", 3) == 3 and not b.lost
+        await first.endpoint.aclose()
+        assert await second.ask("b", "echo", 4) == 4
+        assert [identity.incarnation for identity in b.callers] == [first.endpoint.incarnation] * 2 + [second.endpoint.incarnation]
+
+
+async def test_a_peer_that_is_forgotten_is_not_dialled_any_more() -> None:
+    async with World() as world:
+        a, _ = await world.pair()
+        a.endpoint.remove_peer("b")
+        a.endpoint.remove_peer("nobody")
+        with pytest.raises(UnknownPeerError):
+            await a.ask("b", "echo", 1)
+        assert a.endpoint.peers == () and world.board.dials == 0

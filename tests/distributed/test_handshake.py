@@ -31,7 +31,7 @@ from aiograd.distributed.handshake_messages import (
 from aiograd.distributed.identity import Identity
 from aiograd.distributed.keyring import Key, Keyring
 from aiograd.distributed.limits import Limits
-from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, ProtocolError, VersionMismatch
+from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, NameTakenError, ProtocolError, VersionMismatch
 
 SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(100, 132))
 LIMITS = Limits()
@@ -573,6 +573,37 @@ def test_a_hello_of_a_later_version_may_have_another_body() -> None:
     with pytest.raises(VersionMismatch, match="versions 5 to 6"):
         other.receive(forged_hello(versions=(5, 6), more=b"news"))
     assert other.refusal
+
+
+# ---- names that are taken
+
+
+def test_a_worker_whose_name_another_has_is_told_so() -> None:
+    asked: list[Identity] = []
+
+    def is_taken(identity: Identity) -> bool:
+        asked.append(identity)
+        return True
+
+    one, other = dialler(), answerer(is_taken=is_taken)
+    with pytest.raises(NameTakenError, match="worker 'b' is connected to another worker named 'a'"):
+        other.receive(one.hello())
+    assert asked == [Identity("a", INCARNATION["a"], "default")] and other.refusal is not None
+    for altered in alterations(other.refusal):
+        assert_refused(dialler().receive, altered)
+    assert_refused(dialler(seed="later").receive, other.refusal)  # a replay
+    with pytest.raises(NameTakenError, match="give each worker of a cluster a name of its own"):
+        one.receive(other.refusal)
+    assert not one.done and not other.done
+
+
+def test_who_proves_nothing_does_not_learn_which_names_are_taken() -> None:
+    for attack, hello in WRONG_HELLOS.items():
+        if attack.startswith("ephemeral"):
+            continue  # authentic, and therefore told
+        other = answerer(keyring=two_tenants(), is_taken=lambda identity: True)
+        assert_refused(other.receive, hello())
+        assert other.refusal is None
 
 
 # ---- authentic nonsense

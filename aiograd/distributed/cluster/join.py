@@ -14,10 +14,10 @@ from aiograd.distributed.contexts import Caller
 from aiograd.distributed.driver.membership import RESTART
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, VersionMismatch
+from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch
 from aiograd.version import __version__
 
 log = logging.getLogger("aiograd.distributed")
@@ -76,8 +76,7 @@ class JoinCluster:
         self._at_most = expect if at_most is None else at_most
         if expect < 0 or self._at_most < max(expect, 1):
             raise ArgumentError(f"JoinCluster(expect={expect}, at_most={at_most}): expected at least 0, and at least as many that may join")
-        if not timeout > 0:
-            raise ArgumentError(f"JoinCluster(timeout={timeout!r}): expected seconds above 0")
+        check_number("JoinCluster(): timeout", timeout)
         self._timeout = timeout
         self._on_lost, self._on_return = on_lost, on_return
         self._worker = Worker(
@@ -162,9 +161,8 @@ class JoinCluster:
         try:
             async with asyncio.timeout(self._timeout):
                 if member.is_running:
-                    ended = asyncio.ensure_future(roster.wait_lost(name))
                     await roster.ask(name, RESTART)
-                    await ended
+                    roster.lost(name, UNKNOWN_STATUS, is_returning=True, was_asked=True)
                 await roster.wait_running(name)
         except TimeoutError:
             raise DeadlineError(
@@ -196,9 +194,10 @@ class JoinCluster:
             UnknownPeerError: no such worker.
         """
         roster = self._open()
-        await roster.dismiss(GOODBYE_SECONDS, roster.member(name).name)
+        roster.member(name)
+        self._incarnations.pop(name, None)  # its end is nobody's surprise
+        await roster.dismiss(GOODBYE_SECONDS, name)
         await roster.forget(name)
-        self._incarnations.pop(name, None)
 
     async def aclose(self) -> None:
         """Tell the workers that the cluster is closed, and close the driver. Idempotent. Cancelled, some may not have been told."""
@@ -208,12 +207,13 @@ class JoinCluster:
 
     async def _take_in(self, caller: Caller, url: str, version: str) -> None:
         """A worker asks to join. Asking again changes nothing: its first question's answer may have been lost."""
-        roster = self._open()
-        name = caller.name
+        roster, name = self._roster, caller.name
+        if roster is None:
+            raise Overloaded(f"{name} asks to join a cluster that is being closed; another may be opened here")
         if version != __version__:
             raise VersionMismatch(f"worker {name} has aiograd {version}, the driver {__version__}: install one version everywhere")
         if name in roster.names:
-            if roster.member(name).is_running and self._incarnations[name] != caller.incarnation:
+            if roster.member(name).is_running and self._incarnations.get(name) != caller.incarnation:
                 raise ClusterError(f"a worker named {name} has joined already, from {roster.member(name).url}; give each its own --name")
         elif len(roster.names) >= self._at_most:
             raise ClusterError(f"the cluster has the {self._at_most} worker(s) that may join: {', '.join(self.workers)}; {name} is one too many")
@@ -238,11 +238,13 @@ class JoinCluster:
         if self._roster is not None or self._is_closing:
             raise EngineClosedError("JoinCluster: its `async with` block was entered twice; make another JoinCluster")
         async with contextlib.AsyncExitStack() as exits:
-            driver = await exits.enter_async_context(self._worker)
+            driver = self._worker
+            exits.callback(setattr, self, "_roster", None)
             self._roster = Roster("JoinCluster", driver, self._on_lost, self._on_return)
             driver.endpoint.keeps_names = True
-            driver.membership.on_join = self._take_in
+            driver.membership.on_join = self._take_in  # before it listens: a worker may be waiting at the door
             driver.membership.on_peer_lost = self._peer_lost
+            await exits.enter_async_context(driver)
             exits.push_async_callback(self._say_goodbye)
             log.info("waiting for %d worker(s) at %s", self._expect, driver.url)
             try:

@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import logging
 import socket
 from collections.abc import Iterable
 
 from aiograd.distributed.driver.membership import JOIN
+from aiograd.distributed.http.addresses import parse_url, resolve
 from aiograd.distributed.worker import Worker
-from aiograd.errors import DeadlineError, NameTakenError, Overloaded, WorkerLostError
+from aiograd.errors import AddressError, DeadlineError, DistributedError, NameTakenError, Overloaded, WorkerLostError
 from aiograd.version import __version__
+
+log = logging.getLogger("aiograd.distributed")
 
 #: what workers call the driver of their cluster
 LEADER = "driver"
@@ -55,9 +59,9 @@ async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoi
     worker.add_peer(LEADER, url)
     loop = asyncio.get_running_loop()
     until: float | None = None
-    given_up: float | None = None
     while True:
         membership.leader_lost.clear()
+        given_up: float | None = None
         pause = FIRST_PAUSE
         while True:
             try:
@@ -67,9 +71,12 @@ async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoi
                 given_up = given_up or loop.time() + TAKEN * worker.limits.silence
                 if loop.time() >= given_up:
                     raise
-            except (WorkerLostError, DeadlineError, Overloaded):
+            except (AddressError, WorkerLostError, DeadlineError, Overloaded) as error:
+                if isinstance(error, AddressError) and await way_to(url) is not None:
+                    raise  # there is such a host: it speaks TLS and we do not, or the other way round
                 if until is not None and loop.time() >= until:
                     return Ending.ORPHANED
+                _say_once(worker.name, url, pause, error)
             if await _first([stopping], pause) is not None:
                 return Ending.STOPPED
             pause = min(2 * pause, LONGEST_PAUSE)
@@ -94,13 +101,41 @@ async def _first(events: Iterable[asyncio.Event], timeout: float | None = None) 
     return next((event for task, event in tasks.items() if task in done), None)
 
 
-def address_towards(host: str, port: int) -> str:
-    """The address of this machine from which `host` is reached; nothing is sent.
+async def wait_for_way(name: str, url: str, stopping: asyncio.Event) -> str | None:
+    """Wait until the driver's name is known and there is a way to it; returns the address of this machine that it begins at, None when stopped.
+
+    Cancelling it changes nothing.
+
+    Args:
+        name: the worker's, for the log. url: of the driver. stopping: set when the worker shall end.
 
     Raises:
-        OSError: there is no way to it.
+        ArgumentError: it is no URL. PermissionError: it leads where nobody may go.
     """
-    family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as probe:
-        probe.connect(address)
-        return str(probe.getsockname()[0])
+    pause = FIRST_PAUSE
+    while (address := await way_to(url)) is None:
+        _say_once(name, url, pause, "its name is not known, or there is no way to it")
+        if await _first([stopping], pause) is not None:
+            return None
+        pause = min(2 * pause, LONGEST_PAUSE)
+    return address
+
+
+async def way_to(url: str) -> str | None:
+    """The address of this machine from which the driver at `url` is reached; nothing is sent to it. None: there is no way to it now."""
+    address = parse_url(url)
+    try:
+        host = (await resolve(address))[0]
+        family, kind, protocol, _, there = (await asyncio.get_running_loop().getaddrinfo(host, address.port, type=socket.SOCK_DGRAM))[0]
+        with socket.socket(family, kind, protocol) as probe:
+            probe.connect(there)
+            return str(probe.getsockname()[0])
+    except PermissionError:
+        raise
+    except (AddressError, OSError):
+        return None
+
+
+def _say_once(name: str, url: str, pause: float, why: DistributedError | str) -> None:
+    if pause == FIRST_PAUSE:
+        log.info("worker %s waits for the driver at %s: %s", name, url, why)

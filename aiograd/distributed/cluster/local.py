@@ -19,7 +19,7 @@ from aiograd.distributed.cluster.process import WorkerProcess, through_cancellat
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster, describe_status
 from aiograd.distributed.driver.membership import PEERS
 from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
 
@@ -82,6 +82,7 @@ class LocalCluster:
     ) -> None:
         self._names = check_names("LocalCluster", n, names)
         check_service("LocalCluster", service)
+        check_number("LocalCluster(): start_timeout", start_timeout)
         if max_restarts < 0:
             raise ArgumentError(f"LocalCluster(max_restarts={max_restarts}): expected at least 0")
         if log_level not in LOG_LEVELS:
@@ -128,12 +129,12 @@ class LocalCluster:
     @property
     def pids(self) -> dict[str, int]:
         """Process number of each worker."""
-        return {name: process.pid for name, process in self._processes.items()}
+        return {name: self._processes[name].pid for name in self.workers if name in self._processes}
 
     @property
     def urls(self) -> dict[str, str]:
         """Where each worker listens."""
-        return {name: process.url for name, process in self._processes.items()}
+        return {name: self._processes[name].url for name in self.workers if name in self._processes}
 
     def _open(self) -> Roster:
         if self._roster is None:
@@ -169,8 +170,8 @@ class LocalCluster:
         Raises:
             UnknownPeerError: no such worker. WorkerLostError: it has ended and is not being restarted.
         """
-        self._process(name)
         while True:
+            self._process(name)
             if name in self._restarting:
                 await asyncio.wait((self._restarting[name],))
             async with self._locks[name]:
@@ -246,7 +247,7 @@ class LocalCluster:
         self._dismissed.add(old)
         await old.stop(0.0)
         self._dismissed.discard(old)
-        self._open().lost(name, old.status or 0, is_returning=True)
+        self._open().lost(name, old.status or 0, is_returning=True, was_asked=True)
         await self._start(name)
         await self._open().introduce(name, self._processes[name].url)
 
@@ -258,14 +259,14 @@ class LocalCluster:
         self._open().lost(name, process.status or 0, is_returning=is_returning)
         if is_returning:
             self._restarts_left[name] -= 1
-            task = asyncio.get_running_loop().create_task(self._restart_lost(process), name=f"restart of {name}")
+            task = asyncio.get_running_loop().create_task(self._restart_lost(process, self._locks[name]), name=f"restart of {name}")
             self._restarting[name] = task
             task.add_done_callback(lambda task: self._restarting.pop(name, None))
 
-    async def _restart_lost(self, process: WorkerProcess) -> None:
+    async def _restart_lost(self, process: WorkerProcess, lock: asyncio.Lock) -> None:
         name = process.name
-        async with self._locks[name]:
-            while self._processes[name] is process:
+        async with lock:
+            while self._processes.get(name) is process:
                 try:
                     await self._restart(name)
                 except (DistributedError, OSError) as error:

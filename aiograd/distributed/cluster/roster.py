@@ -24,23 +24,20 @@ ReturnCallback = Callable[[str, str], None]
 class Member:
     """One worker of a cluster."""
 
-    __slots__ = ("name", "url", "ended", "is_returning", "changed")
+    __slots__ = ("name", "url", "ended", "is_running", "is_returning", "changed")
 
     def __init__(self, name: str) -> None:
         self.name = name
         #: where it listens; empty until it does
         self.url = ""
+        #: whether it listens and has been introduced, as far as is known
+        self.is_running = False
         #: the exit status, negative for a signal, of the process that is this worker now
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         #: whether somebody starts it again
         self.is_returning = True
         #: set, and replaced, with each change
         self.changed = asyncio.Event()
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it listens, as far as is known."""
-        return bool(self.url) and not self.ended.done()
 
 
 class Roster:
@@ -98,7 +95,10 @@ class Roster:
             WorkerLostError: it is `name` itself that is lost.
         """
         member = self.member(name)
-        is_back = bool(member.url)
+        is_back = member.ended.done()
+        if is_back:
+            member.ended = asyncio.get_running_loop().create_future()
+        member.url = url  # known from here on, so that of two that are introduced at the same time each is told of the other
         self.driver.add_peer(name, url)
         others = {other: where for other, where in self.urls.items() if other != name}
         told = [self._ask(name, PEERS, others), *(self._ask(other, PEERS, {name: url}) for other in others)]
@@ -106,27 +106,29 @@ class Roster:
         for result in (mine, *rest):
             if isinstance(result, BaseException) and not (isinstance(result, WorkerLostError) and result is not mine):
                 raise result
-        member.url, member.is_returning = url, False
         if member.ended.done():
-            member.ended = asyncio.get_running_loop().create_future()
+            raise WorkerLostError(f"worker {name} was lost while it was being introduced to the others", worker=name, stage="start")
+        member.is_running, member.is_returning = True, False
         self._wake(member)
         if is_back and self._on_return is not None:
             self._on_return(name, url)
 
-    def lost(self, name: str, status: int, *, is_returning: bool) -> None:
-        """A worker has ended without being asked to."""
+    def lost(self, name: str, status: int, *, is_returning: bool, was_asked: bool = False) -> None:
+        """A worker has ended; `on_lost` is called unless it `was_asked` to."""
         member = self.member(name)
-        member.is_returning = is_returning
+        member.is_running, member.is_returning = False, is_returning
         if not member.ended.done():
             member.ended.set_result(status)
-            if self._on_lost is not None:
+            if self._on_lost is not None and not was_asked:
                 self._on_lost(name, status)
         self._wake(member)
 
     async def forget(self, name: str) -> None:
         """A worker is no longer one of the cluster: nobody dials it any more."""
         member = self._members.pop(name)
-        member.is_returning = False
+        member.is_running = member.is_returning = False
+        if not member.ended.done():
+            member.ended.set_result(0)
         self._wake(member)
         self.driver.remove_peer(name)
         await asyncio.gather(*(self._ask(other, PEERS, {name: None}) for other in self.urls), return_exceptions=True)
