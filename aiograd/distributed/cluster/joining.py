@@ -60,10 +60,12 @@ async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoi
     loop = asyncio.get_running_loop()
     until: float | None = None
     while True:
-        membership.leader_lost.clear()
         given_up: float | None = None
         pause = FIRST_PAUSE
         while True:
+            if until is None and membership.leader_lost.is_set():  # it was there, and gone before it answered
+                until = loop.time() + rejoin_seconds
+            membership.leader_lost.clear()
             try:
                 await worker.call_apart(LEADER, JOIN, worker.url, __version__, timeout=ASK_SECONDS)
                 break
