@@ -17,27 +17,40 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import logging
+import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
 from types import ModuleType, TracebackType
 from typing import Any, Self
 
+from aiograd.distributed.cluster.local import LOG_LEVELS
 from aiograd.distributed.cluster.names import check_names, check_service
+from aiograd.distributed.cluster.process import through_cancellation
 from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
+from aiograd.distributed.driver.walk import together
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, VersionMismatch, WorkerLostError
 from aiograd.version import __version__
 
+log = logging.getLogger("aiograd.distributed")
+
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
 #: seconds in which a Ray that listens accepts a connection
 REACH_SECONDS = 3.0
-#: seconds that workers have to close in order when the cluster does
+#: seconds until all workers have been placed and listen
+START_SECONDS = 30.0
+#: the same where no node that is there has what a worker needs
+HOPELESS_SECONDS = 5.0
+#: seconds that workers have to close in order when the cluster does, and that Ray has to report their end
 STOP_GRACE = 5.0
+#: seconds between questions to an actor that Ray is making again, at first and at most
+ASK_SECONDS = 0.05, 1.0
 #: Ray does not tell how a process ended
 UNKNOWN_STATUS = 1
 
@@ -68,7 +81,8 @@ class RayCluster:
         allow_plaintext: let workers listen beyond their machine without TLS; messages are encrypted all the same.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
         limits, encoding, gradient_encoding, log_level: as of `LocalCluster`.
-        start_timeout: seconds until all workers have been placed and listen.
+        start_timeout: seconds until all workers have been placed, and again until each listens. By default 30, and 5 for placing where Ray's nodes
+            together could not hold them even if they were idle: say more where nodes come on demand.
 
     Raises:
         ArgumentError: names or numbers that make no sense. ClusterError: Ray is not installed.
@@ -97,14 +111,16 @@ class RayCluster:
         encoding: Encoding = Encoding.PLAIN,
         gradient_encoding: Encoding = Encoding.PLAIN,
         log_level: str = "warning",
-        start_timeout: float = 30.0,
+        start_timeout: float | None = None,
     ) -> None:
         self._names = check_names("RayCluster", n, names)
         check_service("RayCluster", service)
         if str(strategy).upper() not in STRATEGIES:
             raise ArgumentError(f"RayCluster(strategy={strategy!r}): expected one of {', '.join(STRATEGIES)}")
-        if not start_timeout > 0 or max_restarts < -1:
+        if (start_timeout is not None and not start_timeout > 0) or max_restarts < -1:
             raise ArgumentError(f"RayCluster(max_restarts={max_restarts}, start_timeout={start_timeout}): expected at least -1 and above 0")
+        if log_level not in LOG_LEVELS:
+            raise ArgumentError(f"RayCluster(log_level={log_level!r}): expected one of {', '.join(LOG_LEVELS)}")
         self._ray = _import_ray()
         self._address = address
         self._resources = {"num_cpus": 1, **(resources or {})}
@@ -114,7 +130,8 @@ class RayCluster:
         self._max_restarts = max_restarts
         self._on_lost, self._on_return = on_lost, on_return
         self._limits = Limits() if limits is None else limits
-        self._start_timeout = start_timeout
+        self._start_timeout = START_SECONDS if start_timeout is None else start_timeout
+        self._hopeless_timeout = HOPELESS_SECONDS if start_timeout is None else start_timeout
         self._client_ssl = client_ssl
         defaults = dataclasses.asdict(Limits())
         self._settings = Settings(
@@ -205,7 +222,11 @@ class RayCluster:
                 return  # somebody else has just restarted it
             await self._end(name)
             roster.lost(name, UNKNOWN_STATUS, is_returning=True)
-            await self._begin(name)
+            try:
+                await self._begin(name)
+            except BaseException:
+                roster.lost(name, UNKNOWN_STATUS, is_returning=False)
+                raise
 
     async def add(self, name: str) -> None:
         """Start another worker, in a placement group of its own, or in the place of one that was removed.
@@ -265,15 +286,15 @@ class RayCluster:
                 "driver", secret=self._secret, limits=self._limits, client_ssl=self._client_ssl,
                 encoding=Encoding[self._settings.encoding], gradient_encoding=Encoding[self._settings.gradient_encoding],
             )  # fmt: skip
+            exits.callback(setattr, self, "_roster", None)
             exits.push_async_callback(self._stop)
             self._roster = Roster("RayCluster", await exits.enter_async_context(driver), self._on_lost, self._on_return)
-            exits.callback(setattr, self, "_roster", None)
             group = await self._place(len(self._names))
             for i, name in enumerate(self._names):
                 self._groups[name] = group, i
                 self._locks[name] = asyncio.Lock()
                 self._roster.add(name)
-            await asyncio.gather(*map(self._begin, self._names))
+            await together([self._begin(name) for name in self._names])
             self._exits = exits.pop_all()
         return self
 
@@ -294,7 +315,7 @@ class RayCluster:
         except ConnectionError as error:
             if address is not None:
                 raise ClusterError(
-                    f"RayCluster(address={address!r}): no Ray runs there ({_first_line(error)}); start one with `ray start --head`"
+                    f"RayCluster(address={address!r}): no Ray runs there ({_story(error)}); start one with `ray start --head`"
                 ) from error
             room = max(os.cpu_count() or 1, round(self._bundle.get("CPU", 0.0) * len(self._names)))  # workers wait more than they compute
             await asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options)
@@ -305,24 +326,34 @@ class RayCluster:
         util = self._ray.util
         group = util.placement_group([self._bundle] * count, strategy=self._strategy, name=f"aiograd-{self._id}-{secrets.token_hex(2)}")
         try:
-            await asyncio.wait_for(_result(group.ready()), self._start_timeout)
-        except TimeoutError:
-            missing = self._missing(count)
-            util.remove_placement_group(group)
-            raise ClusterError(
-                f"RayCluster: {count} worker(s) of {_spelt(self._bundle)} each (strategy {self._strategy}) were not placed within "
-                f"{self._start_timeout:g} s: {missing}. Ask for less, add nodes, or raise start_timeout where nodes come on demand."
-            ) from None
+            left = self._start_timeout if self._could_hold(count) else self._hopeless_timeout
+            while not await asyncio.to_thread(group.wait, min(left, 1.0)):
+                left -= 1.0
+                if left <= 0:
+                    raise ClusterError(
+                        f"RayCluster: {count} worker(s) of {_spelt(self._bundle)} each (strategy {self._strategy}) were not placed in time: "
+                        f"{self._missing(count)}. Ask for less, add nodes, or raise start_timeout where nodes come on demand."
+                    )
         except BaseException:
             util.remove_placement_group(group)
             raise
         return group
 
+    def _nodes(self) -> list[dict[str, float]]:
+        """What each node has in all."""
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+
+    def _could_hold(self, count: int) -> bool:
+        """Whether the nodes that are there would have room for `count` workers if they were idle."""
+        room = [min(math.floor(round(node.get(name, 0.0) / amount, 6)) for name, amount in self._bundle.items()) for node in self._nodes()]
+        if self._strategy == "STRICT_PACK":
+            return max(room, default=0) >= count
+        return sum(min(n, 1) if self._strategy == "STRICT_SPREAD" else n for n in room) >= count
+
     def _missing(self, count: int) -> str:
         """Why Ray has no room."""
-        ray = self._ray
-        nodes = [node for node in ray.nodes() if node["Alive"]]
-        lacking = [name for name, amount in self._bundle.items() if not any(node["Resources"].get(name, 0) >= amount for node in nodes)]
+        ray, nodes = self._ray, self._nodes()
+        lacking = [name for name, amount in self._bundle.items() if not any(node.get(name, 0.0) >= amount for node in nodes)]
         if lacking:
             return f"no node has {_spelt({name: self._bundle[name] for name in lacking})}"
         free = ray.available_resources()
@@ -342,79 +373,90 @@ class RayCluster:
         actor = ray.remote(RayWorker).options(**options).remote(name)
         self._actors[name] = actor
         try:
-            async with asyncio.timeout(self._start_timeout):
+            async with asyncio.timeout(self._start_timeout) as limit:
                 await self._start(name, actor)
-        except TimeoutError:
+        except BaseException as error:
             await self._end(name)
-            raise ClusterError(
-                f"RayCluster: worker {name} did not listen within {self._start_timeout:g} s: raise start_timeout, or see what its service does "
-                "when it is imported"
-            ) from None
-        except ray.exceptions.RayActorError as error:
-            await self._end(name)
-            raise WorkerLostError(f"worker {name} ended while it was being started: {_first_line(error)}", worker=name, stage="start") from error
-        except BaseException:
-            await self._end(name)
+            if limit.expired():
+                raise ClusterError(
+                    f"RayCluster: worker {name} did not listen within {self._start_timeout:g} s: raise start_timeout, or see what its service does "
+                    "when it is imported"
+                ) from None
+            if isinstance(error, ray.exceptions.RayError):
+                raise WorkerLostError(f"worker {name} ended while it was being started: {_story(error)}", worker=name, stage="start") from error
             raise
-        task = asyncio.get_running_loop().create_task(self._watch(name, actor), name=f"watch over {name}")
-        self._watching[name] = task
+        self._watching[name] = asyncio.get_running_loop().create_task(self._watch(name, actor), name=f"watch over {name}")
 
     async def _start(self, name: str, actor: Any) -> None:
-        greeting: Greeting = await _result(actor.greet.remote())
+        greeting: Greeting = await self._result(name, actor.greet.remote())
         if greeting.version != __version__:
             raise VersionMismatch(
                 f"worker {name} on node {greeting.address} has aiograd {greeting.version}, the driver {__version__}: install one version on all nodes"
             )
         settings = dataclasses.replace(self._settings, name=name)
-        url: str = await _result(actor.start.remote(settings, seal(self._secret, greeting.public)))
+        url: str = greeting.url or await self._result(name, actor.start.remote(settings, seal(self._secret, greeting.public)))
         self._greetings[name] = greeting
         await self._open().introduce(name, url)
 
+    async def _result(self, name: str, reference: Any) -> Any:
+        """What a method of an actor returns or raises; cancelling stops the waiting only."""
+        try:
+            return await reference
+        except self._ray.exceptions.RayTaskError as error:
+            if not isinstance(error.cause, Exception):
+                raise
+            error.cause.add_note(f"(raised by worker {name} of a RayCluster)")
+            raise error.cause from None
+
     async def _watch(self, name: str, actor: Any) -> None:
         """Hear of the end of an actor, and start the worker in the one that Ray puts in its place; see Note [Coming back]."""
-        errors = self._ray.exceptions
+        while True:
+            with contextlib.suppress(self._ray.exceptions.RayError):  # whether it is gone for good is seen when it is to be started
+                await actor.lifetime.remote()
+            if self._actors.get(name) is not actor:
+                return
+            self._open().lost(name, UNKNOWN_STATUS, is_returning=True)
+            try:
+                await self._start_again(name, actor)
+            except Exception as error:
+                if self._actors.get(name) is not actor:
+                    return
+                log.error("worker %s does not come back: %s", name, _story(error))
+                self._open().lost(name, UNKNOWN_STATUS, is_returning=False)
+                return
+
+    async def _start_again(self, name: str, actor: Any) -> None:
+        """As `_start`, as soon as Ray has made the actor again; raises where it does not."""
+        pause, longest = ASK_SECONDS
         while True:
             try:
-                await _result(actor.lifetime.remote())
-                return
-            except errors.ActorUnavailableError:
-                pass
-            except errors.RayActorError:
-                pass  # for good, or for now: starting it tells
-            self._open().lost(name, UNKNOWN_STATUS, is_returning=True)
-            while True:
-                try:
-                    await self._start(name, actor)
-                    break
-                except errors.ActorUnavailableError:
-                    await asyncio.sleep(0.05)
-                except (errors.RayActorError, WorkerLostError):
-                    self._open().lost(name, UNKNOWN_STATUS, is_returning=False)
-                    return
+                return await self._start(name, actor)
+            except (self._ray.exceptions.ActorUnavailableError, WorkerLostError):  # one that died again says so when it is asked
+                await asyncio.sleep(pause)
+            pause = min(2 * pause, longest)
 
     async def _end(self, name: str) -> None:
-        """End the actor of a worker, without another in its place."""
-        watching = self._watching.pop(name, None)
-        if watching is not None:
-            watching.cancel()
+        """End the actor of a worker, without another in its place, and see it gone. Cancelled, it does so all the same."""
         actor = self._actors.pop(name, None)
         self._greetings.pop(name, None)
-        if actor is not None:
-            self._ray.kill(actor, no_restart=True)
+        if actor is None:
+            return
+        self._ray.kill(actor, no_restart=True)
+        watching = self._watching.pop(name, None)
+        if watching is not None:
+            await through_cancellation(asyncio.wait((watching,), timeout=STOP_GRACE))  # the call that never returns has failed
+            watching.cancel()
 
     async def _stop(self) -> None:
         """End all workers, in order where they do so in time, and give their places back."""
-        for task in self._watching.values():
-            task.cancel()
-        stopping = [asyncio.ensure_future(_result(actor.stop.remote())) for actor in self._actors.values()]
+        stopping = [asyncio.ensure_future(_settled(actor.stop.remote())) for actor in self._actors.values()]
         try:
             if stopping:
                 await asyncio.wait(stopping, timeout=STOP_GRACE)
         finally:
             for task in stopping:
                 task.cancel()
-            for name in list(self._actors):
-                await self._end(name)
+            await through_cancellation(asyncio.gather(*map(self._end, list(self._actors))))
             for group in {id(group): group for group, _ in self._groups.values()}.values():
                 self._ray.util.remove_placement_group(group)
             self._groups = {}
@@ -460,14 +502,16 @@ async def _check_reachable(address: str) -> None:
     writer.close()
 
 
-async def _result(reference: Any) -> Any:
-    """The value of an object of Ray; cancelling stops the waiting only."""
-    return await reference
+async def _settled(reference: Any) -> None:
+    """Wait for an object of Ray, or an error instead."""
+    with contextlib.suppress(Exception):
+        await reference
 
 
 def _spelt(resources: Mapping[str, float]) -> str:
     return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
 
 
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0]
+def _story(error: BaseException) -> str:
+    """What an error says, on one line."""
+    return " ".join(str(error).split())

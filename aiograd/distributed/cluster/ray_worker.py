@@ -32,6 +32,8 @@ class Greeting:
     #: of its node, as other nodes reach it
     address: str
     node: str
+    #: where the worker in it listens; empty if it has none yet
+    url: str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,14 +63,13 @@ class RayWorker:
         self._name = name
         self._recipient = Recipient()
         self._worker: Worker | None = None
-        self._stopped = asyncio.Event()
 
     def __repr__(self) -> str:
         return self._name
 
     async def greet(self) -> Greeting:
         """Who this is."""
-        return Greeting(__version__, self._recipient.public, os.getpid(), *_whereabouts())
+        return Greeting(__version__, self._recipient.public, os.getpid(), *_whereabouts(), "" if self._worker is None else self._worker.url)
 
     async def start(self, settings: Settings, sealed: bytes) -> str:
         """Open the worker; returns its URL.
@@ -93,15 +94,13 @@ class RayWorker:
         return worker.url
 
     async def lifetime(self) -> None:
-        """Returns when the worker has been stopped; Ray raises where it has died."""
-        await self._stopped.wait()
+        """Does not return; Ray raises when the actor has died."""
+        await asyncio.Event().wait()
 
     async def stop(self) -> None:
         """Close the worker in order."""
-        worker, self._worker = self._worker, None
-        if worker is not None:
-            await worker.aclose()
-        self._stopped.set()
+        if self._worker is not None:
+            await self._worker.aclose()
 
 
 def _whereabouts() -> tuple[str, str]:

@@ -1,0 +1,65 @@
+"""What runs on processes of this machine runs on Ray's nodes, to the same bits."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+import aiograd.distributed as dist
+from aiograd.distributed import moe
+from aiograd.pipeline import Pipeline, make_schedule
+from tests.pipeline.models import blocks, data, mean_square, serial, values
+from tests.pipeline.remote import place
+from tests.ray.conftest import Start
+from tests.ray.service import EXPERTS
+from tests.ray.training import SERVICE, train
+
+pytestmark = pytest.mark.proc
+
+
+async def test_calls_and_training_across_nodes_give_the_bits_of_local_processes(start: Start) -> None:
+    async with dist.LocalCluster(2, service=SERVICE) as cluster:
+        expected = await train(cluster, 3)
+    async with start(2) as cluster:
+        assert isinstance(cluster, dist.Cluster) and cluster.workers == ("worker0", "worker1")
+        assert cluster.node_of("worker0") != cluster.node_of("worker1")
+        assert cluster.pids == {name: await cluster.driver.call(name, "process") for name in cluster.workers}
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        async with cluster.driver.context() as ctx:
+            await ctx.backward((await cluster.driver.call("worker0", "double_at", "worker1", x)).sum())
+            assert ctx.grads[x].tolist() == [2.0, 2.0]
+        assert await train(cluster, 3) == expected
+
+
+async def test_a_pipeline_across_nodes_has_the_bits_of_a_serial_run(start: Start) -> None:
+    x, target = data(12)
+    alone = blocks(3)
+    losses = await serial(alone, 6, x, target)
+    bits = [b"".join(p.grad.numpy().tobytes() for p in module.parameters()) for module in alone]
+    async with start(3, service="tests.pipeline.remote:service") as cluster:
+        modules = await place(cluster.driver, cluster.workers)
+        async with Pipeline(modules, make_schedule("ZB-H1", 3, 6), loss_fn=mean_square) as pipe:
+            assert values(await pipe.step(x, target)) == losses
+        assert [await module.ref.call("gradient") for module in modules] == bits
+
+
+async def test_experts_across_nodes_learn_the_same_as_in_local_processes(start: Start) -> None:
+    async def learn(cluster: dist.Cluster) -> list[bytes]:
+        seen: list[Any] = []
+        x = ag.asarray(np.random.default_rng(1).standard_normal((3, 8)).astype(np.float32))
+        for _ in range(2):
+            for name, uid in zip(cluster.workers, EXPERTS, strict=True):
+                given = x.detach().requires_grad_()
+                y = await moe.RemoteExpert(cluster.driver, name, uid)(given)
+                await (y * y).sum().backward()
+                seen += [y, given.grad]
+        return [value.numpy().tobytes() for value in seen]
+
+    async with dist.LocalCluster(2, service=SERVICE) as local:
+        expected = await learn(local)
+    async with start(2) as cluster:
+        assert await learn(cluster) == expected
+    assert len(set(expected)) == len(expected)
