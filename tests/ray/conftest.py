@@ -70,6 +70,7 @@ def nodes() -> Iterator[Nodes]:
         import ray
         from ray.cluster_utils import Cluster
 
+        patch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)  # so that a node can be added from a thread
         cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "node_ip_address": HEAD, "include_dashboard": False})
         try:
             cluster.add_node(num_cpus=4, node_ip_address="127.0.0.3")

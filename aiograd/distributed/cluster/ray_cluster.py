@@ -31,6 +31,7 @@ from aiograd.distributed.cluster.process import through_cancellation
 from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
+from aiograd.distributed.driver.membership import PEERS
 from aiograd.distributed.driver.walk import together
 from aiograd.distributed.encodings import Encoding
 from aiograd.distributed.limits import Limits
@@ -49,7 +50,7 @@ START_SECONDS = 30.0
 HOPELESS_SECONDS = 5.0
 #: seconds that workers have to close in order when the cluster does, and that Ray has to report their end
 STOP_GRACE = 5.0
-#: seconds between questions to an actor that Ray is making again, at first and at most
+#: seconds between questions to an actor that Ray is making again, at first and at most; the latter is also what a worker has to show it is there
 ASK_SECONDS = 0.05, 1.0
 #: Ray does not tell how a process ended
 UNKNOWN_STATUS = 1
@@ -192,12 +193,24 @@ class RayCluster:
         return await self._open().wait_lost(name)
 
     async def wait_running(self, name: str) -> None:
-        """Wait until this worker runs: at once if it does, or when Ray has made it again. Cancelling changes nothing.
+        """Wait until this worker runs: at once if it answers, or when Ray has made it again. Cancelling changes nothing.
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError: it died, and Ray does not make it again.
         """
-        await self._open().wait_running(name)
+        roster = self._open()
+        while True:
+            await roster.wait_running(name)
+            changed = roster.member(name).changed
+            try:  # its connection may have ended before Ray has told of its death: one that answers is there
+                async with asyncio.timeout(ASK_SECONDS[1]):
+                    await roster.ask(name, PEERS, {})
+                return
+            except WorkerLostError:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), ASK_SECONDS[1])
+            except TimeoutError:
+                return  # busy
 
     def _open(self) -> Roster:
         if self._roster is None:
@@ -250,7 +263,9 @@ class RayCluster:
             raise
 
     async def remove(self, name: str) -> None:
-        """End a worker for good. Its place is kept for the next `add`, since a placement group of Ray does not shrink.
+        """End a worker for good: it is asked to, and killed after 5 seconds. Cancelled, it is killed at once.
+
+        Its place is kept for the next `add`, since a placement group of Ray does not shrink.
 
         Raises:
             UnknownPeerError: no such worker.
@@ -258,7 +273,7 @@ class RayCluster:
         roster = self._open()
         roster.member(name)
         async with self._locks[name]:
-            await self._end(name)
+            await self._end(name, STOP_GRACE)
             await roster.forget(name)
             del self._locks[name]
 
@@ -435,28 +450,27 @@ class RayCluster:
                 await asyncio.sleep(pause)
             pause = min(2 * pause, longest)
 
-    async def _end(self, name: str) -> None:
-        """End the actor of a worker, without another in its place, and see it gone. Cancelled, it does so all the same."""
-        actor = self._actors.pop(name, None)
+    async def _end(self, name: str, grace: float = 0.0) -> None:
+        """End the actor of a worker, without another in its place: in order within `grace` seconds, else it is killed. Cancelled, it is killed."""
+        actor, watching = self._actors.pop(name, None), self._watching.pop(name, None)
         self._greetings.pop(name, None)
         if actor is None:
             return
-        self._ray.kill(actor, no_restart=True)
-        watching = self._watching.pop(name, None)
-        if watching is not None:
-            await through_cancellation(asyncio.wait((watching,), timeout=STOP_GRACE))  # the call that never returns has failed
-            watching.cancel()
+        stopping = asyncio.ensure_future(_settled(actor.stop.remote() if grace else None))
+        try:
+            await asyncio.wait((stopping,), timeout=grace)
+        finally:
+            stopping.cancel()
+            self._ray.kill(actor, no_restart=True)
+            if watching is not None:
+                await through_cancellation(asyncio.wait((watching,), timeout=STOP_GRACE))  # the call that never returns has failed
+                watching.cancel()
 
     async def _stop(self) -> None:
-        """End all workers, in order where they do so in time, and give their places back."""
-        stopping = [asyncio.ensure_future(_settled(actor.stop.remote())) for actor in self._actors.values()]
+        """End all workers and give their places back."""
         try:
-            if stopping:
-                await asyncio.wait(stopping, timeout=STOP_GRACE)
+            await asyncio.gather(*(self._end(name, STOP_GRACE) for name in list(self._actors)))
         finally:
-            for task in stopping:
-                task.cancel()
-            await through_cancellation(asyncio.gather(*map(self._end, list(self._actors))))
             for group in {id(group): group for group, _ in self._groups.values()}.values():
                 self._ray.util.remove_placement_group(group)
             self._groups = {}
@@ -503,9 +517,10 @@ async def _check_reachable(address: str) -> None:
 
 
 async def _settled(reference: Any) -> None:
-    """Wait for an object of Ray, or an error instead."""
-    with contextlib.suppress(Exception):
-        await reference
+    """Wait until a call of an actor has ended, in whatever way; None: there was none."""
+    if reference is not None:
+        with contextlib.suppress(Exception):
+            await reference
 
 
 def _spelt(resources: Mapping[str, float]) -> str:
