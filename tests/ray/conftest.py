@@ -22,6 +22,7 @@ import pytest_asyncio
 
 import aiograd.distributed as dist
 from tests.ray.training import SERVICE
+from tests.watchdog import SECONDS
 
 if find_spec("ray") is None:
     collect_ignore_glob = ["test_*.py"]
@@ -100,3 +101,27 @@ def _no_leaks(nodes: Nodes, _no_unhandled_errors: None, request: pytest.FixtureR
     """As everywhere, but for threads and descriptors, of which Ray opens some whenever it likes."""
     if request.node.get_closest_marker("asyncio") is not None:
         request.getfixturevalue("_tasks_left_on_the_loop")
+
+
+async def left_behind(*pids: int) -> None:
+    """Wait until nothing of a cluster is left in Ray: no actor, no placement group, none of these processes."""
+    import ray
+    from ray._private.state import actors
+
+    def living() -> list[str]:
+        found = [actor["State"] for actor in actors().values() if actor["ActorClassName"] in ("RayWorker", "Silent") and actor["State"] != "DEAD"]
+        found += [group["state"] for group in ray.util.placement_group_table().values() if group["state"] != "REMOVED"]
+        return found + [f"process {pid}" for pid in pids if is_running(pid)]
+
+    async with asyncio.timeout(SECONDS / 2):
+        while living():
+
+            await asyncio.sleep(0.05)
+
+
+def is_running(pid: int) -> bool:
+    """Whether there is such a process; one that only waits to be buried by Ray is none."""
+    try:
+        return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
+    except OSError:
+        return False

@@ -42,8 +42,10 @@ from aiograd.version import __version__
 log = logging.getLogger("aiograd.distributed")
 
 STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
-#: seconds in which a Ray that listens accepts a connection
+#: seconds in which a Ray that listens answers
 REACH_SECONDS = 3.0
+#: how a client begins to speak HTTP/2, with settings that are empty; a server begins with its own (RFC 9113)
+HTTP2_PREFACE, HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 4
 #: seconds until all workers have been placed and listen
 START_SECONDS = 30.0
 #: the same where no node that is there has what a worker needs
@@ -122,10 +124,10 @@ class RayCluster:
             raise ArgumentError(f"RayCluster(max_restarts={max_restarts}, start_timeout={start_timeout}): expected at least -1 and above 0")
         if log_level not in LOG_LEVELS:
             raise ArgumentError(f"RayCluster(log_level={log_level!r}): expected one of {', '.join(LOG_LEVELS)}")
-        self._ray = _import_ray()
-        self._address = address
         self._resources = {"num_cpus": 1, **(resources or {})}
         self._bundle = _bundle_of(self._resources)
+        self._ray = _import_ray()
+        self._address = address
         self._strategy = strategy.upper()
         self._runtime_env = dict(runtime_env or {})
         self._max_restarts = max_restarts
@@ -327,11 +329,9 @@ class RayCluster:
             await _check_reachable(address)
         try:
             await asyncio.to_thread(ray.init, address=address or "auto", **options)
-        except ConnectionError as error:
-            if address is not None:
-                raise ClusterError(
-                    f"RayCluster(address={address!r}): no Ray runs there ({_story(error)}); start one with `ray start --head`"
-                ) from error
+        except Exception as error:  # of many kinds: nobody there, another version of Ray or of Python
+            if address is not None or not isinstance(error, ConnectionError):
+                raise ClusterError(f"RayCluster(address={address!r}): connecting to Ray failed: {_story(error)}") from error
             room = max(os.cpu_count() or 1, round(self._bundle.get("CPU", 0.0) * len(self._names)))  # workers wait more than they compute
             await asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options)
         exits.push_async_callback(asyncio.to_thread, ray.shutdown)
@@ -503,17 +503,26 @@ def _bundle_of(resources: Mapping[str, Any]) -> dict[str, float]:
 
 
 async def _check_reachable(address: str) -> None:
-    """Ray itself tries for minutes."""
+    """See that a gRPC server listens there; Ray itself would try for minutes.
+
+    Raises:
+        ClusterError: it does not.
+    """
     host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit():
-        return  # of Ray's client, or none at all: Ray says so at once
+    if "://" in address or not host or not port.isdigit() or os.environ.get("RAY_USE_TLS", "0") not in ("0", "false"):
+        return  # another kind of address, or none at all: Ray says so at once
     try:
-        _, writer = await asyncio.wait_for(asyncio.open_connection(host, int(port)), REACH_SECONDS)
-    except (OSError, TimeoutError) as error:
-        raise ClusterError(
-            f"RayCluster(address={address!r}): nobody listens there ({error or type(error).__name__}); is it the head node's?"
-        ) from error
-    writer.close()
+        async with asyncio.timeout(REACH_SECONDS):
+            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+            try:
+                writer.write(HTTP2_PREFACE)
+                is_grpc = (await reader.readexactly(9))[3] == HTTP2_SETTINGS
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, EOFError, OverflowError) as error:
+        raise ClusterError(f"RayCluster(address={address!r}): no Ray answers there ({error or type(error).__name__}); is it the head node's?") from error
+    if not is_grpc:
+        raise ClusterError(f"RayCluster(address={address!r}): what listens there is no Ray; expected the head node's address, port 6379 by default")
 
 
 async def _settled(reference: Any) -> None:

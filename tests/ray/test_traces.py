@@ -1,0 +1,105 @@
+"""What Ray, its logs and the system can see of a cluster: never its key while it runs, and nothing of it afterwards."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.ray.conftest import HEAD, ROOT, Nodes, Start, left_behind
+from tests.watchdog import SECONDS
+
+pytestmark = pytest.mark.proc
+
+DRIVER = """
+import asyncio, os, signal, sys
+import ray
+import aiograd.distributed as dist
+
+async def main():
+    async with dist.RayCluster(2, service="tests.ray.service:service") as cluster:
+        await cluster.driver.call("worker1", "complain", "something to say")
+        print("pids", *cluster.pids.values(), flush=True)
+        if sys.argv[3] == "stay":
+            await asyncio.Event().wait()
+
+ray.init(address=sys.argv[1], _node_ip_address=sys.argv[2], logging_level="warning")
+asyncio.run(main())
+"""
+
+
+def spellings(secret: bytes) -> list[bytes]:
+    """The ways in which a key may be written."""
+    return [secret, secret.hex().encode(), secret.hex().upper().encode(), base64.b64encode(secret).rstrip(b"="), repr(secret)[2:-1].encode()]
+
+
+def of_ray() -> dict[str, bytes]:
+    """What Ray's tables hold: actors, jobs, nodes, placement groups and tasks, whole records; and every value that is stored by key."""
+    import ray
+    from ray._private.state import state
+
+    client = ray._private.worker.global_worker.gcs_client
+    found = {f"actors {i}": info for i, info in enumerate(state.global_state_accessor.get_actor_table(None, None))}
+    found |= {f"jobs {i}": info for i, info in enumerate(state.global_state_accessor.get_job_table(skip_submission_job_info_field=True))}
+    found |= {f"tasks {i}": info for i, info in enumerate(state.global_state_accessor.get_task_events())}
+    found["groups"] = repr(ray.util.placement_group_table()).encode()
+    for namespace in (None, b"fun", b"job", b"session", b"workflow", b"serve", b"dashboard", b"healthcheck", b"cluster", b"tracing"):
+        for key in client.internal_kv_keys(b"", namespace):
+            found[f"{namespace!r} {key!r}"] = client.internal_kv_get(key, namespace) or b""
+    return found
+
+
+async def test_the_key_is_in_no_table_log_command_line_or_environment(start: Start, nodes: Nodes) -> None:
+    async with start(2, log_level="debug") as cluster:
+        secret = cluster._secret
+        await cluster.driver.call("worker0", "double_at", "worker1", 1.0)
+        seen = of_ray()
+        assert sum(b"RayWorker" in value for value in seen.values()) >= 2, "the records of the actors were found"
+        logs = {str(path): path.read_bytes() for path in nodes.logs.parent.rglob("*") if path.is_file()}
+        assert any("worker-" in name for name in logs)
+        processes: dict[str, bytes] = {}
+        for folder in Path("/proc").iterdir():
+            for name in ("cmdline", "environ"):
+                try:
+                    processes[f"{folder}/{name}"] = (folder / name).read_bytes() if folder.name.isdigit() else b""
+                except OSError:
+                    continue
+        assert all(any(f"/{pid}/" in name for name in processes) for pid in cluster.pids.values())
+        for name, value in {**seen, **logs, **processes}.items():
+            assert not any(spelling in value for spelling in spellings(secret)), f"the key is in {name}"
+
+
+async def test_nothing_is_left_after_the_block(start: Start) -> None:
+    async with start(2) as cluster:
+        pids = list(cluster.pids.values())
+        await cluster.add("late")
+        pids.append(cluster.pids["late"])
+    await left_behind(*pids)
+
+
+@pytest.mark.parametrize("how", ["stay", "leave"])
+async def test_nothing_is_left_of_a_driver_that_is_killed_and_its_workers_log_with_their_names(nodes: Nodes, how: str) -> None:
+    command = [sys.executable, "-c", DRIVER, nodes.address, HEAD, how]
+    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # noqa: ASYNC220 - its lines are read in a thread
+    try:
+        assert driver.stdout is not None
+        lines: list[str] = []
+        async with asyncio.timeout(SECONDS):
+            while not (any(line.startswith("pids") for line in lines) and any("something to say" in line for line in lines)):
+                line = await asyncio.to_thread(driver.stdout.readline)
+                assert line, lines
+                lines.append(line)
+        assert any(re.search(r"\(worker1 pid=.*something to say", line) for line in lines), lines
+        if how == "stay":
+            driver.kill()
+        assert (await asyncio.to_thread(driver.wait, SECONDS) == 0) == (how == "leave")
+        pids = next(line for line in lines if line.startswith("pids")).split()[1:]
+        await left_behind(*map(int, pids))
+    finally:
+        driver.kill()
+        driver.communicate()
