@@ -4,6 +4,7 @@
 #   make test                        everything (ARGS="tests/engine -k cancel" for a part, JOBS=1 to debug)
 #   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
+#   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
@@ -11,7 +12,7 @@
 #   make release-checks              the same, as much as before a release: many hours
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example
-#   make clean                       removes caches and build products, not .venv
+#   make clean                       removes caches and build products, not .venv and .venv-ray
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv.
 
@@ -24,7 +25,7 @@ ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx cpus lint format chaos release-checks gpu bench parity examples clean
+.PHONY: demo test simulator ptx ray cpus lint format chaos release-checks gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -41,6 +42,11 @@ simulator: $(VENV)/.installed-dev
 ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
 	$(BIN)/python -m pytest -q -n $(JOBS) tests/cuda_driver
 	$(BIN)/python -m tests.ptx $(ARGS)
+
+# Ray is large and brings much with it: it has an environment of its own.
+ray:
+	@$(MAKE) --no-print-directory VENV=.venv-ray .venv-ray/.installed-dev,ray
+	.venv-ray/bin/python -m pytest $(or $(ARGS),tests/ray)
 
 cpus: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.cpus --jobs $(JOBS) $(ARGS)

@@ -54,6 +54,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "llvmlite": ("kernels", "cuda"),
     "pytest": ("testing.pytest_plugin",),
     "pytest_asyncio": ("testing.pytest_plugin",),
+    "ray": ("distributed.cluster.ray_cluster", "distributed.cluster.ray_worker"),
     "torch": (),
     "sklearn": ("demo",),
     "tqdm": ("demo",),

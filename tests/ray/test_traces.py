@@ -39,18 +39,22 @@ def spellings(secret: bytes) -> list[bytes]:
 
 
 def of_ray() -> dict[str, bytes]:
-    """What Ray's tables hold: actors, jobs, nodes, placement groups and tasks, whole records; and every value that is stored by key."""
-    import ray
+    """What Ray's tables hold: whole records of actors, jobs, workers, placement groups and tasks, and every value that is stored by key."""
     from ray._private.state import state
+    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
 
-    client = ray._private.worker.global_worker.gcs_client
-    found = {f"actors {i}": info for i, info in enumerate(state.global_state_accessor.get_actor_table(None, None))}
-    found |= {f"jobs {i}": info for i, info in enumerate(state.global_state_accessor.get_job_table(skip_submission_job_info_field=True))}
-    found |= {f"tasks {i}": info for i, info in enumerate(state.global_state_accessor.get_task_events())}
-    found["groups"] = repr(ray.util.placement_group_table()).encode()
-    for namespace in (None, b"fun", b"job", b"session", b"workflow", b"serve", b"dashboard", b"healthcheck", b"cluster", b"tracing"):
-        for key in client.internal_kv_keys(b"", namespace):
-            found[f"{namespace!r} {key!r}"] = client.internal_kv_get(key, namespace) or b""
+    tables = state._connect_and_get_accessor()
+    records = {
+        "actors": tables.get_actor_table(None, None),
+        "jobs": tables.get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True),
+        "workers": tables.get_worker_table(),
+        "groups": tables.get_placement_group_table(),
+        "tasks": tables.get_task_events(),
+    }
+    found = {f"{name} {i}": record for name, several in records.items() for i, record in enumerate(several)}
+    for namespace in (None, "fun", "job", "session", "cluster", "dashboard", "healthcheck", "tracing", "ray_pdb"):
+        for key in _internal_kv_list(b"", namespace=namespace):
+            found[f"{namespace} {key!r}"] = _internal_kv_get(key, namespace=namespace) or b""
     return found
 
 
@@ -59,7 +63,8 @@ async def test_the_key_is_in_no_table_log_command_line_or_environment(start: Sta
         secret = cluster._secret
         await cluster.driver.call("worker0", "double_at", "worker1", 1.0)
         seen = of_ray()
-        assert sum(b"RayWorker" in value for value in seen.values()) >= 2, "the records of the actors were found"
+        for table in ("actors", "tasks", "fun"):
+            assert any(name.startswith(table) and b"RayWorker" in value for name, value in seen.items()), f"the records of {table} were found"
         logs = {str(path): path.read_bytes() for path in nodes.logs.parent.rglob("*") if path.is_file()}
         assert any("worker-" in name for name in logs)
         processes: dict[str, bytes] = {}

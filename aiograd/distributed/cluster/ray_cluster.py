@@ -520,7 +520,8 @@ async def _check_reachable(address: str) -> None:
             finally:
                 writer.close()
     except (OSError, TimeoutError, EOFError, OverflowError) as error:
-        raise ClusterError(f"RayCluster(address={address!r}): no Ray answers there ({error or type(error).__name__}); is it the head node's?") from error
+        reason = str(error) or type(error).__name__
+        raise ClusterError(f"RayCluster(address={address!r}): no Ray answers there ({reason}); is it the head node's?") from error
     if not is_grpc:
         raise ClusterError(f"RayCluster(address={address!r}): what listens there is no Ray; expected the head node's address, port 6379 by default")
 
