@@ -12,6 +12,7 @@ result says which, and training goes on; the process is started again with new e
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import signal
 import time
@@ -44,10 +45,17 @@ def expert(i: int, j: int) -> moe.ExpertBackend:
 service = dist.Service()
 moe.serve_experts(service, {f"reader.{i}.{j}": expert(i, j) for i in range(GRID[0]) for j in range(GRID[1])})
 
+
+@service.function
+async def die() -> None:
+    """End this process at once, as a crash would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 # -------------------------------------------------------------------- what runs here
 
 
-async def main(steps: int) -> None:
+async def main(steps: int, on: str) -> None:
     """Train, kill a process on the way, and print what came of it."""
     digits = load_digits()
     images, labels = (digits.data / 16).astype(np.float32), digits.target
@@ -55,7 +63,7 @@ async def main(steps: int) -> None:
     order = random.permutation(len(labels))
     training, testing = order[:1437], order[1437:]
 
-    async with dist.LocalCluster(len(WORKERS), names=WORKERS, service="mixture_of_experts:service") as cluster:
+    async with dist.make_cluster(on, len(WORKERS), names=WORKERS, service="mixture_of_experts:service") as cluster:
         experts = {
             f"reader.{i}.{j}": moe.RemoteExpert(cluster.driver, worker, f"reader.{i}.{j}", timeout=10.0)
             for i, worker in enumerate(WORKERS) for j in range(GRID[1])
@@ -81,14 +89,15 @@ async def main(steps: int) -> None:
                 right = [(await mixture(ag.asarray(images[rows]))).numpy().argmax(axis=1) == labels[rows] for rows in np.array_split(testing, 6)]
             return float(np.concatenate(right).mean())
 
-        print(f"Nine experts in {len(WORKERS)} processes: " + ", ".join(f"{name} (pid {pid})" for name, pid in cluster.pids.items()))
+        print(f"Nine experts in {len(WORKERS)} processes: " + ", ".join(cluster.workers))
         started, half = time.perf_counter(), steps // 2
         losses = [(await learn())[0] for _ in range(half)]
         seconds = time.perf_counter() - started
         print(f"\n{half} batches of 32 images, {np.mean(requests):.1f} requests each way per batch, {seconds / half * 1e3:.0f} ms per batch:")
         print(f"    loss {np.mean(losses[:5]):.3f} -> {np.mean(losses[-5:]):.3f}, {await accuracy():.1%} of {len(testing)} test images")
 
-        os.kill(cluster.pids[WORKERS[1]], signal.SIGKILL)
+        with contextlib.suppress(ag.errors.WorkerLostError):
+            await cluster.driver.call(WORKERS[1], "die")
         outcomes = [await learn() for _ in range(5)]
         lost, loss = sum(count for _, count in outcomes), np.mean([loss for loss, _ in outcomes])
         print(f"\n{WORKERS[1]} is killed. Five more batches: {lost} of 320 answers lost and left out, loss {loss:.3f}")
@@ -97,7 +106,7 @@ async def main(steps: int) -> None:
         print(f"    the last one: sample {missing.sample} missed {missing.expert}: {type(missing.error).__name__}")
         print(f"    {await accuracy():.1%} of the test images without its experts")
 
-        await cluster.restart(WORKERS[1])
+        await cluster.restart(WORKERS[1])  # with --on join it is waited for: whatever started it has to start it again
         outcomes = [await learn() for _ in range(steps - half)]
         share = await accuracy()
         print(f"\n{WORKERS[1]} runs again with new experts. {steps - half} more batches: {sum(count for _, count in outcomes)} answers lost,")
@@ -109,4 +118,6 @@ async def main(steps: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--steps", type=int, default=300)
-    ag.run(main(parser.parse_args().steps))
+    parser.add_argument("--on", choices=("local", "ray", "join"), default="local", help="where the workers run (default: processes of this machine)")
+    options = parser.parse_args()
+    ag.run(main(options.steps, options.on))

@@ -67,7 +67,7 @@ class Block(nn.Module):
 # -------------------------------------------------------------------- what runs here
 
 
-async def main(schedule_name: str, epochs: int, output: Path) -> None:
+async def main(schedule_name: str, epochs: int, output: Path, on: str) -> None:
     """Train across processes, then compare with one process."""
     digits = load_digits()
     images, labels = (digits.data / 16).astype(np.float32), digits.target
@@ -79,7 +79,7 @@ async def main(schedule_name: str, epochs: int, output: Path) -> None:
     print(f"{schedule_name}, each column a rank, F forward, I gradients of inputs, W of weights, B both:\n{schedule}\n")
     print(f"{simulate(schedule, output)}\n")
 
-    async with dist.LocalCluster(STAGES, names=NAMES, service="pipeline_over_processes:service") as cluster:
+    async with dist.make_cluster(on, STAGES, names=NAMES, service="pipeline_over_processes:service") as cluster:
         driver = cluster.driver
         modules = [dist.RemoteModule(driver, name, await driver.remote(name, Block, i)) for i, name in enumerate(NAMES)]
         async with pipeline.Pipeline(modules, schedule, loss_fn=F.cross_entropy) as pipe:
@@ -136,5 +136,6 @@ if __name__ == "__main__":
     parser.add_argument("--schedule", default="ZB-H1")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--output", type=Path, default=Path("out"))
+    parser.add_argument("--on", choices=("local", "ray", "join"), default="local", help="where the workers run (default: processes of this machine)")
     options = parser.parse_args()
-    ag.run(main(options.schedule, options.epochs, options.output))
+    ag.run(main(options.schedule, options.epochs, options.output, options.on))

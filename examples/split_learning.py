@@ -125,15 +125,15 @@ class Reader:
         return [value.numpy().tobytes() for state in states for value in state.values()]
 
 
-async def main(epochs: int) -> None:
+async def main(epochs: int, on: str) -> None:
     labels = load_digits().target
     order = np.random.default_rng(0).permutation(len(labels))
     training, testing = order[:1437], order[1437:]
-    async with dist.LocalCluster(len(PARTIES), names=list(PARTIES), service="split_learning:service") as cluster:
+    async with dist.make_cluster(on, len(PARTIES), names=list(PARTIES), service="split_learning:service") as cluster:
         driver = cluster.driver
         print("Parties, each with a quarter of every image:")
-        for party, pid in cluster.pids.items():
-            print(f"    {party:10}  pid {pid:<7}  {cluster.urls[party]}")
+        for party in PARTIES:
+            print(f"    {party:10}  {cluster.urls[party]}")
 
         started = time.perf_counter()
         alone = [await Reader(driver, [party]).build() for party in PARTIES]
@@ -182,4 +182,6 @@ async def main(epochs: int) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--epochs", type=int, default=6)
-    ag.run(main(parser.parse_args().epochs))
+    parser.add_argument("--on", choices=("local", "ray", "join"), default="local", help="where the workers run (default: processes of this machine)")
+    options = parser.parse_args()
+    ag.run(main(options.epochs, options.on))

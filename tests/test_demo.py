@@ -20,8 +20,9 @@ from aiograd.demo.story import identical
 
 @pytest.mark.proc
 @pytest.mark.slow
-def test_the_demo_loses_a_worker_and_arrives_at_the_same_bits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["demo", "--epochs", "2", "--output", str(tmp_path)]) == 0
+@pytest.mark.parametrize("on", ["local", "join"])
+def test_the_demo_loses_a_worker_and_arrives_at_the_same_bits(on: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["demo", "--on", on, "--epochs", "2", "--output", str(tmp_path)]) == 0
     printed = capsys.readouterr().out
     for words in ("have the same bits", "killed with SIGKILL", "WorkerLostError", "worker1 runs again", "epoch    2/2", "everything promised was so"):
         assert words in printed, printed

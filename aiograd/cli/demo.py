@@ -8,6 +8,7 @@ from typing import Any
 
 from aiograd.demo import Options, show
 from aiograd.demo.model import BLOCKS
+from aiograd.distributed.cluster.factory import KINDS
 from aiograd.engine.run import run
 
 
@@ -23,6 +24,7 @@ def add_demo(commands: Any) -> None:
     parser.add_argument("--epochs", type=_positive, default=defaults.epochs, help="times through the data (default %(default)s)")
     sizes = range(1, len(BLOCKS) + 1)
     parser.add_argument("--workers", type=int, choices=sizes, default=defaults.workers, help="processes that share the network (default %(default)s)")
+    parser.add_argument("--on", choices=KINDS, default=defaults.on, help="where the processes run: here, on Ray, or started here to join the driver")
     parser.add_argument("--no-kill", action="store_true", help="let every worker live")
     parser.add_argument("--output", type=Path, default=defaults.output, metavar="DIR", help="where the trace goes (default %(default)s)")
     parser.set_defaults(run=demo)
@@ -30,7 +32,7 @@ def add_demo(commands: Any) -> None:
 
 def demo(options: argparse.Namespace) -> int:
     """Run the demo; returns the exit status."""
-    status: int = run(show(Options(epochs=options.epochs, workers=options.workers, kill=not options.no_kill, output=options.output)))
+    status: int = run(show(Options(epochs=options.epochs, workers=options.workers, kill=not options.no_kill, on=options.on, output=options.output)))
     return status
 
 

@@ -3,6 +3,7 @@
 ============  ======================================================================
 `story`       the order of events, and the checks
 `training`    the driver's side: forward, backward, step, checkpoint, restore
+`clusters`    where it runs: this machine, Ray, workers that join
 `service`     what the worker processes expose
 `model`       the network, and how it is cut
 `data`        the digits

@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 
 from aiograd.demo.alone import accuracy, rate
+from aiograd.demo.clusters import Pids, cluster_on
 from aiograd.demo.data import Digits
 from aiograd.demo.display import Bar, Display, megabytes
 from aiograd.demo.model import Network
 from aiograd.demo.training import Checkpoint, Training
-from aiograd.distributed import Limits, Worker
-from aiograd.distributed.cluster import LocalCluster
+from aiograd.distributed import Cluster, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
 from aiograd.tensors.tensor import Tensor, asarray
@@ -34,8 +34,6 @@ PROMISED = 0.97
 PROFILED = 2
 #: seconds that training alone may take
 PATIENCE = 1800.0
-#: on a machine that has other things to do, a worker may be silent for a while; one that is gone is noticed at once all the same
-PATIENT = Limits(missed_heartbeats=12)
 #: the worker that trains the same network alone
 ALONE = "alone"
 
@@ -47,6 +45,7 @@ class Options:
     epochs: int = EPOCHS
     workers: int = 2
     kill: bool = True
+    on: str = "local"
     output: Path = Path("out/demo")
 
 
@@ -65,9 +64,8 @@ async def show(options: Options, display: Display | None = None) -> int:
     names = [f"worker{i}" for i in range(options.workers)]
     processes = "one worker process" if options.workers == 1 else f"{options.workers} worker processes"
     display.say(f"aiograd demo: a network cut across {processes} learns to read handwritten digits")
-    service = "aiograd.demo.service:service"
-    async with LocalCluster(options.workers + 1, service=service, names=[*names, ALONE], max_restarts=1, limits=PATIENT) as cluster:
-        demo = _Demo(options, display, digits, cluster, names)
+    async with cluster_on(options.on, [*names, ALONE]) as (cluster, pids):
+        demo = _Demo(options, display, digits, cluster, pids, names)
         await demo.introduce()
         await demo.compare_gradients()
         alone = asyncio.create_task(demo.train_alone(), name="training alone")
@@ -85,11 +83,12 @@ async def show(options: Options, display: Display | None = None) -> int:
 
 
 class _Demo:
-    def __init__(self, options: Options, display: Display, digits: Digits, cluster: LocalCluster, names: list[str]) -> None:
+    def __init__(self, options: Options, display: Display, digits: Digits, cluster: Cluster, pids: Pids, names: list[str]) -> None:
         self.options = options
         self.display = display
         self.digits = digits
         self.cluster = cluster
+        self.pids = pids
         self.names = names
         self.driver: Worker = cluster.driver
         self.training = Training(self.driver, names, SEED)
@@ -101,7 +100,7 @@ class _Demo:
 
     async def introduce(self) -> None:
         """Who takes part."""
-        say, pids, urls = self.display.say, self.cluster.pids, self.cluster.urls
+        say, pids, urls = self.display.say, self.pids(), self.cluster.urls
         say()
         say(f"    {'driver':8} pid {os.getpid():<8} the data, the loss, {len(self.digits.labels):,} images to learn from")
         for name, blocks in self.training.parts.items():
@@ -181,7 +180,7 @@ class _Demo:
             _Lost: always: a step without this worker must not succeed.
         """
         name = self.names[-1]
-        pid = self.cluster.pids[name]
+        pid = self.pids()[name]
         self.display.note(f"{name} (pid {pid}) is killed with SIGKILL in the middle of the backward pass of batch {number}", "✂")
         ending = asyncio.create_task(self.cluster.wait_lost(name), name=f"end of {name}")
         killed: list[float] = []
@@ -212,8 +211,8 @@ class _Demo:
         seconds = time.perf_counter() - lost.at
         batch = checkpoint.epoch * self.digits.steps
         self.display.check(
-            status == -signal.SIGKILL and identical(await self.training.weights(), checkpoint.all_weights()),
-            f"{lost.worker} runs again as pid {self.cluster.pids[lost.worker]}; {seconds:.1f} s after the kill all workers have their weights and "
+            status != 0 and identical(await self.training.weights(), checkpoint.all_weights()),
+            f"{lost.worker} runs again as pid {self.pids()[lost.worker]}; {seconds:.1f} s after the kill all workers have their weights and "
             f"optimizer state from before batch {batch} again, and training goes on from there",
         )
 

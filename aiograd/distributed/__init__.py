@@ -44,6 +44,7 @@ from aiograd.distributed.cluster import Cluster as Cluster
 from aiograd.distributed.cluster import JoinCluster as JoinCluster
 from aiograd.distributed.cluster import LocalCluster as LocalCluster
 from aiograd.distributed.cluster import RayCluster as RayCluster
+from aiograd.distributed.cluster import make_cluster as make_cluster
 from aiograd.distributed.context import Context as Context
 from aiograd.distributed.context import ContextGradients as ContextGradients
 from aiograd.distributed.driver.objects import register_adapter as register_adapter

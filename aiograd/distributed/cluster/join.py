@@ -17,7 +17,7 @@ from aiograd.distributed.keyring import Keyring
 from aiograd.distributed.limits import Limits, check_number
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
-from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch
+from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch, WorkerLostError
 from aiograd.version import __version__
 
 log = logging.getLogger("aiograd.distributed")
@@ -161,7 +161,8 @@ class JoinCluster:
         try:
             async with asyncio.timeout(self._timeout):
                 if member.is_running:
-                    await roster.ask(name, RESTART)
+                    with contextlib.suppress(WorkerLostError):  # which is about to be reported
+                        await roster.ask(name, RESTART)
                     roster.lost(name, UNKNOWN_STATUS, is_returning=True, was_asked=True)
                 await roster.wait_running(name)
         except TimeoutError:
