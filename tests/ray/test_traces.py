@@ -17,19 +17,20 @@ from tests.watchdog import SECONDS
 pytestmark = pytest.mark.proc
 
 DRIVER = """
-import asyncio, os, signal, sys
+import asyncio, functools, sys
 import ray
 import aiograd.distributed as dist
 
 async def main():
-    async with dist.RayCluster(2, service="tests.ray.service:service") as cluster:
+    async with dist.RayCluster(2, service="tests.ray.service:service", address=sys.argv[1]) as cluster:
         await cluster.driver.call("worker1", "complain", "something to say")
         print("pids", *cluster.pids.values(), flush=True)
         if sys.argv[3] == "stay":
             await asyncio.Event().wait()
 
-ray.init(address=sys.argv[1], _node_ip_address=sys.argv[2], logging_level="warning")
+ray.init = functools.partial(ray.init, _node_ip_address=sys.argv[2])
 asyncio.run(main())
+assert not ray.is_initialized()
 """
 
 

@@ -78,7 +78,7 @@ class RayCluster:
         runtime_env: files, packages and variables for the workers, as of Ray.
         names: of the workers; ``worker0`` and so on by default.
         max_restarts: how often Ray makes each worker again; -1: always.
-        host: what workers listen on; by default the address that their node has for Ray.
+        host: what workers listen on; by default the address that their node has for Ray, and 127.0.0.1 in a Ray that was started here.
         certificate, key, ca: TLS files (PEM) of the workers, present on every node, as of ``aiograd worker``.
         client_ssl: an ``ssl.SSLContext`` for the driver's connections to them.
         allow_plaintext: let workers listen beyond their machine without TLS; messages are encrypted all the same.
@@ -334,6 +334,7 @@ class RayCluster:
                 raise ClusterError(f"RayCluster(address={address!r}): connecting to Ray failed: {_story(error)}") from error
             room = max(os.cpu_count() or 1, round(self._bundle.get("CPU", 0.0) * len(self._names)))  # workers wait more than they compute
             await asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options)
+            self._settings = dataclasses.replace(self._settings, host=self._settings.host or "127.0.0.1")  # all workers are on this machine
         exits.push_async_callback(asyncio.to_thread, ray.shutdown)
 
     async def _place(self, count: int) -> Any:
