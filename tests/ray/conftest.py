@@ -8,17 +8,15 @@ Note [Nodes]
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 import warnings
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-import pytest_asyncio
 
 import aiograd.distributed as dist
 from tests.ray.training import SERVICE
@@ -83,17 +81,17 @@ def nodes() -> Iterator[Nodes]:
             cluster.shutdown()
 
 
-Start = Callable[..., contextlib.AbstractAsyncContextManager[dist.RayCluster]]
+Start = Callable[..., dist.RayCluster]
 
 
-@pytest_asyncio.fixture
-async def start(nodes: Nodes) -> AsyncIterator[Start]:
-    """Makes clusters of workers."""
+@pytest.fixture
+def start(nodes: Nodes) -> Start:
+    """Makes clusters of workers, to be entered."""
 
     def make(n: int = 2, **options: Any) -> dist.RayCluster:
         return dist.RayCluster(n, **{"service": SERVICE, **options})
 
-    yield make
+    return make
 
 
 @pytest.fixture(autouse=True)

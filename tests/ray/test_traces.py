@@ -88,6 +88,17 @@ async def test_nothing_is_left_after_the_block(start: Start) -> None:
     await left_behind(*pids)
 
 
+async def test_nothing_is_left_of_a_cluster_that_is_cancelled_while_it_starts(start: Start) -> None:
+    cluster = start(2)
+    starting = asyncio.ensure_future(cluster.__aenter__())
+    while not cluster._actors:
+        await asyncio.sleep(0.01)
+    starting.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await starting
+    await left_behind()
+
+
 @pytest.mark.parametrize("how", ["stay", "leave"])
 async def test_nothing_is_left_of_a_driver_that_is_killed_and_its_workers_log_with_their_names(nodes: Nodes, how: str) -> None:
     command = [sys.executable, "-c", DRIVER, nodes.address, HEAD, how]

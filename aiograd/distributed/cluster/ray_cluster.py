@@ -327,15 +327,15 @@ class RayCluster:
         address = self._address or os.environ.get("RAY_ADDRESS")
         if address is not None and address != "auto":
             await _check_reachable(address)
+        exits.push_async_callback(asyncio.to_thread, ray.shutdown)
         try:
-            await asyncio.to_thread(ray.init, address=address or "auto", **options)
+            await through_cancellation(asyncio.to_thread(ray.init, address=address or "auto", **options))
         except Exception as error:  # of many kinds: nobody there, another version of Ray or of Python
             if address is not None or not isinstance(error, ConnectionError):
                 raise ClusterError(f"RayCluster(address={address!r}): connecting to Ray failed: {_story(error)}") from error
             room = max(os.cpu_count() or 1, round(self._bundle.get("CPU", 0.0) * len(self._names)))  # workers wait more than they compute
-            await asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options)
+            await through_cancellation(asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options))
             self._settings = dataclasses.replace(self._settings, host=self._settings.host or "127.0.0.1")  # all workers are on this machine
-        exits.push_async_callback(asyncio.to_thread, ray.shutdown)
 
     async def _place(self, count: int) -> Any:
         """A placement group of `count` bundles, placed."""
