@@ -22,7 +22,7 @@ import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from types import ModuleType, TracebackType
+from types import TracebackType
 from typing import Any, Self
 
 from aiograd.distributed.cluster.local import LOG_LEVELS
@@ -477,7 +477,7 @@ class RayCluster:
             self._groups = {}
 
 
-def _import_ray() -> ModuleType:
+def _import_ray() -> Any:
     try:
         import ray
         import ray.util.scheduling_strategies

@@ -107,5 +107,5 @@ def _whereabouts() -> tuple[str, str]:
     """Address and id of the node of this process, as Ray has them."""
     import ray
 
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    address: str = ray.util.get_node_ip_address()
     return address, ray.get_runtime_context().get_node_id()
