@@ -62,7 +62,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm", "opentelemetry", "prometheus_client"})
+OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (

@@ -53,7 +53,7 @@ def test_the_runtime_dependencies_and_extras_are_the_agreed_ones() -> None:
 
     assert names(PROJECT["dependencies"]) == {"numpy", "uvloop", "aiohttp", "cryptography", "safetensors"}
     extras = PROJECT["optional-dependencies"]
-    assert extras.keys() >= {"kernels", "cuda", "ray", "otel", "metrics", "parity", "dev"}
+    assert extras.keys() >= {"kernels", "cuda", "ray", "parity", "dev"}
     for extra, requirements in extras.items():
         for requirement in requirements:
             if requirement.startswith("torch"):
