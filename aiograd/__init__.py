@@ -229,12 +229,15 @@ from aiograd.array_functions import xlogy as xlogy
 from aiograd.array_functions import zeros as zeros
 from aiograd.array_functions import zeros_like as zeros_like
 from aiograd.checkpointing import checkpoint as checkpoint
+from aiograd.compiler import compile as compile
+from aiograd.compiler.program import DRAWING as _DRAWING
 from aiograd.devices import device as device
 from aiograd.engine.graph_task import GraphTask as GraphTask
 from aiograd.engine.run import Engine as Engine
 from aiograd.engine.run import aclose_default_engine as aclose_default_engine
 from aiograd.engine.run import current_engine as current_engine
 from aiograd.engine.run import run as run
+from aiograd.engine.run import tuned_gc as tuned_gc
 from aiograd.function import Function as Function
 from aiograd.function import once_differentiable as once_differentiable
 from aiograd.functional import hessian as hessian
@@ -289,7 +292,7 @@ _here = _sys.modules[__name__]
 
 def _equip_workers() -> None:
     _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW)
-    _here.distributed.register_adapter(_here.pipeline.run.host.ADAPTER, _here.pipeline.run.StageHost)
+    _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
 
 
 def _cuda_device(ordinal: int) -> _typing.Any:
@@ -297,4 +300,5 @@ def _cuda_device(ordinal: int) -> _typing.Any:
 
 
 _assembly.when_imported("distributed", _equip_workers)
+_DRAWING.append(lambda: _here.viz)
 _devices.register_device_kind("cuda", _cuda_device)

@@ -1,24 +1,27 @@
-"""Joins parts of the package that do not know each other, once one of them has been imported.
+"""Callbacks that connect parts of the package when they are imported.
 
-The parts on one level of the package import none of each other. What one of them needs of another, such as the classes that a worker may
-make on request, the top of the package hands over. It does not import the part for that: it leaves word here, and the part, when it has
-been imported by whomever, has it carried out.
+Parts on one level of the package do not import each other. If one part needs something of another, such as the classes that a worker may
+make on request, the top of the package passes it on. To do that without importing the part, it registers a callback here; at the end of
+its import the part runs the callbacks registered for it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
+#: name of the adapter by which workers make hosts of the stages of a pipeline
+STAGE_HOST_ADAPTER = "pipeline.host"
+
 _errands: dict[str, Callable[[], None]] = {}
 
 
 def when_imported(part: str, errand: Callable[[], None]) -> None:
-    """Leave word what is to be done once a part has been imported."""
+    """Register a callback to run once a part has been imported."""
     _errands[part] = errand
 
 
 def imported(part: str) -> None:
-    """Carry out what was left for this part, which calls this as the last thing of its import."""
+    """Run the callbacks registered for a part; the part calls this at the end of its import."""
     errand = _errands.pop(part, None)
     if errand is not None:
         errand()

@@ -1,11 +1,11 @@
-"""Warnings that name the user's line, however many of the package's own calls lie between."""
+"""Warnings that name the user's line, not the package's own."""
 
 from __future__ import annotations
 
 import sys
 import warnings
 
-#: whose frames are not the user's; asyncio's lie between where a task is run and the line that runs the loop
+#: packages whose frames are skipped; asyncio's lie between the code of a task and the line that runs the loop
 _PASSED_OVER = frozenset({"aiograd", "asyncio"})
 
 
@@ -13,8 +13,8 @@ def warn_caller(message: str, category: type[Warning] = UserWarning) -> None:
     """Issue a warning at the innermost line outside of the package that led here.
 
     Args:
-        message: what it says.
-        category: its class.
+        message: text of the warning.
+        category: class of the warning.
     """
     frame = innermost = sys._getframe(1)
     while frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_OVER:

@@ -1,22 +1,22 @@
-"""`checkpoint`: compute a region of the forward again in backward instead of keeping what it saved.
+"""`checkpoint`: recompute a region of the forward in backward instead of keeping its saved values.
 
 Note [A region and its recomputations]
-    The region runs under saved-tensor hooks. What its nodes would save is replaced by a number: "the 7th value saved in this region". The
-    graph itself stays, so `grad`, `inputs=`, hooks and ``retain_graph`` work as ever. The first time a pass needs a value, the region is
-    computed again under hooks that catch what is saved, this time outside of the caller's graph; the pass takes each value once,
-    and it is freed with the node that took it. What is left over goes when the pass ends, however it ends: recomputations are kept in
-    the GraphTask, and where that is the first half of a pass they go on to the second. A pass recorded with ``create_graph`` gets the values in
-    the place of the original graph, not of the recomputed one.
+    The region runs under saved-tensor hooks. Each value that its nodes save is replaced by a number: "the 7th value saved in this region". The
+    graph itself stays, so `grad`, `inputs=`, hooks and ``retain_graph`` work as usual. The first time a pass needs a value, the region is
+    recomputed under hooks that keep the saved values, this time outside of the caller's graph; the pass takes each value once,
+    and it is freed with the node that took it. Values that were not taken are freed when the pass ends, however it ends: recomputations are kept
+    in the GraphTask, and the first half of a split backward hands them to the second. A pass recorded with ``create_graph`` gets the values as
+    Tensors of the original graph, not of the recomputed one.
 
 Note [Regions in regions]
     The arguments of an inner region are values that the outer one saves: they go through the hooks that are active where `checkpoint` is
-    called. When the inner region is needed, it asks for its arguments, which makes the outer one be computed again (once per pass), and the
-    inner one then from them.
+    called. When the inner region is needed, it asks for its arguments; for these the outer region is recomputed (once per pass), and then
+    the inner one.
 
-Note [The same again]
-    Recomputation sees the arguments, the grad mode, the default dtype and the random numbers of the first time (`aiograd.random`). Whether
-    it did the same is checked: the number of saved values, and of each its shape, dtype and up to three elements, which finds a changed
-    order or other random numbers and not the rounding of another number of BLAS threads. Arguments must not have been modified in place.
+Note [Checks of a recomputation]
+    Recomputation gets the arguments, grad mode, default dtype and random numbers of the first run (`aiograd.random`). The number of saved
+    values is compared, and of each value its shape, dtype and up to three elements; that finds a changed order or other random numbers, and
+    tolerates the rounding of another number of BLAS threads. Arguments must not have been modified in place.
 
 Rejected: stopping as soon as the last value needed has been saved (then a region that saves more than before goes unnoticed); one
 recomputation per saved value; recomputing in ``backward`` of a custom Function (works with neither `grad` nor ``inputs=``).
@@ -44,20 +44,21 @@ from aiograd.modes import ModeScope, current_mode
 from aiograd.random import Draws, Replay
 from aiograd.tensors.core import TensorCore, counter_of
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
+from aiograd.trees import leaves_of, map_tree
 from aiograd.types import Shape
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: how far an element may be off, relative to the largest of those compared
+#: the largest deviation of an element, relative to the largest of those compared
 TOLERANCE = 0.01
 
 
 def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call ``fn(*args, **kwargs)`` and keep none of what it saves for backward; backward computes it again.
+    """Call ``fn(*args, **kwargs)`` without keeping the values it saves for backward; backward recomputes them.
 
-    Memory for time: one more forward of `fn` per pass. A plain `fn` is computed again on the engine's executor, an ``async def`` one on the event
-    loop. Gradients are those without `checkpoint`, to the bit. `fn` must do the same the second time: random numbers from
+    This trades time for memory: one more forward of `fn` per pass. A plain `fn` is recomputed on the engine's executor, an ``async def`` one on the
+    event loop. Gradients are the same as without `checkpoint`, to the bit. `fn` must do the same the second time: random numbers from
     `aiograd.random` are repeated, other effects (printing, counting calls) happen again.
 
     Args:
@@ -65,7 +66,7 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         args, kwargs: its arguments; Tensors in nested tuples, lists and dicts of them must not be modified in place until backward.
 
     Returns:
-        What `fn` returns: a coroutine if it is ``async def``, and cancelling that cancels `fn`.
+        The result of `fn`: a coroutine if it is ``async def``, and cancelling that cancels `fn`.
 
     Raises:
         ArgumentTypeError: `fn` is not a function, or a generator. GraphError: saved-tensor hooks are disabled here.
@@ -84,17 +85,17 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 class Saved(NamedTuple):
-    """What is remembered of a saved value."""
+    """The facts about a saved value by which its recomputation is checked."""
 
     shape: Shape
     dtype: np.dtype[Any]
     device: str
     #: first, middle and last element; empty for arrays that do not live on the host
     elements: tuple[Any, ...]
-    #: the tensor's version counter, and where it stood
+    #: the tensor's version counter, and its version when the value was saved
     counter: list[int]
     version: int
-    #: it is a leaf that requires grad, or a view of one
+    #: True if it is a leaf that requires grad, or a view of one
     is_leaf: bool
 
     def __str__(self) -> str:
@@ -102,7 +103,7 @@ class Saved(NamedTuple):
 
     @classmethod
     def of(cls, tensor: Any) -> Saved:
-        """That of a Tensor."""
+        """The facts about a Tensor."""
         data = tensor._data
         elements: tuple[Any, ...] = ()
         if isinstance(data, np.ndarray) and data.size:
@@ -112,7 +113,7 @@ class Saved(NamedTuple):
 
     @property
     def is_modified(self) -> bool:
-        """Whether the tensor has been modified in place since."""
+        """True if the tensor has been modified in place since."""
         return self.counter[0] != self.version
 
     def modified(self, what: str) -> ModifiedError:
@@ -120,7 +121,7 @@ class Saved(NamedTuple):
         return modified_error(what, self.shape, self.counter[0], self.version, self.is_leaf)
 
     def is_close(self, other: Saved) -> bool:
-        """Whether the elements are the same up to rounding."""
+        """True if the elements are the same up to rounding."""
         pairs = [(a, b) for a, b in zip(self.elements, other.elements, strict=False) if a != b and not (a != a and b != b)]
         if not pairs or self.dtype.kind not in "fc":
             return not pairs
@@ -131,7 +132,7 @@ class Saved(NamedTuple):
 class _Argument(NamedTuple):
     """A Tensor among the arguments of a region."""
 
-    #: the Tensor outside of the graph, or what the hooks of the enclosing region made of it
+    #: the Tensor outside of the graph, or its packed form by the hooks of the enclosing region
     value: Any
     hooks: SavedTensorHooks | None
     saved: Saved
@@ -139,7 +140,7 @@ class _Argument(NamedTuple):
 
 
 class _Region:
-    """One checkpointed call: what is needed to do it again, and to tell whether it was the same."""
+    """One checkpointed call: everything needed to run it again and to check that it did the same."""
 
     __slots__ = ("function", "args", "kwargs", "grad", "dtype", "draws", "saved", "complete", "is_async", "lock")
 
@@ -160,11 +161,11 @@ class _Region:
     def __str__(self) -> str:
         return f"the checkpointed function {_name(self.function)}"
 
-    # ---------------------------------------------------------------- the first time
+    # ---------------------------------------------------------------- in forward
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Saved values become numbers, random numbers are noted."""
+        """Replace saved values by numbers and record the states of random generators within the block."""
         with saved_tensors_hooks(self.pack, self.unpack), self.draws.recording():
             yield
 
@@ -189,9 +190,7 @@ class _Region:
         if current is None:
             raise GraphError(f"a value saved by {self} can be computed again in a backward pass only: use backward() or grad()")
         task = current.task
-        if task.recomputed is None:
-            task.recomputed = {}
-        kept: dict[int, Any] = task.recomputed
+        kept: dict[int, Any] = task.plan.recomputed
         recomputation = kept.get(id(self))
         if recomputation is None or recomputation.lacks(number):
             # it refers to the region, so as long as it is kept no other region can have this id
@@ -202,7 +201,7 @@ class _Region:
         return recomputation.wait_and_take(number, kept, task.loop)
 
     async def compute_again(self, caught: _Caught) -> None:
-        """Run the function once more; `caught` gets what it saves."""
+        """Run the function once more; `caught` collects the values it saves."""
         args = await self._arguments(self.args)
         kwargs = await self._arguments(self.kwargs)
         replay = Replay(self.draws)
@@ -216,7 +215,7 @@ class _Region:
         def run() -> Any:
             with scope():
                 result = self.function(*args, **kwargs)
-            # nothing but a coroutine: the loop holds on to the result of a future until the waiting task suspends again
+            # a coroutine rather than a future: the loop keeps the result of a future alive until the waiting task suspends again
             return result if inspect.iscoroutine(result) else None
 
         coroutine = run() if self.is_async else await current_engine().offload(run)
@@ -242,7 +241,7 @@ class _Region:
         return map_tree(lambda argument: found[id(argument)], tree, _Argument)
 
     def check(self, caught: list[tuple[Any, Saved]]) -> None:
-        """Raise unless what was saved again is what was saved the first time.
+        """Raise unless the recomputed values are the values saved the first time.
 
         Raises:
             CheckpointError, ModifiedError
@@ -269,17 +268,17 @@ class _Region:
 
 
 class _Caught:
-    """What a region saves while it is computed again."""
+    """The values that a region saves while it is recomputed."""
 
     __slots__ = ("values", "lock")
 
     def __init__(self) -> None:
-        #: Tensors outside of the graph, each with what it was when it was saved
+        #: Tensors outside of the graph, each with the facts at the time it was saved
         self.values: list[tuple[Any, Saved]] = []
         self.lock = threading.Lock()
 
     def pack(self, tensor: Any) -> int:
-        """Keep the value; its number."""
+        """Keep the value; returns its number."""
         entry = (tensor.detach(), Saved.of(tensor))
         with self.lock:
             self.values.append(entry)
@@ -291,18 +290,18 @@ class _Caught:
 
 
 class _Recomputation:
-    """The values of a region in one pass. `kept`, in its methods, is where the pass keeps it."""
+    """The recomputed values of a region in one pass. The argument `kept` of its methods is the pass's dict of recomputations."""
 
     __slots__ = ("region", "values", "waiting")
 
     def __init__(self, region: _Region) -> None:
         self.region = region
-        #: what has not been taken yet, by number; None while it is being computed
+        #: the values that have not been taken yet, by number; None while they are being computed
         self.values: dict[int, tuple[Any, Saved]] | None = None
         self.waiting: list[Any] = []
 
     def lacks(self, number: int) -> bool:
-        """Whether the value has been taken already."""
+        """True if the value has been taken already."""
         return self.values is not None and number not in self.values
 
     async def run_and_take(self, number: int, kept: dict[int, Any]) -> Any:
@@ -311,7 +310,7 @@ class _Recomputation:
             await self.region.compute_again(caught)
             self.region.check(caught.values)
         except BaseException as error:
-            # this fails the pass, and with it whoever waits is cancelled
+            # this fails the pass, which cancels the nodes that wait for the values
             self._forget(kept)
             if isinstance(error, Exception):
                 error.add_note(f"while {self.region} was computed again for backward")
@@ -324,7 +323,7 @@ class _Recomputation:
         return self.take(number, kept)
 
     async def wait_and_take(self, number: int, kept: dict[int, Any], loop: Any) -> Any:
-        # a coroutine begins some time after it was made: the values may have come meanwhile
+        # a coroutine begins some time after it was made: the values may have been computed meanwhile
         if self.values is None:
             future = loop.create_future()
             self.waiting.append(future)
@@ -332,7 +331,7 @@ class _Recomputation:
         return self.take(number, kept)
 
     def take(self, number: int, kept: dict[int, Any]) -> Any:
-        """Hand out a value and let go of it.
+        """Return a value and drop it.
 
         Raises:
             ModifiedError: it has been modified in place after it was saved, the first time or now.
@@ -358,25 +357,6 @@ def _hold(tensor: Any, hooks: SavedTensorHooks | None) -> _Argument:
     outside = tensor.detach()
     value = outside if hooks is None else hooks.pack(outside)
     return _Argument(value, hooks, Saved.of(tensor), tensor.requires_grad)
-
-
-def map_tree(function: Callable[[Any], Any], tree: Any, kind: type[Any] | tuple[type[Any], ...]) -> Any:
-    """Nested tuples, lists and dicts with each leaf of type `kind` replaced by ``function(leaf)``."""
-    if isinstance(tree, kind):
-        return function(tree)
-    if isinstance(tree, (tuple, list)):
-        items = [map_tree(function, item, kind) for item in tree]
-        return type(tree)(*items) if hasattr(tree, "_fields") else type(tree)(items)
-    if isinstance(tree, dict):
-        return {key: map_tree(function, item, kind) for key, item in tree.items()}
-    return tree
-
-
-def leaves_of(tree: Any, kind: type[Any] | tuple[type[Any], ...]) -> list[Any]:
-    """The leaves of type `kind`, in order."""
-    found: list[Any] = []
-    map_tree(found.append, tree, kind)
-    return found
 
 
 def _name(fn: Any) -> str:

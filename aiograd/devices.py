@@ -1,37 +1,37 @@
-"""The device seam: what a device must offer, and where it is found by name.
+"""The device interface: the protocol of a device, and the registry of devices by name.
 
-A device is a kind of array that speaks numpy's protocols (``__array_ufunc__``, ``__array_function__``) plus an executor. Nothing in the op
-tables or the engine knows any particular one.
+A device is a kind of array that implements numpy's protocols (``__array_ufunc__``, ``__array_function__``) plus an executor. The op
+tables and the engine know no particular device.
 
-Note [What a device array must have]
+Note [Attributes of a device array]
     ``shape``, ``dtype``, ``ndim``, ``size``, ``nbytes``, ``T``, arithmetic operators, indexing and ``array[index] = value``, numpy's protocols,
     and
 
     ==========================  ==========================================================================================
     ``__aiograd_device__``      the name of its device, ``"toy:0"``
-    ``base``                    the array whose memory it shares, None where it has its own. What decides whether a row marked
-                                ``view`` gave a view, and whether a leaf may keep the array as its gradient
-    ``__aiograd_wait__()``      a coroutine that ends when the data is there, and raises if it could not be computed
-    ``__aiograd_is_ready__()``  whether reading would not block (also true where reading would raise); starts what was put off so far
+    ``base``                    the array whose memory it shares, None where it has its own. It decides if the result of a row marked
+                                ``view`` is a view, and if a leaf may keep the array as its gradient
+    ``__aiograd_wait__()``      a coroutine that ends when the data is computed, and raises if it could not be computed
+    ``__aiograd_is_ready__()``  True if reading would not block (also if reading would raise); starts deferred work
     ``__aiograd_op__(op,        runs a row with a kernel of its own, or returns NotImplemented; with ``__aiograd_priority__`` below a
     args, kwargs)``             Tensor's 1000
     ==========================  ==========================================================================================
 
-    and, where the device has several queues of work, ``__aiograd_stream__``: the one that the caller's work goes to. A node that is recorded
-    keeps it as ``stream``, where the device finds it (by way of `aiograd.graph.current_node`) when the node's rule runs.
+    and, where the device has several streams, ``__aiograd_stream__``: the stream of the caller. A node that is recorded
+    keeps it as ``stream``; the device reads it from `aiograd.graph.current_node` when the node's rule runs.
 
-    ``__aiograd_op__`` needs doing for every row whose forward cannot be composed of numpy functions on device arrays: those that fill an array
-    piece by piece (adjoints of indexing, convolutions, pooling, recurrences) or make one in the image of another (`zeros_like`).
+    ``__aiograd_op__`` has to implement every row whose forward cannot be composed of numpy functions on device arrays: those that fill an array
+    piece by piece (adjoints of indexing, convolutions, pooling, recurrences) or make one like another (`zeros_like`).
 
 Note [Where a device's work is started]
     Operations on device arrays may be called on any thread, the loop's included, so they only start work. The rules of nodes whose
     gradients live on a device run through the device's ``submit``, in a copy of the caller's context; those of rows stay on the loop where
-    the device ``launches_ahead``. `aiograd.graph.current_node` tells for which node something is done. An array that a rule
-    makes from static arguments is a host array, and so is one that a user mixes in without making a Tensor of it: a device's operations
+    the device ``launches_ahead``. `aiograd.graph.current_node` returns the node whose rule is running. An array that a rule
+    makes from static arguments is a host array, and so is a numpy array that a user mixes with Tensors: a device's operations
     accept host arrays beside their own and copy them.
 
 Note [Late failures]
-    What was started may fail later. A pass waits for the data of every gradient it delivers before it commits, so that a failure on a
+    Work that was started may fail later. A pass waits for the data of every gradient it delivers before it commits, so that a failure on a
     device is a failure of the pass and no ``grad`` changes.
 """
 
@@ -50,7 +50,7 @@ from aiograd.types import Array, Shape
 
 @runtime_checkable
 class Device(Protocol):
-    """What the engine and ``Tensor.to`` need of a device."""
+    """The interface of a device to the engine and ``Tensor.to``."""
 
     @property
     def name(self) -> str:
@@ -58,9 +58,9 @@ class Device(Protocol):
 
     @property
     def launches_ahead(self) -> bool:
-        """Whether operations on its arrays only queue work, in microseconds, on whichever thread they are called.
+        """True if operations on its arrays only queue work, in microseconds, on whichever thread they are called.
 
-        The rules of rows then run on the loop, which so keeps ahead of the device, instead of through `submit` and back for each node.
+        The rules of rows then run on the loop, which thus queues work ahead of the device, instead of one `submit` for each node.
         """
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
@@ -81,7 +81,7 @@ class Device(Protocol):
 
 @runtime_checkable
 class UpdatesParameters(Protocol):
-    """What a device may offer beside that: steps of optimizers for many parameters at once."""
+    """Optional interface of a device: optimizer steps for many parameters at once."""
 
     def update_parameters(self, kind: str, members: Sequence[tuple[Array, Array, Sequence[Array]]], options: Mapping[str, Any]) -> bool:
         """Update parameters and their state in place, each to the bits that it would get alone.
@@ -92,16 +92,16 @@ class UpdatesParameters(Protocol):
             options: the arguments of that function by name.
 
         Returns:
-            Whether it was done; False leaves it to arithmetic on the arrays, and then nothing has changed.
+            True if the update was done; False if nothing has changed and the caller has to compute it by arithmetic on the arrays.
         """
 
 
 @runtime_checkable
 class ScalesGradients(Protocol):
-    """What a device may offer beside that: what clipping by a norm needs, for many arrays at once."""
+    """Optional interface of a device: clipping by a norm, for many arrays at once."""
 
     def sum_of_squares(self, arrays: Sequence[Array]) -> Array | None:
-        """The sum of the squares of all elements, 0-d, in a fixed order; None leaves it to arithmetic on the arrays."""
+        """The sum of the squares of all elements, 0-d, in a fixed order; None if the caller has to compute it by arithmetic on the arrays."""
 
     def scaled(self, arrays: Sequence[Array], scale: Array) -> Sequence[Array] | None:
         """New arrays, each times a 0-d one; None as above."""
@@ -109,7 +109,7 @@ class ScalesGradients(Protocol):
 
 @runtime_checkable
 class DrawsMasks(Protocol):
-    """What a device may offer beside that: random numbers of its own, from a seed."""
+    """Optional interface of a device: random numbers drawn on the device from a seed."""
 
     def dropout_mask(self, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> Array:
         """Zeros with probability `p` in (0, 1), ``1 / (1 - p)`` elsewhere; the same for the same seed, two numbers of 64 bits."""

@@ -4,17 +4,18 @@
 
     AiogradError
     ├── GraphError (RuntimeError)
+    │   ├── TraceError                a compiled function does something that a program cannot repeat
     │   ├── NoGraphError              nothing to differentiate: no tensor requires grad
     │   ├── GraphFreedError           second backward through a graph whose saved values are gone
     │   ├── ModifiedError             a saved value was modified in place
     │   ├── InPlaceError              in-place on a leaf that requires grad, or on a view of one
-    │   ├── UnusedInputError          an input does not take part in the outputs
+    │   ├── UnusedInputError          the outputs do not depend on an input
     │   ├── OnceDifferentiableError   differentiating a backward marked once_differentiable
     │   ├── CheckpointError           recomputation saved other values than the forward
     │   └── NestedPassError           a synchronous rule tried to run a pass
     ├── GradientError (RuntimeError)   a rule returned a gradient of the wrong number, shape, dtype or device
-    ├── NaNGradientError (RuntimeError) a rule returned NaN while anomaly mode looked
-    ├── HookError (RuntimeError)       a hook returned nonsense
+    ├── NaNGradientError (RuntimeError) a rule returned NaN in anomaly mode
+    ├── HookError (RuntimeError)       a hook returned an unusable value
     │   └── HookTypeError (TypeError)
     ├── ArgumentError (ValueError)     a call with wrong values
     │   ├── ShapeError                shapes do not fit
@@ -31,35 +32,37 @@
     ├── PipelineError (RuntimeError)   a stage of a pipeline failed; says which, and doing what
     ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
+    ├── TransactionError (RuntimeError) an event that a transaction over workers does not allow in its present state
     ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
     │   ├── DeviceMismatchError
-    │   ├── DeviceUnavailableError    no driver, toolkit or device of that number; says what was looked for
+    │   ├── DeviceUnavailableError    no driver, toolkit or device of that number; lists the places that were searched
     │   ├── DeviceMemoryError (MemoryError) the device has no memory left, even after everything in reserve was given back
-    │   └── DeviceLostError           a kernel failed in a way after which the device cannot be used in this process
-    └── DistributedError (RuntimeError) something between workers
+    │   └── DeviceLostError           a kernel failed so that the device cannot be used in this process any more
+    └── DistributedError (RuntimeError) an error between workers
         ├── WorkerLostError (ConnectionError) a worker crashed, fell silent or was restarted
         ├── UnknownPeerError (LookupError)    no worker of that name is known here
-        ├── DeadlineError (TimeoutError)      a call or pass did not end in time
-        ├── ClusterError                      a cluster cannot be started, or does not take a worker in
+        ├── DeadlineError (TimeoutError)      a call or pass did not end before its deadline
+        ├── ClusterError                      a cluster cannot be started, or does not admit a worker
         │   └── NameTakenError                another worker of the cluster has the name
         ├── ExpertLostError                   an expert of a mixture failed, or too few of them answered
         ├── RemoteError                       a remote function, rule or hook raised
+        │   └── RemotePipelineError (PipelineError)  a stage of a pipeline failed on another worker
         ├── PassAbortedError                  a distributed pass was given up because another worker failed
         ├── CommitUnknown                     contact was lost between prepare and commit: the outcome is not known everywhere
-        ├── ContextError                      a distributed context is missing, released, or of somebody else
+        ├── ContextError                      a distributed context is missing, released, or of another principal
         │   ├── NoContextError                a differentiable remote call outside of any context
         │   ├── ContextNotFoundError (LookupError)
         │   └── ContextReleasedError
         ├── StepError                         a distributed optimizer step was taken on some workers only
         ├── ReferenceLostError (LookupError)  a remote reference to an object that is gone
         ├── NotExposedError (LookupError)     a function or class that the service does not expose
-        ├── Overloaded                        a worker has no room for more; says when to try again
+        ├── Overloaded                        a worker has reached a limit; says when to try again
         ├── LimitError (ValueError)           a message is larger than what the limits allow
-        ├── AuthenticationError (PermissionError) the other side could not prove who it is
+        ├── AuthenticationError (PermissionError) the peer could not prove its identity
         │   └── CertificateError              a TLS certificate is not trusted, missing, or for another name
         ├── AddressError (ConnectionError)    the URL of a worker cannot be right
-        ├── HostRefusedError (PermissionError) a worker does not answer to the name in its URL
-        └── ProtocolError (ValueError)        bytes from a peer that make no sense
+        ├── HostRefusedError (PermissionError) a worker does not accept the host name in its URL
+        └── ProtocolError (ValueError)        a peer sent bytes that violate the protocol
             └── VersionMismatch               no common version of the protocol
 
 An exception raised by a user's own rule, hook or callback keeps its type; the engine adds a note that says where it came from, and the
@@ -68,16 +71,22 @@ attribute ``committed`` (True when the gradients of the pass had been committed 
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class AiogradError(Exception):
     """Base of every error that aiograd raises."""
 
-    #: whether the gradients of the pass had been committed when this was raised
+    #: True if the gradients of the pass had been committed when this was raised
     committed: bool = False
 
 
 class GraphError(AiogradError, RuntimeError):
     """The graph cannot be differentiated as asked."""
+
+
+class TraceError(GraphError):
+    """A compiled function does something that a program cannot repeat: it reads the value of a tensor, or returns something that is none."""
 
 
 class NoGraphError(GraphError):
@@ -97,7 +106,7 @@ class InPlaceError(GraphError):
 
 
 class UnusedInputError(GraphError):
-    """An input of `grad` does not take part in the outputs."""
+    """The outputs do not depend on an input of `grad`."""
 
 
 class OnceDifferentiableError(GraphError):
@@ -117,7 +126,7 @@ class GradientError(AiogradError, RuntimeError):
 
 
 class NaNGradientError(AiogradError, RuntimeError):
-    """A rule returned NaN while anomaly mode was looking."""
+    """A rule returned NaN in anomaly mode."""
 
 
 class HookError(AiogradError, RuntimeError):
@@ -152,7 +161,7 @@ class ScheduleError(ArgumentError):
     """A pipeline schedule that cannot run.
 
     Attributes:
-        rank: row of the schedule with the offending action, or None where no single one is to blame.
+        rank: row of the schedule with the offending action, or None where no single row is at fault.
         step: its position in that row, idle cells included.
         stage: stage of the offending action.
         microbatch: microbatch of the offending action.
@@ -195,11 +204,13 @@ class CancelGraceError(AiogradError, RuntimeError):
 class PipelineError(AiogradError, RuntimeError):
     """A stage of a pipeline failed; the whole step was given up and no gradient changed. The cause is chained.
 
+    Where the stage is on another worker, it is a `RemotePipelineError`.
+
     Attributes:
-        stage: index of the stage, or None where none is to blame.
+        stage: index of the failed stage, or None where no single stage failed.
         microbatch: index of the microbatch, or None.
         action: text of the action that failed, such as "1F0", or "".
-        rank: which rank carried it out, or None.
+        rank: the rank that carried out the action, or None.
     """
 
     def __init__(
@@ -220,6 +231,10 @@ class GradcheckError(AiogradError, RuntimeError):
     """Analytic and numeric derivatives disagree."""
 
 
+class TransactionError(AiogradError, RuntimeError):
+    """An event that a transaction over workers does not allow in its present state; nothing has changed."""
+
+
 class DeviceError(AiogradError, RuntimeError):
     """A device is missing or failed."""
 
@@ -229,7 +244,7 @@ class DeviceMismatchError(DeviceError):
 
 
 class DeviceUnavailableError(DeviceError):
-    """There is no such device, or something it needs is missing; says what was looked for and what to do."""
+    """There is no such device, or something it needs is missing; the message says what was searched for and what to do."""
 
 
 class DeviceMemoryError(DeviceError, MemoryError):
@@ -247,15 +262,15 @@ class DeviceMemoryError(DeviceError, MemoryError):
 
 
 class DeviceLostError(DeviceError):
-    """A kernel failed in a way after which the device cannot be used in this process any more."""
+    """A kernel failed so that the device cannot be used in this process any more."""
 
 
 class DistributedError(AiogradError, RuntimeError):
-    """Something went wrong between workers."""
+    """Base of errors between workers."""
 
     #: names of the workers that the error passed through on its way here, nearest first
     path: tuple[str, ...] = ()
-    #: finds the traceback in the log of the worker where it was raised; empty for an error of this worker
+    #: identifies the traceback in the log of the worker where it was raised; empty for an error of this worker
     correlation_id: str = ""
 
 
@@ -263,9 +278,9 @@ class WorkerLostError(DistributedError, ConnectionError):
     """A worker crashed, fell silent, was restarted or cannot be reached.
 
     Attributes:
-        worker: its name.
-        stage: what was being done with it.
-        is_gone: its process is known to have ended, with everything in its memory; otherwise it may only be out of reach.
+        worker: name of the lost worker.
+        stage: the operation that was under way with it.
+        is_gone: True if its process is known to have ended, with everything in its memory; otherwise it may only be unreachable.
     """
 
     def __init__(self, message: str, *, worker: str = "", stage: str = "", is_gone: bool = False) -> None:
@@ -280,26 +295,26 @@ class UnknownPeerError(DistributedError, LookupError):
 
 
 class DeadlineError(DistributedError, TimeoutError):
-    """A call or a pass did not end before its deadline. What ran for it on other workers has been cancelled."""
+    """A call or a pass did not end before its deadline. Its work on other workers has been cancelled."""
 
 
 class ClusterError(DistributedError):
-    """A cluster cannot be started, has not what was asked for, or does not take a worker in."""
+    """A cluster cannot be started, lacks a requested resource, or does not admit a worker."""
 
 
 class NameTakenError(ClusterError):
-    """Another worker of the cluster has this one's name, and is alive."""
+    """Another live worker of the cluster has this worker's name."""
 
 
 class RemoteError(DistributedError):
-    """Something raised on another worker.
+    """An exception that was raised on another worker.
 
     Attributes:
-        worker: where it was raised.
+        worker: name of the worker where it was raised.
         function: the exposed function, or the node of the graph.
-        code: what kind of failure, as a short word.
-        type_name: name of the exception's type over there.
-        correlation_id: finds the traceback in that worker's log.
+        code: the kind of failure, as a short word.
+        type_name: name of the exception's type on that worker.
+        correlation_id: identifies the traceback in that worker's log.
         path: names of the workers the error passed through, nearest first.
     """
 
@@ -323,12 +338,32 @@ class RemoteError(DistributedError):
         self.path = path
 
 
+class RemotePipelineError(RemoteError, PipelineError):
+    """A stage of a pipeline failed on another worker: a `PipelineError` with its attributes, and with those of a `RemoteError`."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        stage: int | None = None,
+        microbatch: int | None = None,
+        action: str = "",
+        rank: int | None = None,
+        **origin: Any,
+    ) -> None:
+        super().__init__(message, **origin)
+        self.stage = stage
+        self.microbatch = microbatch
+        self.action = action
+        self.rank = rank
+
+
 class ExpertLostError(DistributedError):
     """An expert failed, or too many of a sample's experts did.
 
     Attributes:
         sample: number of the sample in the batch.
-        position: of the expert among those that the sample asked.
+        position: index of the expert among those that the sample was routed to.
     """
 
     def __init__(self, message: str, *, sample: int = 0, position: int = 0) -> None:
@@ -344,11 +379,11 @@ class PassAbortedError(DistributedError):
 class CommitUnknown(DistributedError):
     """Contact was lost between prepare and commit, so some worker's outcome is not known.
 
-    From ``backward``, ``committed`` is True: the gradients are there on this worker, and on the others but for those named, which ask for the
-    outcome when they can reach anybody. Who cannot wait for that restores all workers from a checkpoint.
+    Raised from ``backward``, ``committed`` is True: the gradients are committed on this worker and on all others except those in `workers`, which ask
+    for the outcome as soon as they can reach another worker. If you cannot wait for that, restore all workers from a checkpoint.
 
     Attributes:
-        workers: those whose outcome is not known.
+        workers: the workers whose outcome is not known.
     """
 
     def __init__(self, message: str, *, workers: tuple[str, ...] = ()) -> None:
@@ -365,7 +400,7 @@ class NoContextError(ContextError):
 
 
 class ContextNotFoundError(ContextError, LookupError):
-    """There is no such context here (or it is somebody else's)."""
+    """There is no such context here, or it belongs to another principal."""
 
 
 class ContextReleasedError(ContextError):
@@ -389,7 +424,7 @@ class StepError(DistributedError):
 
 
 class ReferenceLostError(DistributedError, LookupError):
-    """A remote reference names an object that is gone: deleted, or its worker was restarted. Make it anew with `Worker.remote`."""
+    """A remote reference names an object that no longer exists: it was deleted, or its worker was restarted. Make it anew with `Worker.remote`."""
 
 
 class NotExposedError(DistributedError, LookupError):
@@ -397,7 +432,7 @@ class NotExposedError(DistributedError, LookupError):
 
 
 class Overloaded(DistributedError):
-    """A worker has no room for more.
+    """A worker has reached a limit and rejects the request.
 
     Attributes:
         retry_after: seconds after which to try again.
@@ -413,14 +448,14 @@ class LimitError(DistributedError, ValueError):
 
 
 class AuthenticationError(DistributedError, PermissionError):
-    """The other side could not prove who it is."""
+    """The peer could not prove its identity."""
 
 
 class CertificateError(AuthenticationError):
-    """A TLS certificate does not satisfy: that of the other side is not trusted or is for another name, or it wants one of this side.
+    """A TLS certificate is missing or invalid: the peer's is not trusted or is for another name, or the peer requires one of this side.
 
     Attributes:
-        is_certain: the other side, or its certificate, says so; otherwise it only behaves like it.
+        is_certain: True if the peer or its certificate says so; otherwise this is inferred from its behaviour.
     """
 
     def __init__(self, message: str, *, is_certain: bool = True) -> None:
@@ -429,19 +464,19 @@ class CertificateError(AuthenticationError):
 
 
 class AddressError(DistributedError, ConnectionError):
-    """The URL of a worker cannot be right: nobody knows its host name, or what answers there speaks no TLS where the URL says https, or only TLS
-    where it says http. Trying again does not help; another URL does (`Worker.add_peer`)."""
+    """The URL of a worker is wrong: its host name cannot be resolved, or the server there speaks no TLS although the URL says https, or only TLS
+    although it says http. Do not try again; give another URL (`Worker.add_peer`)."""
 
 
 class HostRefusedError(DistributedError, PermissionError):
-    """A worker was dialled by a name that it does not answer to: give that worker ``trusted_hosts``, or dial another of its names."""
+    """A worker does not accept the host name by which it was dialled: give that worker ``trusted_hosts``, or dial another of its names."""
 
 
 class ProtocolError(DistributedError, ValueError):
-    """Bytes from a peer that make no sense.
+    """A peer sent bytes that violate the protocol.
 
     Attributes:
-        code: which check failed, as a short word.
+        code: the check that failed, as a short word.
     """
 
     def __init__(self, message: str, *, code: str = "protocol") -> None:

@@ -1,17 +1,17 @@
 """Custom functions: a forward and its backward, each ``def`` or ``async def``.
 
 Note [One context per run]
-    The context a backward gets shares the attributes of the one forward filled, and has its own view of what this pass needs: two passes
-    over one graph at the same time do not see each other's ``needs_input_grad`` or unpacked values.
+    The context of a backward shares the attributes that forward set, and has its own ``needs_input_grad`` and unpacked values: two passes
+    over one graph at the same time do not see each other's.
 
 Note [Where a rule runs]
     ``async def backward`` runs on the event loop. ``def backward`` may take any time, so it runs on the executor, with the caller's context,
     unless the class says ``inline = True``.
 
 Note [Outputs and their nesting]
-    What forward returns is a Tensor, or a tuple whose entries are the outputs. An entry may be nested: then its Tensors are outputs of the node,
-    and backward gets its gradients nested in the same way. Arrays among all these are computed outside of the graph like everything in
-    forward, so they become Tensors and are recorded, as backward takes arrays for gradients.
+    Forward returns a Tensor, or a tuple whose entries are the outputs. An entry may be nested: then its Tensors are outputs of the node,
+    and backward gets its gradients nested in the same way. Arrays among the outputs become Tensors and are recorded like them, just as backward
+    accepts arrays as gradients.
 
 Source: PyTorch ``autograd/function.py``, ``python_function.cpp``.
 """
@@ -28,18 +28,19 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from aiograd import devices
-from aiograd.checkpointing import leaves_of, map_tree
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.graph.current import CURRENT
-from aiograd.graph.node import InputMetadata, Node, Released
+from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
 from aiograd.graph.saved import Packed, PackedValue
 from aiograd.modes import current_mode, no_grad
+from aiograd.tensors.attach import note
 from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
-from aiograd.tensors.record import note, pack_value
+from aiograd.tensors.saved_hooks import pack_value
 from aiograd.tensors.tensor import asarray
+from aiograd.trees import leaves_of, map_tree
 
 
 class FunctionCtx:
@@ -55,14 +56,14 @@ class FunctionCtx:
         self._materialize = True
         self._node: FunctionNode | None = None
         self._values: tuple[Any, ...] | None = None
-        #: in backward: the pass, until it has been asked what it needs; weak, since its error refers to who raised it
+        #: in backward: the pass, until `needs_input_grad` has been computed; weak, since the pass's error may refer to this context
         self._task: weakref.ref[Any] | None = None
-        #: where each output was in what forward returned; None: it returned one, or a plain tuple of them
+        #: the nesting of the outputs in the result of forward; None: one output, or a plain tuple of outputs
         self._nesting: Any = None
 
     @property
     def needs_input_grad(self) -> tuple[bool, ...]:
-        """Per argument of forward, whether its gradient is wanted; in backward: by the running pass."""
+        """Per argument of forward, True if its gradient is wanted; in backward: by the running pass."""
         if self._task is not None:
             task, self._task = self._task(), None
             if task is not None:
@@ -83,10 +84,10 @@ class FunctionCtx:
 
     @property
     def saved_tensors(self) -> tuple[Any, ...]:
-        """What `save_for_backward` was given.
+        """The tensors given to `save_for_backward`.
 
         Raises:
-            GraphFreedError: an earlier pass released it. ModifiedError: it was modified in place meanwhile.
+            GraphFreedError: an earlier pass released them. ModifiedError: one was modified in place meanwhile.
         """
         if self._values is not None:
             return self._values
@@ -95,17 +96,17 @@ class FunctionCtx:
         return self._node.unpack_saved()
 
     def mark_non_differentiable(self, *tensors: Any) -> None:
-        """Say that these outputs carry no gradient; in backward their gradients are zeros."""
+        """Declare that these outputs carry no gradient; in backward their gradients are zeros."""
         _check_tensors("mark_non_differentiable", tensors)
         self._non_differentiable = tensors
 
     def mark_dirty(self, *tensors: Any) -> None:
-        """Say that forward modified these inputs in place; they must be returned."""
+        """Declare that forward modified these inputs in place; they must be returned."""
         _check_tensors("mark_dirty", tensors)
         self._dirty = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
-        """Whether backward gets zeros (the default) or None for outputs without gradient."""
+        """Choose if backward gets zeros (True, the default) or None for outputs without gradient."""
         self._materialize = value
 
     def for_run(self, node: FunctionNode, values: tuple[Any, ...] | None) -> FunctionCtx:
@@ -140,7 +141,7 @@ class FunctionNode(Node):
         self.context = context
         self.metadata_list: tuple[InputMetadata | None, ...] = ()
         self.forward_line = line
-        #: which of its device's queues it was recorded on, where that has several
+        #: the stream of its device on which it was recorded, where the device has several
         self.stream: Any = None
         self._saved: Any = ()
         self._versions: tuple[int, ...] = ()
@@ -161,7 +162,7 @@ class FunctionNode(Node):
 
     @property
     def wants_executor(self) -> bool:
-        """Whether the rule is synchronous and of unknown cost."""
+        """True if the rule is synchronous and of unknown cost."""
         return not self.function.inline and not inspect.iscoroutinefunction(self.function.rule())
 
     @property
@@ -172,12 +173,12 @@ class FunctionNode(Node):
 
     @property
     def is_async(self) -> bool:
-        """Whether the rule is ``async def``."""
+        """True if the rule is ``async def``."""
         return inspect.iscoroutinefunction(self.function.rule())
 
     def apply(self, grads: Sequence[Any], values: tuple[Any, ...] | None = None) -> Any:
-        """Call the rule with Tensors; returns what it returns."""
-        if isinstance(self._saved, Released):
+        """Call the rule with Tensors; returns its result."""
+        if isinstance(self._saved, ReleasedVariables):
             raise self._saved.error(self.name)
         if values is not None:
             values = tuple([self._in_graph(value, entry) for value, entry in zip(values, self._saved.values, strict=True)])
@@ -198,7 +199,7 @@ class FunctionNode(Node):
         return grad if isinstance(grad, TensorCore) else make(grad)
 
     def _in_graph(self, value: Any, entry: Any) -> Any:
-        """An unpacked value as a Tensor in the place of the one that was packed: hooks hand back plain values."""
+        """An unpacked value as a Tensor with the gradient edge of the one that was packed: hooks return values outside of the graph."""
         if value is None:
             return None
         tensor = make(value._data, shared_with=value)
@@ -207,7 +208,7 @@ class FunctionNode(Node):
         return tensor
 
     def save(self, tensors: Sequence[Any], outputs: Sequence[Any], carriers: set[int]) -> None:
-        """Keep what `save_for_backward` was given; outputs of this function without their node, so that no cycle arises.
+        """Keep the tensors given to `save_for_backward`; outputs of this function are kept without their node, so that no cycle arises.
 
         Args:
             carriers: the numbers of the outputs that carry gradients.
@@ -230,7 +231,7 @@ class FunctionNode(Node):
 
     def unpack_saved(self) -> tuple[Any, ...]:
         """The saved tensors, checked."""
-        if isinstance(self._saved, Released):
+        if isinstance(self._saved, ReleasedVariables):
             raise self._saved.error(self.name)
         entries = self._saved.values if isinstance(self._saved, Packed) else self._saved
         values: list[Any] = []
@@ -255,10 +256,10 @@ class FunctionNode(Node):
                 values.append(entry)
         return tuple(values)
 
-    def release_variables(self, released: Released | None = None) -> None:
+    def release_variables(self, released: ReleasedVariables | None = None) -> None:
         """Drop the saved tensors."""
         if self._saved:
-            self._saved = released or Released()
+            self._saved = released or ReleasedVariables()
 
 
 class Function:
@@ -273,7 +274,7 @@ class Function:
     inline: ClassVar[bool] = False
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Raise: there is nothing to make."""
+        """Raise: a Function has no instances."""
         raise ArgumentTypeError(f"{cls.__name__}(...): a Function has no instances; call {cls.__name__}.apply(...) to run and record it")
 
     @staticmethod
@@ -298,10 +299,13 @@ class Function:
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Run forward and record. Returns what forward returns, or a coroutine where it is ``async def``; cancelling that cancels forward."""
+        """Run forward and record. Returns the result of forward, or a coroutine where it is ``async def``; cancelling that cancels forward."""
         for arg in args:
             if isinstance(arg, TensorCore) and arg._vc is not None:
                 refresh(arg)
+        trace = current_mode().trace
+        if trace is not None:
+            trace.breaks(f"it calls {cls.__name__}.apply")
         context = FunctionCtx(tuple(isinstance(arg, TensorCore) and arg._node is not None for arg in args))
         frame = sys._getframe(1)
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"
@@ -393,8 +397,8 @@ class Function:
                 check_view(tensor, what)
 
 
-class _Place:
-    """Stands for an output where it was in what forward returned."""
+class _OutputPlaceholder:
+    """Placeholder for an output in the nesting of forward's result."""
 
     __slots__ = ("number",)
 
@@ -403,7 +407,7 @@ class _Place:
 
 
 _ARRAYS = (np.ndarray, np.inexact)
-#: what does not go into the list of outputs as it is
+#: types that do not go into the list of outputs as they are
 _NESTED = (tuple, list, dict, *_ARRAYS)
 
 
@@ -423,32 +427,32 @@ def _outputs_of(result: Any, args: tuple[Any, ...]) -> tuple[list[Any], Any]:
                 return leaf
             leaf = _tensor_of(leaf, args)
         outputs.append(leaf)
-        return _Place(len(outputs) - 1)
+        return _OutputPlaceholder(len(outputs) - 1)
 
     return outputs, map_tree(place, result, (TensorCore, *_ARRAYS))
 
 
 def _tensor_of(array: Any, args: tuple[Any, ...]) -> Any:
-    """A Tensor of an array that forward returned; of a copy where it has its memory from an argument, whose modifications are counted elsewhere."""
+    """A Tensor of an array that forward returned; of a copy where it shares memory with an argument, which has its own version counter."""
     tensor = asarray(array)
     hosts = (arg._data for arg in args if isinstance(arg, TensorCore))
     return tensor.clone() if any(isinstance(host, np.ndarray) and np.may_share_memory(host, tensor._data) for host in hosts) else tensor
 
 
 def _in_place(result: Any, nesting: Any, outputs: list[Any]) -> Any:
-    """`outputs` in the form of what forward returned."""
+    """`outputs` nested like the result of forward."""
     if nesting is not None:
-        return map_tree(lambda place: outputs[place.number], nesting, _Place)
+        return map_tree(lambda place: outputs[place.number], nesting, _OutputPlaceholder)
     return tuple(outputs) if isinstance(result, tuple) else outputs[0]
 
 
 def _nested(nesting: Any, grads: list[Any]) -> list[Any]:
-    """Gradients as backward gets them: one for each entry of what forward returned, None for what is no output."""
+    """Gradients as backward gets them: one for each entry of forward's result, None for an entry that is no output."""
     return [_grads_at(entry, grads) for entry in nesting] if isinstance(nesting, tuple) else [_grads_at(nesting, grads)]
 
 
 def _grads_at(nesting: Any, grads: list[Any]) -> Any:
-    if isinstance(nesting, _Place):
+    if isinstance(nesting, _OutputPlaceholder):
         return grads[nesting.number]
     if isinstance(nesting, dict):
         return {key: _grads_at(entry, grads) for key, entry in nesting.items()}
@@ -466,7 +470,7 @@ def _made_by(function: type[Function], result: Any) -> tuple[FunctionNode | None
 
 
 class _Refuse(Node):
-    """Raises when the result of a once-differentiable backward is differentiated."""
+    """Node that raises when the result of a once-differentiable backward is differentiated."""
 
     __slots__ = ("of",)
 

@@ -1,12 +1,12 @@
 """Derivatives of functions: `vjp`, `jvp`, `jacobian`, `hessian`, `value_and_grad`.
 
-`fn` maps Tensors to a Tensor or a tuple of them, and may be ``def`` or ``async def``. `inputs` is one Tensor or a tuple, and what comes back has
-the same structure. No ``grad`` of anything is touched.
+`fn` maps Tensors to a Tensor or a tuple of them, and may be ``def`` or ``async def``. `inputs` is one Tensor or a tuple, and the results have
+the same structure. No ``grad`` is changed.
 
 Note [What is differentiated]
-    ``fn`` is called with stand-ins for the inputs, so the derivative is that with respect to its arguments, whatever else the inputs were
-    used for. Without ``create_graph`` stand-ins and results are cut off from the caller's graph; with it, stand-ins of inputs
-    that require grad stay connected to them, and the results can be differentiated again.
+    ``fn`` is called with copies of the inputs that are leaves of their own, so the derivative is that with respect to its arguments, whatever else
+    the inputs were used for. Without ``create_graph`` these stand-ins and the results are detached from the caller's graph; with it, stand-ins of
+    inputs that require grad stay connected to them, and the results can be differentiated again.
 
 Note [Forward products from backward passes]
     The product J u with a vector u needs no rules of its own: ``v ↦ vᵀJ`` is linear in v, and its own vjp at u is J u. So `jvp` costs two
@@ -52,7 +52,7 @@ async def vjp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
         ``(outputs, products)``; `products` like `inputs`.
 
     Raises:
-        ArgumentError, ShapeError: the arguments or what `fn` returned do not fit. UnusedInputError: with `strict`.
+        ArgumentError, ShapeError: the arguments or the outputs of `fn` do not fit. UnusedInputError: with `strict`.
     """
     stand_ins, one_input = _stand_ins("vjp", inputs, create_graph)
     with enable_grad():
@@ -74,10 +74,10 @@ async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
         strict: raise where an output does not depend on an input, instead of returning zeros.
 
     Returns:
-        ``(outputs, products)``; `products` like what `fn` returned.
+        ``(outputs, products)``; `products` like the outputs of `fn`.
 
     Raises:
-        ArgumentError, ShapeError: the arguments or what `fn` returned do not fit. UnusedInputError: with `strict`.
+        ArgumentError, ShapeError: the arguments or the outputs of `fn` do not fit. UnusedInputError: with `strict`.
     """
     stand_ins, _ = _stand_ins("jvp", inputs, create_graph)
     vectors = _vectors("jvp", v, stand_ins, "input")
@@ -96,7 +96,7 @@ async def jvp(fn: Fn, inputs: Any, v: Any = None, *, create_graph: bool = False,
 
 
 async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_graph: bool = False, strict: bool = False) -> tuple[Any, Any]:
-    """What `fn` returns, and its gradient.
+    """The value of `fn` and its gradient.
 
     Cancelling stops the pass (or `fn`).
 
@@ -190,11 +190,12 @@ async def call(fn: Fn, args: Sequence[Any], what: str, *, beside: bool = False) 
     Args:
         fn: ``def`` or ``async def``.
         args: its arguments.
-        what: for messages: who calls.
-        beside: whether integer and boolean outputs may stand beside floating ones.
+
+        what: name of the calling function, for messages.
+        beside: True if integer and boolean outputs are allowed beside floating ones.
 
     Returns:
-        The outputs, and whether `fn` returned one Tensor rather than a sequence.
+        The outputs, and True if `fn` returned one Tensor rather than a sequence.
 
     Raises:
         ArgumentTypeError: `fn` returned something else.
@@ -236,7 +237,7 @@ def _scalar(what: str, outputs: tuple[Any, ...]) -> Any:
 
 
 def _stand_ins(what: str, inputs: Any, create_graph: bool) -> tuple[tuple[Any, ...], bool]:
-    """See Note [What is differentiated]; also whether there was one input rather than a sequence."""
+    """The stand-ins for the inputs (see Note [What is differentiated]), and True if there was one input rather than a sequence."""
     one = not isinstance(inputs, (tuple, list))
     listed = (inputs,) if one else tuple(inputs)
     if not listed:
@@ -295,7 +296,7 @@ def _zeros(like: Any) -> Any:
 async def _pull_back(
     what: str, outputs: Sequence[Any], inputs: Sequence[Any], vectors: Sequence[Any], create_graph: bool, strict: bool
 ) -> tuple[Any, ...]:
-    """Gradients of the inputs, zeros where there is none."""
+    """Gradients of the inputs, with zeros for inputs that got none."""
     through = [(output, vector) for output, vector in zip(outputs, vectors, strict=True) if output.requires_grad]
     gradients: Sequence[Any] = [None] * len(inputs)
     if through:
@@ -332,7 +333,7 @@ async def _rows(what: str, index: int, output: Any, inputs: Sequence[Any], creat
 
 
 def _one_hot(output: Any, position: int) -> Any:
-    """Zeros in the image of an output, with a one at a flat position."""
+    """Zeros like an output, with a one at a flat position."""
     host = np.zeros(output.shape, output.dtype)
     host.reshape(-1)[position] = 1
     return make(host).to(output.device)

@@ -1,17 +1,17 @@
-"""`gradcheck`: compare what backward computes with finite differences.
+"""`gradcheck`: compare the gradients of backward with finite differences.
 
-The module has another name than the function because the package exports the function.
+The module is not called ``gradcheck`` because the package exports the function under this name.
 
 Note [One real Jacobian]
-    A complex number is taken as the pair of its parts, for inputs and outputs alike, so there is one Jacobian of reals and one comparison for
+    A complex number is treated as the pair of its parts, for inputs and outputs alike, so there is one Jacobian of reals and one comparison for
     all dtypes. The analytic one has a row per real part of an output: a backward pass seeded with 1, and for complex outputs another seeded
     with 1j. That is right for functions that are not holomorphic too, under the convention that the gradient of a real loss L with
     respect to z = x + iy is ∂L/∂x + i ∂L/∂y. The numeric one has a column per real part of an input, by central differences.
 
 Note [What else is checked]
     Forward and backward are run twice and must agree up to `nondet_tol`. Where a function has several outputs, each in turn is left out of the
-    loss, and all but each, so that backward gets None in its place: the gradients must be those for a gradient of zeros. And where no
-    gradient arrives at all, the inputs must get none, or zeros.
+    loss, and then all but one, so that backward gets None for them: the gradients must be those for a gradient of zeros. And if backward gets
+    None for all outputs, the inputs must get no gradient, or zeros.
 
 Source: PyTorch ``autograd/gradcheck.py``, whose parameters it takes; comparing None with zeros and not only looking for non-zeros is our own.
 """
@@ -34,7 +34,7 @@ from aiograd.tensors.passes import grad
 Fn = Callable[..., Any]
 Matrix = np.ndarray[Any, Any]
 
-#: how many of the worst elements a message shows
+#: the number of the worst elements that a message shows
 SHOWN = 5
 
 
@@ -49,22 +49,22 @@ async def gradcheck(
     check_undefined_grad: bool = True,
     raise_exception: bool = True,
 ) -> bool:
-    """Whether the gradients of `fn` agree with central differences: ``|analytic - numeric| <= atol + rtol * |numeric|`` everywhere.
+    """True if the gradients of `fn` agree with central differences: ``|analytic - numeric| <= atol + rtol * |numeric|`` everywhere.
 
-    Cancelling stops it. No ``grad`` is touched, and the inputs are not modified.
+    Cancelling stops it. No ``grad`` is changed, and the inputs are not modified.
 
     Args:
         fn: function of the inputs that returns a Tensor or a tuple of them; ``def`` or ``async def``. Integer and boolean outputs beside
-            floating ones are passed over.
+            floating ones are ignored.
         inputs: a Tensor or a tuple of anything `fn` takes. Tensors that require grad are checked; they should be float64 or complex128.
         eps: step of the differences.
         atol, rtol: see above.
-        nondet_tol: how far two runs may differ, absolutely.
-        check_undefined_grad: whether to check outputs whose gradient is None; see Note [What else is checked].
+        nondet_tol: the largest absolute difference between two runs.
+        check_undefined_grad: check outputs whose gradient is None; see Note [What else is checked].
         raise_exception: raise instead of returning False.
 
     Returns:
-        True, or with ``raise_exception=False`` whether the check passed.
+        True if the check passed; False, with ``raise_exception=False``, if not.
 
     Raises:
         GradcheckError: it failed; names output and input and shows the worst elements. ArgumentError: nothing to check.
@@ -92,7 +92,7 @@ async def gradgradcheck(
     raise_exception: bool = True,
     seed: int = 0,
 ) -> bool:
-    """Whether the gradients of `fn` can themselves be differentiated: `gradcheck` of them, as a function of inputs and output gradients.
+    """True if the gradients of `fn` can themselves be differentiated: `gradcheck` of them, as a function of inputs and output gradients.
 
     Cancelling stops it.
 
@@ -100,7 +100,7 @@ async def gradgradcheck(
         fn, inputs: as for `gradcheck`.
         grad_outputs: gradient per output that requires grad (in order), of its shape; drawn from `seed` if None.
         eps, atol, rtol, nondet_tol, check_undefined_grad, raise_exception: as for `gradcheck`.
-        seed: of the gradients drawn.
+        seed: seed of the gradients that are drawn.
 
     Raises:
         GradcheckError: it failed. Inputs are numbered as those of `fn`, with the output gradients after them.
@@ -138,7 +138,7 @@ async def gradgradcheck(
 
 
 class _Checked:
-    """A function and its inputs, of which some are varied."""
+    """A function and its inputs, some of which are varied."""
 
     def __init__(self, what: str, fn: Fn, inputs: Any) -> None:
         self.what = what
@@ -158,7 +158,7 @@ class _Checked:
         self.values = {i: np.array(host_array(self.inputs[i]), order="C") for i in self.wanted}
 
     def leaves(self, varied: int = -1, array: Matrix | None = None) -> list[Any]:
-        """Fresh inputs: a leaf for each that is checked, one of them perhaps with another value."""
+        """Fresh inputs: a new leaf for each that is checked; input `varied` gets the values of `array`."""
         return [
             self._leaf(i, array if i == varied and array is not None else self.values[i]) if i in self.values else tensor
             for i, tensor in enumerate(self.inputs)
@@ -171,7 +171,7 @@ class _Checked:
         return leaf.requires_grad_()
 
     async def outputs(self, leaves: Sequence[Any] | None = None) -> tuple[Any, ...]:
-        """What the function returns."""
+        """The outputs of the function."""
         return (await call(self.fn, self.leaves() if leaves is None else leaves, self.what, beside=True))[0]
 
 
@@ -299,7 +299,7 @@ def _compare(what: str, o: int, i: int, analytic: Matrix, numeric: Matrix, atol:
 async def _check_repeatable(
     checked: _Checked, values: list[Matrix], numbers: list[int], outputs: list[Any], leaves: list[Any], nondet_tol: float
 ) -> None:
-    """Forward and backward again, with random output gradients."""
+    """Check that a second forward and backward, with random output gradients, agree with the first."""
     again_leaves = checked.leaves()
     again = await checked.outputs(again_leaves)
     for o, (first, second) in enumerate(zip(values, again, strict=True)):
@@ -330,7 +330,7 @@ async def _check_repeatable(
 async def _check_undefined(
     checked: _Checked, numbers: list[int], outputs: list[Any], leaves: list[Any], numeric: list[dict[int, Matrix]], atol: float, rtol: float
 ) -> None:
-    """None instead of the gradient of each output in turn, of all but one, and of all."""
+    """Check backward with None instead of the gradient of each output in turn, of all but one, and of all."""
     wanted = checked.wanted
     targets = [leaves[i] for i in wanted]
     rng = np.random.default_rng(1)
@@ -363,7 +363,7 @@ async def _check_undefined(
 
 
 class _Undefined(Function):
-    """Passes values on, and None for their gradient."""
+    """The identity; its backward returns None."""
 
     inline = True
 

@@ -1,4 +1,4 @@
-"""Names of a package that are imported when they are first asked for (PEP 562)."""
+"""Names of a package that are imported on first access (PEP 562)."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ def on_first_use(
         else:                                                  # a checker that sees __getattr__ takes any name for defined
             __getattr__, __dir__ = on_first_use(__name__, {"Faults": "aiograd.testing.network"})
 
-    Threads that ask for one name at the same time all get it once its module is complete: the import system sees to that.
+    Threads that access one name at the same time all get it once its module is complete; the import system ensures that.
 
     Args:
-        package: whose ``__name__``.
-        names: name -> module that has it.
+        package: the ``__name__`` of the package.
+        names: name -> module that defines it.
         modules: modules of the package, by their short names.
         load: imports a module.
     """

@@ -8,13 +8,13 @@ Note [One variable for every mode]
     Recording an operation reads the modes once per call, so they share one immutable `Mode` with the two questions the hot path asks
     precomputed (`plain`: gradients on and nothing else to do; `grad`). Each entered mode links to the one it was entered in
     (`outer`), so leaving needs no token: it restores `outer` after checking that the mode on top is the one being left. Leaving in
-    another task or thread is thereby a clear error instead of a silent corruption. What a function such as `set_default_dtype` changes
-    within a block outlasts it: leaving takes back only what the block itself changed. Measured by ``tests/benchmarks/small_graphs.py``.
+    another task or thread is thereby a clear error instead of a silent corruption. Changes by a function such as `set_default_dtype`
+    within a block outlast it: leaving takes back only the changes of the block itself. Measured by ``tests/benchmarks/small_graphs.py``.
 
 Note [The default of the process]
     `DEFAULT_MODE` is what a context without a mode of its own sees. A function such as `set_default_dtype` changes it, in place, when it is
     called at the top level (Note [Top level] in `aiograd.top_level`) and not in a block of the same setting; anywhere else it changes the
-    running context. A mode that is entered takes the other settings as they are then.
+    running context. A mode that is entered takes over the other settings of that moment.
 
 Rejected: a ContextVar per mode (three more reads per recorded op); thread-locals (leak between tasks).
 """
@@ -37,32 +37,36 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 _NOTHING: frozenset[str] = frozenset()
 
-_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "collect", "dtype")
+_FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation", "profiler", "trace", "collect", "dtype")
 
 
 class Mode:
     """An immutable set of modes (but see Note [The default of the process]); derive another with `having`."""
 
-    __slots__ = (*_FIELDS, "plain", "outer", "owner", "switched")
+    __slots__ = (*_FIELDS, "plain", "watched", "outer", "owner", "switched")
 
     grad: bool
-    #: anomaly mode: None (off), or whether to check for NaN
+    #: anomaly mode: None (off), else True to check for NaN
     anomaly: bool | None
     #: innermost pair of saved-tensor hooks, or None
     saved_hooks: Any
     #: message of `disable_saved_tensors_hooks`, or None
     saved_hooks_disabled: str | None
-    #: who is told before a tensor is modified in place, or None
+    #: its `before_write` is called before a tensor is modified in place; or None
     mutation: Any
     profiler: Any
-    #: is told of every node that is recorded, or None (a pass that records a graph itself, see Note [Numbers of a recorded pass])
+    #: is told of every row that runs, and of what a compiled function could not repeat; or None (see `aiograd.compiler.recording`)
+    trace: Any
+    #: called with every node that is recorded, or None (used by a pass that records a graph itself, see Note [Numbers of a recorded pass])
     collect: Callable[[Any], None] | None
     dtype: np.dtype[Any]
     plain: bool
+    #: True if somebody is told of every row that runs
+    watched: bool
     outer: Mode | None
     #: the `ModeScope` or generator that entered it
     owner: Any
-    #: what a function such as `set_default_dtype` changed in it; that outlasts the block
+    #: names of the fields changed by functions such as `set_default_dtype`; these changes outlast the block
     switched: frozenset[str]
 
     def having(self, *, outer: Mode | None, owner: Any, **changes: Any) -> Mode:
@@ -74,6 +78,7 @@ class Mode:
         mode.saved_hooks_disabled = self.saved_hooks_disabled
         mode.mutation = self.mutation
         mode.profiler = self.profiler
+        mode.trace = self.trace
         mode.collect = self.collect
         mode.dtype = self.dtype
         mode.outer = outer
@@ -87,14 +92,17 @@ class Mode:
         self.plain = False  # whoever reads it meanwhile, in another thread, looks at the fields
         for name, value in changes.items():
             setattr(self, name, value)
-        self.plain = self.grad and self.anomaly is None and self.saved_hooks is None and self.profiler is None and self.collect is None
+        self.watched = self.profiler is not None or self.trace is not None
+        self.plain = self.grad and self.anomaly is None and self.saved_hooks is None and not self.watched and self.collect is None
 
 
 def _first_mode() -> Mode:
     mode = object.__new__(Mode)
     mode.grad = mode.plain = True
     mode.switched = _NOTHING
-    mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.collect = mode.outer = mode.owner = None
+    mode.watched = False
+    mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.trace = mode.collect = None
+    mode.outer = mode.owner = None
     mode.dtype = np.dtype(np.float32)
     return mode
 
@@ -107,7 +115,7 @@ current_mode = _mode.get
 
 
 def restore_mode(mode: Mode) -> None:
-    """Make `mode` the caller's again, where code that had entered others was left in the middle and goes on in a task of its own."""
+    """Make `mode` the caller's again, after code that had entered other modes was left midway and continues in a task of its own."""
     _mode.set(mode)
 
 
@@ -292,7 +300,7 @@ class no_grad(_GradScope):
     """Operations inside record no graph. Belongs to the asyncio task that entered it.
 
     ``with no_grad():``, ``@no_grad()`` or ``@no_grad`` on ``def``, ``async def``, generators and async generators. Around the body of a
-    generator use the decorator: a ``with`` around a ``yield`` also covers what the consumer does meanwhile.
+    generator use the decorator: a ``with`` around a ``yield`` also applies to the consumer's code meanwhile.
     """
 
     _grad = False
@@ -308,14 +316,14 @@ class set_grad_enabled(ModeScope):
     """Switch recording on or off: at once when called as a function, until the end of the block when used with ``with``.
 
     Called at the top level (a line of a script, a REPL, a notebook cell) as a statement of its own it holds for the process, see
-    `set_default_dtype`. What ``with`` is given, or what is kept in a variable for it, never does.
+    `set_default_dtype`. An object that is given to ``with``, directly or by a variable, never does.
     """
 
     def __init__(self, mode: bool) -> None:
         super().__init__(grad=bool(mode))
         before, everywhere = current_mode(), is_statement() and is_top_level()
         _switch(everywhere, grad=bool(mode))
-        #: the mode that the call has made of which, to be taken back where a block or a decorated function says when it is to apply
+        #: the mode after the call and the one before it, which is restored if the object is then used for a block or as a decorator
         self._made, self._of = current_mode(), current_mode() if everywhere else before
 
     def _undo(self) -> None:
@@ -332,7 +340,7 @@ class set_grad_enabled(ModeScope):
 
 
 def is_grad_enabled() -> bool:
-    """Whether operations of the running task record a graph."""
+    """True if operations of the running task record a graph."""
     return current_mode().grad
 
 
@@ -340,7 +348,7 @@ class detect_anomaly(ModeScope):
     """Record the forward stack of every operation, name it when its backward fails, and refuse NaN gradients.
 
     Args:
-        check_nan: whether a NaN in a gradient fails the pass with `NaNGradientError`. Slow either way: for debugging.
+        check_nan: raise `NaNGradientError` for a NaN in a gradient. Slow in any case: for debugging.
     """
 
     def __init__(self, check_nan: bool = True) -> None:
@@ -350,8 +358,8 @@ class detect_anomaly(ModeScope):
 def set_default_dtype(dtype: Any) -> None:
     """Set the dtype that Python floats become.
 
-    At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it is set for the process: every task
-    and thread that has set nothing itself. In a task, a thread or a callback it is set for that one and the tasks it starts from now on.
+    At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it is set for the process: for every task
+    and thread that has not set its own. In a task, a thread or a callback it is set for that one and the tasks it starts from now on.
 
     Args:
         dtype: a real floating dtype.

@@ -1,15 +1,16 @@
-"""Forward in good company: run synchronous work on the engine's threads, and wait for results that are still being computed."""
+"""`offload` and `ready`: run synchronous work on the engine's threads, and wait for Tensors that are still being computed."""
 
 from __future__ import annotations
 
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, ParamSpec, TypeVar
+from typing import ParamSpec, TypeVar
 
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore
+from aiograd.trees import leaves_of
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,20 +19,21 @@ T = TypeVar("T")
 async def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     """Run a synchronous function on the engine's executor, so that the event loop stays free: ``y = await ag.offload(model, x)``.
 
-    The function runs in a copy of the caller's context: `no_grad`, anomaly mode, saved-tensor hooks, profiler and default dtype are as they are
-    here, and what it changes of them stays with it. What it records belongs to the graph as if it had been recorded here.
+    The function runs in a copy of the caller's context: it has the caller's `no_grad`, anomaly mode, saved-tensor hooks, profiler and default
+    dtype, and its changes of them do not affect the caller. It records operations in the graph as the caller would.
 
     Cancelling stops the waiting; the function itself runs to its end on its thread and its result is dropped.
 
     Args:
         fn: a plain function; it must not be ``async def``.
-        args, kwargs: handed on.
+        args, kwargs: arguments of `fn`.
 
     Returns:
-        What `fn` returns.
+        The result of `fn`.
 
     Raises:
-        ArgumentTypeError: `fn` is not callable or is a coroutine function. EngineClosedError: the engine has been closed. Whatever `fn` raises.
+        ArgumentTypeError: `fn` is not callable or is a coroutine function. EngineClosedError: the engine has been closed.
+        Exceptions of `fn` pass through.
     """
     if not callable(fn):
         raise ArgumentTypeError(f"offload: expected a function, found {type(fn).__name__}. Pass the function and its arguments, not its result.")
@@ -46,26 +48,19 @@ async def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
 
 async def ready(tree: T) -> T:
-    """Wait until the data of every Tensor in nested tuples, lists and dicts is there.
+    """Wait until the data of every Tensor in nested tuples, lists and dicts has been computed.
 
-    The computations go on at the same time; only the waiting is one after the other. Cancelling stops the waiting, not the computations.
+    The computations run concurrently; the Tensors are awaited one after the other. Cancelling stops the waiting, not the computations.
 
     Args:
-        tree: a Tensor, or tuples, lists and dicts of them, nested as you like; anything else in it is left alone.
+        tree: a Tensor, or tuples, lists and dicts of them, nested to any depth; anything else in it is ignored.
 
     Returns:
         `tree` itself.
 
     Raises:
-        What a computation failed with.
+        The exception of a computation that failed.
     """
-    stack: list[Any] = [tree]
-    while stack:
-        item = stack.pop()
-        if isinstance(item, TensorCore):
-            await item
-        elif isinstance(item, (tuple, list)):
-            stack.extend(reversed(item))
-        elif isinstance(item, dict):
-            stack.extend(reversed(item.values()))
+    for tensor in leaves_of(tree, TensorCore):
+        await tensor
     return tree

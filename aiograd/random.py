@@ -1,17 +1,17 @@
 """Random numbers from an explicit `Generator`, and their replay where a forward is computed a second time.
 
 Note [State belongs to objects, and the default to the caller]
-    A `Generator` is an object one passes around. The default one is a ContextVar, so `seed` in one task changes nothing for another, and a
-    task inherits the generator of the one that started it. Below it lies one of the process, which `seed` sets at the top level (Note [Top
-    level] in `aiograd.top_level`), for every task and thread that has set none itself.
+    A `Generator` is an object that is passed around. The default generator is in a ContextVar, so `seed` in one task changes nothing for another,
+    and a task inherits the generator of the task that started it. Tasks and threads without one use the generator of the process, which `seed` sets
+    at the top level (Note [Top level] in `aiograd.top_level`).
 
 Note [Replay]
-    A region that will be computed again (`aiograd.checkpointing`) is recorded in a `Draws`: every draw in it notes the state its
-    generator was in, and every use of the default generator which one that was. Within a `Replay` the same calls, in the same order, draw
-    from clones put into the noted states, so the numbers are the same, no generator moves, and it does not matter what other tasks have drawn
-    meanwhile. Regions nest: a region recorded inside a replay notes the states of the clones.
+    The draws of a region that will be recomputed (`aiograd.checkpointing`) are recorded in a `Draws`: the state of the generator before every
+    draw, and the default generator at every use of it. Within a `Replay` the same calls, in the same order, draw
+    from clones put into the recorded states, so the numbers are the same, no generator advances, and draws of other tasks
+    meanwhile do not matter. Regions nest: a region recorded inside a replay records the states of the clones.
 
-Rejected: noting only the state at the first draw of a region (another task that draws from the same generator while the region awaits
+Rejected: recording only the state at the first draw of a region (another task that draws from the same generator while the region awaits
 something would silently change the second half of the replayed numbers); winding the generators themselves back and forth (visible to every
 other task).
 
@@ -21,18 +21,19 @@ distribution of them (NEP 19).
 
 from __future__ import annotations
 
+import functools
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple, NoReturn, Self
+from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import numpy as np
 
 from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import get_default_dtype
+from aiograd.modes import current_mode, get_default_dtype
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 from aiograd.top_level import is_top_level
@@ -41,8 +42,8 @@ from aiograd.types import Shape
 ALGORITHM = "PCG64"
 
 
-class State(NamedTuple):
-    """Where a stream stands: the 128-bit state and increment of PCG64, its buffered half word, how many children it has spawned."""
+class BitGeneratorState(NamedTuple):
+    """The state of a stream: the 128-bit state and increment of PCG64, its buffered half word, and the number of children it has spawned."""
 
     state: int
     increment: int
@@ -51,7 +52,7 @@ class State(NamedTuple):
     spawned: int
 
 
-class Stream:
+class RandomStream:
     """A PCG64 and the seed it came from."""
 
     __slots__ = ("entropy", "spawn_key", "spawned", "bits", "numpy")
@@ -63,12 +64,12 @@ class Stream:
         self.bits = np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=spawn_key))
         self.numpy = np.random.Generator(self.bits)
 
-    def state(self) -> State:
-        """Where it stands."""
+    def state(self) -> BitGeneratorState:
+        """The present state."""
         state: Mapping[str, Any] = self.bits.state
-        return State(state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"], self.spawned)
+        return BitGeneratorState(state["state"]["state"], state["state"]["inc"], state["has_uint32"], state["uinteger"], self.spawned)
 
-    def go_to(self, state: State) -> None:
+    def go_to(self, state: BitGeneratorState) -> None:
         """Continue from `state`."""
         self.bits.state = {
             "bit_generator": ALGORITHM,
@@ -78,32 +79,50 @@ class Stream:
         }
         self.spawned = state.spawned
 
-    def clone(self) -> Stream:
-        """Another stream at the same place."""
-        clone = Stream(self.entropy, self.spawn_key)
+    def clone(self) -> RandomStream:
+        """Another stream in the same state."""
+        clone = RandomStream(self.entropy, self.spawn_key)
         clone.go_to(self.state())
         return clone
 
-    def spawn(self, count: int) -> list[Stream]:
+    def spawn(self, count: int) -> list[RandomStream]:
         """Streams independent of this one and of each other, as numpy's SeedSequence spawns them."""
         first, self.spawned = self.spawned, self.spawned + count
-        return [Stream(self.entropy, (*self.spawn_key, i)) for i in range(first, self.spawned)]
+        return [RandomStream(self.entropy, (*self.spawn_key, i)) for i in range(first, self.spawned)]
+
+
+D = TypeVar("D", bound=Callable[..., Any])
+
+
+def _drawing(method: D) -> D:
+    """A method that draws Tensors; a function that is being compiled repeats the draw at every run, from the generator that is the default then."""
+
+    @functools.wraps(method)
+    def draw(self: Generator, *args: Any, **kwargs: Any) -> Any:
+        tensor = method(self, *args, **kwargs)
+        trace = current_mode().trace
+        if trace is not None:
+            is_default = self is (_default.get() or _process_default)
+            trace.drew(method.__name__, lambda: method(default_generator() if is_default else self, *args, **kwargs), tensor)
+        return tensor
+
+    return draw  # type: ignore[return-value]
 
 
 class Generator:
     """A reproducible source of random Tensors.
 
-    The same seed gives the same numbers in the same order. Draws are atomic: threads and tasks may share a generator, at the price of an order
-    that depends on timing; `spawn` gives each its own.
+    The same seed gives the same numbers in the same order. Draws are atomic: threads and tasks may share a generator, but then the order of their
+    draws depends on timing; `spawn` gives each its own.
 
     Args:
-        seed: an int of at least 0, or a sequence of them; None takes fresh entropy of the operating system (`state_dict` tells which).
+        seed: an int of at least 0, or a sequence of them; None takes fresh entropy of the operating system (`state_dict` contains it).
     """
 
     __slots__ = ("_stream", "_lock", "__weakref__")
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
-        self._stream = Stream(_entropy(seed))
+        self._stream = RandomStream(_entropy(seed))
         self._lock = threading.Lock()
 
     def __repr__(self) -> str:
@@ -112,6 +131,7 @@ class Generator:
 
     # ---------------------------------------------------------------- draws
 
+    @_drawing
     def normal(self, shape: int | Sequence[int] = (), *, mean: float = 0.0, std: float = 1.0, dtype: Any = None) -> Tensor:
         """Normally distributed numbers.
 
@@ -126,6 +146,7 @@ class Generator:
         array = self._draw(lambda rng: rng.standard_normal(size, dtype=drawn))
         return _tensor(array * drawn.type(std) + drawn.type(mean), wanted)
 
+    @_drawing
     def uniform(self, shape: int | Sequence[int] = (), *, low: float = 0.0, high: float = 1.0, dtype: Any = None) -> Tensor:
         """Numbers uniformly distributed between `low` and `high`.
 
@@ -140,6 +161,7 @@ class Generator:
         array = self._draw(lambda rng: rng.random(size, dtype=drawn))
         return _tensor(array * drawn.type(high - low) + drawn.type(low), wanted)
 
+    @_drawing
     def integers(self, low: int, high: int, shape: int | Sequence[int] = (), *, dtype: Any = np.int64) -> Tensor:
         """Integers uniformly distributed in [low, high).
 
@@ -156,6 +178,7 @@ class Generator:
             raise ArgumentError(f"integers({low}, {high}, dtype={wanted}): expected low < high within the range of the dtype")
         return _tensor(self._draw(lambda rng: rng.integers(low, high, size, dtype=wanted.type)), wanted)
 
+    @_drawing
     def bernoulli(self, p: float, shape: int | Sequence[int] = (), *, dtype: Any = None) -> Tensor:
         """Numbers that are 1 with probability `p`, else 0.
 
@@ -168,15 +191,16 @@ class Generator:
         size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
         return _tensor(self._draw(lambda rng: rng.random(size)) < p if 0 < p < 1 else np.full(size, p == 1), wanted)
 
+    @_drawing
     def dropout_mask(self, shape: int | Sequence[int], p: float, *, dtype: Any = None, device: str = "cpu") -> Tensor:
-        """What to multiply with to drop elements: 0 with probability `p`, else ``1 / (1 - p)``, so that the mean is 1.
+        """A mask for dropout: 0 with probability `p`, else ``1 / (1 - p)``, so that the mean is 1.
 
         Args:
             shape: of the result.
             p: probability of dropping, in [0, 1]; 1 drops everything.
             dtype: a real floating dtype; the default dtype if None.
-            device: where the mask is to be. A device that draws masks itself is given a seed from this generator: its masks are as reproducible
-                as those of the host, and others.
+            device: device of the mask. A device that draws masks itself gets a seed from this generator: its masks are as reproducible
+                as those of the host, but differ from them.
         """
         _check_probability("dropout_mask", p)
         size, wanted = _shape(shape), _float_dtypes(dtype)[0]
@@ -192,6 +216,7 @@ class Generator:
         keep = self._draw(lambda rng: rng.random(size, dtype=np.float32)) >= np.float32(p)
         return _tensor(keep * wanted.type(1 / (1 - p)), wanted)
 
+    @_drawing
     def permutation(self, n: int) -> Tensor:
         """The numbers 0 to `n` - 1 in random order, int64: ``x[generator.permutation(len(x))]`` shuffles."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
@@ -235,25 +260,25 @@ class Generator:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the generator stands, as ints, lists and strings that JSON can hold."""
+        """The state of the generator, as ints, lists and strings that JSON can hold."""
         with self._lock:
             stream = self._stream
             entropy = stream.entropy if isinstance(stream.entropy, int) else list(stream.entropy)
             return {"algorithm": ALGORITHM, "seed": entropy, "spawn_key": list(stream.spawn_key), **stream.state()._asdict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
-        """Continue where the generator that made `state` stood; returns the generator.
+        """Continue from `state`, made by `state_dict`; returns the generator.
 
         Raises:
-            ArgumentError: it is no state of a Generator. Nothing has changed.
+            ArgumentError: `state` is no state of a Generator. Nothing has changed.
         """
-        expected = {"algorithm", "seed", "spawn_key", *State._fields}
+        expected = {"algorithm", "seed", "spawn_key", *BitGeneratorState._fields}
         if not isinstance(state, Mapping) or set(state) != expected or state["algorithm"] != ALGORITHM:
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ArgumentError(f"Generator.load_state_dict: expected the keys {sorted(expected)} with algorithm {ALGORITHM!r}, found {found}")
         try:
-            stream = Stream(_entropy(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
-            stream.go_to(State(*(int(state[name]) for name in State._fields)))
+            stream = RandomStream(_entropy(state["seed"]), tuple(int(key) for key in state["spawn_key"]))
+            stream.go_to(BitGeneratorState(*(int(state[name]) for name in BitGeneratorState._fields)))
         except (ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(f"Generator.load_state_dict: the values are no state of a Generator ({error})") from None
         with self._lock:
@@ -261,7 +286,7 @@ class Generator:
         return self
 
 
-def _generator(stream: Stream) -> Generator:
+def _generator(stream: RandomStream) -> Generator:
     generator = Generator.__new__(Generator)
     generator._stream = stream
     generator._lock = threading.Lock()
@@ -290,7 +315,7 @@ def _shape(shape: Any) -> Shape:
 
 
 def _float_dtypes(dtype: Any) -> tuple[np.dtype[Any], np.dtype[Any]]:
-    """The dtype wanted, and the one to draw in."""
+    """The dtype of the result, and the one to draw in."""
     wanted = get_default_dtype() if dtype is None else np.dtype(dtype)
     if wanted.kind != "f":
         raise ArgumentTypeError(f"dtype {wanted}: expected a real floating dtype such as float32 or float64")
@@ -310,12 +335,12 @@ def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
 
 
 _default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
-#: of whoever has set none; its seed is drawn from the system until `seed` is called
+#: the generator of tasks and threads that have set none; seeded by the system until `seed` is called
 _process_default = Generator()
 
 
 def default_generator() -> Generator:
-    """The generator that draws where none is named: what `seed` set in the running task or in the one that started it, else in the process."""
+    """The generator used where none is given: the one that `seed` set in the running task or in the one that started it, else in the process."""
     recordings, source = _tapes()
     generator = None if source is None else source.next_default()
     if generator is None:
@@ -328,8 +353,8 @@ def default_generator() -> Generator:
 def seed(number: int | Sequence[int]) -> Generator:
     """Make a new default generator with this seed and return it.
 
-    At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it becomes that of the process: of
-    every task and thread that has none itself. In a task, a thread or a callback it is for that one and the tasks it starts from now on.
+    At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it is set for the process: for every task
+    and thread that has not set its own. In a task, a thread or a callback it is set for that one and the tasks it starts from now on.
     """
     global _process_default
     generator = Generator(number)
@@ -355,17 +380,17 @@ def drawing_from(generator: Generator) -> Iterator[None]:
 
 
 class Draws:
-    """What a region drew: the state before each draw, by generator, and the default generator at each use of it."""
+    """The recorded draws of a region: the state before each draw, by generator, and the default generator at each use of it."""
 
     __slots__ = ("states", "defaults")
 
     def __init__(self) -> None:
-        self.states: dict[Generator, list[State]] = {}
+        self.states: dict[Generator, list[BitGeneratorState]] = {}
         self.defaults: list[Generator] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
-        """Note what the block draws. May be entered several times; what is drawn is appended."""
+        """Record the draws of the block. May be entered several times; draws are appended."""
         token = _tape.set(_Recording(self, _tape.get()))
         try:
             yield
@@ -374,27 +399,27 @@ class Draws:
 
 
 class Replay:
-    """Draws the numbers noted in `draws` again; no generator moves. Any number of replays of the same draws may run at once."""
+    """Repeats the recorded `draws`; no generator advances. Any number of replays of the same draws may run at once."""
 
     __slots__ = ("draws", "clones", "drawn", "uses")
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
-        self.clones: dict[Generator, Stream] = {}
+        self.clones: dict[Generator, RandomStream] = {}
         self.drawn: dict[Generator, int] = {}
         self.uses = 0
 
     @contextmanager
     def playing(self) -> Iterator[None]:
-        """Draw the noted numbers in the block. May be entered several times, and goes on where it was left."""
+        """Repeat the recorded draws in the block. May be entered several times, and continues after the last draw."""
         token = _tape.set(self)
         try:
             yield
         finally:
             _tape.reset(token)
 
-    def next_stream(self, generator: Generator) -> Stream:
-        """A clone in the state of the same draw in the recorded region; past its last draw, the clone wherever it stands."""
+    def next_stream(self, generator: Generator) -> RandomStream:
+        """A clone in the state of the same draw in the recorded region; after the last recorded draw, the clone in its present state."""
         clone = self.clones.get(generator)
         if clone is None:
             clone = self.clones[generator] = generator._stream.clone()
@@ -420,7 +445,7 @@ _tape: ContextVar[_Recording | Replay | None] = ContextVar("aiograd_random_tape"
 
 
 def _tapes() -> tuple[list[_Recording], Replay | None]:
-    """The recordings the running code is inside of, innermost first, up to the replay that supplies its numbers, if there is one."""
+    """The recordings that the running code is inside of, innermost first, up to the innermost replay, if there is one."""
     tape = _tape.get()
     recordings: list[_Recording] = []
     while isinstance(tape, _Recording):
@@ -429,8 +454,8 @@ def _tapes() -> tuple[list[_Recording], Replay | None]:
     return recordings, tape
 
 
-def _stream_now(generator: Generator) -> Stream:
-    """The stream for one draw from `generator`, whose lock is held; notes its state where a region is recorded."""
+def _stream_now(generator: Generator) -> RandomStream:
+    """The stream for one draw from `generator`, whose lock is held; records its state if a region is being recorded."""
     recordings, source = _tapes()
     stream = generator._stream if source is None else source.next_stream(generator)
     if recordings:

@@ -1,14 +1,14 @@
 """Saving and loading state: safetensors files, written atomically, with nothing in them that could be executed.
 
 Note [Nested states in a flat format]
-    A safetensors file is a table of named arrays with text beside it. What is saved may be nested: a module's state beside an optimizer's,
+    A safetensors file is a table of named arrays with text beside it. A saved state may be nested: a module's state beside an optimizer's,
     step counters and options. Arrays are stored under their path, keys joined by dots (``model.0.weight``), so other tools can read them;
-    the shape of the nesting and everything that is no array is JSON in the file's metadata, under the key ``aiograd``. A
-    flat dict of arrays needs no such thing: its file is an ordinary one. Files from elsewhere load as flat dicts.
+    the nesting and all values that are no arrays are JSON in the file's metadata, under the key ``aiograd``. A
+    flat dict of arrays has no such metadata. Files of other tools load as flat dicts.
 
 Note [Atomic]
-    The new file is written beside the old one, flushed to the disk and put in its place by one rename: whoever reads sees the old state
-    or the new one, also after a crash in the middle.
+    The new file is written beside the old one, flushed to the disk and put in its place by one rename: readers see the old state
+    or the new one, even after a crash midway.
 
 Rejected: pickle and everything built on it, which executes code from the file; ``.npz``, which cannot be mapped into memory.
 
@@ -46,11 +46,11 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
     Args:
         state: a dict of Tensors or arrays, such as a module's ``state_dict()``; or nested dicts, lists and tuples of them, of numbers,
             strings, booleans and None, such as ``{"model": ..., "optimizer": ..., "epoch": 3}``.
-        path: of the file.
+        path: path of the file.
         metadata: text to store beside it, read by `load_metadata`.
 
     Raises:
-        ArgumentTypeError: something that cannot be saved, with its path. OSError: the file cannot be written; an older one is as it was.
+        ArgumentTypeError: a value that cannot be saved, with its path. OSError: the file cannot be written; an older one is unchanged.
     """
     if not isinstance(state, Mapping):
         raise ArgumentTypeError(f"save: expected a dict such as state_dict(), found {type(state).__name__}")
@@ -80,7 +80,7 @@ def save(state: Mapping[str, Any], path: str | os.PathLike[str], metadata: Mappi
 
 
 def _flush_folder(folder: Path) -> None:
-    """Have the rename survive a crash, where the system can open folders."""
+    """Make the rename durable, where the system can open folders."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:
@@ -90,7 +90,7 @@ def _flush_folder(folder: Path) -> None:
 
 
 def load(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Read a safetensors file: what `save` was given, with Tensors for all arrays; of other files a flat dict of Tensors.
+    """Read a safetensors file: the state given to `save`, with Tensors for all arrays; for files of other tools, a flat dict of Tensors.
 
     Blocks while it reads: in a service, ``await ag.offload(ag.load, path)``.
 
@@ -98,7 +98,7 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
         path: of the file.
 
     Raises:
-        ArgumentError: not a safetensors file (those of ``torch.save`` are none), damaged or cut short, or of a dtype that cannot be had.
+        ArgumentError: not a safetensors file (such as one of ``torch.save``), damaged or truncated, or of a dtype that numpy lacks.
             FileNotFoundError: no such file.
     """
     arrays, metadata = _read(Path(path), with_arrays=True)
@@ -166,7 +166,7 @@ def _is_array(value: Any) -> bool:
 
 
 def _taken_apart(value: Any, path: tuple[str, ...], arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
-    """The nesting of `value` as JSON; arrays go to `arrays` and leave their name."""
+    """The nesting of `value` as JSON; arrays are moved to `arrays` and replaced by their name."""
     where = ".".join(path) or "the state"
     if _is_array(value):
         name = ".".join(path)

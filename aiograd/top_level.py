@@ -1,4 +1,4 @@
-"""True if a call stands at the top level of a program: what is set there is set for the process.
+"""Tells if a call is made at the top level of a program, where settings are set for the process.
 
 Note [Top level]
     A call is at the top level if a statement of a module makes it, itself or through plain functions: a line of a script, of a module that
@@ -7,7 +7,7 @@ Note [Top level]
     a thread. In the last three a setting belongs to the context of the running code, so that neither two tasks nor two threads disturb
     each other.
 
-    Whether a task is running says nothing: `python -m asyncio`, IPython and Jupyter compile a statement that contains ``await`` as a
+    The question cannot be answered by the running task: `python -m asyncio`, IPython and Jupyter compile a statement that contains ``await`` as a
     module's code that is a coroutine, and run it in a task of its own, in a copy of a context that is then dropped. Jupyter runs every
     cell inside a task.
 
@@ -23,15 +23,15 @@ from types import FrameType
 
 _IN_A_TASK = inspect.CO_COROUTINE | inspect.CO_ITERABLE_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-#: what follows a call whose value nobody uses: dropped, printed by a REPL, or the result of `eval`
+#: opcodes that follow a call whose value is not used: it is dropped, printed by a REPL, or the result of `eval`
 _VALUE_UNUSED = frozenset({"POP_TOP", "PRINT_EXPR", "CALL_INTRINSIC_1"})
 
 
 def is_top_level(depth: int = 1) -> bool:
-    """True if the running code stands at the top level, see Note [Top level].
+    """True if the running code is at the top level, see Note [Top level].
 
     Args:
-        depth: how many calls lie between the code asked about and this one.
+        depth: the number of calls between the code in question and this one.
     """
     frame: FrameType | None = sys._getframe(depth + 1)
     while frame is not None:
@@ -44,10 +44,10 @@ def is_top_level(depth: int = 1) -> bool:
 
 
 def is_statement(depth: int = 1) -> bool:
-    """True if a call is a statement of its own, whose value is not used, rather than, for instance, what ``with`` is given.
+    """True if a call is a statement of its own, whose value is not used, rather than, for instance, the operand of ``with``.
 
     Args:
-        depth: how many calls lie between the call asked about and this one.
+        depth: the number of calls between the call in question and this one.
     """
     frame = sys._getframe(depth + 1)
     code, place = frame.f_code.co_code, frame.f_lasti + 2

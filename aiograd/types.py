@@ -1,7 +1,7 @@
 """Aliases shared by every layer.
 
-An "array" here is whatever the engine carries: a ``numpy.ndarray``, a device array that speaks numpy's protocols, or a Tensor while a
-pass is itself being differentiated. They have in common ``shape``, ``dtype`` and arithmetic, so that is all the engine relies on.
+An "array" is a value that the engine computes with: a ``numpy.ndarray``, a device array that implements numpy's protocols, or a Tensor while a
+pass is itself being recorded. The engine relies only on ``shape``, ``dtype`` and arithmetic, which all of them have.
 """
 
 from __future__ import annotations

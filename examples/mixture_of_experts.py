@@ -72,6 +72,7 @@ async def main(steps: int, on: str) -> None:
         optimizer = ag.optim.Adam(mixture.parameters(), lr=1e-2)
 
         requests: list[int] = []
+        missed: list[Any] = []
 
         async def learn() -> tuple[float, int]:
             """One batch: its loss, and how many answers were lost."""
@@ -82,6 +83,7 @@ async def main(steps: int, on: str) -> None:
             optimizer.step()
             assert mixture.last is not None
             requests.append(mixture.last.requests)
+            missed.extend(mixture.last.lost)
             return loss.item(), len(mixture.last.lost) + len(mixture.last.lost_in_backward)
 
         async def accuracy() -> float:
@@ -101,10 +103,8 @@ async def main(steps: int, on: str) -> None:
         outcomes = [await learn() for _ in range(5)]
         lost, loss = sum(count for _, count in outcomes), np.mean([loss for loss, _ in outcomes])
         print(f"\n{WORKERS[1]} is killed. Five more batches: {lost} of 320 answers lost and left out, loss {loss:.3f}")
-        assert mixture.last is not None and mixture.last.lost
-        missing: Any = mixture.last.lost[0]
-        print(f"    the last one: sample {missing.sample} missed {missing.expert}: {type(missing.error).__name__}")
-        print(f"    {await accuracy():.1%} of the test images without its experts")
+        print(f"    the first one: sample {missed[0].sample} missed {missed[0].expert}: {type(missed[0].error).__name__}")
+        print(f"    {await accuracy():.1%} of the test images with what is there")  # on Ray it may be back by now
 
         await cluster.restart(WORKERS[1])  # with --on join it is waited for: whatever started it has to start it again
         outcomes = [await learn() for _ in range(steps - half)]

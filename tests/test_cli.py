@@ -18,6 +18,7 @@ import pytest
 import aiograd as ag
 import aiograd.distributed as dist
 from aiograd import cli
+from aiograd.engine.run.paced_collector import THRESHOLDS
 from aiograd.errors import RemoteError, WorkerLostError
 from tests.watchdog import SECONDS
 
@@ -131,6 +132,14 @@ async def test_a_worker_serves_until_it_is_told_to_stop(secret: Path, number: si
             output, complaints = process.communicate(timeout=SECONDS)
         assert (process.returncode, complaints) == (0, ""), complaints
         assert "worker w stops" in output
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("tunes", [True, False])
+async def test_a_worker_tunes_the_garbage_collector_unless_told_not_to(secret: Path, tunes: bool) -> None:
+    with serving("--name", "w", "--service", SERVICE, "--secret-file", str(secret), *([] if tunes else ["--no-tune-gc"])) as process:
+        async with dist.Worker("me", secret=KEY, peers={"w": url_of(process)}) as me:
+            assert (await me.call("w", "collector_thresholds") == [*THRESHOLDS]) == tunes
 
 
 @pytest.mark.proc

@@ -11,18 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, NestedPassError, OnceDifferentiableError
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def constant(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
+from tests.support import constant, leaf, same
 
 
 class Square(ag.Function):

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.array_functions.methods import Methods
+from aiograd.array_functions.methods import TensorMethods
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
 from aiograd.tensors.core import TensorCore
 
-TABLE = {name: method for name, method in vars(Methods).items() if not name.startswith("_")}
+TABLE = {name: method for name, method in vars(TensorMethods).items() if not name.startswith("_")}
 #: what a numpy or PyTorch script that is ported meets first
 EVERYDAY = (
     "copy ravel round dot sort argsort cumprod cumsum diagonal trace take repeat nonzero conj clip prod std var argmax argmin all any swapaxes "

@@ -108,7 +108,7 @@ threads = [threading.Thread(target=ask, args=(number,)) for number in range(8)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert len(found) == 8, found
-from aiograd.distributed.driver.objects import ADAPTERS, OPTIMIZERS
+from aiograd.distributed.objects.object_server import ADAPTERS, OPTIMIZERS
 assert ADAPTERS.keys() == {"pipeline.host"} and OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW"}
 """
     _python("-W", "error", "-c", script)
@@ -119,7 +119,7 @@ assert ADAPTERS.keys() == {"pipeline.host"} and OPTIMIZERS.keys() == {"SGD", "Ad
     "statement", ["import aiograd.distributed as dist", "from aiograd.distributed import Worker", "import aiograd as ag; ag.distributed"]
 )
 def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
-    made = "from aiograd.distributed.driver.objects import ADAPTERS, OPTIMIZERS; print(*ADAPTERS, *OPTIMIZERS)"
+    made = "from aiograd.distributed.objects.object_server import ADAPTERS, OPTIMIZERS; print(*ADAPTERS, *OPTIMIZERS)"
     assert _python("-c", f"{statement}; {made}").split() == ["pipeline.host", "SGD", "Adam", "AdamW"]
 
 

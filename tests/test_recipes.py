@@ -6,6 +6,7 @@ import ast
 import asyncio
 import builtins
 import contextlib
+import gc
 import importlib.util
 import inspect
 import os
@@ -131,6 +132,12 @@ def test_the_first_lines(capsys: pytest.CaptureFixture[str]) -> None:
     np.testing.assert_allclose(numbers(printed), numbers(claimed), rtol=1e-8, atol=2e-9)
 
 
+def test_a_compiled_function(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# compiled.py"), {})
+    printed = capsys.readouterr().out
+    assert "dropout_mask" in printed and "recordings=1, runs=19" in printed
+
+
 async def test_train(model: ag.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = model_and_loss(model).item()
@@ -205,6 +212,17 @@ async def test_one_engine_for_all_handlers(model: ag.nn.Module) -> None:
     assert app.state.engine.statistics().committed == 1
     is_over.set()
     await living
+
+
+async def test_a_service_with_its_own_loop(model: ag.nn.Module) -> None:
+    names = await cook("A service with its own loop", ag=ag, contextlib=contextlib)
+    app = types.SimpleNamespace(state=types.SimpleNamespace())
+    before = gc.get_threshold()
+    async with names["lifespan"](app):
+        assert gc.get_threshold() != before
+        await model_and_loss(model).backward()
+        assert app.state.engine.statistics().committed == 1
+    assert gc.get_threshold() == before
 
 
 async def test_offload_and_checkpoint_give_the_same_gradients(model: ag.nn.Module) -> None:

@@ -4,7 +4,7 @@ A family to a file: `creation`, `dtypes`, `elementwise`, `comparison`, `activati
 `linalg` as a namespace of its own. `conversion` says what they accept, `methods` which of them are methods of Tensor. Each function runs
 rows of the op tables on Tensors; there is no arithmetic here.
 
-Rejected: making the functions in a loop over the tables. What users read in an editor, and what type checkers see, is a definition.
+Rejected: making the functions in a loop over the tables. Editors and type checkers would not see definitions then.
 """
 
 from __future__ import annotations

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
-from aiograd.tensors.record import call, unary
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-
-__all__ = [
-    "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "log_sigmoid", "softmax", "log_softmax",
-]  # fmt: skip
+from aiograd.tensors.unrolled import unary
 
 _relu, _softsign = unary(row("relu")), unary(row("softsign"))
 _sigmoid, _log_sigmoid = unary(row("sigmoid")), unary(row("log_sigmoid"))

@@ -8,13 +8,6 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two_pl
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
-__all__ = [
-    "equal", "not_equal", "less", "less_equal", "greater", "greater_equal", "isclose", "allclose", "array_equal",
-    "logical_and", "logical_or", "logical_xor", "logical_not",
-    "bitwise_and", "bitwise_or", "bitwise_xor", "bitwise_invert", "bitwise_left_shift", "bitwise_right_shift",
-    "isfinite", "isinf", "isnan",
-]  # fmt: skip
-
 _equal, _not_equal, _less, _less_equal = two_plain("eq"), two_plain("ne"), two_plain("lt"), two_plain("le")
 _greater, _greater_equal = two_plain("gt"), two_plain("ge")
 _logical_and, _logical_or, _logical_xor = two_plain("logical_and"), two_plain("logical_or"), two_plain("logical_xor")
@@ -58,12 +51,12 @@ def isclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float = 
 
 
 def allclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> builtins.bool:
-    """Whether `isclose` holds everywhere."""
+    """True if `isclose` holds everywhere."""
     return bool(call(row("all"), (isclose(x1, x2, rtol, atol, equal_nan),), {}))
 
 
 def array_equal(x1: ArrayLike, x2: ArrayLike, /) -> builtins.bool:
-    """Whether shapes and all elements are equal."""
+    """True if shapes and all elements are equal."""
     first, second = as_tensor(x1), as_tensor(x2)
     return first.shape == second.shape and bool(call(row("all"), (equal(first, second),), {}))
 

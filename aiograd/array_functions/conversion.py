@@ -16,9 +16,11 @@ import numpy.typing as npt
 
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS
+from aiograd.tensors.constants import constant
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.record import binary, call, constant
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.unrolled import binary
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
 Axis: TypeAlias = int | Sequence[int] | None

@@ -15,14 +15,10 @@ from aiograd.errors import ArgumentError
 from aiograd.modes import get_default_dtype
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
+from aiograd.tensors.constants import check_numbers, number_dtype
 from aiograd.tensors.core import make, plain_array
-from aiograd.tensors.record import call, check_numbers, number_dtype
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-
-__all__ = [
-    "zeros", "ones", "full", "empty", "zeros_like", "ones_like", "full_like", "empty_like",
-    "arange", "linspace", "eye", "meshgrid", "tril", "triu", "diag",
-]  # fmt: skip
 
 
 def _finished(array: np.ndarray[Any, Any], device: str | None, requires_grad: bool) -> Tensor:

@@ -15,12 +15,6 @@ from aiograd.errors import ArgumentError
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.tensor import Tensor, asarray
 
-__all__ = [
-    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128",
-    "e", "pi", "inf", "nan", "newaxis",
-    "astype", "can_cast", "finfo", "iinfo", "isdtype", "result_type",
-]  # fmt: skip
-
 float16, float32, float64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
 int8, int16, int32, int64 = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64)
@@ -46,7 +40,7 @@ def astype(x: Any, dtype: Any, /, *, copy: builtins.bool = True, device: str | N
 
 
 def can_cast(from_: Any, to: Any, /) -> builtins.bool:
-    """Whether a dtype (or that of a Tensor) can become another without loss."""
+    """True if a dtype (or that of a Tensor) can become another without loss."""
     return np.can_cast(from_.dtype if isinstance(from_, TensorCore) else from_, to)
 
 
@@ -61,7 +55,7 @@ def iinfo(type: Any, /) -> np.iinfo[Any]:
 
 
 def isdtype(dtype: Any, kind: Any) -> builtins.bool:
-    """Whether a dtype is of a kind: a dtype, a name such as "real floating", or a tuple of them."""
+    """True if a dtype is of a kind: a dtype, a name such as "real floating", or a tuple of them."""
     if isinstance(kind, tuple):
         return any(isdtype(dtype, one) for one in kind)
     if isinstance(kind, str):
@@ -74,4 +68,3 @@ def isdtype(dtype: Any, kind: Any) -> builtins.bool:
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """The dtype that an operation on these gives."""
     return np.result_type(*(x.dtype if isinstance(x, TensorCore) else x for x in arrays_and_dtypes))
-

@@ -11,18 +11,9 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two, two_plain
 from aiograd.ops import elementwise
-from aiograd.tensors.record import call, unary
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-
-__all__ = [
-    "add", "subtract", "multiply", "divide", "floor_divide", "remainder", "fmod", "pow", "negative", "positive", "abs", "sign", "copysign",
-    "reciprocal", "square", "sqrt", "rsqrt", "cbrt", "hypot",
-    "exp", "exp2", "expm1", "log", "log1p", "log2", "log10", "logaddexp", "xlogy",
-    "sin", "cos", "tan", "asin", "acos", "atan", "atan2", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "deg2rad", "rad2deg",
-    "erf", "erfc", "sinc",
-    "floor", "ceil", "trunc", "round", "maximum", "minimum", "clip", "nan_to_num", "nextafter", "signbit",
-    "conj", "real", "imag", "angle",
-]  # fmt: skip
+from aiograd.tensors.unrolled import unary
 
 _add, _subtract, _multiply, _divide = two("add"), two("sub"), two("mul"), two("div")
 _remainder, _fmod, _pow, _floor_divide = two("remainder"), two("fmod"), two("pow"), two_plain("floor_divide")
@@ -331,7 +322,7 @@ def nextafter(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
 
 
 def signbit(x: ArrayLike, /) -> Tensor:
-    """Whether the sign bit is set, as in -0.0."""
+    """True if the sign bit is set, as in -0.0."""
     return call(row("signbit"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 

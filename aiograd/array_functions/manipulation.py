@@ -11,14 +11,9 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row, tensors_of
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops import joining, shape
-from aiograd.tensors.record import call, static
+from aiograd.tensors.constants import static
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-
-__all__ = [
-    "reshape", "flatten", "permute_dims", "transpose", "swapaxes", "matrix_transpose", "moveaxis", "squeeze", "expand_dims",
-    "broadcast_to", "broadcast_arrays", "broadcast_shapes", "flip", "roll", "concat", "stack", "unstack", "split", "tile", "repeat", "pad",
-    "diagonal", "clone",
-]  # fmt: skip
 
 
 def reshape(x: ArrayLike, /, shape: int | Sequence[int], *, copy: bool | None = None) -> Tensor:

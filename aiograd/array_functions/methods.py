@@ -1,10 +1,10 @@
 """The methods of Tensor that compute: one table, whose entries are functions of this package.
 
 Note [The table]
-    `Methods` is the table: ``name = function``, and a function's first parameter is the tensor. So a method has the parameters, types and
+    `TensorMethods` is the table: ``name = function``, and a function's first parameter is the tensor. So a method has the parameters, types and
     docstring of the function that it is, and what is given to the function (another name for a parameter, say) is given to the method. Type
     checkers take `Methods` for a base class of Tensor; when the package is imported its entries are put on Tensor itself.
-    What is a row of one array without further arguments goes the fast way in, not by the function (`_fast`).
+    A method for a row of one array without further arguments calls the row directly, not the function (`_fast`).
 
 Note [Whose meaning]
     Where numpy and PyTorch mean different things by a name, numpy's meaning is meant (``x.max(1)`` returns values only, ``x.repeat(2)`` repeats
@@ -23,8 +23,9 @@ import numpy as np
 from aiograd.array_functions import activation, comparison, creation, elementwise, linalg, manipulation, products, reduction, searching
 from aiograd.array_functions.conversion import ArrayLike, Axis, row
 from aiograd.errors import ArgumentError, IndexRangeError, ShapeError
-from aiograd.tensors.record import call, unary
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
+from aiograd.tensors.unrolled import unary
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -210,7 +211,7 @@ def dim(x: Tensor, /) -> int:
 # -------------------------------------------------------------------- the table
 
 
-class Methods:
+class TensorMethods:
     """See Note [The table]."""
 
     __slots__ = ()
@@ -273,6 +274,6 @@ class Methods:
     int, long, bool = _cast("int32"), _cast("int64"), _cast("bool")
 
 
-for _name, _method in vars(Methods).items():
+for _name, _method in vars(TensorMethods).items():
     if not _name.startswith("_"):
         setattr(Tensor, _name, _method)

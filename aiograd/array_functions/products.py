@@ -12,8 +12,6 @@ from aiograd.ops import linalg as linalg_rows
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, checked_dtype
 
-__all__ = ["matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace"]
-
 _matmul = two("matmul")
 
 

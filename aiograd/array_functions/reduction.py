@@ -15,12 +15,6 @@ from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, checked_dtype
 
-__all__ = [
-    "sum", "prod", "mean", "var", "std", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero",
-    "cumulative_sum", "cumulative_prod", "cumsum", "cumprod", "diff",
-]  # fmt: skip
-
-
 _SUM = row("sum")
 
 
@@ -80,12 +74,12 @@ def logsumexp(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Ten
 
 
 def all(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Whether all elements over axes are true."""
+    """True if all elements over axes are true."""
     return _reduced("all", x, axis, keepdims)
 
 
 def any(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Whether some element over axes is true."""
+    """True if some element over axes is true."""
     return _reduced("any", x, axis, keepdims)
 
 

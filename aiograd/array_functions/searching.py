@@ -9,20 +9,14 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.ops import indexing
+from aiograd.tensors.constants import number_dtype
 from aiograd.tensors.core import make
-from aiograd.tensors.record import call, number_dtype
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
-
-__all__ = [
-    "where", "nonzero", "argmax", "argmin", "searchsorted", "isin",
-    "take", "take_along_axis", "gather", "scatter", "scatter_add", "index_add",
-    "sort", "argsort", "topk",
-    "unique_all", "unique_counts", "unique_inverse", "unique_values",
-]  # fmt: skip
 
 
 class UniqueAll(NamedTuple):
-    """What `unique_all` returns."""
+    """The result of `unique_all`."""
 
     values: Tensor
     indices: Tensor
@@ -31,14 +25,14 @@ class UniqueAll(NamedTuple):
 
 
 class UniqueCounts(NamedTuple):
-    """What `unique_counts` returns."""
+    """The result of `unique_counts`."""
 
     values: Tensor
     counts: Tensor
 
 
 class UniqueInverse(NamedTuple):
-    """What `unique_inverse` returns."""
+    """The result of `unique_inverse`."""
 
     values: Tensor
     inverse_indices: Tensor

@@ -32,11 +32,11 @@ from pathlib import Path
 from typing import Any
 
 from aiograd.distributed import Encoding, Limits, Worker
-from aiograd.distributed.cluster.joining import LEADER, Ending, serve_cluster, wait_for_way
+from aiograd.distributed.cluster.joining import LEADER, StopReason, serve_cluster, wait_for_way
 from aiograd.distributed.cluster.loading import load_service, make_tls
-from aiograd.distributed.http.addresses import bracket, parse_url
-from aiograd.distributed.keyring_file import parse_secret, read_secret_file
-from aiograd.distributed.limits import check_number
+from aiograd.distributed.rpc.http.addresses import bracket, parse_url
+from aiograd.distributed.rpc.keyring_file import parse_secret, read_secret_file
+from aiograd.distributed.rpc.limits import check_number
 from aiograd.engine.run import run
 from aiograd.errors import ArgumentError
 
@@ -90,6 +90,9 @@ def add_worker(commands: Any) -> None:
         parser.add_argument(option, choices=ENCODINGS, default="plain", help=f"how {what} that it sends are rounded (default plain: not at all)")
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="what is logged on standard error (default info)")
     parser.add_argument("--limits", default="{}", metavar="JSON", help='limits that differ from the defaults, {"message_bytes": 1048576}')
+    parser.add_argument(
+        "--no-tune-gc", action="store_false", dest="tune_gc", help="leave Python's garbage collector as it is (its pauses then grow with the heap)"
+    )
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=worker)
 
@@ -121,19 +124,19 @@ def worker(options: argparse.Namespace) -> int:
             )  # fmt: skip
 
         try:
-            ending = run(_serve(make, options.name, address, control, join, options.rejoin_seconds))
+            ending = run(_serve(make, options.name, address, control, join, options.rejoin_seconds), tune_gc=options.tune_gc)
         except ArgumentError as error:
             raise ArgumentError(in_words_of_options(str(error))) from error
-    if ending is Ending.RESTART:  # see Note [Starting anew]
+    if ending is StopReason.RESTART:  # see Note [Starting anew]
         if spelt is not None:
             os.environ["AIOGRAD_SECRET"] = spelt
         sys.stdout.flush()
         os.execv(sys.executable, [sys.executable, "-m", "aiograd", *sys.argv[1:]])  # noqa: S606
-    return 1 if ending is Ending.ORPHANED else 0
+    return 1 if ending is StopReason.ORPHANED else 0
 
 
 def in_words_of_options(text: str) -> str:
-    """What is said of arguments of Python, said of options."""
+    """A message about Python arguments with their names replaced by those of command-line options."""
     for argument, option in OPTIONS.items():
         text = text.replace(argument, option)
     return text
@@ -142,7 +145,7 @@ def in_words_of_options(text: str) -> str:
 async def _serve(
     make: Callable[[str, int], Worker], name: str, address: tuple[str, int] | None, control: tuple[int, int] | None, join: str | None,
     rejoin_seconds: float,
-) -> Ending:  # fmt: skip
+) -> StopReason:  # fmt: skip
     loop = asyncio.get_running_loop()
     stopping = asyncio.Event()
 
@@ -157,7 +160,7 @@ async def _serve(
     if address is None and join is not None:
         towards = await wait_for_way(name, join, stopping)
         if towards is None:
-            return Ending.STOPPED
+            return StopReason.STOPPED
         address = towards, 0
     host, port = address or ("127.0.0.1", 0)
     made = make(host, port)
@@ -168,7 +171,7 @@ async def _serve(
             raise ArgumentError(f"--listen {bracket(host)}:{port}: {error}") from None
         if control is None:
             print(f"worker {made.name} listens on {made.url} (pid {os.getpid()})", flush=True)
-            ending = Ending.STOPPED
+            ending = StopReason.STOPPED
             if join is None:
                 await stopping.wait()
             else:
@@ -182,7 +185,7 @@ async def _serve(
                 await stopping.wait()
             finally:
                 transport.close()  # also where a function has ended the process in its own way: an open pipe would keep the loop from closing
-    return Ending.STOPPED
+    return StopReason.STOPPED
 
 
 class _Parent(asyncio.Protocol):

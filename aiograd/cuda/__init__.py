@@ -63,7 +63,7 @@ def memory_stats(device: str | int | None = None) -> dict[str, int]:
 
 
 def statistics(device: str | int | None = None) -> Any:
-    """What a device has done so far: commands, copies from and to the host, and operations that had no kernel and ran on the host.
+    """Counts of a device's work so far: commands, copies from and to the host, and operations without a kernel that ran on the host.
 
     Args:
         device: name or number; by default ``cuda:0``.

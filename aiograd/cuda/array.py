@@ -11,7 +11,7 @@ Note [Who answers]
     ==============================  ==================================================================================================
 
 Note [Writes]
-    A write to a buffer is a command like any other, so it comes in order. What is pending and reads the buffer is launched before it.
+    A write to a buffer is a command like any other, so it comes in order. Pending expressions that read the buffer are launched before it.
 
 Rejected: numba's device array (it allocates and frees by itself, on any thread, waiting for the device); a class per dtype or layout.
 """
@@ -20,18 +20,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.cuda import interop, tables
 from aiograd.cuda.buffer import Buffer
-from aiograd.errors import DeviceError
+from aiograd.cuda.command import enqueue
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.layout import contiguous_strides
+from aiograd.cuda.stream_state import StreamState
+from aiograd.cuda.view import BufferView
+from aiograd.engine.run import loop_is_running
+from aiograd.errors import DeviceError, DeviceMismatchError, NotReadyError
 from aiograd.types import Shape
-
-if TYPE_CHECKING:
-    from aiograd.cuda.device import CudaDevice
 
 #: numpy functions that ask for nothing but shapes and dtypes
 _METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})
@@ -41,75 +44,36 @@ class UnaskedCopyError(DeviceError):
     """numpy was about to read an array of a device as if it were the host's."""
 
 
-class CudaArray(NDArrayOperatorsMixin):
-    """An array on a `CudaDevice`; made by the device and by operations on other such arrays.
+class CudaArray(BufferView, NDArrayOperatorsMixin):
+    """An array on a `aiograd.cuda.device.CudaDevice`; made by the device and by operations on other such arrays.
 
-    Args:
-        buffer: the memory it lies in.
-        offset: bytes from the start of the buffer to the first element.
-        shape, strides: elements per axis, and bytes between neighbours along it.
-        dtype: of its elements.
-        base: the array whose memory it shares, None where it has its own.
+    Its arguments are those of `BufferView`.
     """
 
-    __slots__ = ("buffer", "offset", "shape", "strides", "dtype", "base", "__weakref__")
+    __slots__ = ()
 
     __aiograd_priority__ = 100
 
-    def __init__(self, buffer: Buffer, offset: int, shape: Shape, strides: Shape, dtype: np.dtype[Any], base: CudaArray | None) -> None:
-        self.buffer = buffer
-        self.offset = offset
-        self.shape = shape
-        self.strides = strides
-        self.dtype = dtype
-        self.base = base
-
     @classmethod
-    def make(cls, device: CudaDevice, shape: Shape, dtype: np.dtype[Any]) -> CudaArray:
+    def make(cls, device: DeviceCore, shape: Shape, dtype: np.dtype[Any]) -> CudaArray:
         """One with memory of its own, C-contiguous, whose values nobody has written."""
         strides = contiguous_strides(shape, dtype.itemsize)
         return cls(Buffer(device, math.prod(shape) * dtype.itemsize), 0, shape, strides, dtype, None)
 
+    @classmethod
+    def from_host(cls, device: DeviceCore, array: np.ndarray[Any, Any]) -> CudaArray:
+        """One with the values of a host array, which are copied at once."""
+        host = np.array(array, order="C", copy=True)
+        result = cls.make(device, host.shape, host.dtype)
+        buffer = result.buffer
+        device.uploads += 1
+        if host.nbytes:
+            enqueue(device, "upload", lambda driver, stream: driver.upload(buffer.memory, 0, host, stream), (), (buffer,))
+        return result
+
     def __repr__(self) -> str:
         state = "" if self.buffer.is_ready else ", pending"
         return f"CudaArray({self.device.name}, {list(self.shape)}, {self.dtype}{state})"
-
-    # ---------------------------------------------------------------- what can be known at once
-
-    @property
-    def device(self) -> CudaDevice:
-        """Where it lives."""
-        return self.buffer.device
-
-    @property
-    def ndim(self) -> int:
-        """Number of axes."""
-        return len(self.shape)
-
-    @property
-    def size(self) -> int:
-        """Number of elements."""
-        return math.prod(self.shape)
-
-    @property
-    def itemsize(self) -> int:
-        """Bytes of an element."""
-        return self.dtype.itemsize
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all elements."""
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def is_contiguous(self) -> bool:
-        """Whether the elements lie in C order without gaps."""
-        return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether it is all of its buffer, in C order."""
-        return self.offset == 0 and self.is_contiguous and self.nbytes == self.buffer.nbytes
 
     def __len__(self) -> int:
         if not self.shape:
@@ -124,11 +88,11 @@ class CudaArray(NDArrayOperatorsMixin):
 
     @property
     def __aiograd_stream__(self) -> Any:
-        """Where the caller's work goes, for a node that is being recorded; see `CudaDevice.current_lane`."""
-        return self.buffer.device.current_lane()
+        """Where the caller's work goes, for a node that is being recorded; see `DeviceCore.current_stream_state`."""
+        return self.buffer.device.current_stream_state()
 
     def __aiograd_is_ready__(self) -> bool:
-        """Whether reading would not block; an array that could not be computed is ready, and raises."""
+        """True if reading would not block; an array that could not be computed is ready, and raises."""
         if self.buffer.expression is not None:
             self.flush()  # so that asking again and again gets somewhere
         return self.buffer.is_ready
@@ -150,8 +114,8 @@ class CudaArray(NDArrayOperatorsMixin):
         if buffer.error is not None:
             raise buffer.error
         if buffer.writer is not None:
-            lane, count = buffer.writer
-            lane.is_done(count)  # raises where the device is lost
+            stream_state, count = buffer.writer
+            stream_state.is_done(count)  # raises where the device is lost
 
     def __aiograd_op__(self, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         kernel = tables.ROW_KERNELS.get(op.name)
@@ -162,7 +126,7 @@ class CudaArray(NDArrayOperatorsMixin):
         try:
             return op.forward(*args, **kwargs)
         except UnaskedCopyError:  # it is no composition of numpy functions
-            return tables.FUNCTIONS["host"](op.name, op.forward, args, kwargs)
+            return tables.ARRAY_OPERATIONS.on_host(op.name, op.forward, args, kwargs)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **kwargs: Any) -> Any:
         for value in inputs:
@@ -180,7 +144,7 @@ class CudaArray(NDArrayOperatorsMixin):
                 result = implementation(*inputs, **kwargs)
             name = f"{ufunc.__name__}.{method}"
         if result is NotImplemented:
-            result = tables.FUNCTIONS["host"](name, getattr(ufunc, method), inputs, kwargs)
+            result = tables.ARRAY_OPERATIONS.on_host(name, getattr(ufunc, method), inputs, kwargs)
         if out is None:
             return result
         (target,) = out
@@ -197,15 +161,15 @@ class CudaArray(NDArrayOperatorsMixin):
             result = implementation(*args, **kwargs)
             if result is not NotImplemented:
                 return result
-        return tables.FUNCTIONS["host"](function.__name__, function, args, kwargs)
+        return tables.ARRAY_OPERATIONS.on_host(function.__name__, function, args, kwargs)
 
     # ---------------------------------------------------------------- indexing, and the methods that forwards of rows use
 
     def __getitem__(self, index: Any) -> Any:
-        return tables.FUNCTIONS["getitem"](self, index)
+        return tables.ARRAY_OPERATIONS.getitem(self, index)
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        tables.FUNCTIONS["setitem"](self, index, value)
+        tables.ARRAY_OPERATIONS.setitem(self, index, value)
 
     @property
     def T(self) -> Any:
@@ -245,11 +209,11 @@ class CudaArray(NDArrayOperatorsMixin):
         dtype = np.dtype(dtype)
         if dtype == self.dtype and not copy:
             return self
-        return tables.FUNCTIONS["cast"](self, dtype)
+        return tables.ARRAY_OPERATIONS.cast(self, dtype)
 
     def copy(self) -> Any:
         """The elements in memory of their own, in C order."""
-        return tables.FUNCTIONS["cast"](self, self.dtype)
+        return tables.ARRAY_OPERATIONS.cast(self, self.dtype)
 
     def sum(self, axis: Any = None, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
         """Sum along axes."""
@@ -272,13 +236,56 @@ class CudaArray(NDArrayOperatorsMixin):
         base = self if self.base is None else self.base
         return CudaArray(self.buffer, self.offset + offset, tuple(shape), tuple(strides), dtype or self.dtype, base)
 
-    def flush(self) -> None:
-        """Launch what is pending, so that commands that come later find the values."""
-        expression = self.buffer.expression
-        if expression is not None:
-            expression.flush()
-
     # ---------------------------------------------------------------- values
+
+    def to_host(self) -> np.ndarray[Any, Any]:
+        """A copy of the values; waits for them.
+
+        Raises:
+            NotReadyError: they are pending and an event loop is running. DeviceError: they could not be computed, or are lost.
+        """
+        thread = self.device.thread
+        if thread.is_current():
+            return self.read()
+        ready = self.__aiograd_is_ready__()
+        if not ready and loop_is_running():
+            raise NotReadyError(f"reading an array of {self.device.name} that is still being computed would block the loop: await it first")
+        started: tuple[np.ndarray[Any, Any], StreamState, CudaArray]
+        started = thread.submit(lambda: self._start_reading(finished=ready), urgent=ready).result()
+        host, stream_state, whole = started
+        count = stream_state.count
+        thread.block(lambda: (stream_state, count))
+        del whole  # in use until now
+        stream_state.is_done(count)  # raises where the device is lost
+        return host
+
+    def read(self) -> np.ndarray[Any, Any]:
+        """The values; on the device's thread only."""
+        host, stream_state, _ = self._start_reading(finished=False)
+        self.device.driver.wait(stream_state.mark())
+        return host
+
+    def _start_reading(self, *, finished: bool) -> tuple[np.ndarray[Any, Any], StreamState, CudaArray]:
+        """A host array that has the values when the stream has come this far, and what must live until then."""
+        device = self.device
+        self.flush()
+        whole = self.contiguous()
+        whole.flush()
+        buffer = whole.buffer
+        host = device.driver.host_array(whole.shape, whole.dtype)
+        if buffer.error is not None:
+            raise buffer.error
+        device.downloads += 1
+        stream_state = device.default_stream_state if buffer.writer is None else buffer.writer[0]
+        if host.nbytes:
+            if buffer.memory is None:
+                raise DeviceError(f"reading an array of {device.name} that was never written")
+            if finished and whole is self:
+                stream_state = device.reading_stream_state()
+            device.driver.download(host, buffer.memory, whole.offset, stream_state.handle)
+            stream_state.count += 1
+            buffer.used[stream_state] = stream_state.count
+        return host, stream_state, whole
 
     def item(self) -> Any:
         """The only element; waits for it.
@@ -286,10 +293,10 @@ class CudaArray(NDArrayOperatorsMixin):
         Raises:
             NotReadyError: it is pending and an event loop is running.
         """
-        return self.device.to_host(self).item()
+        return self.to_host().item()
 
     def __bool__(self) -> bool:
-        return bool(self.device.to_host(self))
+        return bool(self.to_host())
 
     def __int__(self) -> int:
         return int(self.item())
@@ -311,51 +318,31 @@ class CudaArray(NDArrayOperatorsMixin):
     def __dlpack__(
         self, *, stream: Any = None, max_version: tuple[int, int] | None = None, dl_device: tuple[int, int] | None = None, copy: bool | None = None
     ) -> Any:
-        return interop.to_dlpack(self, stream=stream, max_version=max_version, dl_device=dl_device, copy=copy)
+        array = self.copy() if copy else self
+        return interop.to_dlpack(array, stream=stream, max_version=max_version, dl_device=dl_device, is_copy=bool(copy))
 
     def __dlpack_device__(self) -> tuple[int, int]:
         return interop.dlpack_device(self)
 
 
-def contiguous_strides(shape: Shape, itemsize: int) -> Shape:
-    """Bytes between neighbours along each axis of an array in C order."""
-    strides = [itemsize] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * max(1, shape[axis + 1])
-    return tuple(strides)
-
-
-def is_contiguous(shape: Shape, strides: Shape, itemsize: int) -> bool:
-    """Whether elements lie in C order without gaps (axes of one element may have any stride)."""
-    expected = itemsize
-    for extent, stride in zip(reversed(shape), reversed(strides), strict=True):
-        if extent == 0:
-            return True
-        if extent != 1:
-            if stride != expected:
-                return False
-            expected *= extent
-    return True
-
-
-def empty(device: CudaDevice, shape: Shape, dtype: Any) -> CudaArray:
+def empty(device: DeviceCore, shape: Shape, dtype: Any) -> CudaArray:
     """A C-contiguous array whose values nobody has written."""
     return CudaArray.make(device, tuple(shape), np.dtype(dtype))
 
 
-def zeros(device: CudaDevice, shape: Shape, dtype: Any) -> CudaArray:
+def zeros(device: DeviceCore, shape: Shape, dtype: Any) -> CudaArray:
     """A C-contiguous array of zeros."""
     array = empty(device, shape, dtype)
     if array.nbytes:
         buffer = array.buffer
-        device.enqueue("fill_zero", lambda driver, stream: driver.fill_zero(buffer.memory, 0, buffer.nbytes, stream), (), (buffer,))
+        enqueue(device, "fill_zero", lambda driver, stream: driver.fill_zero(buffer.memory, 0, buffer.nbytes, stream), (), (buffer,))
     return array
 
 
-def as_cuda(device: CudaDevice, value: Any, dtype: Any = None) -> CudaArray:
+def as_cuda(device: DeviceCore, value: Any, dtype: Any = None) -> CudaArray:
     """An array on the device: `value` itself, or a copy of a host array or scalar."""
     if not isinstance(value, CudaArray):
-        return device.from_host(np.asarray(value, dtype))
+        return CudaArray.from_host(device, np.asarray(value, dtype))
     return value if dtype is None else value.astype(dtype, copy=False)
 
 
@@ -366,7 +353,7 @@ def bits(array: CudaArray) -> CudaArray:
     return array.view(array.shape, array.strides, 0, np.dtype(f"u{array.itemsize}"))
 
 
-def device_of(*values: Any) -> CudaDevice:
+def device_of(*values: Any) -> DeviceCore:
     """The device of the first CudaArray among values, tuples and lists.
 
     Raises:
@@ -380,6 +367,17 @@ def device_of(*values: Any) -> CudaDevice:
                 if isinstance(item, CudaArray):
                     return item.device
     raise DeviceError("an operation on a CUDA device was called without an array that lives on one")
+
+
+def check_same(device: DeviceCore, what: str, values: Any) -> None:
+    """Raise where an array lives on another device.
+
+    Raises:
+        DeviceMismatchError
+    """
+    for value in values:
+        if value.__class__ is CudaArray and value.buffer.device is not device:
+            raise DeviceMismatchError(f"{what}: arrays live on {device.name} and {value.device.name}. Move them to one device with .to().")
 
 
 def _outline(value: Any) -> Any:

@@ -14,12 +14,24 @@ Note [One thread writes]
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from aiograd.cuda.command import Command, Lane
-    from aiograd.cuda.device import CudaDevice
-    from aiograd.cuda.expression import Expression
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.stream_state import StreamState
+
+
+class PendingWork(Protocol):
+    """An expression that would fill a buffer."""
+
+    def flush(self) -> None:
+        """Launch it, unless that was done."""
+
+
+class QueuedWork(Protocol):
+    """A command that writes to a buffer."""
+
+    def is_done(self) -> bool:
+        """True if the device has done it, or failed to."""
 
 
 class Buffer:
@@ -32,25 +44,25 @@ class Buffer:
 
     __slots__ = ("device", "nbytes", "memory", "error", "expression", "readers", "last", "writer", "home", "used", "keeps", "__weakref__")
 
-    def __init__(self, device: CudaDevice, nbytes: int) -> None:
+    def __init__(self, device: DeviceCore, nbytes: int) -> None:
         self.device = device
         self.nbytes = nbytes
         #: the driver's handle, None until something is written
         self.memory: Any = None
         #: why there are no values
         self.error: BaseException | None = None
-        #: what would fill it, if somebody needed it
-        self.expression: Expression | None = None
+        #: the deferred work that fills it when its values are needed
+        self.expression: PendingWork | None = None
         #: pending expressions that read it, which must be launched before it is written again
-        self.readers: list[weakref.ref[Expression]] = []
+        self.readers: list[weakref.ref[PendingWork]] = []
         #: the last command that writes to it, as of now on the caller's side
-        self.last: Command | None = None
-        #: the lane and its count when it was last written
-        self.writer: tuple[Lane, int] | None = None
+        self.last: QueuedWork | None = None
+        #: the stream on which it was last written, and its count then
+        self.writer: tuple[StreamState, int] | None = None
         #: where its memory was allocated
-        self.home: Lane | None = None
-        #: lane -> its count when that lane last used it
-        self.used: dict[Lane, int] = {}
+        self.home: StreamState | None = None
+        #: stream -> its count when it last used the buffer
+        self.used: dict[StreamState, int] = {}
         #: whose memory this is, where it is not the device's pool (another library's array)
         self.keeps: Any = None
 
@@ -60,7 +72,21 @@ class Buffer:
 
     @property
     def is_ready(self) -> bool:
-        """Whether nothing that fills it is outstanding (also where it failed)."""
+        """True if nothing that fills it is outstanding (also where it failed)."""
         if self.expression is not None:
             return False
         return self.last is None or self.last.is_done()
+
+    def flush(self) -> None:
+        """Launch what is pending, so that commands that come later find the values."""
+        if self.expression is not None:
+            self.expression.flush()
+
+    def flush_readers(self) -> None:
+        """Launch every pending expression that reads this buffer, which is about to be written; the device's lock is held."""
+        if self.readers:
+            readers, self.readers = self.readers, []
+            for reader in readers:
+                expression = reader()
+                if expression is not None:
+                    expression.flush()

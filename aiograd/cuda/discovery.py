@@ -42,9 +42,9 @@ _INIT = {
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """What was found. None stands for what was not looked at."""
+    """The results of probing the system for CUDA. None means that something was not probed."""
 
-    #: numba's simulator is to take the place of devices
+    #: True if numba's simulator takes the place of devices
     is_simulated: bool = False
     #: distribution -> its version, None where it is not installed
     packages: tuple[tuple[str, str | None], ...] = ()
@@ -57,9 +57,9 @@ class Probe:
     #: result of initialising the driver
     init_status: int | None = None
     device_count: int | None = None
-    #: what the maker calls the devices
+    #: names of the devices, as the driver reports them
     names: tuple[str, ...] = ()
-    #: what CUDA_VISIBLE_DEVICES says, None where it is not set
+    #: value of CUDA_VISIBLE_DEVICES, None where it is not set
     visible: str | None = None
 
     @property
@@ -70,7 +70,7 @@ class Probe:
 
 
 def is_simulated() -> bool:
-    """Whether numba's simulator takes the place of devices: NUMBA_ENABLE_CUDASIM=1."""
+    """True if numba's simulator takes the place of devices: NUMBA_ENABLE_CUDASIM=1."""
     return os.environ.get("NUMBA_ENABLE_CUDASIM", "0") not in ("", "0")
 
 
@@ -106,10 +106,10 @@ def probe() -> Probe:
 
 
 def reason(found: Probe, ordinal: int | None = None) -> str | None:
-    """What stands in the way of using a device, as a sentence that says what was looked for and what to do; None: nothing that was looked at.
+    """The reason why a device cannot be used: a sentence that says what was searched for and what to do; None if no obstacle was found.
 
     Args:
-        ordinal: of the device; None: any.
+        ordinal: number of the device; None: any device.
     """
     outdated = []
     for name, version in found.packages:
@@ -152,7 +152,7 @@ def reason(found: Probe, ordinal: int | None = None) -> str | None:
 
 
 def is_available() -> bool:
-    """Whether there is a CUDA device that aiograd can use, or numba's simulator takes its place. Never raises."""
+    """True if there is a CUDA device that aiograd can use, or numba's simulator takes its place. Never raises."""
     return why_not() is None
 
 

@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, bits, contiguous_strides, device_of
+from aiograd.cuda.array import CudaArray, bits, device_of
 from aiograd.cuda.expression import pending
+from aiograd.cuda.fallback import on_host
+from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.templates import KINDS, TEMPLATES
 from aiograd.errors import ShapeError
 from aiograd.types import Shape
@@ -74,7 +76,7 @@ def _resolve(ufunc: np.ufunc, inputs: tuple[Any, ...], dtype: Any, kinds: str) -
 
 
 def _given(value: Any) -> Any:
-    """What numpy's promotion asks of an argument: its dtype, or that it is a Python number, which adapts."""
+    """An argument as numpy's promotion takes it: its dtype, or the type of a Python number, which adapts to the other arguments."""
     if isinstance(value, (CudaArray, np.ndarray, np.generic)):
         return value.dtype
     return np.dtype(np.bool_) if value.__class__ is bool else value.__class__
@@ -97,11 +99,8 @@ def cast(array: CudaArray, dtype: Any) -> CudaArray:
         copied = cast(bits(array), np.uint64)
         return copied.view(array.shape, contiguous_strides(array.shape, target.itemsize), 0, target)
     if target.kind not in "fiub" or array.dtype.kind not in "fiub":
-        return tables.FUNCTIONS["host"]("astype", lambda value: value.astype(target), (array,), {})  # type: ignore[no-any-return]
+        return on_host("astype", lambda value: value.astype(target), (array,), {})  # type: ignore[no-any-return]
     return elementwise("cast", (array,), (array.dtype, target))
-
-
-tables.FUNCTIONS["cast"] = cast
 
 
 @tables.function(np.divmod)

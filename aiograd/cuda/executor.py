@@ -1,9 +1,9 @@
 """The thread of a device: does every allocation, launch and free, in the order in which they were asked for.
 
 Note [Jobs]
-    A job is a command, whose failure stays with the buffers it writes, or a function, whose result goes to a future. Functions may read
-    arrays; commands asked for by the thread itself, from within a function, are performed on the spot, which is their place in the order.
-    What only reads finished data (`urgent`) goes before everything else.
+    A job is the performing of a command, whose failure stays with the buffers it writes, or a function whose result goes to a future. Functions
+    may read arrays; commands asked for by the thread itself, from within a function, are performed on the spot, which is their place in the
+    order. Functions that only read finished data (`urgent`) go before all others.
 
 Note [Waiting]
     Whoever waits for an array gives the thread a last job: record an event behind what is queued and tell the driver to call back. The driver
@@ -25,13 +25,13 @@ from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import Any
 
-from aiograd.cuda.command import Command, Lane
-from aiograd.cuda.driver.protocol import Driver
+from aiograd.cuda.driver.protocol import DeviceDriver
+from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import DeviceError
 
 log = logging.getLogger("aiograd.cuda")
 
-_Job = Command | Callable[[], None]
+_DeviceJob = Callable[[], None]
 
 
 class DeviceThread:
@@ -39,30 +39,30 @@ class DeviceThread:
 
     Args:
         name: of the thread.
-        driver: what it gives commands to.
-        lanes: the streams of the device, marked whenever there is nothing to do.
+        driver: of the device.
+        stream_states: the streams of the device, marked whenever there is nothing to do.
     """
 
-    def __init__(self, name: str, driver: Driver, lanes: weakref.WeakSet[Lane]) -> None:
+    def __init__(self, name: str, driver: DeviceDriver, stream_states: weakref.WeakSet[StreamState]) -> None:
         self.name = name
         self._driver = driver
-        self._lanes = lanes
-        self._jobs: SimpleQueue[_Job | None] = SimpleQueue()
+        self._stream_states = stream_states
+        self._jobs: SimpleQueue[_DeviceJob | None] = SimpleQueue()
         self._urgent: deque[Callable[[], None]] = deque()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
         self._closed = False
 
     def is_current(self) -> bool:
-        """Whether the calling thread is this one."""
+        """True if the calling thread is this one."""
         return threading.current_thread() is self._thread
 
-    def enqueue(self, command: Command) -> None:
-        """Give the device something to do; returns at once, except on the thread itself."""
+    def perform(self, job: _DeviceJob) -> None:
+        """Run a function of which nobody asks for a result, in its order; returns at once, except on the thread itself."""
         if self.is_current():
-            command.perform(self._driver)
-            return
-        self._put(command)
+            job()
+        else:
+            self._put(job)
 
     def release(self, function: Callable[[], None]) -> None:
         """Run a function that gives something back, after everything before; may be called from a finalizer on any thread."""
@@ -102,29 +102,26 @@ class DeviceThread:
             self._put(job)
         return future
 
-    def when_done(self, lane_and_count: Callable[[], tuple[Lane, int] | None], callback: Callable[[], None]) -> None:
+    def when_done(self, stream_and_count: Callable[[], tuple[StreamState, int] | None], callback: Callable[[], None]) -> None:
         """Call back, from some thread, once the device has come to a place that is known when everything queued before has been given to it."""
 
         def job() -> None:
-            place = lane_and_count()
+            place = stream_and_count()
             if place is None:
                 callback()
                 return
-            lane, count = place
+            stream_state, count = place
             try:
-                if lane.is_done(count):
+                if stream_state.is_done(count):
                     callback()
                 else:
-                    self._driver.notify(lane.handle, lane.mark(), callback)
+                    self._driver.notify(stream_state.handle, stream_state.mark(), callback)
             except BaseException:  # the device is lost: whoever waits will find that out by reading
                 callback()
 
-        if self.is_current():
-            job()
-        else:
-            self._put(job)
+        self.perform(job)
 
-    async def wait(self, lane_and_count: Callable[[], tuple[Lane, int] | None]) -> None:
+    async def wait(self, stream_and_count: Callable[[], tuple[StreamState, int] | None]) -> None:
         """As `when_done`, for a coroutine. Cancelling stops the waiting only: the device goes on, and keeps what it uses."""
         loop = asyncio.get_running_loop()
         waiter = loop.create_future()
@@ -141,18 +138,18 @@ class DeviceThread:
                 return
             answered()
 
-        self.when_done(lane_and_count, callback)
+        self.when_done(stream_and_count, callback)
         await waiter
 
-    def block(self, lane_and_count: Callable[[], tuple[Lane, int] | None]) -> None:
+    def block(self, stream_and_count: Callable[[], tuple[StreamState, int] | None]) -> None:
         """As `when_done`, blocking the calling thread."""
         if self.is_current():
-            place = lane_and_count()
+            place = stream_and_count()
             if place is not None:
                 self._driver.wait(place[0].mark())
             return
         done = threading.Event()
-        self.when_done(lane_and_count, done.set)
+        self.when_done(stream_and_count, done.set)
         done.wait()
 
     def close(self) -> None:
@@ -163,7 +160,7 @@ class DeviceThread:
             self._jobs.put(None)
             thread.join()
 
-    def _put(self, job: _Job) -> None:
+    def _put(self, job: _DeviceJob) -> None:
         if self._closed:
             raise DeviceError(f"{self.name} has been closed")
         self._jobs.put(job)
@@ -174,7 +171,7 @@ class DeviceThread:
                     self._thread.start()
 
     def _work(self) -> None:
-        jobs, urgent, driver = self._jobs, self._urgent, self._driver
+        jobs, urgent = self._jobs, self._urgent
         while True:
             if jobs.empty():
                 _attempt(self._mark)
@@ -183,16 +180,13 @@ class DeviceThread:
                 urgent.popleft()()
             if job is None:
                 return
-            if isinstance(job, Command):
-                job.perform(driver)
-            else:
-                _attempt(job)
+            _attempt(job)
             del job  # it refers to its arguments
 
     def _mark(self) -> None:
-        for lane in list(self._lanes):
-            if lane.count > lane.completed and lane.error is None:
-                lane.mark()
+        for stream_state in list(self._stream_states):
+            if stream_state.count > stream_state.completed and stream_state.error is None:
+                stream_state.mark()
 
 
 def _attempt(function: Callable[[], None]) -> None:

@@ -22,26 +22,31 @@ Source: the lazily fused elementwise graphs of tinygrad and of JAX's XLA; limits
 
 from __future__ import annotations
 
+import math
 import weakref
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
 from aiograd.cuda import generate
-from aiograd.cuda.array import CudaArray, contiguous_strides
-from aiograd.cuda.buffer import Buffer
-from aiograd.cuda.driver.protocol import Driver, Pointer
+from aiograd.cuda.array import CudaArray, check_same
+from aiograd.cuda.buffer import Buffer, PendingWork
+from aiograd.cuda.command import enqueue
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.driver.protocol import DeviceDriver, Pointer
+from aiograd.cuda.layout import contiguous_strides, lowest
+from aiograd.cuda.stream_state import StreamState
 from aiograd.graph import current_node
 from aiograd.types import Shape
-
-if TYPE_CHECKING:
-    from aiograd.cuda.command import Lane
-    from aiograd.cuda.device import CudaDevice
 
 #: a chain is launched when it would grow beyond so many operations, or so many arrays to read
 MAX_OPERATIONS = 24
 MAX_ARRAYS = 10
+#: how many kernels with their arguments a device remembers, by operations, shapes and strides
+_PLANS = 10_000
 
+_Size = tuple[int, int, int]
 
 _NUMBERS = frozenset({int, float, bool})
 
@@ -51,20 +56,22 @@ class Expression:
 
     Args:
         operation: name of its template.
-        args: what it is applied to.
+        args: the arguments of the operation.
         loop: dtypes of its arguments, then of its result.
         shape: of its result.
-        lane, node: where and for which node of the graph it was asked for.
+        stream_state, node: where and for which node of the graph it was asked for.
     """
 
-    __slots__ = ("operation", "args", "loop", "shape", "lane", "node", "owner", "count", "arrays", "inner", "filled", "__weakref__")
+    __slots__ = ("operation", "args", "loop", "shape", "stream_state", "node", "owner", "count", "arrays", "inner", "filled", "__weakref__")
 
-    def __init__(self, operation: str, args: tuple[Any, ...], loop: tuple[np.dtype[Any], ...], shape: Shape, lane: Lane, node: Any) -> None:
+    def __init__(
+        self, operation: str, args: tuple[Any, ...], loop: tuple[np.dtype[Any], ...], shape: Shape, stream_state: StreamState, node: Any
+    ) -> None:
         self.operation = operation
         self.args = args
         self.loop = loop
         self.shape = shape
-        self.lane = lane
+        self.stream_state = stream_state
         self.node = node
         #: the buffer it would fill
         self.owner: weakref.ref[Buffer] | None = None
@@ -101,13 +108,13 @@ class Expression:
                 _launch(buffer.device, self, buffer)
 
 
-def pending(device: CudaDevice, operation: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], ...], shape: Shape) -> CudaArray:
+def pending(device: DeviceCore, operation: str, inputs: tuple[Any, ...], loop: tuple[np.dtype[Any], ...], shape: Shape) -> CudaArray:
     """A new array whose values an operation will give.
 
     Raises:
         DeviceMismatchError: the arrays live on several devices.
     """
-    device.check_same(operation, inputs)
+    check_same(device, operation, inputs)
     result = CudaArray.make(device, shape, loop[-1])
     buffer = result.buffer
     if not buffer.nbytes:
@@ -127,10 +134,10 @@ def pending(device: CudaDevice, operation: str, inputs: tuple[Any, ...], loop: t
                 if arg.__class__ is Expression:
                     arg.flush()
                     args[i] = value
-        expression = Expression(operation, tuple(args), loop, shape, device.current_lane(), current_node())
+        expression = Expression(operation, tuple(args), loop, shape, device.current_stream_state(), current_node())
         expression.owner = weakref.ref(buffer)
         buffer.expression = expression
-        reference = weakref.ref(expression)
+        reference: weakref.ref[PendingWork] = weakref.ref(expression)
         for array in expression.arrays.values():
             _remember(array.buffer, reference)
         for inner in expression.inner.values():
@@ -140,20 +147,20 @@ def pending(device: CudaDevice, operation: str, inputs: tuple[Any, ...], loop: t
     return result
 
 
-def _remember(buffer: Buffer, reader: weakref.ref[Expression]) -> None:
+def _remember(buffer: Buffer, reader: weakref.ref[PendingWork]) -> None:
     if len(buffer.readers) > 32:
         buffer.readers = [each for each in buffer.readers if each() is not None and each().filled is None]  # type: ignore[union-attr]
     buffer.readers.append(reader)
 
 
-def _argument(device: CudaDevice, value: Any, dtype: np.dtype[Any], shape: Shape) -> Any:
+def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape) -> Any:
     """An expression to take in, an array to read, or a scalar."""
     if value.__class__ is not CudaArray:
         if isinstance(value, np.ndarray) and value.ndim:
-            return device.from_host(value)
+            return CudaArray.from_host(device, value)
         return dtype.type(value) if value.__class__ in _NUMBERS else np.asarray(value).astype(dtype)[()]
     expression = value.buffer.expression
-    if expression is None:
+    if not isinstance(expression, Expression):
         return value
     if value.shape == shape and value.dtype == expression.loop[-1] and value.is_whole and expression.shape == shape:
         return expression
@@ -161,7 +168,7 @@ def _argument(device: CudaDevice, value: Any, dtype: np.dtype[Any], shape: Shape
     return value
 
 
-def _launch(device: CudaDevice, root: Expression, buffer: Buffer) -> None:
+def _launch(device: DeviceCore, root: Expression, buffer: Buffer) -> None:
     """One kernel for `root` and what it takes in; the lock is held."""
     steps: list[Expression] = []
     arrays: dict[int, CudaArray] = {}
@@ -172,13 +179,13 @@ def _launch(device: CudaDevice, root: Expression, buffer: Buffer) -> None:
         owner = None if step.owner is None else step.owner()
         if owner is not None and owner.expression is step:
             outputs.append((place, owner))
-    kernel, grid, block, arguments = generate.chain(device, steps, arrays, tuple([place for place, _ in outputs]), root.shape)
+    kernel, grid, block, arguments = chain(device, steps, arrays, tuple([place for place, _ in outputs]), root.shape)
     reads = tuple({id(array.buffer): array.buffer for array in arrays.values()}.values())
     writes = tuple(owner for _, owner in outputs)
     results = [(owner, step.loop[-1]) for (_, owner), step in ((output, steps[output[0]]) for output in outputs)]
-    read = [(array.buffer, array.offset - generate.lowest(array), array.dtype) for array in arrays.values()]
+    read = [(array.buffer, array.offset + lowest(array.shape, array.strides), array.dtype) for array in arrays.values()]
 
-    def run(driver: Driver, stream: Any) -> None:
+    def run(driver: DeviceDriver, stream: Any) -> None:
         pointers = [Pointer(owner.memory, 0, dtype, owner.nbytes // dtype.itemsize) for owner, dtype in results]
         pointers += [Pointer(source.memory, offset, dtype, (source.nbytes - offset) // dtype.itemsize) for source, offset, dtype in read]
         driver.launch(kernel, grid, block, (*pointers, *arguments), stream)
@@ -186,7 +193,7 @@ def _launch(device: CudaDevice, root: Expression, buffer: Buffer) -> None:
     for place, owner in outputs:
         owner.expression = None
         steps[place].filled = owner
-    device.enqueue(kernel.__name__, run, reads, writes, root.lane, root.node)
+    enqueue(device, kernel.__name__, run, reads, writes, root.stream_state, root.node)
     for place, _ in outputs:
         step = steps[place]
         step.args, step.arrays, step.inner = (), {}, {}
@@ -210,3 +217,59 @@ def order(root: Expression, steps: list[Expression], arrays: dict[int, CudaArray
         elif arg.__class__ is CudaArray:
             arrays[id(arg)] = arg
     steps.append(root)
+
+
+def chain(
+    device: DeviceCore, steps: Sequence[Expression], arrays: Mapping[int, CudaArray], outputs: tuple[int, ...], shape: Shape
+) -> tuple[Callable[..., None], _Size, _Size, tuple[Any, ...]]:
+    """A kernel for operations, its grid and block, and its arguments after the pointers.
+
+    Args:
+        device: for which.
+        steps: operations, arguments first.
+        arrays: the arrays that they read, see `order`.
+        outputs: which of the steps are written; their pointers come first, then those of `arrays`.
+        shape: of every result.
+    """
+    described, scalars = describe(steps, arrays)
+    key = (described, outputs, shape, *[(array.dtype, array.shape, array.strides) for array in arrays.values()])
+    plan = device.plans.get(key)
+    if plan is None:
+        found = tuple(arrays.values())
+        layouts, extents, strides = generate.layout(shape, found)
+        wide = math.prod(shape) >= 2**31
+        dtypes = tuple(generate.dtype_letters(array.dtype) for array in found)
+        kernel = generate.kernel_of(described, dtypes, layouts, len(extents), outputs, len(scalars), wide, False)
+        if len(device.plans) > _PLANS:
+            device.plans.clear()
+        tail = (*extents, *strides, *generate.starts(layouts, found))
+        plan = device.plans[key] = (kernel, *generate.grid_of(device.properties, shape), math.prod(shape), tail)
+    kernel, grid, block, n, tail = plan
+    return kernel, grid, block, (n, *scalars, *tail)
+
+
+def describe(steps: Sequence[Expression], arrays: Mapping[int, CudaArray]) -> tuple[tuple[generate.Step, ...], list[Any]]:
+    """A description of `steps` without their values, and the scalars they use."""
+    array_places = {key: place for place, key in enumerate(arrays)}
+    step_places = {id(step): place for place, step in enumerate(steps)}
+    scalars: list[Any] = []
+    described: list[generate.Step] = []
+    for step in steps:
+        args: list[tuple[str, int]] = []
+        for arg in step.args:
+            key = id(arg)
+            if key in array_places:
+                args.append(("x", array_places[key]))
+            elif key in step_places:
+                args.append(("t", step_places[key]))
+            else:
+                args.append(("k", len(scalars)))
+                scalars.append(arg)
+        letters = _loops.get(step.loop)
+        if letters is None:
+            letters = _loops[step.loop] = tuple(generate.dtype_letters(dtype) for dtype in step.loop)
+        described.append((step.operation, letters, tuple(args)))
+    return tuple(described), scalars
+
+
+_loops: dict[tuple[np.dtype[Any], ...], tuple[str, ...]] = {}

@@ -12,59 +12,58 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, device_of, empty
-from aiograd.cuda.device import CudaDevice
-from aiograd.cuda.driver.protocol import Driver
+from aiograd.cuda.array import CudaArray, check_same, device_of, empty
+from aiograd.cuda.command import enqueue
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.driver.protocol import DeviceDriver
 from aiograd.errors import DeviceError
+from aiograd.trees import leaves_of, map_tree
+
+#: types that numpy returns where a device returns an array: arrays, and scalars for those of no axes
+_RESULTS = (np.ndarray, np.generic)
 
 
 def on_host(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What numpy would return for ``function(*args, **kwargs)``, with CudaArrays for arrays.
+    """Compute ``function(*args, **kwargs)`` by numpy on the host; arrays of the result become CudaArrays.
 
     Raises:
-        DeviceMismatchError: arrays of several devices. DeviceError: the result is no array, so its value would have to be waited for.
-        Whatever `function` raises for these shapes and dtypes.
+        DeviceMismatchError: arrays of several devices. DeviceError: the result is no array, so computing it would block.
+        Exceptions of `function` for these shapes and dtypes.
     """
-    sources: list[CudaArray] = []
-    _map((args, kwargs), sources.append)
+    sources: list[CudaArray] = leaves_of((args, kwargs), CudaArray)
     device = device_of(sources)
-    device.check_same(name, sources)
+    check_same(device, name, sources)
     device.fell_back(name)
     with np.errstate(all="ignore"):
         stand_ins = {id(source): stand_in(source) for source in sources}
-        outline_args, outline_kwargs = _map((args, kwargs), lambda source: stand_ins[id(source)])
+        outline_args, outline_kwargs = map_tree(lambda source: stand_ins[id(source)], (args, kwargs), CudaArray)
         outline = function(*outline_args, **outline_kwargs)
     promised: list[CudaArray] = []
 
-    def promise(value: np.ndarray[Any, Any]) -> CudaArray:
+    def promise(value: Any) -> CudaArray:
         promised.append(empty(device, value.shape, value.dtype))
         return promised[-1]
 
-    result = _each(outline, promise)
+    result = map_tree(promise, outline, _RESULTS)
     if not promised:
         raise DeviceError(f"{name} on {device.name}: its result is no array, so its value would have to be waited for")
-    args, kwargs = _map((args, kwargs), lambda source: source, lambda value: value.copy() if isinstance(value, np.ndarray) else value)
+    args, kwargs = map_tree(np.ndarray.copy, (args, kwargs), np.ndarray)
     _enqueue(device, name, function, args, kwargs, sources, promised)
     return result
 
 
-tables.FUNCTIONS["host"] = on_host
-
-
 def _enqueue(
-    device: CudaDevice, name: str, function: Callable[..., Any], args: Any, kwargs: Any, sources: list[CudaArray], promised: list[CudaArray]
+    device: DeviceCore, name: str, function: Callable[..., Any], args: Any, kwargs: Any, sources: list[CudaArray], promised: list[CudaArray]
 ) -> None:
     with device.lock:
         for source in sources:
             source.flush()
 
-        def run(driver: Driver, stream: Any) -> None:
+        def run(driver: DeviceDriver, stream: Any) -> None:
             with np.errstate(all="ignore"):
-                host_args, host_kwargs = _map((args, kwargs), lambda source: _fetch(driver, stream, source))
+                host_args, host_kwargs = map_tree(lambda source: _fetch(driver, stream, source), (args, kwargs), CudaArray)
                 driver.wait(driver.record(stream))
-                results: list[np.ndarray[Any, Any]] = []
-                _each(function(*host_args, **host_kwargs), results.append)
+                results = map(np.asarray, leaves_of(function(*host_args, **host_kwargs), _RESULTS))
             for array, value in zip(promised, results, strict=True):
                 if value.shape != array.shape or value.dtype != array.dtype:
                     found, wanted = f"{list(value.shape)}, {value.dtype}", f"{list(array.shape)}, {array.dtype}"
@@ -73,10 +72,10 @@ def _enqueue(
                     driver.upload(array.buffer.memory, 0, np.ascontiguousarray(value), stream)
 
         reads = tuple({id(source.buffer): source.buffer for source in sources}.values())
-        device.enqueue(name, run, reads, tuple(array.buffer for array in promised))
+        enqueue(device, name, run, reads, tuple(array.buffer for array in promised))
 
 
-def _fetch(driver: Driver, stream: Any, array: CudaArray) -> np.ndarray[Any, Any]:
+def _fetch(driver: DeviceDriver, stream: Any, array: CudaArray) -> np.ndarray[Any, Any]:
     """A host array with the layout of a device array, whose values come with the stream."""
     buffer = array.buffer
     whole = np.empty(buffer.nbytes, np.uint8)
@@ -94,29 +93,3 @@ def stand_in(array: CudaArray) -> np.ndarray[Any, Any]:
     if array.ndim >= 2 and array.shape[-1] == array.shape[-2]:
         return np.broadcast_to(np.eye(array.shape[-1], dtype=array.dtype), array.shape).copy()
     return np.ones(array.shape, array.dtype)
-
-
-def _map(value: Any, of_array: Callable[[CudaArray], Any], of_other: Callable[[Any], Any] | None = None) -> Any:
-    """`value` with every CudaArray in its tuples, lists, dicts and slices replaced."""
-    cls = value.__class__
-    if cls is CudaArray:
-        return of_array(value)
-    if cls is tuple or cls is list:
-        return cls(_map(item, of_array, of_other) for item in value)
-    if cls is dict:
-        return {key: _map(item, of_array, of_other) for key, item in value.items()}
-    if cls is slice:
-        return slice(*[_map(item, of_array, of_other) for item in (value.start, value.stop, value.step)])
-    return value if of_other is None else of_other(value)
-
-
-def _each(value: Any, of_array: Callable[[np.ndarray[Any, Any]], Any]) -> Any:
-    """What a function returned, with its arrays (and scalars that stand for arrays of no axes) replaced."""
-    if isinstance(value, (np.ndarray, np.generic)):
-        return of_array(np.asarray(value))
-    if isinstance(value, tuple):
-        items = [_each(item, of_array) for item in value]
-        return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
-    if isinstance(value, list):
-        return [_each(item, of_array) for item in value]
-    return value

@@ -12,108 +12,48 @@ Note [Layouts]
 from __future__ import annotations
 
 import functools
+import itertools
 import linecache
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numba import cuda
 
-from aiograd.cuda.array import CudaArray, is_contiguous
+from aiograd.cuda.driver.protocol import Properties
 from aiograd.cuda.kernels import scalar
+from aiograd.cuda.layout import lowest, merged
 from aiograd.cuda.templates import TEMPLATES
+from aiograd.cuda.view import BufferView
 from aiograd.types import Shape
-
-if TYPE_CHECKING:
-    from aiograd.cuda.device import CudaDevice
-    from aiograd.cuda.expression import Expression
 
 #: elements that a thread computes before the grid is made larger
 _PER_THREAD = 4
 
-#: how many kernels with their arguments a device remembers, by operations, shapes and strides
-_PLANS = 10_000
-
-_Grid = tuple[int, int, int]
 #: (operation, letters of its dtypes, what its arguments are)
 Step = tuple[str, tuple[str, ...], tuple[tuple[str, int], ...]]
 
 
-def chain(
-    device: CudaDevice, steps: Sequence[Expression], arrays: Mapping[int, CudaArray], outputs: tuple[int, ...], shape: Shape
-) -> tuple[Callable[..., None], _Grid, _Grid, tuple[Any, ...]]:
-    """A kernel for operations, its grid and block, and its arguments after the pointers.
-
-    Args:
-        device: for which.
-        steps: operations, arguments first.
-        arrays: what they read, see `aiograd.cuda.expression.order`.
-        outputs: which of the steps are written; their pointers come first, then those of `arrays`.
-        shape: of every result.
-    """
-    described, scalars = describe(steps, arrays)
-    key = (described, outputs, shape, *[(array.dtype, array.shape, array.strides) for array in arrays.values()])
-    plan = device.plans.get(key)
-    if plan is None:
-        found = tuple(arrays.values())
-        layouts, extents, strides = layout(shape, found)
-        wide = math.prod(shape) >= 2**31
-        dtypes = tuple(dtype_letters(array.dtype) for array in found)
-        kernel = _kernel(described, dtypes, layouts, len(extents), outputs, len(scalars), wide, False)
-        if len(device.plans) > _PLANS:
-            device.plans.clear()
-        plan = device.plans[key] = (kernel, *grid_of(device, shape), math.prod(shape), (*extents, *strides, *_starts(layouts, found)))
-    kernel, grid, block, n, tail = plan
-    return kernel, grid, block, (n, *scalars, *tail)
-
-
-def assignment(target: CudaArray, source: CudaArray) -> tuple[Callable[..., None], tuple[Any, ...]]:
+def assignment(target: BufferView, source: BufferView) -> tuple[Callable[..., None], tuple[Any, ...]]:
     """A kernel that copies `source`, broadcast and converted, into `target`, which may lie anyhow; and its arguments after the two pointers."""
     layouts, extents, strides = layout(target.shape, (source, target))
     letters = dtype_letters(source.dtype)
     described: tuple[Step, ...] = (("cast", (letters, dtype_letters(target.dtype)), (("x", 0),)),)
     scattered = layouts[1] == "s"
-    kernel = _kernel(
+    kernel = kernel_of(
         described, (letters,), layouts if scattered else layouts[0], len(extents), (0,), 0, math.prod(target.shape) >= 2**31, scattered
     )
-    return kernel, (math.prod(target.shape), *extents, *strides, *_starts(layouts, (source, target)))
+    return kernel, (math.prod(target.shape), *extents, *strides, *starts(layouts, (source, target)))
 
 
-def describe(steps: Sequence[Expression], arrays: Mapping[int, CudaArray]) -> tuple[tuple[Step, ...], list[Any]]:
-    """What `steps` are, without their values, and the scalars they use."""
-    array_places = {key: place for place, key in enumerate(arrays)}
-    step_places = {id(step): place for place, step in enumerate(steps)}
-    scalars: list[Any] = []
-    described: list[Step] = []
-    for step in steps:
-        args: list[tuple[str, int]] = []
-        for arg in step.args:
-            key = id(arg)
-            if key in array_places:
-                args.append(("x", array_places[key]))
-            elif key in step_places:
-                args.append(("t", step_places[key]))
-            else:
-                args.append(("k", len(scalars)))
-                scalars.append(arg)
-        letters = _loops.get(step.loop)
-        if letters is None:
-            letters = _loops[step.loop] = tuple(dtype_letters(dtype) for dtype in step.loop)
-        described.append((step.operation, letters, tuple(args)))
-    return tuple(described), scalars
-
-
-_loops: dict[tuple[np.dtype[Any], ...], tuple[str, ...]] = {}
-
-
-def layout(shape: Shape, arrays: Sequence[CudaArray]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """How each array lies under `shape`: a letter each (see Note [Layouts]), the extents of the merged axes but the first, and the strides, in
-    elements, of each ``s`` array along all of them."""
+def layout(shape: Shape, arrays: Sequence[BufferView]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
+    """How each array lies under `shape`: a letter each (see Note [Layouts]), the extents of the merged axes, and the strides, in elements, of each
+    ``s`` array along all of them."""
     letters: list[str] = []
     strided: list[tuple[int, ...]] = []
     for array in arrays:
-        if array.shape == shape and is_contiguous(array.shape, array.strides, array.itemsize):
+        if array.shape == shape and array.is_contiguous:
             letters.append("c")
         elif array.size == 1:
             letters.append("b")
@@ -126,37 +66,17 @@ def layout(shape: Shape, arrays: Sequence[CudaArray]) -> tuple[str, tuple[int, .
             ))  # fmt: skip
     if not strided:
         return "".join(letters), (), ()
-    axes = [axis for axis, extent in enumerate(shape) if extent != 1]
-    merged: list[list[int]] = []
-    extents: list[int] = []
-    for axis in axes:
-        here = [strides[axis] for strides in strided]
-        if extents and all(last == now * shape[axis] for last, now in zip(merged[-1], here, strict=True)):
-            merged[-1] = here
-            extents[-1] *= shape[axis]
-        else:
-            merged.append(here)
-            extents.append(shape[axis])
-    flat = tuple(merged[axis][i] for i in range(len(strided)) for axis in range(len(extents)))
-    return "".join(letters), tuple(extents), flat
+    extents, strides = merged(shape, strided)
+    return "".join(letters), extents, tuple(itertools.chain(*strides))
 
 
-def lowest(array: CudaArray) -> int:
-    """How many bytes before its first element the memory of an array begins: more than none where it runs backwards along an axis.
-
-    A pointer to a strided array points there, so that no index is negative.
-    """
-    return -sum((extent - 1) * stride for extent, stride in zip(array.shape, array.strides, strict=True) if stride < 0 and extent)
-
-
-def _starts(layouts: str, arrays: Sequence[CudaArray]) -> tuple[int, ...]:
+def starts(layouts: str, arrays: Sequence[BufferView]) -> tuple[int, ...]:
     """Where the first element of each strided array is, from its pointer, in elements."""
-    return tuple(lowest(array) // array.itemsize for letter, array in zip(layouts, arrays, strict=True) if letter == "s")
+    return tuple(-lowest(array.shape, array.strides) // array.itemsize for letter, array in zip(layouts, arrays, strict=True) if letter == "s")
 
 
-def grid_of(device: CudaDevice, shape: Shape) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+def grid_of(properties: Properties, shape: Shape) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
     """Blocks and threads for a kernel over a shape."""
-    properties = device.properties
     threads = properties.threads
     size = math.prod(shape)
     blocks = math.ceil(size / threads)
@@ -216,7 +136,7 @@ def _rounded(text: str, operation: str, precision: str, made: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def _kernel(
+def kernel_of(
     described: tuple[Step, ...], dtypes: tuple[str, ...], layouts: str, axes: int, outputs: tuple[int, ...], scalars: int, wide: bool, scattered: bool
 ) -> Callable[..., None]:
     """`scattered`: the last of the layouts is that of the only output."""

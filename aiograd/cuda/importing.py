@@ -6,26 +6,25 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.buffer import Buffer
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.dlpack import Strided
 from aiograd.cuda.interop import open_cuda_array, open_dlpack
 from aiograd.errors import ArgumentError, DeviceError
 
 
-def from_dlpack(device: CudaDevice, source: Any) -> CudaArray:
+def from_dlpack(device: DeviceCore, source: Any) -> CudaArray:
     """The array of another library (anything with ``__dlpack__``), in its memory; one on the host is copied over.
 
     Raises:
         DeviceMismatchError: it is on another device. ArgumentError: no array, or one that is read-only.
     """
     found = open_dlpack(device, source)
-    return device.from_host(found) if isinstance(found, np.ndarray) else _adopt(device, found, None)
+    return CudaArray.from_host(device, found) if isinstance(found, np.ndarray) else _adopt(device, found, None)
 
 
-def from_cuda_array(device: CudaDevice, source: Any) -> CudaArray:
+def from_cuda_array(device: DeviceCore, source: Any) -> CudaArray:
     """As `from_dlpack`, for anything with ``__cuda_array_interface__`` on this device.
 
     Raises:
@@ -34,7 +33,7 @@ def from_cuda_array(device: CudaDevice, source: Any) -> CudaArray:
     return _adopt(device, *open_cuda_array(device, source))
 
 
-def _adopt(device: CudaDevice, found: Strided, stream: int | None) -> CudaArray:
+def _adopt(device: DeviceCore, found: Strided, stream: int | None) -> CudaArray:
     if found.is_read_only:
         raise ArgumentError("taking over an array that its library calls read-only: aiograd may write to arrays; copy it first")
     before, behind = found.span()
@@ -43,19 +42,16 @@ def _adopt(device: CudaDevice, found: Strided, stream: int | None) -> CudaArray:
     driver: Any = device.driver
     if not hasattr(driver, "adopt"):
         raise DeviceError(f"taking over an array on {device.name}: the device has no memory that other libraries could share")
-    lane = device.current_lane()
+    stream_state = device.current_stream_state()
     buffer = Buffer(device, before + behind)
     buffer.memory = driver.adopt(found.address - before, before + behind, found.owner)
-    buffer.home = lane
+    buffer.home = stream_state
 
     def follow() -> None:
         if stream is not None:
-            driver.wait_for(lane.handle, driver.record(driver.foreign_stream(stream)))
-        lane.count += 1
-        buffer.writer = (lane, lane.count)  # so that other streams wait as well
+            driver.wait_for(stream_state.handle, driver.record(driver.foreign_stream(stream)))
+        stream_state.count += 1
+        buffer.writer = (stream_state, stream_state.count)  # so that other streams wait as well
 
     device.thread.submit(follow).result()
     return CudaArray(buffer, before, found.shape, found.strides, found.dtype, None)
-
-
-tables.FUNCTIONS["from_dlpack"] = from_dlpack

@@ -19,19 +19,18 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
+from aiograd.cuda.buffer import Buffer
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.dlpack import CPU, CUDA, CUDA_HOST, CUDA_MANAGED, VERSION, Strided, make_capsule, open_capsule
+from aiograd.cuda.layout import contiguous_strides
+from aiograd.cuda.stream_state import StreamState
+from aiograd.cuda.view import BufferView
 from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError
 from aiograd.types import Shape
-
-if TYPE_CHECKING:
-    from aiograd.cuda.array import CudaArray
-    from aiograd.cuda.buffer import Buffer
-    from aiograd.cuda.command import Lane
-    from aiograd.cuda.device import CudaDevice
 
 #: the device's own two streams, as both protocols number them
 _DEFAULT_STREAMS = (1, 2)
@@ -39,26 +38,26 @@ _DEFAULT_STREAMS = (1, 2)
 _NO_STREAM = -1
 
 
-def dlpack_device(array: CudaArray) -> tuple[int, int]:
+def dlpack_device(array: BufferView) -> tuple[int, int]:
     """Kind of device and its number, as DLPack has them."""
     return _device(array.device)
 
 
 def to_dlpack(
-    array: CudaArray,
+    array: BufferView,
     *,
     stream: int | None = None,
     max_version: tuple[int, int] | None = None,
     dl_device: tuple[int, int] | None = None,
-    copy: bool | None = None,
+    is_copy: bool = False,
 ) -> Any:
-    """What ``__dlpack__`` returns.
+    """The DLPack capsule that ``__dlpack__`` returns.
 
     Args:
-        stream: of the reader, by address; None or 1 for the legacy default stream, 2 for the per-thread one, -1: nobody waits.
-        max_version: newest version of DLPack the reader knows.
-        dl_device: where the reader wants the array; it must be there already.
-        copy: True: memory that nobody else has.
+        stream: address of the reader's stream; None or 1 for the legacy default stream, 2 for the per-thread one, -1 for no synchronization.
+        max_version: newest version of DLPack that the reader supports.
+        dl_device: device on which the reader wants the array; it must be there already.
+        is_copy: True if the memory belongs to the capsule alone.
 
     Raises:
         BufferError: the array cannot be had on that device without copying it over. ArgumentError: no such stream.
@@ -69,27 +68,25 @@ def to_dlpack(
         raise BufferError(f"__dlpack__ of an array of {array.device.name}: asked for on device {dl_device}, it is on {target}; use .to() first")
     if stream is not None and (isinstance(stream, bool) or not isinstance(stream, int) or stream == 0 or stream < _NO_STREAM):
         raise ArgumentError(f"__dlpack__ with stream={stream!r}: expected None, 1, 2, -1 or the address of a stream (0 would be ambiguous)")
-    if copy:
-        array = array.copy()
     reader = _NO_STREAM if target[0] == CPU else 1 if stream is None else stream
-    address, lane = _given(array, reader)
+    address, stream_state = _given(array, reader)
     strided = Strided(address, array.shape, array.strides, array.dtype, target, array)
     released = None
     if reader in _DEFAULT_STREAMS:
-        released = functools.partial(_follow_reader, array.buffer, lane, reader)
-    return make_capsule(strided, max_version=max_version, is_copy=bool(copy), released=released)
+        released = functools.partial(_follow_reader, array.buffer, stream_state, reader)
+    return make_capsule(strided, max_version=max_version, is_copy=is_copy, released=released)
 
 
-def cuda_array_interface(array: CudaArray) -> dict[str, Any]:
-    """What ``__cuda_array_interface__`` returns, version 3.
+def cuda_array_interface(array: BufferView) -> dict[str, Any]:
+    """The dict that ``__cuda_array_interface__`` returns, version 3.
 
     Raises:
-        AttributeError: a simulated device: there is no such memory.
+        AttributeError: the device is simulated and has no device memory.
     """
     device = array.device
     if device.properties.is_simulated:
         raise AttributeError(f"{device.name} is simulated: its arrays have no __cuda_array_interface__")
-    address, lane = _given(array, _NO_STREAM)
+    address, stream_state = _given(array, _NO_STREAM)
     driver: Any = device.driver
     return {
         "shape": array.shape,
@@ -97,11 +94,11 @@ def cuda_array_interface(array: CudaArray) -> dict[str, Any]:
         "data": (address, False),
         "version": 3,
         "strides": None if array.is_contiguous else array.strides,
-        "stream": driver.stream_address(lane.handle),
+        "stream": driver.stream_address(stream_state.handle),
     }
 
 
-def open_dlpack(device: CudaDevice, source: Any) -> Strided | np.ndarray[Any, Any]:
+def open_dlpack(device: DeviceCore, source: Any) -> Strided | np.ndarray[Any, Any]:
     """Take over an array that has ``__dlpack__``; a numpy array where it lies on the host.
 
     The device's current stream waits for what fills it.
@@ -119,7 +116,7 @@ def open_dlpack(device: CudaDevice, source: Any) -> Strided | np.ndarray[Any, An
     if kind not in (CUDA, CUDA_MANAGED) or ours != (CUDA, number):
         raise DeviceMismatchError(f"from_dlpack: the array is on device {(int(kind), number)}, {device.name} is {ours}")
     driver: Any = device.driver
-    stream = driver.stream_address(device.current_lane().handle)
+    stream = driver.stream_address(device.current_stream_state().handle)
     try:
         capsule = source.__dlpack__(stream=stream, max_version=VERSION)
     except TypeError:  # from before there were versions
@@ -127,7 +124,7 @@ def open_dlpack(device: CudaDevice, source: Any) -> Strided | np.ndarray[Any, An
     return open_capsule(capsule)
 
 
-def open_cuda_array(device: CudaDevice, source: Any) -> tuple[Strided, int | None]:
+def open_cuda_array(device: DeviceCore, source: Any) -> tuple[Strided, int | None]:
     """An array that has ``__cuda_array_interface__``, and the address of the stream that fills it, if one is named.
 
     Raises:
@@ -149,35 +146,35 @@ def open_cuda_array(device: CudaDevice, source: Any) -> tuple[Strided, int | Non
     if stream == 0:
         raise ArgumentError(f"taking over a {type(source).__name__}: its __cuda_array_interface__ names stream 0, which would be ambiguous")
     if strides is None:
-        strides = [dtype.itemsize * int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+        strides = contiguous_strides(shape, dtype.itemsize)
     found = Strided(int(address or 0), shape, tuple(strides), dtype, _device(device), source, bool(is_read_only))
     return found, None if stream is None else int(stream)
 
 
-def _device(device: CudaDevice) -> tuple[int, int]:
+def _device(device: DeviceCore) -> tuple[int, int]:
     return (CPU, 0) if device.properties.is_simulated else (CUDA, device.driver.ordinal)
 
 
-def _given(array: CudaArray, reader: int) -> tuple[int, Lane]:
-    """Address of the first element and the lane that fills the array, once the device has been given what does; `reader` waits for it."""
+def _given(array: BufferView, reader: int) -> tuple[int, StreamState]:
+    """Address of the first element and the stream that fills the array, once the device has been given what does; `reader` waits for it."""
     device = array.device
     array.flush()
 
-    def job() -> tuple[int, Lane]:
+    def job() -> tuple[int, StreamState]:
         buffer = array.buffer
         if buffer.error is not None:
             raise buffer.error
-        lane = device.default_lane if buffer.writer is None else buffer.writer[0]
+        stream_state = device.default_stream_state if buffer.writer is None else buffer.writer[0]
         if buffer.memory is None:
             if buffer.nbytes:
                 raise DeviceError(f"handing out an array of {device.name} that was never written")
-            return 0, lane
+            return 0, stream_state
         if reader != _NO_STREAM and buffer.writer is not None:
             driver: Any = device.driver
-            driver.wait_for(driver.foreign_stream(reader), lane.mark())
-        return _address(buffer.memory) + array.offset, lane
+            driver.wait_for(driver.foreign_stream(reader), stream_state.mark())
+        return _address(buffer.memory) + array.offset, stream_state
 
-    found: tuple[int, Lane] = device.thread.submit(job).result()
+    found: tuple[int, StreamState] = device.thread.submit(job).result()
     return found
 
 
@@ -190,13 +187,13 @@ def _address(memory: Any) -> int:
     return int(address)
 
 
-def _follow_reader(buffer: Buffer, lane: Lane, reader: int) -> None:
-    """Let the lane wait for what a reader's stream has been asked for; the memory is freed behind that. Any thread."""
+def _follow_reader(buffer: Buffer, stream_state: StreamState, reader: int) -> None:
+    """Let the stream wait for what a reader's stream has been asked for; the memory is freed behind that. Any thread."""
 
     def job() -> None:
         driver: Any = buffer.device.driver
-        driver.wait_for(lane.handle, driver.record(driver.foreign_stream(reader)))
-        lane.count += 1
-        buffer.used[lane] = lane.count
+        driver.wait_for(stream_state.handle, driver.record(driver.foreign_stream(reader)))
+        stream_state.count += 1
+        buffer.used[stream_state] = stream_state.count
 
     buffer.device.thread.release(job)

@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cuda.array import CudaArray
-from aiograd.cuda.device import CudaDevice
-from aiograd.cuda.driver.protocol import Driver, Pointer
-from aiograd.errors import ArgumentError, DeviceMismatchError
+from aiograd.cuda.array import CudaArray, check_same
+from aiograd.cuda.command import enqueue
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.driver.protocol import DeviceDriver, Pointer
+from aiograd.errors import ArgumentError
 
 _Size = int | tuple[int, ...]
 
@@ -39,25 +40,24 @@ def launch(kernel: Callable[..., None], grid: _Size, block: _Size, *args: Any, w
     if min(*blocks, *threads) < 1:
         raise ArgumentError(f"launching {kernel.__name__} with a grid of {blocks} and blocks of {threads}: an empty array needs no kernel")
     arrays = [value for value in args if value.__class__ is CudaArray]
-    for array in arrays:
-        if array.device is not device:
-            raise DeviceMismatchError(f"{kernel.__name__}: arrays live on {device.name} and {array.device.name}. Move them with .to().")
+    check_same(device, kernel.__name__, arrays)
     with device.lock:
         for array in arrays:
             array.flush()
         targets = tuple({id(array.buffer): array.buffer for array in writes}.values())
         for buffer in targets:
-            device.before_write(buffer)
+            buffer.flush_readers()
         reads = tuple({id(array.buffer): array.buffer for array in arrays if all(array.buffer is not buffer for buffer in targets)}.values())
-        places = tuple([_Place(value) if value.__class__ is CudaArray else value for value in args])
+        places = tuple([_BufferArgument(value) if value.__class__ is CudaArray else value for value in args])
 
-        def run(driver: Driver, stream: Any) -> None:
-            driver.launch(kernel, blocks, threads, tuple([value.pointer() if value.__class__ is _Place else value for value in places]), stream)
+        def run(driver: DeviceDriver, stream: Any) -> None:
+            arguments = tuple([value.pointer() if value.__class__ is _BufferArgument else value for value in places])
+            driver.launch(kernel, blocks, threads, arguments, stream)
 
-        device.enqueue(kernel.__name__, run, reads, targets)
+        enqueue(device, kernel.__name__, run, reads, targets)
 
 
-class _Place:
+class _BufferArgument:
     """Where an array lies, of which the buffer may not have memory yet."""
 
     __slots__ = ("buffer", "offset", "dtype", "extent")
@@ -72,7 +72,7 @@ class _Place:
         return Pointer(self.buffer.memory, self.offset, self.dtype, self.extent)
 
 
-def spread(device: CudaDevice, n: int) -> tuple[int, int]:
+def spread(device: DeviceCore, n: int) -> tuple[int, int]:
     """Grid and block for a kernel that goes through `n` elements in strides of the whole grid."""
     properties = device.properties
     return max(1, min(properties.blocks, math.ceil(n / properties.threads))), properties.threads

@@ -43,7 +43,6 @@ def make_device(ordinal: int) -> Any:
     """
     discovery.require(ordinal)
     driver = load("driver.simulator").SimulatorDriver(ordinal) if discovery.is_simulated() else _hardware(ordinal)
-    load("operations")  # registers what the device has kernels for
     return load("device").CudaDevice(driver)
 
 
@@ -63,7 +62,7 @@ def _hardware(ordinal: int) -> Any:
 
 
 def _cublas() -> Any:
-    """What makes a `Cublas` of a driver, or None where the library is not installed, is too old, or AIOGRAD_CUDA_CUBLAS=0 says not to use it."""
+    """A factory of `Cublas` objects, or None if the library is not installed, is too old, or is turned off by AIOGRAD_CUDA_CUBLAS=0."""
     from cuda import pathfinder
 
     if os.environ.get("AIOGRAD_CUDA_CUBLAS") == "0":

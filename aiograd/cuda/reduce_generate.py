@@ -20,7 +20,7 @@ Rejected: numba's ``cuda.reduce`` (one dtype and one axis, and it allocates on e
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,13 +40,13 @@ class Fold:
     """
 
     name: str
-    #: what an accumulator starts with, by the kind of number
+    #: precision -> initial value of an accumulator
     start: Callable[[str], str]
     #: lines that bring `b` into `a`
     lines: Callable[[str, str, str], list[str]]
-    #: whether elements count as true or false
+    #: True if elements are converted to booleans
     truth: bool = False
-    #: whether it is the position that is wanted
+    #: True if the result is the position of an element
     position: bool = False
 
 
@@ -103,7 +103,7 @@ FOLDS = {
     )
 }
 
-#: what is done to a result before it is written: the text for an accumulator ``{a}`` of precision ``{T}`` and the scalar ``by``
+#: the last step on a result before it is written: the text for an accumulator ``{a}`` of precision ``{T}`` and the scalar ``by``
 FINISHES = {"": "{a}", "divide": "{a} / by", "divide_root": "sqrt_{T}({a} / by)"}
 
 
@@ -257,27 +257,3 @@ def _coordinates(index: str, axes: int, extents: str, wide: bool, name: str = "c
 
 def _load(place: int, where: str, letters: str) -> str:
     return f"v{place} = x{place}[{where}]" + (" != 0" if letters == "b1" else "")
-
-
-def merged(extents: Sequence[int], strides: Sequence[Sequence[int]]) -> tuple[tuple[int, ...], list[tuple[int, ...]]]:
-    """Axes that every array passes through in one go made one; at least one axis is left.
-
-    Args:
-        extents: of the axes, outermost first.
-        strides: of each array along them.
-    """
-    kept: list[int] = []
-    steps: list[list[int]] = []
-    for axis, extent in enumerate(extents):
-        if extent == 1:
-            continue
-        here = [each[axis] for each in strides]
-        if kept and all(last == now * extent for last, now in zip(steps[-1], here, strict=True)):
-            kept[-1] *= extent
-            steps[-1] = here
-        else:
-            kept.append(extent)
-            steps.append(here)
-    if not kept:
-        return (1,), [(0,) for _ in strides]
-    return tuple(kept), [tuple(step[i] for step in steps) for i in range(len(strides))]

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiograd import devices
-from aiograd.cuda.command import Lane
 from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.stream_state import StreamState
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError, ModeError, NotReadyError
 
@@ -28,45 +28,45 @@ class Event:
         timing: remember when that was; see `elapsed_ms`.
     """
 
-    __slots__ = ("timing", "_lane", "_count", "_handle", "_device")
+    __slots__ = ("timing", "_stream_state", "_count", "_handle", "_device")
 
     def __init__(self, *, timing: bool = False) -> None:
         self.timing = timing
         self._device: CudaDevice | None = None
-        self._lane: Lane | None = None
+        self._stream_state: StreamState | None = None
         self._count = 0
         self._handle: Any = None
 
     def __repr__(self) -> str:
-        return f"<Event {'never recorded' if self._lane is None else f'on {self._lane.name}'}>"
+        return f"<Event {'never recorded' if self._stream_state is None else f'on {self._stream_state.name}'}>"
 
     def record(self, stream: Stream | None = None) -> Self:
         """Put it behind everything that has been asked of a stream (by default the caller's) so far; returns at once."""
         stream = current_stream() if stream is None else stream
-        device, lane = stream.device_object, stream.lane
-        self._device, self._lane, self._handle = device, None, None
+        device, stream_state = stream.device_object, stream.stream_state
+        self._device, self._stream_state, self._handle = device, None, None
 
         def job() -> None:
-            lane.count += 1
-            self._count, self._lane = lane.count, lane
+            stream_state.count += 1
+            self._count, self._stream_state = stream_state.count, stream_state
             if self.timing:
-                self._handle = device.driver.record(lane.handle, timing=True)
+                self._handle = device.driver.record(stream_state.handle, timing=True)
 
         device.thread.submit(job)
         return self
 
-    def _place(self) -> tuple[Lane, int] | None:
-        return None if self._lane is None else (self._lane, self._count)
+    def _place(self) -> tuple[StreamState, int] | None:
+        return None if self._stream_state is None else (self._stream_state, self._count)
 
     def query(self) -> bool:
-        """Whether the device has come to it (True for one that was never recorded).
+        """True if the device has come to it (True for one that was never recorded).
 
         Raises:
             DeviceLostError: the device failed.
         """
         if self._device is None:
             return True
-        return self._lane is not None and self._lane.is_done(self._count)
+        return self._stream_state is not None and self._stream_state.is_done(self._count)
 
     async def wait(self) -> None:
         """Wait until the device has come to it. Cancelling stops the waiting only.
@@ -118,27 +118,27 @@ class Stream:
         priority: lower numbers go first where the device has to choose; 0 or −1.
     """
 
-    __slots__ = ("device_object", "lane", "_tokens")
+    __slots__ = ("device_object", "stream_state", "_tokens")
 
     def __init__(self, device: str = "cuda:0", *, priority: int = 0) -> None:
         self.device_object = _cuda_device(device)
-        self.lane = self.device_object.new_lane(f"stream of {device}", priority)
-        self._tokens: list[Token[Lane | None]] = []
+        self.stream_state = self.device_object.new_stream_state(f"stream of {device}", priority)
+        self._tokens: list[Token[StreamState | None]] = []
 
     @classmethod
-    def _of(cls, device: CudaDevice, lane: Lane) -> Stream:
+    def _of(cls, device: CudaDevice, stream_state: StreamState) -> Stream:
         stream = cls.__new__(cls)
-        stream.device_object, stream.lane, stream._tokens = device, lane, []
+        stream.device_object, stream.stream_state, stream._tokens = device, stream_state, []
         return stream
 
     def __repr__(self) -> str:
-        return f"<Stream {self.lane.name} on {self.device}>"
+        return f"<Stream {self.stream_state.name} on {self.device}>"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Stream) and other.lane is self.lane
+        return isinstance(other, Stream) and other.stream_state is self.stream_state
 
     def __hash__(self) -> int:
-        return hash(self.lane)
+        return hash(self.stream_state)
 
     @property
     def device(self) -> str:
@@ -146,22 +146,22 @@ class Stream:
         return self.device_object.name
 
     def __enter__(self) -> Self:
-        self._tokens.append(self.device_object.lane_of_caller.set(self.lane))
+        self._tokens.append(self.device_object.stream_state_of_caller.set(self.stream_state))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         try:
-            self.device_object.lane_of_caller.reset(self._tokens.pop())
+            self.device_object.stream_state_of_caller.reset(self._tokens.pop())
         except (ValueError, IndexError) as cause:
             raise ModeError(f"leaving {self} in another task or context than it was entered in") from cause
 
     def query(self) -> bool:
-        """Whether everything asked of it is known to be done.
+        """True if everything asked of it is known to be done.
 
         Raises:
             DeviceLostError: the device failed.
         """
-        return self.lane.is_idle()
+        return self.stream_state.is_idle()
 
     async def done(self) -> None:
         """Wait until everything asked of it so far is done. Cancelling stops the waiting only.
@@ -187,12 +187,12 @@ class Stream:
 
     def wait_event(self, event: Event) -> None:
         """Let what is asked of it from now on wait for an event; returns at once. Only needed for work that no array connects."""
-        device, lane = self.device_object, self.lane
+        device, stream_state = self.device_object, self.stream_state
 
         def job() -> None:
             place = event._place()
             if place is not None:
-                lane.follow(*place)
+                stream_state.follow(*place)
 
         device.thread.submit(job)
 
@@ -204,7 +204,7 @@ class Stream:
 def current_stream(device: str = "cuda:0") -> Stream:
     """Where operations of the caller go."""
     found = _cuda_device(device)
-    return Stream._of(found, found.current_lane())
+    return Stream._of(found, found.current_stream_state())
 
 
 def _cuda_device(name: str) -> CudaDevice:

@@ -1,20 +1,40 @@
 """Which operations have kernels of their own: numpy functions, rows of the op tables, and fused pairs of kernels.
 
-What is in none of the tables is computed on the host by the device's thread (`aiograd.cuda.fallback`): correct, slow, and counted.
+A function in none of the tables is computed on the host by the device's thread (`aiograd.cuda.fallback`): correct, slow, and counted.
 Families fill the tables when they are imported (`aiograd.cuda.operations`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, TypeVar
+
+import numpy as np
 
 from aiograd.ops.op import ROWS, Fused
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: numpy function -> what answers for it; called with numpy's own arguments, at least one of which is a CudaArray. Under the names "host",
-#: "cast", "getitem", "setitem" and "from_dlpack" arrays and devices find what is built on them, which they cannot import
+
+@dataclass(frozen=True, slots=True)
+class ArrayOperations:
+    """Operations behind methods of arrays that are built on arrays, so that arrays cannot import them."""
+
+    #: ``(name, function, args, kwargs)``: computed on the host
+    on_host: Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+    #: ``(array, dtype)``: the elements with a dtype, in memory of their own
+    cast: Callable[[Any, np.dtype[Any]], Any]
+    #: ``(array, index)``
+    getitem: Callable[[Any, Any], Any]
+    #: ``(array, index, value)``
+    setitem: Callable[[Any, Any, Any], None]
+
+
+#: set by `aiograd.cuda.operations`
+ARRAY_OPERATIONS: ArrayOperations
+
+#: numpy function -> what answers for it; called with numpy's own arguments, at least one of which is a CudaArray
 FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 #: (ufunc, method) such as (np.add, "reduce") -> likewise
 METHODS: dict[tuple[Any, str], Callable[..., Any]] = {}

@@ -32,7 +32,7 @@ class Tile:
 
     columns: int
     lanes: int
-    #: whether neighbouring threads are lanes of one result
+    #: True if neighbouring threads are lanes of one result
     along: bool
     #: pieces that the elements of a result are cut into
     parts: int
@@ -58,8 +58,8 @@ def tile(properties: Properties, m: int, n: int, *, along: bool, cut: bool = Tru
     Args:
         properties: of the device.
         m, n: results, and elements of each.
-        along: whether the elements of a result are neighbours in memory, rather than the results.
-        cut: whether long rows may be cut.
+        along: True if the elements of a result are neighbours in memory, rather than the results.
+        cut: True if long rows may be cut.
     """
     threads = properties.threads
     wanted = min(threads, _power_of_two(math.ceil(n / UNROLLED)))

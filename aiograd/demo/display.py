@@ -1,6 +1,6 @@
-"""What the demo shows: headings, facts, checks, and a progress bar where somebody watches.
+"""The output of the demo: headings, facts, checks, and a progress bar on a terminal.
 
-Where the output is no terminal there is no bar but a line per epoch, and where it cannot show a sign, a plainer one stands in for it.
+Where the output is no terminal there is a line per epoch instead of the bar, and signs that its encoding lacks are replaced by plainer ones.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self, TextIO
 
 WIDTH = 112
-#: what stands in for signs that an encoding does not have
+#: replacements for signs that an encoding does not have
 PLAIN = {"✓": "ok", "✗": "FAILED", "✂": "--", "×": "x", "→": "->", "–": "-", "…": "..."}
 
 
@@ -31,7 +31,7 @@ class Display:
 
     @property
     def is_terminal(self) -> bool:
-        """Whether somebody watches."""
+        """True if somebody watches."""
         return self._stream.isatty()
 
     def say(self, text: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What the demo's worker processes expose: parts of the network, gradients for comparison, profiles, and training alone."""
+"""The service of the demo's worker processes: parts of the network, gradients for comparison, profiles, and training alone."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ ALONE = "alone"
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the command line says."""
+    """The options of the command line."""
 
     epochs: int = EPOCHS
     workers: int = 2
@@ -92,7 +92,7 @@ class _Demo:
         self.names = names
         self.driver: Worker = cluster.driver
         self.training = Training(self.driver, names, SEED)
-        self.traffic = Traffic(self.driver, names)
+        self.traffic = TrafficMeter(self.driver, names)
         self.accuracy = 0.0
         self.traces: list[dict[str, Any]] = []
 
@@ -217,7 +217,7 @@ class _Demo:
         )
 
     async def conclude(self, alone: dict[str, Tensor]) -> None:
-        """What has come of it."""
+        """Show the results and check them."""
         display, options = self.display, self.options
         display.heading("What came of it")
         self.accuracy = accuracy(await self.training.evaluate(self.digits.test_images), self.digits.test_labels)
@@ -257,8 +257,8 @@ class _Lost(Exception):
         self.ending = ending
 
 
-class Traffic:
-    """What a worker has exchanged with some of its peers, counted on across reconnections."""
+class TrafficMeter:
+    """The bytes that a worker has exchanged with some of its peers, summed over reconnections."""
 
     def __init__(self, worker: Worker, names: list[str]) -> None:
         self._worker = worker
@@ -281,5 +281,5 @@ class Traffic:
 
 
 def identical(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:
-    """Whether both hold the same names, shapes and bits."""
+    """True if both hold the same names, shapes and bits."""
     return some.keys() == others.keys() and all(np.array_equal(value.numpy(), others[name].numpy()) for name, value in some.items())

@@ -54,7 +54,7 @@ class Training:
         self._seed = seed
         self._modules: dict[str, RemoteModule] = {}
         self._optimizer: DistributedOptimizer
-        #: what a batch is at, and when that last failed, ``time.perf_counter``
+        #: the stage that the batch is in, and the time of the last failure (``time.perf_counter``)
         self.stage = ""
         self.failed_at = 0.0
 

@@ -21,50 +21,66 @@
     ag.run(main())
 
 Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`, `DistributedOptimizer`. Workers as processes of this machine:
-`LocalCluster`; elsewhere: ``aiograd worker``. What is taken from peers: `Limits`; whom to trust: `Keyring`. Errors: ``ag.errors.DistributedError``.
+`LocalCluster`; elsewhere: ``aiograd worker``. Limits on requests: `Limits`; shared secrets: `Keyring`. Errors: ``ag.errors.DistributedError``.
 
-==============================  ================================================================================================
-`worker`, `service`             the public face: who takes part, and what may be called
-`context`, `contexts`           a distributed graph on one worker; which contexts there are and who may use them
-`nodes`, `payload`              where a graph leaves a worker and arrives at another
-`driver.part`, `driver.passes`  a backward pass across workers: who takes part, the gradients' way, commit and abort
-`driver.endpoint`               requests and answers between workers by name
-`session`                       each request once, over frames that may be lost, repeated or reordered
-`codec`, `frame`, `encodings`   what bytes mean
-`handshake`, `cipher`           who is there, and that nobody listens
-`http`                          frames over aiohttp; `aiograd.testing.SimulatedNetwork` is the other transport
-==============================  ================================================================================================
+====================  ==========================================================================================================
+`worker`, `service`   the public face: who takes part, and what may be called
+`worker_core`         name, limits, clock, requests and tasks of a worker, which everything on it shares
+`calls`, `payload`    remote calls, and the values in them
+`autograd`            contexts, send and recv nodes, and backward passes across workers
+`objects`             references, modules, optimizers and adapters, and the transfer of states
+`rpc`                 requests and answers between workers by name: sessions, frames, handshake, HTTP
+`cluster`             processes of this machine, workers that join, Ray
+`moe`                 mixtures of experts
+====================  ==========================================================================================================
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from aiograd import assembly
-from aiograd.distributed import moe as moe
-from aiograd.distributed.cluster import Cluster as Cluster
-from aiograd.distributed.cluster import JoinCluster as JoinCluster
-from aiograd.distributed.cluster import LocalCluster as LocalCluster
-from aiograd.distributed.cluster import RayCluster as RayCluster
-from aiograd.distributed.cluster import make_cluster as make_cluster
-from aiograd.distributed.context import Context as Context
-from aiograd.distributed.context import ContextGradients as ContextGradients
-from aiograd.distributed.driver.objects import register_adapter as register_adapter
-from aiograd.distributed.driver.objects import register_optimizers as register_optimizers
-from aiograd.distributed.driver.optimizer import DistributedOptimizer as DistributedOptimizer
-from aiograd.distributed.encodings import Encoding as Encoding
-from aiograd.distributed.http import HttpTransport as HttpTransport
-from aiograd.distributed.keyring import Keyring as Keyring
-from aiograd.distributed.keyring_file import read_secret_file as read_secret_file
-from aiograd.distributed.limits import Limits as Limits
-from aiograd.distributed.module import RemoteModule as RemoteModule
-from aiograd.distributed.nodes import RecvNode as RecvNode
-from aiograd.distributed.nodes import SendNode as SendNode
-from aiograd.distributed.references import RemoteRef as RemoteRef
+from aiograd.distributed.autograd.context import Context as Context
+from aiograd.distributed.autograd.context import ContextGradients as ContextGradients
+from aiograd.distributed.autograd.nodes import RecvNode as RecvNode
+from aiograd.distributed.autograd.nodes import SendNode as SendNode
+from aiograd.distributed.objects.module import RemoteModule as RemoteModule
+from aiograd.distributed.objects.object_server import register_adapter as register_adapter
+from aiograd.distributed.objects.object_server import register_optimizers as register_optimizers
+from aiograd.distributed.objects.optimizer import DistributedOptimizer as DistributedOptimizer
+from aiograd.distributed.objects.references import RemoteRef as RemoteRef
+from aiograd.distributed.rpc.encodings import Encoding as Encoding
+from aiograd.distributed.rpc.http import HttpTransport as HttpTransport
+from aiograd.distributed.rpc.keyring import Keyring as Keyring
+from aiograd.distributed.rpc.keyring_file import read_secret_file as read_secret_file
+from aiograd.distributed.rpc.limits import Limits as Limits
+from aiograd.distributed.rpc.transport import Channel as Channel
+from aiograd.distributed.rpc.transport import Transport as Transport
 from aiograd.distributed.scope import current_context as current_context
 from aiograd.distributed.scope import current_worker as current_worker
 from aiograd.distributed.service import Service as Service
 from aiograd.distributed.statistics import WorkerStatistics as WorkerStatistics
-from aiograd.distributed.transport import Channel as Channel
-from aiograd.distributed.transport import Transport as Transport
 from aiograd.distributed.worker import Worker as Worker
+from aiograd.lazy import on_first_use as _on_first_use
+
+if TYPE_CHECKING:
+    from aiograd.distributed import moe as moe
+    from aiograd.distributed.cluster import Cluster as Cluster
+    from aiograd.distributed.cluster import JoinCluster as JoinCluster
+    from aiograd.distributed.cluster import LocalCluster as LocalCluster
+    from aiograd.distributed.cluster import RayCluster as RayCluster
+    from aiograd.distributed.cluster import make_cluster as make_cluster
+else:  # a worker needs none of these, and is the sooner there
+    __getattr__, __dir__ = _on_first_use(
+        __name__,
+        {
+            "Cluster": "aiograd.distributed.cluster.protocol",
+            "JoinCluster": "aiograd.distributed.cluster.join",
+            "LocalCluster": "aiograd.distributed.cluster.local",
+            "RayCluster": "aiograd.distributed.cluster.ray_cluster",
+            "make_cluster": "aiograd.distributed.cluster.factory",
+        },
+        modules=("cluster", "moe"),
+    )
 
 assembly.imported("distributed")

@@ -1,7 +1,7 @@
-"""Failpoints: named points of the protocol at which a test can kill a worker, or watch that it came by.
+"""Failpoints: named points of the protocol at which a test can kill a worker, or observe that it has been reached.
 
-The code says `reach` where a point is; nothing happens unless somebody has armed it or observes. What can be done at a point to a real
-process is in ``driver/failpoint_actions.py``; a simulated network kills its own hosts.
+The code calls `reach` at a point; nothing happens unless the point is armed or observed. Actions on a real
+process are in `aiograd.distributed.failpoint_actions`; a simulated network kills its own hosts.
 
 Source: etcd's gofail, whose failpoints are set through the environment as well.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Self
 
 from aiograd.errors import AiogradError, ArgumentError
 
-#: every point, and what has happened when it is reached
+#: name of every point -> description of the event that it marks
 POINTS: Mapping[str, str] = MappingProxyType(
     {
         "fwd.before_receive": "a call has arrived; nothing of it was read",
@@ -39,7 +39,7 @@ POINTS: Mapping[str, str] = MappingProxyType(
     }
 )
 
-#: what `parse` accepts behind the name of a point
+#: the actions that `parse` accepts behind the name of a point
 ACTIONS = ("kill9", "stop", "raise", "sleep")
 
 _PLAN = re.compile(r"(?P<point>[a-z0-9._]+)=(?P<action>[a-z0-9]+)(:(?P<argument>[0-9.]+))?(@(?P<hit>[0-9]+))?")
@@ -48,26 +48,26 @@ _listeners: tuple[Callable[[str], None], ...] = ()
 
 
 class FailpointError(AiogradError, RuntimeError):
-    """Raised at a failpoint because a test wanted it to."""
+    """Raised at a failpoint that a test has armed with the action ``raise``."""
 
 
-class Plan(NamedTuple):
-    """What to do at a point, as the environment says it."""
+class FailpointPlan(NamedTuple):
+    """One entry of ``AIOGRAD_FAILPOINT``: the action at a point."""
 
     point: str
     action: str
     #: seconds, for ``sleep``
     argument: float | None
-    #: at which time the point is reached, counted from 1
+    #: the action is called when the point is reached for this time, counted from 1
     hit: int
 
 
 def reach(point: str) -> None:
-    """Say that the running code has come to a point. Costs next to nothing unless somebody listens.
+    """Report that the running code has reached a point. Costs next to nothing unless points are armed or observed.
 
     Raises:
-        Exception: whatever was armed there raises.
-        ArgumentError: somebody listens, and there is no such point.
+        Exception: an exception of the action that was armed there.
+        ArgumentError: points are armed or observed, and there is no such point.
     """
     if _listeners:
         _check(point)
@@ -76,16 +76,16 @@ def reach(point: str) -> None:
 
 
 def is_watched() -> bool:
-    """Whether anybody listens."""
+    """True if points are armed or observed."""
     return bool(_listeners)
 
 
 @types.coroutine
 def reach_within(point: str, coroutine: Coroutine[Any, Any, Any]) -> Generator[Any, Any, Any]:
-    """Await `coroutine`, and say that the running code has come to a point when it waits for the first time, or is done without waiting.
+    """Await `coroutine`, and report that a point is reached when it suspends for the first time, or has ended without suspending.
 
     Returns:
-        What it returned.
+        The result of the coroutine.
     """
     step, value = coroutine.send, None
     is_first = True
@@ -113,7 +113,7 @@ def observe(callback: Callable[[str], None]) -> Callable[[], None]:
     """Call `callback` with the name of every point that is reached in this process.
 
     Returns:
-        A function that ends it; idempotent.
+        A function that ends the observation; idempotent.
     """
     global _listeners
 
@@ -129,7 +129,7 @@ def observe(callback: Callable[[str], None]) -> Callable[[], None]:
 
 
 class Failpoint:
-    """Something armed at a point, see `arm`. Leaving its ``with`` block disarms it."""
+    """An action armed at a point, see `arm`. Leaving its ``with`` block disarms it."""
 
     __slots__ = ("point", "hits", "_action", "_hit", "_when", "_stop")
 
@@ -144,11 +144,11 @@ class Failpoint:
 
     @property
     def has_fired(self) -> bool:
-        """Whether the action was called."""
+        """True if the action was called."""
         return self.hits >= self._hit
 
     def disarm(self) -> None:
-        """End it. Idempotent."""
+        """Disarm the failpoint. Idempotent."""
         self._stop()
 
     def _reached(self, point: str) -> None:
@@ -169,9 +169,9 @@ def arm(point: str, action: Callable[[], object], *, hit: int = 1, when: Callabl
 
     Args:
         point: one of `POINTS`.
-        action: what it raises leaves `reach`.
+        action: the function to call; an exception of it propagates from `reach`.
         hit: counted from 1.
-        when: whether a visit counts; None: all do.
+        when: returns True if a visit counts; None: all visits count.
 
     Raises:
         ArgumentError: no such point, or `hit` below 1.
@@ -182,7 +182,7 @@ def arm(point: str, action: Callable[[], object], *, hit: int = 1, when: Callabl
     return Failpoint(point, action, hit, when)
 
 
-def parse(text: str) -> tuple[Plan, ...]:
+def parse(text: str) -> tuple[FailpointPlan, ...]:
     """Read ``"bwd.after_accumulate=kill9@3;fwd.in_compute=sleep:0.5"``: point, action, its argument, and at which visit.
 
     Raises:
@@ -206,7 +206,7 @@ def parse(text: str) -> tuple[Plan, ...]:
             seconds = None if argument is None else float(argument)
         except ValueError as error:
             raise ArgumentError(f"failpoint {part!r}: {argument!r} is no number of seconds") from error
-        plans.append(Plan(match["point"], action, seconds, hit))
+        plans.append(FailpointPlan(match["point"], action, seconds, hit))
     return tuple(plans)
 
 

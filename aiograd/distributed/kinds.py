@@ -1,7 +1,7 @@
-"""Kind: what a request between workers asks for.
+"""Kind: the kinds of requests between workers.
 
-Every request is answered once, with a value or an error; the session below sees to that (see `session`). Values are tuples of the types
-that the codec knows.
+Every request is answered once, with a value or an error; the peer session ensures that (see `session`). Values are tuples of types
+that the codec supports.
 
 =========  ===================================================================================================================
 CALL       run an exposed function: (name, args, kwargs, records, context part or None) → (result, edge or 0)
@@ -25,7 +25,7 @@ from enum import IntEnum
 
 
 class Kind(IntEnum):
-    """What a request asks for; see the module."""
+    """The kind of a request; see the module."""
 
     CALL = 1
     MARK = 2

@@ -1,12 +1,12 @@
-"""Arguments and results of remote calls: trees of plain values, Tensors and RemoteRefs ↔ trees of what the codec knows.
+"""Arguments and results of remote calls: trees of plain values, Tensors and RemoteRefs ↔ trees of types that the codec supports.
 
 A Tensor that appears twice is sent once and arrives as one Tensor. The differentiable Tensors of a message, each once and in the order in
-which they appear, are what its send and recv nodes have as edges and inputs, on both sides.
+which they appear, are the edges of its send node and the inputs of its recv node.
 
 Note [Parameters are copied]
-    Large arrays are not copied into a message: they are read while frames go out, and again where frames have to be repeated. So what is
-    sent must stay as it is until the answer is there. Nobody modifies the results of operations in place as a rule, but optimizers do so
-    with parameters, while a call may be under way; leaves that require grad are therefore copied.
+    Large arrays are not copied into a message: they are read while frames are sent, and again if frames have to be resent. So the arrays must
+    not change until the answer has come. Results of operations are rarely modified in place, but optimizers modify
+    parameters, maybe while a call is under way; leaves that require grad are therefore copied.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.distributed.codec import WireReference, WireTensor
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.references import RemoteRef
-from aiograd.distributed.tensors_table import INLINE
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.rpc.codec import WireReference, WireTensor
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.tensor_table import INLINE
 from aiograd.errors import ArgumentTypeError, LimitError
 from aiograd.tensors.core import TensorCore, make
 
-#: what passes as it is
+#: types that are sent as they are
 _PLAIN = frozenset((str, int, float, bool, type(None), complex, bytes))
 
 
 class UnsendableError(Exception):
-    """A value of a type that cannot be sent; `explain` makes of it what is raised."""
+    """A value of a type that cannot be sent; `explain` turns it into the error for the user."""
 
     def __init__(self, value: object) -> None:
         super().__init__(type(value).__name__)
@@ -36,11 +36,11 @@ class UnsendableError(Exception):
 
 
 def explain(error: UnsendableError | RecursionError, what: str, values: Iterable[tuple[str, Any]]) -> Exception:
-    """What to raise where values cannot be sent.
+    """The error for values that cannot be sent.
 
     Args:
-        what: was being done, such as "calling square on b".
-        values: by what they are called, such as "argument 0".
+        what: the operation, such as "calling square on b".
+        values: the values with their names, such as "argument 0".
     """
     if isinstance(error, RecursionError):
         return LimitError(f"{what}: a value is nested too deep to be sent, or contains itself")
@@ -63,7 +63,7 @@ def explain(error: UnsendableError | RecursionError, what: str, values: Iterable
 
 
 def _path_to(found: object, value: Any) -> str | None:
-    """Where in a tree a value is, as indices."""
+    """The path to a value in a tree, as indices."""
     if value is found:
         return ""
     items: Iterable[tuple[Any, Any]] = enumerate(value) if value.__class__ in (list, tuple) else value.items() if value.__class__ is dict else ()
@@ -86,11 +86,11 @@ def device_tensors(value: Any, found: list[Any] | None = None) -> list[Any]:
 
 
 class Packing:
-    """Turns values into what the codec knows, for one message.
+    """Turns values into types that the codec supports, for one message.
 
     Args:
-        records: whether differentiable Tensors stay connected to the graph.
-        encoding: how floating-point tensors travel.
+        records: True if differentiable Tensors stay connected to the graph.
+        encoding: the wire encoding of floating-point tensors.
         hosted: host copies of Tensors that live on devices, by ``id``.
     """
 
@@ -108,7 +108,7 @@ class Packing:
         """The value with every Tensor and RemoteRef replaced.
 
         Raises:
-            UnsendableError: there is something in it that cannot be sent. RecursionError: it is nested too deep.
+            UnsendableError: it contains a value that cannot be sent. RecursionError: it is nested too deep.
         """
         kind = value.__class__
         if kind in _PLAIN:
@@ -145,7 +145,7 @@ class Packing:
 
 
 class Unpacking:
-    """Turns what the codec knows into values, for one message.
+    """Turns decoded data back into values, for one message.
 
     Args:
         reference: makes a RemoteRef.
@@ -155,7 +155,7 @@ class Unpacking:
 
     def __init__(self, reference: Callable[[WireReference], RemoteRef]) -> None:
         self.reference = reference
-        #: Tensors that came with a claim for gradients, each once, in order
+        #: Tensors that the sender marked as differentiable, each once, in order
         self.differentiable: list[Any] = []
         self._memo: dict[int, Any] = {}
 

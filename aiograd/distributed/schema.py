@@ -1,4 +1,4 @@
-"""Schema: what an exposed function accepts, read from its signature and annotations once, when it is exposed.
+"""Schema: the parameters of an exposed function and their types, read from its signature and annotations once, when it is exposed.
 
 Source: the annotations are the schema, as in FastAPI and msgspec; here only the closed set of types that can be sent.
 """
@@ -12,14 +12,14 @@ import typing
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.tensor import Tensor
 
-#: exactly these arrive: an annotation that names a subclass would accept nothing
+#: the exact types that arrive: an annotation that names a subclass would accept nothing
 SENDABLE = frozenset((type(None), bool, int, float, complex, str, bytes, list, tuple, dict, Tensor, TensorCore, RemoteRef))
-#: annotations that say nothing
+#: annotations that accept everything
 _ANYTHING = (Any, object)
 ALLOWED = "None, bool, int, float, complex, str, bytes, list, tuple, dict, Tensor, RemoteRef and unions of them"
 
@@ -29,7 +29,7 @@ class Schema:
 
     Args:
         name: under which the function is exposed, for messages.
-        function: whose signature counts; the first parameter of a method is left out by `is_method`.
+        function: the function with the signature; `is_method` leaves out the first parameter.
 
     Raises:
         ArgumentError: an annotation of a parameter without a default names a type that cannot be sent, or the function has no signature.
@@ -57,7 +57,7 @@ class Schema:
             self.annotations[parameter.name] = hint
         parameters = signature.parameters.values()
         is_plain = all(parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD) for parameter in parameters)
-        #: the names, where every parameter may be given by position: then most calls need not go through ``Signature.bind``
+        #: the names, if every parameter may be given by position; then most calls need no ``Signature.bind``
         self._plain = tuple(signature.parameters) if is_plain else None
         self._required = sum(parameter.default is parameter.empty for parameter in parameters)
 
@@ -65,7 +65,7 @@ class Schema:
         """Raise unless the function can be called with these arguments.
 
         Raises:
-            ArgumentTypeError: it cannot.
+            ArgumentTypeError: the arguments do not fit the parameters or their annotations.
         """
         if self._plain is not None and not kwargs and self._required <= len(args) <= len(self._plain):
             for name, value in zip(self._plain, args, strict=False):
@@ -111,7 +111,7 @@ class Schema:
 
 
 class _Shown:
-    """Stands for a value in a signature that is shown."""
+    """Placeholder for a default value in a signature that is shown to peers."""
 
     def __init__(self, text: str) -> None:
         self._text = text
@@ -121,7 +121,7 @@ class _Shown:
 
 
 def matches(value: Any, hint: Any) -> bool:
-    """Whether a value that was sent fits an annotation."""
+    """True if a received value fits an annotation."""
     if hint in _ANYTHING:
         return True
     origin = typing.get_origin(hint)

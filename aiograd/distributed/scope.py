@@ -1,4 +1,4 @@
-"""Which worker and distributed context the running code belongs to: a ContextVar, so it follows child tasks, gather and executor hops."""
+"""The worker and distributed context of the running code, in a ContextVar: child tasks, gather and executor jobs inherit it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from aiograd.errors import DistributedError
 
 if TYPE_CHECKING:
-    from aiograd.distributed.context import Context
+    from aiograd.distributed.autograd.context import Context
 
 
 class Scope(NamedTuple):
-    """Where the running code is."""
+    """The worker, context and request that the running code belongs to."""
 
     #: the Worker
     worker: Any
     context: Context | None
-    #: whose requests the running code serves; its own requests are made in that name
+    #: the principal whose request the running code serves; requests of the code itself are made for this principal
     principal: str | None = None
     #: time of the loop at which the request that is being served expires
     deadline: float | None = None
     #: place of that request in the order in which the whole graph is recorded; see Note [Places] in `context`
     place: tuple[float, ...] = ()
-    #: whether it is a rule or hook of a pass of this context
+    #: True if it is a rule or hook of a pass of this context
     is_in_pass: bool = False
 
 
@@ -31,10 +31,10 @@ SCOPE: ContextVar[Scope | None] = ContextVar("aiograd_distributed_scope", defaul
 
 
 def current_worker() -> Any:
-    """The Worker whose handler, or whose context's block, is running.
+    """The Worker whose handler is running, or in whose context's block the running code is.
 
     Raises:
-        DistributedError: neither is.
+        DistributedError: there is none.
     """
     scope = SCOPE.get()
     if scope is None:

@@ -1,4 +1,4 @@
-"""Service: what a worker lets others call. Nothing else can be called: there is no import by name and no sending of code."""
+"""Service: the functions and classes of a worker that peers may use, and nothing else: there is no import by name and no sending of code."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError
 F = TypeVar("F", bound=Callable[..., Any])
 C = TypeVar("C", bound=type[Any])
 
-#: names that begin so are the library's own
+#: prefix of the names that are reserved for the library
 RESERVED = "aiograd."
 
 
@@ -25,7 +25,7 @@ class Exposed:
         self.name = name
         self.function = function
         self.schema = schema
-        #: runs on the loop; others, constructors among them, run on the executor
+        #: True if it runs on the loop; other functions, constructors among them, run on the executor
         self.is_async = not inspect.isclass(function) and (
             inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))  # noqa: B004
         )
@@ -85,8 +85,8 @@ class Service:
 
     A ``def`` runs on the executor of the worker, an ``async def`` on its loop. Either may use `current_worker` to call further workers and
     `current_context` for the caller's gradients. Parameters that are annotated accept only what the annotation says: None, bool, int, float,
-    complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. One of another type needs a default, and is left
-    out by callers. What a function raises reaches its caller as
+    complex, str, bytes, list, tuple, dict with str keys, Tensor, RemoteRef and unions of them. A parameter of another type needs a default, and
+    callers leave it out. An exception of a function reaches its caller as
     `RemoteError`, with type, message and worker; the traceback stays in the worker's log, ``logging.getLogger("aiograd.distributed")``, as a warning.
     """
 
@@ -104,7 +104,7 @@ class Service:
         """Expose a function under its own name, or under another: ``@service.function("name")``. Returns the function itself.
 
         Raises:
-            ArgumentTypeError: it is no function. ArgumentError: the name is taken or reserved, or an annotation names what cannot be sent.
+            ArgumentTypeError: it is no function. ArgumentError: the name is taken or reserved, or an annotation names a type that cannot be sent.
         """
         if isinstance(function, str):
             return lambda given: self._add(function, given)
@@ -139,7 +139,7 @@ class Service:
         if name in taken:
             raise ArgumentError(f"service: {name!r} is exposed already; choose another name")
 
-    # ---------------------------------------------------------------- what a worker asks
+    # ---------------------------------------------------------------- lookup by the worker
 
     def find_function(self, name: str) -> Exposed:
         """The function exposed under a name.
@@ -164,13 +164,13 @@ class Service:
         return exposed
 
     def class_of(self, value: object) -> ExposedClass | None:
-        """How the class of an object is exposed, if it is."""
+        """The exposed class of an object; None if its class is not exposed."""
         exposed = self._classes.get(type(value).__name__)
         return exposed if exposed is not None and exposed.cls is type(value) else None
 
     @property
     def names(self) -> Sequence[str]:
-        """What is exposed, sorted."""
+        """The names of all exposed functions and classes, sorted."""
         return sorted([*self._functions, *self._classes])
 
     def __repr__(self) -> str:

@@ -14,22 +14,27 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from aiograd.distributed.context import Context
-from aiograd.distributed.driver.endpoint import Endpoint
-from aiograd.distributed.driver.membership import Membership
-from aiograd.distributed.driver.office import Office
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.http import HttpTransport
-from aiograd.distributed.http.addresses import parse_url
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.keyring_file import parse_secret, read_secret_file
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.module import RemoteModule
-from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.autograd.backward import BackwardPasses
+from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.autograd.leases import ContextLeases
+from aiograd.distributed.calls import Calls
+from aiograd.distributed.membership import Membership
+from aiograd.distributed.objects.module import RemoteModule
+from aiograd.distributed.objects.object_server import ObjectServer
+from aiograd.distributed.objects.reference_table import ReferenceTable
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.distributed.rpc.http import HttpTransport
+from aiograd.distributed.rpc.http.addresses import parse_url
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.keyring_file import parse_secret, read_secret_file
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
-from aiograd.distributed.transport import Transport
+from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
 from aiograd.modes import no_grad
 
@@ -38,11 +43,11 @@ _PROCESS_SECRET = secrets.token_bytes(32)
 
 
 def keyring_of(secret: bytes | str | Keyring | None) -> Keyring:
-    """The keys that a worker's `secret` means.
+    """The keyring for a worker's argument `secret`.
 
     Args:
-        secret: 32 bytes, text that spells them in hexadecimal or base64, or a Keyring; None takes the file that ``AIOGRAD_SECRET_FILE``
-            names, else ``AIOGRAD_SECRET``, else the process's own.
+        secret: 32 bytes, these in hexadecimal or base64 as text, or a Keyring; None takes the file named by ``AIOGRAD_SECRET_FILE``,
+            else ``AIOGRAD_SECRET``, else the random secret of this process.
 
     Raises:
         ArgumentError, ArgumentTypeError: not a secret.
@@ -62,7 +67,7 @@ def keyring_of(secret: bytes | str | Keyring | None) -> Keyring:
 
 
 class Worker:
-    """One participant, under a name by which others know it. Use it with ``async with``.
+    """One participant of a distributed computation, which peers address by its name. Use it with ``async with``.
 
     ::
 
@@ -74,20 +79,20 @@ class Worker:
 
     Args:
         name: 1 to 128 letters, digits, dots, dashes and underscores.
-        service: what others may call; None: nothing.
-        host, port: where to listen; port 0 takes a free one. An address that other machines reach needs `ssl` or `allow_plaintext`.
-        peers: URLs of other workers by name; more with `add_peer`. One of two workers has to know the other's; one that nobody can reach is
-            called over the connection that it has opened.
+        service: the functions and classes that peers may use; None: none.
+        host, port: address to listen on; port 0 takes a free one. An address that other machines can reach needs `ssl` or `allow_plaintext`.
+        peers: URLs of other workers by name; `add_peer` adds more. Only one of two workers needs the other's URL; a worker that cannot be
+            dialled is called over the connection that it has opened.
         secret: 32 bytes shared with the peers, in hexadecimal or base64 where it is text, or a Keyring; `read_secret_file` reads one. None takes
-            what the file holds that ``AIOGRAD_SECRET_FILE`` names, else ``AIOGRAD_SECRET``, else a random secret of this process, whose workers
-            then trust each other and nobody else. Everything between workers is authenticated and encrypted with it.
-        ssl: an ``ssl.SSLContext`` to serve TLS with, besides.
+            the file named by ``AIOGRAD_SECRET_FILE``, else ``AIOGRAD_SECRET``, else a random secret of this process, whose workers
+            then trust only each other. All traffic between workers is authenticated and encrypted with it.
+        ssl: an ``ssl.SSLContext`` to serve TLS in addition.
         client_ssl: an ``ssl.SSLContext`` for connections to peers whose URL begins with ``https``.
-        trusted_hosts: names, beside its host name and addresses, by which peers may dial this worker, as in their URLs for it.
-        allow_plaintext: listen beyond this machine without TLS (messages are encrypted all the same).
-        limits: what is taken from peers and how long is waited for them.
-        encoding, gradient_encoding: reduced precision for floating-point values on the wire, for what this worker sends; off by default.
-        transport: carries frames, instead of HTTP.
+        trusted_hosts: further host names, as in peers' URLs, by which peers may dial this worker, besides its own host name and addresses.
+        allow_plaintext: allow listening beyond this machine without TLS (messages are encrypted even then).
+        limits: limits on requests of peers, and timeouts.
+        encoding, gradient_encoding: reduced precision for floating-point values that this worker sends; off by default.
+        transport: the transport of frames; None: HTTP.
 
     Raises:
         ArgumentError, ArgumentTypeError: a name, a secret or a limit cannot be used.
@@ -116,7 +121,7 @@ class Worker:
         limits = limits or Limits()
         if transport is None:
             transport = HttpTransport(limits=limits, ssl=ssl, client_ssl=client_ssl, allow_plaintext=allow_plaintext, trusted_hosts=trusted_hosts)
-        self._office = Office(
+        self._core = core = WorkerCore(
             self,
             name,
             service=service or Service(),
@@ -126,6 +131,14 @@ class Worker:
             encoding=Encoding(encoding),
             gradient_encoding=Encoding(gradient_encoding),
         )
+        self._passes = passes = BackwardPasses(core)
+        self._contexts = passes.contexts
+        self._leases = ContextLeases(core, self._contexts, passes.on_released)
+        references = ReferenceTable(core.name, core.endpoint.incarnation, core.entropy, limits.references_per_principal)
+        self._calls = Calls(core, self._contexts, self._leases, references)
+        self._objects = ObjectServer(core, self._calls)
+        self._membership = Membership(self, core.name, core.principal, self._calls)
+        core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
         self._host = host
         self._port = port
         self._peers = dict(peers or {})
@@ -133,10 +146,10 @@ class Worker:
             self._check_url(peer, url)
         self._url: str | None = None
 
-    # ---------------------------------------------------------------- life
+    # ---------------------------------------------------------------- lifetime
 
     async def __aenter__(self) -> Self:
-        self._url = await self._office.open(self._host, self._port)
+        self._url = await self._core.open(self._host, self._port)
         try:
             for name, url in self._peers.items():
                 self.add_peer(name, url)
@@ -149,20 +162,27 @@ class Worker:
         await self.aclose()
 
     async def aclose(self) -> None:
-        """Release contexts, cancel what runs for others, say goodbye to peers and stop listening. Idempotent.
+        """Release contexts, cancel requests that are being served, say goodbye to peers and stop listening. Idempotent.
 
-        Cancelling it skips waiting for handlers to stop; everything is closed all the same.
+        Cancelling it skips waiting for handlers to stop; everything is closed even then.
         """
-        await self._office.aclose()
+        self._core.is_closing = True
+        try:
+            await self._leases.aclose()
+        finally:
+            try:
+                await self._core.aclose()
+            finally:
+                self._objects.clear()
 
     @property
     def name(self) -> str:
         """The worker's name."""
-        return self._office.name
+        return self._core.name
 
     @property
     def url(self) -> str:
-        """Where others reach the worker.
+        """The URL at which peers reach the worker.
 
         Raises:
             DistributedError: it has not been opened.
@@ -173,52 +193,52 @@ class Worker:
 
     @property
     def limits(self) -> Limits:
-        """What is taken from peers and how long is waited for them."""
-        return self._office.limits
+        """The limits on requests of peers, and timeouts."""
+        return self._core.limits
 
     @property
     def endpoint(self) -> Endpoint:
-        """The worker's place in the network, for what is not covered here."""
-        return self._office.endpoint
+        """The worker's endpoint in the network, for uses that `Worker` does not cover."""
+        return self._core.endpoint
 
     @property
     def membership(self) -> Membership:
-        """The worker's part in a cluster, for those who write one."""
-        return self._office.membership
+        """The worker's membership in a cluster, for authors of cluster classes."""
+        return self._membership
 
     @property
     def profiler(self) -> Any:
-        """What records the functions and passes that run here for others: ``worker.profiler = p.recorder`` of a profile `p`, or None."""
-        return self._office.profiler
+        """The recorder of functions and passes that run here for peers: ``worker.profiler = p.recorder`` of a profile `p`, or None."""
+        return self._core.profiler
 
     @profiler.setter
     def profiler(self, recorder: Any) -> None:
-        self._office.profiler = recorder
+        self._core.profiler = recorder
 
     def __repr__(self) -> str:
         return f"<Worker {self.name} at {self._url or 'no address'}>"
 
     def add_peer(self, name: str, url: str, *, principal: str | None = None) -> None:
-        """Say where another worker is, such as ``"http://10.0.0.2:7000"``; replaces what was known. Nothing is sent before the first call.
+        """Set the URL of another worker, such as ``"http://10.0.0.2:7000"``; replaces an earlier one. Nothing is sent before the first call.
 
         Args:
-            principal: to whom the worker of that name is there, where tenants have workers of one name in several places; None: to everybody
-                for whom nothing else is said.
+            principal: the principal for whom this URL holds, where tenants have different workers under one name; None: all principals
+                without a URL of their own.
 
         Raises:
             ArgumentError, ArgumentTypeError: a name or the URL cannot be used, or the name is this worker's own.
         """
         self._check_url(name, url)
-        self._office.endpoint.add_peer(name, url, principal)
+        self._core.endpoint.add_peer(name, url, principal)
 
     def remove_peer(self, name: str) -> None:
-        """Forget where another worker is; nothing if that is not known. A connection to it stays until one side closes it."""
-        self._office.endpoint.remove_peer(name)
+        """Remove the URL of another worker, if it is known. A connection to it stays until one side closes it."""
+        self._core.endpoint.remove_peer(name)
 
     def _check_url(self, name: str, url: str) -> None:
         if not isinstance(url, str):
             raise ArgumentTypeError(f"peer {name!r}: expected a URL such as 'http://10.0.0.2:7000', found {type(url).__name__}")
-        if isinstance(self._office.endpoint.transport, HttpTransport):
+        if isinstance(self._core.endpoint.transport, HttpTransport):
             try:
                 parse_url(url)
             except ArgumentError as error:
@@ -231,50 +251,50 @@ class Worker:
     def call(self, peer: str, function: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a function that `peer` exposes; inside a context gradients flow through the call.
 
-        ``await asyncio.gather(worker.call(...), worker.call(...))`` has several under way at once. Cancelling cancels the function on its worker.
+        ``await asyncio.gather(worker.call(...), worker.call(...))`` makes several calls concurrently. Cancelling cancels the function on its worker.
 
         Args:
             peer: name of the worker (this one too).
             function: the name under which it is exposed.
             args, kwargs: None, bool, int (64 bit), float, complex, str, bytes, Tensor, RemoteRef, and lists, tuples and dicts (keys are str) of them.
-            timeout: seconds, on the way and there; never more than is left to the request that is being served. `Limits.default_deadline`
+            timeout: seconds for the whole call; never more than the time left to the request that is being served. `Limits.default_deadline`
                 (60 s) by default.
 
         Returns:
-            What the function returned. Its Tensors require grad if they did there, in a context and unless grad mode is off here.
+            The result of the function. In a context, and unless grad mode is off here, its Tensors require grad if they did on the peer.
 
         Raises:
             NoContextError: an argument requires grad, and there is no context. RemoteError: the function raised, or does not take these
-            arguments. NotExposedError: there is none of that name. UnknownPeerError: nobody has said where `peer` is. WorkerLostError: it
+            arguments. NotExposedError: `peer` exposes no such function. UnknownPeerError: there is no URL for `peer`. WorkerLostError: it
             crashed, fell silent or cannot be reached. DeadlineError: it did not answer in time. ArgumentTypeError: an argument, named with its
-            place, cannot be sent. AuthenticationError: the peer has another secret. HostRefusedError: it does not answer to the name in its URL.
+            path, cannot be sent. AuthenticationError: the peer has another secret. HostRefusedError: it does not accept the name in its URL.
             AddressError, CertificateError: its URL or the certificates are wrong. Overloaded, LimitError, ContextReleasedError.
         """
-        return self._office.calls.call(peer, function, list(args), kwargs, timeout)
+        return self._calls.call(peer, function, list(args), kwargs, timeout)
 
     async def call_apart(self, peer: str, function: str, /, *args: Any, timeout: float | None = None) -> Any:
-        """As `call`, whatever context the running code is in: nothing is recorded. Cancelling cancels the function on its worker."""
+        """Call a function as `call` does, but outside of any context: nothing is recorded. Cancelling cancels the function on its worker."""
         with no_grad():
             token = SCOPE.set(None)
             try:
-                return await self._office.calls.call(peer, function, list(args), {}, timeout)
+                return await self._calls.call(peer, function, list(args), {}, timeout)
             finally:
                 SCOPE.reset(token)
 
     async def remote(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteRef:
-        """Make an instance of a class that `peer` exposes, over there.
+        """Make an instance of a class on `peer`, which exposes the class.
 
         ::
 
             ref = await worker.remote("left", "Counter", 3)
             await ref.call("increase")
 
-        Cancelled midway, an instance may have been made; it goes with the peer's process.
+        If cancelled midway, an instance may have been made; it lives until the peer's process ends.
 
         Args:
             peer: name of the worker.
             cls: the class or its name; only the name is sent.
-            args, kwargs: of its constructor; as for `call`.
+            args, kwargs: arguments of the constructor, as for `call`.
             timeout: as for `call`.
 
         Returns:
@@ -284,11 +304,11 @@ class Worker:
             NotExposedError: `peer` exposes no class of that name. Otherwise as `call`.
         """
         name = cls if isinstance(cls, str) else cls.__name__
-        ref: RemoteRef = await self._office.calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
+        ref: RemoteRef = await self._calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
         return ref
 
     async def remote_module(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteModule:
-        """Make a module on `peer`, and what calls it from here: ``model = await worker.remote_module("left", "Model", 64)``.
+        """Make a module on `peer` and a `RemoteModule` that calls it: ``model = await worker.remote_module("left", "Model", 64)``.
 
         Arguments, cancellation and errors are those of `remote`.
         """
@@ -296,17 +316,17 @@ class Worker:
 
     def refer(self, value: Any) -> RemoteRef:
         """A reference to an object of this worker, to be sent to others; it lives until it is deleted."""
-        return self._office.objects.refer(value)
+        return self._objects.refer(value)
 
     # ---------------------------------------------------------------- contexts
 
     def context(self) -> ContextBlock:
         """A new distributed context for an ``async with`` block; remote calls made in the block are recorded in it.
 
-        It follows tasks that the block starts, `asyncio.gather` and ``ag.offload``. Leaving the block releases it on every worker that knows it;
-        what still runs in it is cancelled there. Contexts do not nest: code that a peer has called is in the context of its caller.
+        Tasks that the block starts, `asyncio.gather` and ``ag.offload`` inherit it. Leaving the block releases it on every worker that knows it;
+        calls and passes that still run in it are cancelled there. Contexts do not nest: code that a peer has called is in the context of its caller.
         """
-        return ContextBlock(self._office)
+        return ContextBlock(self)
 
     @contextmanager
     def within(self, context: Context) -> Iterator[None]:
@@ -326,20 +346,19 @@ class Worker:
             SCOPE.reset(token)
 
     def statistics(self) -> WorkerStatistics:
-        """What is open and running now and what has been done so far."""
-        office = self._office
-        network = office.endpoint.statistics()
-        contexts = list(office.contexts)
+        """Counts of open objects and running work, and of the work done so far."""
+        network = self._core.endpoint.statistics()
+        contexts = list(self._contexts)
         return WorkerStatistics(
             name=self.name,
             contexts=len(contexts),
             passes=sum(len(context.parts) for context in contexts),
             calls=sum(len(context.calls) for context in contexts),
-            stuck=office.calls.stuck,
-            references=len(office.objects.table),
+            stuck=self._calls.stuck,
+            references=len(self._objects.table),
             in_doubt=sum(len(context.in_doubt) for context in contexts),
-            passes_committed=office.passes_committed,
-            passes_aborted=office.passes_aborted,
+            passes_committed=self._passes.committed,
+            passes_aborted=self._passes.aborted,
             bytes_held=network.bytes_held,
             bytes_in=sum(peer.bytes_in for peer in network.peers),
             bytes_out=sum(peer.bytes_out for peer in network.peers),
@@ -359,26 +378,27 @@ def _is_url(text: str) -> bool:
 class ContextBlock:
     """The ``async with`` block of a context."""
 
-    def __init__(self, office: Office) -> None:
-        self._office = office
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
         self._context: Context | None = None
         self._token: Token[Scope | None] | None = None
 
     async def __aenter__(self) -> Context:
-        office = self._office
+        worker = self._worker
+        core = worker._core
         if self._context is not None:
             raise ContextError("this context has been entered before: call worker.context() for each block")
-        office.check_open()
+        core.check_open()
         outer = SCOPE.get()
-        if outer is not None and outer.worker is office.worker and outer.context is not None and not outer.context.is_released:
+        if outer is not None and outer.worker is worker and outer.context is not None and not outer.context.is_released:
             raise ContextError(
                 f"worker.context(): the running code has an autograd context already, {outer.context.id}, and contexts do not nest. Leave its block "
                 "first; a function that is called remotely has that of its caller."
             )
-        principal = office.principal if outer is None or outer.principal is None or outer.worker is not office.worker else outer.principal
-        self._context = context = office.contexts.open(principal)
-        office.context_entered()
-        scope = outer if outer is not None and outer.worker is office.worker else Scope(office.worker, None)
+        principal = core.principal if outer is None or outer.principal is None or outer.worker is not worker else outer.principal
+        self._context = context = worker._contexts.open(principal)
+        worker._leases.watch()
+        scope = outer if outer is not None and outer.worker is worker else Scope(worker, None)
         self._token = SCOPE.set(scope._replace(context=context, principal=principal, is_in_pass=False))
         return context
 
@@ -391,4 +411,4 @@ class ContextBlock:
                 raise ContextError("leaving a context in another task than the one it was entered in; it is released all the same") from wrong
             finally:
                 if self._context is not None:
-                    await self._office.release(self._context)
+                    await self._worker._leases.release(self._context)

@@ -1,13 +1,13 @@
-"""What happens at one node of the general path, as a generator that says what it needs.
+"""Evaluation of one node on the general path, as a generator that yields commands to the driver.
 
 Note [Commands instead of awaits]
-    Hooks, unpacking and rules may suspend or want another thread, but the order of steps at a node is a pure matter. So `evaluate` is a
-    generator: it yields `Run` (run this node's rule wherever you see fit) and `Await` (wait for this awaitable) and is sent the results. A
-    node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that really waits
+    Hooks, unpacking and rules may suspend or need another thread, but the order of steps at a node needs neither. So `evaluate` is a
+    generator: it yields `Run` (run this node's rule; the driver chooses where) and `Await` (wait for this awaitable) and is sent the results. A
+    node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that waits for something
     becomes concurrent with the others. The same generator serves asyncio, a simulated loop and a test that drives it by hand.
 
-Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. For a leaf the rule is staging. Where
-the gradient of a non-leaf is kept and its node is not run, prehooks are run all the same: accumulating is what that pass does there.
+Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. The rule of a leaf stages its gradient. Where
+the gradient of a non-leaf is accumulated and its node is not run, its prehooks run all the same, as they do before a leaf accumulates.
 
 Source: PyTorch ``engine.cpp`` evaluate_function, ``function.h`` Note [Hooks ordering].
 """
@@ -23,18 +23,18 @@ import numpy as np
 
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.validate import check_outputs, device_of, fit_outputs
-from aiograd.errors import AiogradError, DeviceMismatchError, HookError, HookTypeError, NaNGradientError
+from aiograd.errors import DeviceMismatchError, HookError, HookTypeError, NaNGradientError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
 from aiograd.graph.boundary import BOUNDARY, to_array, to_tensor
 from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.hooks import Hook, hook_name
 from aiograd.graph.node import Node
 from aiograd.graph.saved import Packed, PackedValue
-from aiograd.ops.partial import Partial, dense
+from aiograd.ops.slice_gradient import SliceGradient, dense
 
 
 class Run(NamedTuple):
-    """Call `run_node` with these arguments, wherever suits the node; send back what it returned."""
+    """A command: call `run_node` with these arguments, on the thread that suits the node, and send back its result."""
 
     node: Node
     grads: list[Any]
@@ -42,7 +42,7 @@ class Run(NamedTuple):
 
 
 class Await(NamedTuple):
-    """Wait for this coroutine or future; send back its result."""
+    """A command: wait for this coroutine or future and send back its result."""
 
     awaitable: Any
 
@@ -51,36 +51,36 @@ Evaluation: TypeAlias = Generator[Run | Await, Any, list[Any]]
 
 
 def suspends(value: Any) -> bool:
-    """Whether the engine awaits this: coroutine objects and futures, never Tensors."""
+    """True if the engine awaits this: coroutine objects and futures, never Tensors."""
     return isinstance(value, types.CoroutineType) or getattr(value, "_asyncio_future_blocking", None) is not None
 
 
 def is_simple(task: GraphTask, node: Node) -> bool:
-    """Whether the node needs no evaluation beyond its rule."""
+    """True if the node needs no evaluation beyond its rule."""
     return (
         node._extra is None
         and task.anomaly is None
         and (node.is_builtin or node.is_leaf)
-        and node not in task.captures
+        and node not in task.plan.captures.at
         and not (node.is_leaf and task.is_eager(node))  # type: ignore[arg-type]
         and getattr(node, "_saved", None).__class__ is not Packed
     )
 
 
 def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, ...] | None) -> Any:
-    """Run the node's rule; called on the loop, an executor thread or a device's thread. A leaf stages.
+    """Run the node's rule; called on the loop, an executor thread or a device's thread. For a leaf, stage its gradient.
 
     Returns:
-        Fitted gradients, one per edge; for a node of user code whatever it returned, which may be awaitable.
+        Fitted gradients, one per edge; for a node of user code its unchecked result, which may be awaitable.
     """
     if node.is_leaf:
         if grads[0] is not None:
-            task.recording_for = node
+            task.records_for(node)
             task.stage(node, grads)  # type: ignore[arg-type]
         return ()
     if node.is_builtin and not node.spans_devices and not task.create_graph:
         return _run_builtin(task, node, grads, values)
-    # for user code; so that a device can tell for which node it was asked to do something that fails; and for the numbers of new nodes
+    # user code may ask for the current node; a device names it when an operation fails; new nodes are numbered by it
     token = CURRENT.set(Current(task, node, in_sync_rule=not getattr(node, "is_async", True)))
     try:
         if node.is_builtin:
@@ -93,35 +93,43 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
 def _run_builtin(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, ...] | None) -> Any:
     if grads and grads[0] is None and all(grad is None for grad in grads):
         outputs: Any = (None,) * node.num_outputs
-    elif values is None and not task.create_graph and task.exec_info is None:
+    elif values is None and not task.create_graph and task.plan.exec_info is None and not node.has_repeats:
         outputs = node.apply(grads)
     else:
-        needs = tuple(task.should_compute(node, i) for i in range(node.num_outputs))
-        outputs = node.compute(grads, needs, values, task.create_graph)  # type: ignore[attr-defined]
+        needs = tuple(task.plan.should_compute(node, i) for i in range(node.num_outputs))
+        if node.has_repeats and not task.create_graph:
+            outputs = node.run_repeats(grads, needs, _begins_sums(task, node))  # type: ignore[attr-defined]
+        else:
+            outputs = node.compute(grads, needs, values, task.create_graph)  # type: ignore[attr-defined]
     outputs = fit_outputs(node, outputs)
     for i, output in enumerate(outputs):
-        if output.__class__ is Partial and node.next_nodes[i] not in task._expected:
+        if output.__class__ is SliceGradient and node.next_nodes[i] not in task.plan.expected:
             outputs[i] = output.dense()
-    if not task.keep_graph and node not in task.kept:
-        node.release_variables(task.released)
+    task.release_saved(node)
     return outputs
 
 
+def _begins_sums(task: GraphTask, node: Node) -> tuple[bool, ...]:
+    """Per edge, True if the node's gradient is the first in the sum at its target."""
+    expected = task.plan.expected
+    return tuple([child is None or child not in expected or expected[child][0] == (-node._seq, i) for i, child in enumerate(node.next_nodes)])
+
+
 def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
-    """All steps at a node; returns the gradients for its edges."""
-    extra = node._extra
-    if extra is not None and node not in task.resumed:
+    """Carry out all steps at a node; returns the gradients for its edges."""
+    extra, plan = node._extra, task.plan
+    if extra is not None and node not in plan.resumed:
         for nr, hooks in list(extra.tensor_hooks.items()):
             for hook in hooks.calls():
                 if grads[nr] is not None or getattr(hook, "takes_none", False):
                     grads[nr] = yield from _tensor_hook(task, node, hook, grads[nr])
         for nr, keep in list(extra.retain_hooks.items()):
             if grads[nr] is not None:
-                task.retain(keep, to_tensor(grads[nr]))
-    if node in task.captures:
-        task.capture(node, grads)
-    runs = task._runs(node)
-    if extra is not None and extra.prehooks and (runs or task.accumulates_at(node)):
+                task.staged.retain(keep, to_tensor(grads[nr]))
+    if node in plan.captures.at:
+        plan.capture(node, grads, task.staged)
+    runs = plan.runs(node)
+    if extra is not None and extra.prehooks and (runs or plan.captures.ends_at(node)):
         for hook in extra.prehooks.calls():
             grads = yield from _prehook(task, node, hook, grads)
     if not runs:
@@ -130,10 +138,10 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     values = None
     saved = getattr(node, "_saved", None)
     if saved.__class__ is Packed:
-        values = task.unpacked(node)
+        values = plan.unpacked(node)
         if values is None:
             values = yield from _unpack(task, node, saved)
-            task.keep_unpacked(node, values)
+            plan.keep_unpacked(node, values)
     raw = yield Run(node, grads, values)
     if suspends(raw):
         profiler = task.profiler
@@ -144,10 +152,9 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     if node.is_builtin or node.is_leaf:
         outputs = list(map(dense, raw))
     else:
-        task.recording_for = node
+        task.records_for(node)
         outputs = check_outputs(node, raw, task.create_graph)
-        if not task.keep_graph and node not in task.kept:
-            node.release_variables(task.released)
+        task.release_saved(node)
     if node.is_leaf and task.is_eager(node):  # type: ignore[arg-type]
         yield from _accumulate_now(task, node)  # type: ignore[arg-type]
     if extra is not None and extra.posthooks:
@@ -159,7 +166,7 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
 
 
 def _call(task: GraphTask, node: Node | None, function: Hook, *args: Any) -> Generator[Await, Any, Any]:
-    """Call user code and wait for what it returned if that is awaitable."""
+    """Call user code; if its result is awaitable, wait for it."""
     token: Token[Any] = CURRENT.set(Current(task, node))
     try:
         result = function(*args)
@@ -234,8 +241,8 @@ def _unpack_value(task: GraphTask, node: Node, value: Any) -> Generator[Await, A
 
 
 def _accumulate_now(task: GraphTask, leaf: AccumulateGrad) -> Generator[Await, Any, None]:
-    """Eager leaves: write the gradient and call the hooks now (optimizer in backward)."""
-    staged: Staged | None = task.staged.pop(leaf, None)
+    """Write the gradient of an eager leaf and call its hooks now, before the commit (optimizer in backward)."""
+    staged: Staged | None = task.staged.gradients.pop(leaf, None)
     if staged is not None:
         commit([staged])
         yield from post_accumulate(task, leaf)
@@ -269,7 +276,7 @@ def _check_nan(node: Node, outputs: list[Any]) -> Generator[Await, Any, None]:
 
 
 def annotate(error: BaseException, task: GraphTask, node: Node | None) -> None:
-    """Add to an exception where in the pass it came from, once; `node` is None for a final callback."""
+    """Add a note to an exception, once, that names the pass and the node it came from; `node` is None for a final callback."""
     if getattr(error, "_aiograd_task", None) == task.id:
         return
     try:
@@ -303,8 +310,3 @@ def _forward_stacks(node: Node) -> list[str]:
         lines.append(f"Previous calculation was induced by {parent.name}. Traceback of forward call that induced the previous calculation:\n{stack}")
         parent = record[1] if record else None
     return lines
-
-
-def is_user_error(error: BaseException) -> bool:
-    """Whether the exception is not aiograd's own."""
-    return not isinstance(error, AiogradError)

@@ -1,16 +1,16 @@
 """ComputeExecutor: the threads on which expensive rules run.
 
-Its own rather than ``concurrent.futures``: the threads are daemons, so that a kernel that never returns cannot keep the process from
+Used instead of ``concurrent.futures`` because the threads are daemons, so that a kernel that never returns cannot keep the process from
 exiting, and results come back to the loop with one ``call_soon_threadsafe`` and no second future. A loop that has an
 ``aiograd_submit(function)`` (a simulated one) runs the jobs itself.
 
 Note [Abandoned jobs]
-    A job whose future is cancelled while it runs cannot be stopped; it might be stuck for good. Its thread is retired: another may be
+    A job whose future is cancelled while it runs cannot be stopped; it might never return. Its thread is retired: another may be
     started in its place, and it ends with the job. So passes that were cancelled never keep later ones from the executor.
 
 Note [After a fork]
-    A forked child inherits the executor without its threads. It forgets them and what waited for them, and starts threads of its own when it
-    is next used, so passes in a child just work.
+    A forked child inherits the executor without its threads. It drops the inherited threads and queued jobs, and starts threads of its own when it
+    is next used, so passes in a child work.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class ComputeExecutor:
         _executors.add(self)
 
     def _start_afresh(self) -> None:
-        """No threads and no jobs."""
+        """Start with no threads and no jobs."""
         self._jobs: SimpleQueue[Job | None] = SimpleQueue()
-        self._lanes: list[_Lane] = []
-        #: ends the threads of an executor that nobody refers to any more
-        self._finalizer = weakref.finalize(self, _stop, self._jobs, self._lanes)
+        self._threads: list[_ExecutorThread] = []
+        #: ends the threads when the executor is garbage-collected
+        self._finalizer = weakref.finalize(self, _stop, self._jobs, self._threads)
         self._finalizer.atexit = False
 
     def submit(self, loop: asyncio.AbstractEventLoop, context: contextvars.Context, function: Callable[[], Any]) -> asyncio.Future[Any]:
@@ -72,35 +72,35 @@ class ComputeExecutor:
         future = loop.create_future()
         future.add_done_callback(self._retire)
         self._jobs.put((context, function, loop, future))
-        self._start_lane()
+        self._start_thread()
         return future
 
-    def _start_lane(self) -> None:
-        """Start a thread if a job waits for one and there may be another."""
+    def _start_thread(self) -> None:
+        """Start a thread if a job waits and the limit of threads is not reached."""
         if self._jobs.qsize() == 0:
             return
-        self._lanes[:] = [lane for lane in self._lanes if lane.is_alive()]
-        if sum(not lane.is_retired for lane in self._lanes) < self.threads:
-            lane = _Lane(self._jobs)
-            self._lanes.append(lane)
-            lane.start()
+        self._threads[:] = [thread for thread in self._threads if thread.is_alive()]
+        if sum(not thread.is_retired for thread in self._threads) < self.threads:
+            thread = _ExecutorThread(self._jobs)
+            self._threads.append(thread)
+            thread.start()
 
     def _retire(self, future: asyncio.Future[Any]) -> None:
         if future.cancelled() and not self._closed:
-            for lane in self._lanes:
-                if lane.future is future:
-                    lane.is_retired = True
-            self._start_lane()
+            for thread in self._threads:
+                if thread.future is future:
+                    thread.is_retired = True
+            self._start_thread()
 
     def close(self) -> list[threading.Thread]:
         """Take no more jobs and end the threads once they are idle; returns those still running."""
         self._closed = True
         self._finalizer()
-        return [lane for lane in self._lanes if lane.is_alive()]
+        return [thread for thread in self._threads if thread.is_alive()]
 
 
 def _forget_threads() -> None:
-    """In a forked child; see Note [After a fork]."""
+    """Drop the inherited threads of every executor in a forked child; see Note [After a fork]."""
     for executor in list(_executors):
         executor._finalizer.detach()
         executor._start_afresh()
@@ -110,15 +110,15 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_forget_threads)
 
 
-class _Lane(threading.Thread):
-    """One thread."""
+class _ExecutorThread(threading.Thread):
+    """A daemon thread of the executor."""
 
     def __init__(self, jobs: SimpleQueue[Job | None]) -> None:
         super().__init__(name=f"aiograd-compute-{next(_names)}", daemon=True)
         self._jobs = jobs
-        #: of the job that is running
+        #: the future of the job that is running
         self.future: asyncio.Future[Any] | None = None
-        #: ends with the job that is running
+        #: True if the thread ends with the job that is running
         self.is_retired = False
 
     def run(self) -> None:
@@ -148,8 +148,8 @@ class _Lane(threading.Thread):
         return True
 
 
-def _stop(jobs: SimpleQueue[Job | None], lanes: list[_Lane]) -> None:
-    for _ in lanes:
+def _stop(jobs: SimpleQueue[Job | None], threads: list[_ExecutorThread]) -> None:
+    for _ in threads:
         jobs.put(None)
 
 

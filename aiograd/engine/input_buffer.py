@@ -3,10 +3,10 @@
 Note [Deterministic sums]
     Contributions are added in descending default sequence number of their producer, then by its output index: the order in which an
     undisturbed pass produces them. A contribution that is next in that order is added at once, so memory stays that of a running sum; one
-    that comes early is parked until its turn. Priorities set by hand have no influence.
+    that comes early is kept until its turn. Priorities set by hand have no influence.
 
 Note [Nothing visible is written to]
-    The first contribution may be an array that others see (a view, an array given to two edges). The first addition makes a new array; only
+    The first contribution may share memory with other arrays (a view, an array given to two edges). The first addition makes a new array; only
     that one is then added to in place.
 """
 
@@ -16,7 +16,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aiograd.ops.partial import Partial
+from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
 from aiograd.types import Array
 
 #: (-sequence number of the producer, its output index)
@@ -30,8 +30,8 @@ class InputBuffer:
     """Collects the contributions to every input of one node.
 
     Args:
-        num_inputs: of the node.
-        expected: keys of all contributions to come, sorted; every producer reports exactly once per edge, with None for no gradient.
+        num_inputs: the number of inputs of the node.
+        expected: sorted keys of all contributions to come; every producer reports exactly once per edge, with None for no gradient.
     """
 
     __slots__ = ("sums", "owned", "expected", "position", "parked", "unfolded", "folding")
@@ -47,7 +47,7 @@ class InputBuffer:
         self.folding = False
 
     def add(self, key: Key, input_nr: int, grad: Array | None) -> bool:
-        """Take a contribution; returns whether `fold` has something to do and is not running yet."""
+        """Take a contribution; returns True if `fold` has something to do and is not running yet."""
         expected = self.expected
         if key != expected[self.position]:
             self.parked[key] = (input_nr, grad)
@@ -66,7 +66,8 @@ class InputBuffer:
     def _take(self, input_nr: int, grad: Array | None) -> None:
         if grad is None:
             return
-        large = self.sums[input_nr] is not None and isinstance(grad, (np.ndarray, Partial)) and grad.nbytes > FOLD_INLINE_BYTES
+        is_array = isinstance(grad, (np.ndarray, SliceGradient, UnsummedGradient))
+        large = self.sums[input_nr] is not None and is_array and grad.nbytes > FOLD_INLINE_BYTES
         if large or self.folding or self.unfolded:
             self.unfolded.append((input_nr, grad))
         else:
@@ -74,7 +75,10 @@ class InputBuffer:
 
     def _sum(self, input_nr: int, grad: Array) -> None:
         have = self.sums[input_nr]
-        if grad.__class__ is Partial:
+        if grad.__class__ is UnsummedGradient:
+            for part in grad.parts:
+                self._sum(input_nr, part)
+        elif grad.__class__ is SliceGradient:
             if have.__class__ is np.ndarray and self.owned[input_nr]:
                 grad.add_to(have)
             else:
@@ -89,7 +93,7 @@ class InputBuffer:
             self.owned[input_nr] = True
 
     def fold(self) -> None:
-        """Add what `add` left over; runs off the loop, one call at a time."""
+        """Add the large contributions in `unfolded`; runs off the loop, one call at a time."""
         while self.unfolded:
             batch = self.unfolded[:]
             for input_nr, grad in batch:

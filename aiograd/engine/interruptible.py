@@ -1,13 +1,13 @@
-"""Awaiting user code in the driver's own task without letting it decide whether a cancelled pass ends.
+"""Interruptible: awaits user code in the driver's own task, so that user code cannot keep a cancelled pass from ending.
 
 Note [Cancelled while awaited inline]
     A coroutine that is awaited inline has the cancellation of the pass thrown into it. It might catch that and return as if nothing had
-    happened, or go on for a minute. So it is stepped by hand: what it returns or raises once the pass has been cancelled is not
-    wanted any more, and if it suspends again, what is left of it is put into `rest`, which the driver runs as a task of its own and waits
-    for as long as for every other coroutine of the pass. Modes that it had entered (`no_grad`) go with it. Cancellations that are the
-    coroutine's own business (a timeout inside it) are none of the pass, and it handles them as it would anywhere.
+    happened, or go on for a minute. So it is stepped by hand: its result or error is dropped once the pass has been
+    cancelled, and if it suspends again, the rest of the coroutine is put into `rest`, which the driver runs as a task of its own and waits
+    for as long as for every other coroutine of the pass. Modes that it had entered (`no_grad`) go with it. Cancellations from within the
+    coroutine (a timeout inside it) do not concern the pass; the coroutine handles them as usual.
 
-Rejected: a task for every coroutine (4 µs for each, also for the many that never suspend).
+Rejected: a task for every coroutine (4 µs each, even for those that never suspend, which are most).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 
 class Interruptible:
-    """Await it in place of `coroutine`.
+    """An awaitable to be awaited in place of `coroutine`.
 
     Args:
-        coroutine: not started yet.
-        is_cancelled: whether the pass has been cancelled.
+        coroutine: a coroutine that has not been started.
+        is_cancelled: returns True if the pass has been cancelled.
     """
 
     __slots__ = ("_coroutine", "_is_cancelled", "rest")
@@ -29,7 +29,7 @@ class Interruptible:
     def __init__(self, coroutine: Coroutine[Any, Any, Any], is_cancelled: Callable[[], bool]) -> None:
         self._coroutine = coroutine
         self._is_cancelled = is_cancelled
-        #: what the coroutine still had to do when it was left, or None
+        #: the rest of the coroutine, if it suspended again after the cancellation; else None
         self.rest: Coroutine[Any, Any, Any] | None = None
 
     def __await__(self) -> Generator[Any, Any, Any]:

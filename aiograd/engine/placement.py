@@ -1,4 +1,4 @@
-"""Placement: where a node's rule runs. The engine's business, not the rule's.
+"""Placement: chooses where a node's rule runs; rules themselves know nothing of it.
 
 Note [Three places]
     Cheap rules run inline on the loop; expensive ones go to the executor (numpy and BLAS release the GIL), where independent ones run at
@@ -30,7 +30,7 @@ CHEAP_NS_PER_ELEMENT = 20.0
 STAGE_NS_PER_BYTE = 0.15
 
 
-class Placement:
+class RulePlacement:
     """Estimates costs, remembering what it has seen.
 
     Args:
@@ -42,13 +42,13 @@ class Placement:
     def __init__(self, inline_ns: float = INLINE_NS) -> None:
         self.inline_ns = inline_ns
         self._small: dict[Any, bool] = {}
-        #: shapes at which every node marked ``is_cheap`` is small
+        #: shapes for which every node marked ``is_cheap`` is small
         self.small_shapes: set[Shape] = set()
-        #: shapes of leaves that are staged at next to no cost
+        #: shapes of leaves whose staging is cheap
         self.small_leaves: set[Shape] = set()
 
     def is_small(self, node: Node) -> bool:
-        """Whether a node is certainly cheap to run on the loop. A function of its class and shapes, remembered by them."""
+        """True if a node is certainly cheap to run on the loop. Depends on its class and shapes only; cached by them."""
         key = node.cost_key() if node.is_builtin else None  # type: ignore[attr-defined]
         if key is None:
             return not node.is_builtin or node.num_inputs == 0
@@ -60,7 +60,7 @@ class Placement:
         return small
 
     def shape_is_small(self, shape: Shape) -> bool:
-        """Whether arrays of this shape are small for every cheap row; remembered in `small_shapes`."""
+        """True if arrays of this shape are small for every cheap row; cached in `small_shapes`."""
         if math.prod(shape) * CHEAP_NS_PER_ELEMENT > min(SMALL_NS, self.inline_ns):
             return False
         if len(self.small_shapes) > 10_000:
@@ -69,7 +69,7 @@ class Placement:
         return True
 
     def allows_sweep(self, node: Node) -> bool:
-        """Whether a node carries no user code and is certainly cheap to run on the loop; for a leaf: to stage."""
+        """True if a node carries no user code and is certainly cheap to run on the loop; for a leaf: to stage."""
         if node._extra is not None:
             return False
         if node.is_leaf:
@@ -80,7 +80,7 @@ class Placement:
         return node.is_builtin and self.is_small(node)
 
     def leaves_loop(self, node: Node, grads: list[Any]) -> bool:
-        """Whether the node's rule goes to the executor."""
+        """True if the node's rule goes to the executor."""
         if node.is_leaf:
             grad = grads[0]
             size = getattr(grad, "nbytes", 0)
@@ -90,7 +90,7 @@ class Placement:
         return bool(getattr(node, "wants_executor", False))
 
     def leaf_is_small(self, shape: Shape) -> bool:
-        """Whether staging a gradient of this shape is cheap; remembered in `small_leaves`."""
+        """True if staging a gradient of this shape is cheap; cached in `small_leaves`."""
         if math.prod(shape) * 8 * STAGE_NS_PER_BYTE > min(SMALL_NS, self.inline_ns):
             return False
         if len(self.small_leaves) > 10_000:
@@ -100,7 +100,7 @@ class Placement:
 
     @staticmethod
     def device_of(node: Node) -> str:
-        """Name of the device whose thread runs the node: that of a gradient it takes, else of one it makes."""
+        """Name of the device whose thread runs the node: the device of a gradient it takes, else of one it returns."""
         name = getattr(node, "device", "cpu")
         if name == "cpu" and node.spans_devices:
             for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):
@@ -111,7 +111,7 @@ class Placement:
 
     @staticmethod
     def stays_on(node: Node, name: str) -> bool:
-        """Whether everything that a row or leaf takes and makes lives on this device, so that running it only starts work there."""
+        """True if all inputs and outputs of a row or leaf live on this device, so that running it only starts work there."""
         if not (node.is_leaf or node.is_builtin) or getattr(node, "device", "cpu") != name:
             return False
         for child, nr in zip(node.next_nodes, node.next_nrs, strict=True):

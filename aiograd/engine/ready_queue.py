@@ -1,7 +1,7 @@
 """ReadyQueue: nodes whose gradients are complete, the most urgent first.
 
-Urgent is what has the higher sequence number; leaves come first of all, in the order in which they became ready, so that gradients
-accumulate (and their memory goes) as soon as possible. Passes nested in a node are passes of their own and run to their end while that
+The node with the highest sequence number is the most urgent; leaves come before all others, in the order in which they became ready, so that
+gradients accumulate (and their memory goes) as soon as possible. Passes nested in a node are passes of their own and run to their end while that
 node waits, so depth needs no place in the key.
 
 Source: PyTorch ``engine.h``, CompareNodeTaskTime.
@@ -30,7 +30,7 @@ class ReadyQueue:
         heappush(self._heap, (-node.sequence_nr, arrival, node, grads))
 
     def pop(self) -> tuple[Node, list[Any]]:
-        """The most urgent node. Raises IndexError when empty."""
+        """Remove and return the most urgent node. Raises IndexError when empty."""
         _, _, node, grads = heappop(self._heap)
         return node, grads
 

@@ -1,7 +1,7 @@
 """Checks on gradients: what a rule returned must fit the inputs it goes to.
 
-`fit` is called for every gradient whose shape or dtype differs from its target's; for the rows of the op tables that is how
-broadcasting is undone and mixed precision cast, for user code it is where mistakes are found.
+`fit` is called for every gradient whose shape or dtype differs from its target's. For the rows of the op tables it undoes
+broadcasting and casts mixed precision; for user code it finds mistakes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from aiograd.errors import DeviceMismatchError, GradientError
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import Node
 from aiograd.ops.broadcasting import expandable, unbroadcast
-from aiograd.ops.partial import dense
+from aiograd.ops.slice_gradient import dense
 from aiograd.types import Array, Shape
 
 
@@ -24,7 +24,7 @@ def fit(grad: Array, shape: Shape, dtype: np.dtype[Any], node: Node, index: int)
     """`grad` summed down to `shape` and cast to `dtype`.
 
     Raises:
-        GradientError: it cannot be.
+        GradientError: `grad` cannot be summed or cast to them.
     """
     grad = dense(grad)
     if grad.shape != shape:
@@ -71,7 +71,7 @@ def fit_outputs(node: Node, outputs: Sequence[Array | None]) -> list[Array | Non
 
 
 def check_outputs(node: Node, outputs: Any, create_graph: bool) -> list[Array | None]:
-    """What user code returned for the node's edges, checked in number, type, device and fitted.
+    """The gradients that user code returned for the node's edges, checked (number, type, device) and fitted.
 
     Raises:
         GradientError, DeviceMismatchError: it does not fit.

@@ -1,4 +1,4 @@
-"""The backward graph: nodes, edges, hooks, and what can be asked of a running pass."""
+"""The backward graph: nodes, edges, hooks, and queries about the running pass."""
 
 from __future__ import annotations
 

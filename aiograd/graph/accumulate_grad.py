@@ -2,13 +2,13 @@
 
 Note [The leaf's state lives in its node]
     A leaf that requires grad owns its AccumulateGrad, which holds the gradient and the hooks and knows the leaf only weakly. So the
-    two form no cycle, the node is the same for every graph, and a gradient edge to it stays valid. If the leaf is gone while a graph
-    that used it lives on, gradients still arrive (hooks on it run, captures see them) and nobody can ask for them any more.
+    two form no cycle, the node is the same for every graph, and a gradient edge to it stays valid. If the leaf is deleted while a graph
+    that used it exists, gradients still arrive (its hooks run, captures see them), but there is no tensor to read them from.
 
 Note [Accumulation is staged]
-    `Staged` makes the sum with the existing gradient out of place and never writes to an array that others may see. `commit`, called for
+    `Staged` computes the sum with the existing gradient out of place and never writes to an array that may be shared. `commit`, called for
     all leaves of a pass in one synchronous step, swaps references. If another pass has committed in between, or the user has modified the
-    existing gradient, the sum is made again on top of that, so nothing is lost (a lock covers loops in several threads).
+    existing gradient, the sum is computed anew from that, so nothing is lost (a lock covers loops in several threads).
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _commit_lock = threading.Lock()
 
 
 def _renew_lock() -> None:
-    """A thread that held the lock does not exist in a forked child."""
+    """Replace the lock in a forked child: the thread that held it may not exist there."""
     global _commit_lock
     _commit_lock = threading.Lock()
 
@@ -41,7 +41,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class AccumulateGrad(Node):
-    """Adds what arrives to the gradient of a leaf.
+    """Adds the gradient that arrives to the gradient of a leaf.
 
     Args:
         shape, dtype, device: of the leaf.
@@ -62,11 +62,11 @@ class AccumulateGrad(Node):
         self.shape = shape
         self.dtype = dtype
         self.device = device
-        #: the gradient: None, an array nobody has asked for yet, or a Tensor
+        #: the gradient: None, an array while the user has not read it yet, or a Tensor
         self.grad: Any = None
         self.leaf = weakref.ref(leaf)
         self.post_accumulate_hooks: HookDict | None = None
-        #: how many of the hooks asked for accumulation at once instead of at the commit
+        #: keys of the hooks that asked for accumulation at once instead of at the commit
         self.eager_hooks: set[int] | None = None
 
     @property
@@ -101,7 +101,7 @@ class AccumulateGrad(Node):
         return handle
 
     def seen_grad(self) -> Any:
-        """The gradient as a Tensor or None, to be handed to the user: from now on the same Tensor every time."""
+        """The gradient for the user, as a Tensor or None; from now on the same Tensor every time."""
         grad = self.grad
         if grad is None or BOUNDARY.is_tensor(grad):
             return grad
@@ -113,54 +113,54 @@ class AccumulateGrad(Node):
 
     @property
     def is_eager(self) -> bool:
-        """Whether a hook that is still registered asked for accumulation at once."""
+        """True if a hook that is still registered asked for accumulation at once."""
         return bool(self.eager_hooks and self.post_accumulate_hooks and self.eager_hooks & self.post_accumulate_hooks.keys())
 
 
-class Slot(Protocol):
-    """Where a gradient accumulates."""
+class GradTarget(Protocol):
+    """An object in whose `grad` a gradient accumulates: a leaf's node, or a buffer in its place."""
 
     #: None, an array or a Tensor
     grad: Any
 
 
 class Staged:
-    """A gradient on its way to where it accumulates: the sum made so far, and what it was made from.
+    """A gradient that is staged for the commit: the sum with the target's gradient, and the terms of that sum.
 
     Args:
-        slot: whose attribute ``grad`` it goes to: the leaf, or what a distributed context keeps for the leaf.
-        grad: what arrived.
+        target: the object whose ``grad`` is replaced: the leaf's node, or the entry of a distributed context for the leaf.
+        grad: the gradient that arrived.
     """
 
-    __slots__ = ("slot", "grad", "base", "version", "total")
+    __slots__ = ("target", "grad", "base", "version", "total")
 
-    def __init__(self, slot: Slot, grad: Array) -> None:
-        self.slot = slot
-        #: what arrived
+    def __init__(self, target: GradTarget, grad: Array) -> None:
+        self.target = target
+        #: the gradient that arrived
         self.grad = grad
         self.add_up()
 
     def add_up(self) -> None:
-        """Make `total` of what there is now (`base`, at `version`) and what arrived. Touches nothing that others see."""
-        self.base = base = self.slot.grad
+        """Compute `total` from the target's present gradient (`base`, at `version`) and the one that arrived. Changes no shared array."""
+        self.base = base = self.target.grad
         self.version = _version_of(base)
         self.total = self.grad if base is None else _add(base, self.grad)
 
     @property
     def is_stale(self) -> bool:
-        """Whether there is another gradient by now."""
-        base = self.slot.grad
+        """True if the target's gradient has changed since `add_up`."""
+        base = self.target.grad
         return base is not self.base or (base is not None and _version_of(base) != self.version)
 
 
 def commit(staged: Iterable[Staged]) -> None:
-    """Swap every gradient for the staged sum, in one step: all of them or, where a sum fails, none."""
+    """Replace every gradient by the staged sum, in one step: all of them or, if a sum raises, none."""
     with _commit_lock:
         for entry in staged:
             if entry.is_stale:
                 entry.add_up()
         for entry in staged:
-            entry.slot.grad = entry.total
+            entry.target.grad = entry.total
 
 
 def _version_of(grad: Any) -> int:

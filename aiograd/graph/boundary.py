@@ -13,7 +13,7 @@ from aiograd.types import Array
 
 
 class Boundary:
-    """How to wrap an array in a Tensor and how to get it back."""
+    """The conversions between arrays and Tensors."""
 
     __slots__ = ("wrap", "unwrap", "is_tensor")
 
@@ -31,5 +31,5 @@ def to_tensor(value: Array | None) -> Any:
 
 
 def to_array(value: Any, create_graph: bool) -> Any:
-    """What the engine carries for a Tensor: the Tensor itself where the pass records a graph, else its array."""
+    """The engine's form of a Tensor: the Tensor itself where the pass records a graph, else its array."""
     return value if create_graph or value is None or not BOUNDARY.is_tensor(value) else BOUNDARY.unwrap(value)

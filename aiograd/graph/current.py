@@ -1,4 +1,4 @@
-"""What user code inside a pass can ask about the pass it is part of."""
+"""Queries of user code about the running pass that it is part of."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def execution_order() -> list[Node]:
 
 
 def will_run(node: Node) -> bool:
-    """Whether the running pass runs the node (for a leaf: accumulates into it).
+    """True if the running pass runs the node (for a leaf: accumulates into it).
 
     Raises:
         GraphError: outside of a pass.

@@ -11,7 +11,7 @@ Hook = Callable[..., Any]
 
 
 class HookDict(dict[int, Hook]):
-    """Hooks in order of registration, keyed by a number that is never used twice."""
+    """Hooks in order of registration, keyed by unique numbers."""
 
     __slots__ = ("__weakref__", "next_key")
 
@@ -27,7 +27,7 @@ class HookDict(dict[int, Hook]):
         return RemovableHandle(self, key)
 
     def calls(self) -> Iterator[Hook]:
-        """The hooks in order. One that is removed before its turn is left out; one that is added meanwhile waits for the next time."""
+        """The hooks in order. A hook that is removed before its turn is left out; one added meanwhile is not called until the next pass."""
         for key, hook in list(self.items()):
             if key in self:
                 yield hook
@@ -76,5 +76,5 @@ class HandleGroup:
 
 
 def hook_name(hook: Hook) -> str:
-    """How error messages call a hook."""
+    """The name of a hook in error messages."""
     return getattr(hook, "__qualname__", None) or type(hook).__name__

@@ -56,13 +56,13 @@ def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Litera
 
 
 class _At:
-    """``arrived`` for one of the tensors."""
+    """The hook on one of the tensors: calls ``arrived`` with its index."""
 
     __slots__ = ("_arrived", "_index")
 
-    #: it counts what arrives, so it is also told when that is no gradient
+    #: called even if the gradient is None, because it counts arrivals
     takes_none = True
-    #: what it returns is waited for, and then dropped
+    #: its result is awaited and then dropped
     ignores_result = True
 
     def __init__(self, arrived: Any, index: int) -> None:
@@ -74,7 +74,7 @@ class _At:
 
 
 def get_gradient_edge(tensor: Any) -> GradientEdge:
-    """Where the gradient of a tensor arrives: its node and output number, ``(AccumulateGrad, 0)`` for a leaf.
+    """The gradient edge of a tensor: its node and output number, ``(AccumulateGrad, 0)`` for a leaf.
 
     Raises:
         NoGraphError: the tensor does not require grad.
@@ -99,7 +99,7 @@ def create_gradient_edge(tensor: Any, edge: GradientEdge) -> None:
 
 
 def any_requires_grad(*values: Any) -> bool:
-    """Whether any of the values is a Tensor that requires grad."""
+    """True if any of the values is a Tensor that requires grad."""
     return any(BOUNDARY.is_tensor(value) and value.requires_grad for value in values)
 
 

@@ -1,11 +1,11 @@
-"""allow_mutation_on_saved_tensors: modify in place what was saved for backward, and still get the gradients of the old values.
+"""allow_mutation_on_saved_tensors: modify saved tensors in place and still get the gradients of the old values.
 
 Note [Copied when written to]
     Within the context every value saved for backward is kept as an alias of the tensor, registered under the tensor's version counter,
-    which all views of the same memory share. Just before anything is written to that memory, each alias gets a copy of its values. So
-    only what is modified is copied, and once however many nodes saved it.
+    which all views of the same memory share. Just before that memory is written to, each alias gets a copy of its values. So
+    only modified memory is copied, and only once even if many nodes saved it.
 
-Rejected: copying on save (as ``saved_tensors_hooks`` with ``clone`` would do), which pays for every value and not just the modified ones.
+Rejected: copying on save (as ``saved_tensors_hooks`` with ``clone`` would do), which copies every value and not just the modified ones.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ class _Kept:
 
 
 class SavedValues:
-    """What one `allow_mutation_on_saved_tensors` context keeps."""
+    """The saved values of one `allow_mutation_on_saved_tensors` context."""
 
     __slots__ = ("_kept", "_aliases")
 
     def __init__(self) -> None:
         self._kept: weakref.WeakSet[_Kept] = weakref.WeakSet()
-        #: identity of a version counter -> values of the memory it counts for
+        #: id of a version counter -> saved values of the memory that it counts writes to
         self._aliases: dict[int, weakref.WeakSet[_Kept]] = {}
 
     def pack(self, tensor: Any) -> _Kept:
@@ -54,7 +54,7 @@ class SavedValues:
         return kept.tensor
 
     def before_write(self, tensor: Any) -> None:
-        """Copy what was saved of the memory that is about to be modified."""
+        """Copy the saved values whose memory is about to be modified."""
         counter = tensor._vc
         if counter is None:
             return
@@ -68,7 +68,7 @@ class SavedValues:
                 kept.tensor = copies[key]
 
     def clear(self) -> None:
-        """Drop everything saved so far, as leaving the context does; passes through what was recorded so far then raise."""
+        """Drop everything saved so far, as leaving the context does; passes over the graph recorded so far then raise."""
         self._aliases.clear()
         for kept in self._kept:
             kept.tensor = None

@@ -1,8 +1,8 @@
 """Node and Edge: the backward graph.
 
 A Node has inputs (the gradients of what its operation returned) and outputs (the gradients of the operation's arguments). Edge
-``(node, input_nr)`` says where an output goes; several edges into one input are summed. Edges point from the result of a forward
-operation towards the leaves, so a graph stays alive exactly as long as something refers to its results.
+``(node, input_nr)`` leads from an output to an input of another node; several edges into one input are summed. Edges point from the result
+of a forward operation towards the leaves, so a graph stays alive exactly as long as its results do.
 
 Note [Sequence numbers order the graph]
     Every node takes the next number of one process-wide counter when it is made. A forward operation is recorded after those that made
@@ -12,8 +12,8 @@ Note [Sequence numbers order the graph]
     which gradients are summed.
 
 Note [Why so few slots]
-    A node is made for every recorded operation, so it holds what every node needs and keeps the rest (hooks, metadata dict, anomaly
-    record, priority) in `NodeExtra`, made on first use. ``_extra is None`` is also the engine's proof that no user code is attached.
+    A node is made for every recorded operation, so its slots hold only what every node needs, and the rest (hooks, metadata dict, anomaly
+    record, priority) is in `NodeExtra`, made on first use. ``_extra is None`` also tells the engine that no user code is attached.
 
 Source: PyTorch ``function.h`` (Node, Note [Sequence Number], Note [Topological Number]).
 """
@@ -48,15 +48,15 @@ class Edge(NamedTuple):
 
 
 class InputMetadata(NamedTuple):
-    """What a gradient arriving at an input must look like."""
+    """Shape, dtype and device of the gradient of one input of a node."""
 
     shape: Shape
     dtype: np.dtype[Any]
     device: str = "cpu"
 
 
-class Released:
-    """Stands where a node's saved values stood, and remembers why they are gone."""
+class ReleasedVariables:
+    """The marker that replaces a node's saved values when they are released, with the reason."""
 
     __slots__ = ("reason",)
 
@@ -73,7 +73,7 @@ class Released:
 
 
 class NodeExtra:
-    """What few nodes have: hooks, metadata dict, a priority set by hand, a record for anomaly mode."""
+    """State that few nodes have: hooks, metadata dict, a priority set by hand, a record for anomaly mode."""
 
     __slots__ = ("tensor_hooks", "retain_hooks", "prehooks", "posthooks", "metadata", "priority", "reordered", "anomaly", "recorder")
 
@@ -101,8 +101,8 @@ class Node:
     (``create_graph=True``).
 
     Args:
-        next_edges: where the outputs go; ``Edge(None, 0)`` or None for nowhere.
-        num_inputs: how many gradients arrive.
+        next_edges: one edge per output; ``Edge(None, 0)`` or None where it leads nowhere.
+        num_inputs: the number of inputs, i.e. of gradients that arrive.
     """
 
     __slots__ = ("next_nodes", "next_nrs", "_seq", "_extra", "_topological_nr", "_own_metadata", "__weakref__")
@@ -113,24 +113,26 @@ class Node:
     _seq: int
     _extra: NodeExtra | None
 
-    #: made from a row: has ``vjp(g)`` (``vjp(list)`` with several inputs), ``_saved``, a cost, and runs no user code
+    #: True if made from a row: the node has ``vjp(g)`` (``vjp(list)`` with several inputs), ``_saved``, a cost, and runs no user code
     is_builtin = False
-    #: has one input whose metadata are the attributes ``shape`` and ``dtype``
+    #: True if the node has one input, whose metadata are the attributes ``shape`` and ``dtype``
     is_single = False
-    #: a row whose cost per element is low: its shape alone tells whether it is small (see placement)
+    #: True for a row with a low cost per element: its shape alone decides if it is small (see `aiograd.engine.placement`)
     is_cheap = False
     is_leaf = False
-    #: gradients leave for another machine here, and what they reach there is not known; or they come from one
+    #: the node stands for several uses of some of its targets: its gradients depend on whose come first in their sums (`run_repeats`)
+    has_repeats = False
+    #: True if the node sends gradients to another worker (outlet) or receives them from one (inlet)
     is_outlet = False
     is_inlet = False
-    #: gradients may live on devices
+    #: True if its gradients may live on devices
     spans_devices = False
-    #: what it saves includes array data, which a pass frees unless it keeps the graph
+    #: True if its saved values include array data, which a pass frees unless it keeps the graph
     holds_data = False
     num_inputs = 1
-    #: whether the engine computes through this node only what a pass asks for
+    #: True if the engine can compute only the outputs that a pass wants
     is_traceable = False
-    #: whether any node of the process ever got edges against the order of sequence numbers (pruning by number is then off)
+    #: True once any node of the process has got edges against the order of sequence numbers (which turns pruning by number off)
     any_reordered = False
 
     def __init__(self, next_edges: Iterable[Edge | tuple[Node | None, int] | None] = (), *, num_inputs: int = 0) -> None:
@@ -183,7 +185,7 @@ class Node:
 
     @property
     def topological_nr(self) -> int:
-        """0 for a node without edges, else one more than the largest of those it leads to. Computed when first asked for."""
+        """0 for a node without edges, else one more than the largest number among the nodes it leads to. Computed on first access."""
         stack: list[Node] = [self]
         while stack:
             node = stack[-1]
@@ -211,7 +213,7 @@ class Node:
 
     @property
     def extra(self) -> NodeExtra:
-        """The rare state, made on first use."""
+        """The `NodeExtra` of the node, made on first use."""
         if self._extra is None:
             self._extra = NodeExtra()
         return self._extra
@@ -228,16 +230,16 @@ class Node:
 
     @property
     def num_outputs(self) -> int:
-        """How many edges leave the node."""
+        """The number of edges that leave the node."""
         return len(self.next_nodes)
 
     @property
     def next_edges(self) -> tuple[Edge, ...]:
-        """Where each output goes."""
+        """The edges of all outputs."""
         return tuple(map(Edge, self.next_nodes, self.next_nrs))
 
     def next_edge(self, i: int) -> Edge:
-        """Where output `i` goes."""
+        """The edge of output `i`."""
         return Edge(self.next_nodes[i], self.next_nrs[i])
 
     def set_next_edges(self, edges: Iterable[Edge | tuple[Node | None, int] | None]) -> None:
@@ -265,11 +267,11 @@ class Node:
             Node.any_reordered = True
 
     def should_compute_output(self, i: int) -> bool:
-        """Whether anything wants output `i`."""
+        """True if output `i` has an edge to a node."""
         return self.next_nodes[i] is not None
 
     def task_should_compute_output(self, i: int) -> bool:
-        """Whether the running pass wants output `i`; outside of a pass as `should_compute_output`."""
+        """True if the running pass wants output `i`; outside of a pass as `should_compute_output`."""
         current = CURRENT.get()
         return self.should_compute_output(i) if current is None else bool(current.task.should_compute(self, i))
 
@@ -294,7 +296,7 @@ class Node:
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook(grad_inputs, grad_outputs)`` after the node ran; it returns None or replacements for `grad_inputs` (a tuple).
 
-        `grad_inputs` are what the node returned, one per edge; `grad_outputs` what it was given. The hook may be ``async def``.
+        `grad_inputs` are the gradients that the node returned, one per edge; `grad_outputs` those it was given. The hook may be ``async def``.
         """
         _check_callable(hook, "Node.register_hook")
         if self.extra.posthooks is None:
@@ -312,15 +314,15 @@ class Node:
         """Hooks on the tensor whose gradient arrives at this input."""
         return self.extra.tensor_hooks.setdefault(input_nr, HookDict())
 
-    def release_variables(self, released: Released | None = None) -> None:
-        """Drop the values saved for backward; `released` says why to whoever asks for them later."""
+    def release_variables(self, released: ReleasedVariables | None = None) -> None:
+        """Drop the values saved for backward; `released` gives the reason in the error of a later use."""
 
 
 def as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:
     """An edge in any of its forms, checked.
 
     Raises:
-        ArgumentTypeError, ArgumentError: it does not lead to an input of a node.
+        ArgumentTypeError, ArgumentError: the edge does not lead to an input of a node.
     """
     if edge is None:
         return Edge(None, 0)

@@ -1,4 +1,4 @@
-"""Which pass and node the running code belongs to. Below `Node`, so that nodes can ask too."""
+"""The pass and node that the running code belongs to. A module below `Node`, so that nodes can use it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Current(NamedTuple):
     task: Any
     #: the Node, or None in a final callback
     node: Any
-    #: inside a synchronous rule, where a nested pass cannot be awaited
+    #: True inside a synchronous rule, where a nested pass cannot be awaited
     in_sync_rule: bool = False
 
 

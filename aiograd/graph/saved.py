@@ -1,4 +1,4 @@
-"""Saved-tensor hooks: what to do with values at the moment they are saved, and when they are needed again.
+"""Saved-tensor hooks: functions that replace a value when it is saved and restore it when it is needed.
 
 Note [Packed values]
     While hooks are active, a node stores the results of ``pack`` in a `Packed` instead of the values. The engine unpacks them before it
@@ -26,7 +26,7 @@ class SavedTensorHooks:
 
 
 class Packed:
-    """What a node saved while hooks were active, in the order of its saved names; entries of type `PackedValue` are packed."""
+    """The values that a node saved while hooks were active, in the order of its saved names; entries of type `PackedValue` are packed."""
 
     __slots__ = ("values",)
 
@@ -38,11 +38,11 @@ class PackedValue:
     """One packed tensor.
 
     Args:
-        packed: what ``pack`` returned.
-        hooks: the pair it came from.
-        is_output: an output of the node's own operation.
-        place: where the tensor's gradient goes, ``(node, input number)``; None for the node for an output of the node itself, and for a
-            tensor outside of the graph. Kept by nodes that cannot tell it from their edges.
+        packed: the result of ``pack``.
+        hooks: the pair of hooks that packed it.
+        is_output: True if the tensor is an output of the node's own operation.
+        place: the tensor's gradient edge, ``(node, input number)``; the node is None for an output of the node itself, and for a
+            tensor outside of the graph. Given by nodes whose edges do not tell it.
     """
 
     __slots__ = ("packed", "hooks", "is_output", "place")

@@ -1,4 +1,4 @@
-"""Isolated passes: forward and backward of one call, outside of the caller's graph; what parallel maps and mixtures of experts are made of."""
+"""Isolated passes: forward and backward of one call, outside of the caller's graph. Parallel maps and mixtures of experts use them."""
 
 from __future__ import annotations
 

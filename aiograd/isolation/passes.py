@@ -4,9 +4,9 @@ Source: hivemind, ``run_isolated_forward`` and ``run_isolated_backward`` of its 
 state; see Note [What upstream meant].
 
 Note [What upstream meant]
-    The forward returns the context first and then the outputs; a function that returns a bare Tensor has one output; gradients come one
-    per argument, None for what is no Tensor. Here the function may also be any callable on Tensors, whose backward the engine makes, and
-    may be ``async def``.
+    The forward returns the context first and then the outputs; a function that returns a bare Tensor has one output; the backward returns one
+    gradient per argument, None for an argument that is no Tensor. Here the function may also be any callable on Tensors, differentiated by
+    the engine, and may be ``async def``.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.checkpointing import leaves_of, map_tree
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.function import Function, FunctionNode
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
-from aiograd.isolation.cut import Cut, edge_of
+from aiograd.isolation.graph_boundary import GraphBoundary, edge_of
 from aiograd.modes import ModeScope, current_mode, is_grad_enabled
 from aiograd.offloading import offload
 from aiograd.tensors.core import TensorCore, make
+from aiograd.trees import leaves_of, map_tree
 
 
 class Output:
@@ -35,29 +35,31 @@ class Output:
     __slots__ = ("edge",)
 
     def __init__(self, edge: tuple[Node, int] | None) -> None:
-        #: where its gradient arrives; None: it carries none
+        #: its gradient edge; None: it does not require grad
         self.edge = edge
 
 
 class IsolatedContext:
-    """What an isolated forward leaves for its backward: the graph it recorded, cut off from everything else.
+    """The graph that an isolated forward has recorded for its backward, separated from the caller's graph.
 
     For a `Function` class, ``saved_tensors`` and the attributes that its forward set are those of its own context.
 
     Attributes:
-        needs_input_grad: per argument, whether it is a Tensor that required grad.
+        needs_input_grad: per argument, True if it is a Tensor that required grad.
     """
 
-    __slots__ = ("needs_input_grad", "_outputs", "_cut", "_arguments", "_function")
+    __slots__ = ("needs_input_grad", "_outputs", "_boundary", "_arguments", "_function")
 
-    def __init__(self, needs: tuple[bool, ...], outputs: tuple[Any, ...], cut: Cut, arguments: tuple[int | None, ...], function: Any) -> None:
+    def __init__(
+        self, needs: tuple[bool, ...], outputs: tuple[Any, ...], boundary: GraphBoundary, arguments: tuple[int | None, ...], function: Any
+    ) -> None:
         self.needs_input_grad = needs
         #: the outputs, nested as they were, with an `Output` in the place of each Tensor
         self._outputs = outputs
-        self._cut = cut
-        #: per argument: the input of the cut where its gradient arrives
+        self._boundary = boundary
+        #: per argument: the number of the boundary's input where its gradient arrives
         self._arguments = arguments
-        #: context of the Function's own, if there is one
+        #: the context of the `Function`, if the function is one
         self._function = function
 
     def __getattr__(self, name: str) -> Any:
@@ -68,18 +70,18 @@ class IsolatedContext:
 
     @property
     def num_tensors(self) -> int:
-        """How many Tensors there are among the outputs."""
+        """The number of Tensors among the outputs."""
         return len(leaves_of(self._outputs, Output))
 
     @property
     def closure(self) -> list[tuple[int, tuple[Node, int]]]:
-        """What the function depends on besides its arguments: inputs of the cut, and the edges they stand for."""
+        """Dependencies of the function besides its arguments: inputs of the boundary, and the edges they stand for."""
         own = set(self._arguments)
-        return [(number, target) for number, target in enumerate(self._cut.targets) if number not in own]
+        return [(number, target) for number, target in enumerate(self._boundary.targets) if number not in own]
 
     def stand_in(self, number: int) -> Any:
-        """A Tensor without values in the place of what an input of the cut stands for, to give a node of one's own that edge."""
-        node, nr = self._cut.targets[number]
+        """A Tensor without values whose gradient edge is the target of a boundary input; used as an argument of a new node to give it that edge."""
+        node, nr = self._boundary.targets[number]
         metadata = node.metadata_of(nr)
         dtype = np.dtype(np.float32) if metadata is None else metadata.dtype
         tensor = make(np.broadcast_to(np.zeros((), dtype), () if metadata is None else metadata.shape))
@@ -87,7 +89,7 @@ class IsolatedContext:
         return tensor
 
     def run(self, grads: Sequence[Any], keep_graph: bool) -> Any:
-        """A coroutine that gives the gradients at every input of the cut; `grads` are those of the Tensors among the outputs, in order."""
+        """A coroutine that returns the gradients at every input of the boundary; `grads` are those of the Tensors among the outputs, in order."""
         roots: list[tuple[Node, int]] = []
         seeds: list[Any] = []
         for output, grad in zip(leaves_of(self._outputs, Output), grads, strict=True):
@@ -97,8 +99,8 @@ class IsolatedContext:
         return self._run(roots, seeds, keep_graph)
 
     async def _run(self, roots: list[tuple[Node, int]], seeds: list[Any], keep_graph: bool) -> list[Any]:
-        self._cut.check_local()
-        wanted = [(self._cut, number) for number in range(self._cut.num_inputs)]
+        self._boundary.check_local()
+        wanted = [(self._boundary, number) for number in range(self._boundary.num_inputs)]
         if not roots or not wanted:
             return [None] * len(wanted)
         return await current_engine().run(new_graph_task(roots, seeds, inputs=wanted, keep_graph=keep_graph))
@@ -106,32 +108,32 @@ class IsolatedContext:
     @property
     def is_crossed(self) -> bool:
         """True if the function has called other workers with what requires grad."""
-        return self._cut.is_crossed
+        return self._boundary.is_crossed
 
     def check_local(self) -> None:
-        """Raise if it has."""
-        self._cut.check_local()
+        """Raise if the function has called other workers; see `is_crossed`."""
+        self._boundary.check_local()
 
     def join(self, args: Sequence[Any], outputs: Any, sequence: int) -> None:
-        """Make what was recorded a part of the graph of the arguments, and the detached outputs its results.
+        """Make the recorded graph a part of the graph of the arguments, and attach the detached outputs to it.
 
         Args:
-            sequence: as of `Cut.open`.
+            sequence: as for `GraphBoundary.open`.
         """
-        targets = list(self._cut.targets)
+        targets = list(self._boundary.targets)
         for arg, number in zip(args, self._arguments, strict=True):
             if number is not None:
                 targets[number] = (arg._node, arg._nr)
-        self._cut.open(targets, sequence)
+        self._boundary.open(targets, sequence)
         collect = current_mode().collect
         if collect is not None:
-            collect(self._cut)
+            collect(self._boundary)
         for tensor, output in zip(leaves_of(outputs, TensorCore), leaves_of(self._outputs, Output), strict=True):
             if output.edge is not None:
                 tensor._node, tensor._nr = output.edge
 
     def of_arguments(self, captured: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of the arguments among those at the cut."""
+        """The gradients of the arguments among those at the boundary."""
         return tuple(None if number is None else captured[number] for number in self._arguments)
 
 
@@ -139,19 +141,19 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
     """Run a function on detached arguments; the caller's graph and modes see nothing of it.
 
     A `Function` class or plain function runs on the executor (a Function with ``inline = True`` on the loop), an ``async def`` on the loop.
-    Cancelling cancels an ``async def``; what runs on the executor runs to its end and is dropped.
+    Cancelling cancels an ``async def``; a function on the executor runs to its end and its result is dropped.
 
     Args:
         fn: a `Function` class, or a callable on Tensors, ``def`` or ``async def``.
         args: Tensors (their ``requires_grad`` counts, their graph does not), and anything else, which passes through untouched.
 
     Returns:
-        The context for `run_isolated_backward`, and a tuple of what the function returned, Tensors detached. Whatever is no tuple or list is one
+        The context for `run_isolated_backward`, and a tuple of the function's outputs, Tensors detached. A result that is no tuple or list is one
         output; outputs may be nested.
 
     Raises:
-        ArgumentTypeError: `fn` cannot be called, or returned None. ContextError: `fn` has called another worker with what requires grad.
-        Whatever `fn` raises.
+        ArgumentTypeError: `fn` cannot be called, or returned None. ContextError: `fn` has called another worker with a Tensor that requires grad.
+        Exceptions of `fn` pass through.
     """
     context, outputs = await isolate(fn, *args)
     if is_grad_enabled():
@@ -160,7 +162,7 @@ async def run_isolated_forward(fn: Any, *args: Any) -> tuple[IsolatedContext, tu
 
 
 async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]]:
-    """As `run_isolated_forward`; the function may call other workers, and what comes of that is for the caller to see to."""
+    """Run a function as `run_isolated_forward` does, but allow it to call other workers; the caller checks for that."""
     call = _callable(fn)
     needs = tuple(isinstance(arg, TensorCore) and arg.requires_grad for arg in args)
     detached = [arg.detach().requires_grad_(need) if isinstance(arg, TensorCore) else arg for arg, need in zip(args, needs, strict=True)]
@@ -182,19 +184,19 @@ async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]
     elif (collect := current_mode().collect) is not None:
         for each in nodes:
             collect(each)
-    cut = Cut(nodes)
+    boundary = GraphBoundary(nodes)
     inside = set(nodes)
 
     def output_of(tensor: Any) -> Output:
         edge = edge_of(tensor)
-        return Output(edge if edge is None or edge[0] in inside else (cut, cut.number_of(*edge)))
+        return Output(edge if edge is None or edge[0] in inside else (boundary, boundary.number_of(*edge)))
 
     outline = map_tree(output_of, outputs, TensorCore)
-    arguments = tuple(cut.number_of(*edge_of(tensor)) if need else None for tensor, need in zip(detached, needs, strict=True))  # type: ignore[misc]
+    arguments = tuple(boundary.number_of(*edge_of(tensor)) if need else None for tensor, need in zip(detached, needs, strict=True))  # type: ignore[misc]
     made_by = (tensor._node for tensor in leaves_of(outputs, TensorCore))
     node = next((node for node in made_by if isinstance(node, FunctionNode)), None)
     own = node.context.for_run(node, None) if node is not None and node.function is fn else None
-    return IsolatedContext(needs, outline, cut, arguments, own), map_tree(lambda tensor: make(tensor._data), outputs, TensorCore)
+    return IsolatedContext(needs, outline, boundary, arguments, own), map_tree(lambda tensor: make(tensor._data), outputs, TensorCore)
 
 
 async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> tuple[Any, ...]:
@@ -205,14 +207,14 @@ async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> t
 
     Args:
         fn: the function of the forward.
-        ctx: what the forward returned first.
+        ctx: the context that the forward returned.
         grads: one per output, Tensor or None; nested as the output is.
 
     Returns:
-        One gradient per argument: a Tensor, or None for what is no Tensor, required no grad or got none.
+        One gradient per argument: a Tensor, or None for an argument that is no Tensor, required no grad or got no gradient.
 
     Raises:
-        ArgumentError: not one gradient per output. ArgumentTypeError: not such a context. Whatever the function's backward raises.
+        ArgumentError: not one gradient per output. ArgumentTypeError: `ctx` is no such context. Exceptions of the function's backward pass through.
     """
     flat = gradients_of(ctx, grads)
     current = CURRENT.get()

@@ -1,4 +1,4 @@
-"""What compiled kernels need of arrays: C order and alignment. Anything else is copied, by blocks where it is a transposed matrix."""
+"""Arrays as compiled kernels need them, in C order and aligned. Others are copied, a transposed matrix by blocks."""
 
 from __future__ import annotations
 

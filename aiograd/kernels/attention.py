@@ -86,8 +86,9 @@ def attention(
         count = q4.shape[0] * q4.shape[1]
         work = count * rows * length * (q.shape[-1] + v.shape[-1]) // 16
         run(
-            kernels.attention.attention, count, work, q4, k4, v4, mask, bool(causal), float(scale), kernels.tile.width(q.dtype), out, shift,
-        )
+            kernels.attention.attention, count, work, q4, k4, v4, mask, bool(causal), float(scale), kernels.gemm_microkernel.width(q.dtype), out,
+            shift,
+        )  # fmt: skip
         return out.reshape(*leading, *out.shape[2:]), shift.reshape(*leading, rows)
     scores = _scores(q, k, allowed, added, causal, scale)
     top = np.maximum.reduce(scores, axis=-1, keepdims=True)
@@ -135,7 +136,7 @@ def attention_grad(
         count = q4.shape[0] * q4.shape[1]
         run(
             kernels.attention.attention_grad, count, count * rows * length * (q.shape[-1] + v.shape[-1]) // 8, g4, q4, k4, v4, mask,
-            np.ascontiguousarray(shift).reshape(q4.shape[:3]), bool(causal), float(scale), kernels.tile.width(q.dtype), dq, dk, dv, dmask,
+            np.ascontiguousarray(shift).reshape(q4.shape[:3]), bool(causal), float(scale), kernels.gemm_microkernel.width(q.dtype), dq, dk, dv, dmask,
         )
         results = [x.reshape(*leading, *x.shape[2:]) for x in (dq, dk, dv)]
         return results[0], results[1], results[2], dmask.reshape(*leading, rows, length) if needs_mask else None

@@ -30,7 +30,7 @@ def cache_base() -> Path | None:
 
 
 def _trusted(path: Path) -> bool:
-    """Whether only this user or root can replace what is at `path`."""
+    """True if only this user or root can replace what is at `path`."""
     state = path.lstat()
     if not stat.S_ISDIR(state.st_mode) or state.st_uid not in (0, os.geteuid()):
         return False

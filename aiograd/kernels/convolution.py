@@ -65,9 +65,9 @@ def _convolve(kernels: Any, x: NDArray, matrices: NDArray, bias: NDArray | None,
     groups, channels, depth = matrices.shape
     outputs = win.outputs(x.shape[2], x.shape[3])
     out = np.empty((x.shape[0], groups * channels, outputs[0] * outputs[1]), x.dtype)
-    _, taps, windows, _ = _tables((x.shape[2], x.shape[3]), x.shape[1] // groups, win, kernels.tile.ROWS)
+    _, taps, windows, _ = _tables((x.shape[2], x.shape[3]), x.shape[1] // groups, win, kernels.gemm_microkernel.ROWS)
     run(
-        kernels.convolution.convolve, x.shape[0], out.size * depth // 16, contiguous(x), _panels(matrices, kernels.tile.width(x.dtype)),
+        kernels.convolution.convolve, x.shape[0], out.size * depth // 16, contiguous(x), _panels(matrices, kernels.gemm_microkernel.width(x.dtype)),
         nothing(x.dtype) if bias is None else flat(bias), out, windows, taps, *win.padding,
     )
     return out.reshape(x.shape[0], groups * channels, *outputs)
@@ -159,11 +159,11 @@ def weight_grad(x: NDArray, g: NDArray, win: Window, groups: int) -> NDArray:
     outputs = g.shape[2] * g.shape[3]
     kernels = compiled(g.size * rows, x, g) if channels >= _FEW else None
     if kernels is not None:
-        width = kernels.tile.width(x.dtype)
+        width = kernels.gemm_microkernel.width(x.dtype)
         columns = -(-channels // width) * width
         work = g.size * rows // 16
         partial = np.empty((partition(n, work)[0], groups, rows, columns), x.dtype)
-        windows, _, _, taps = _tables((x.shape[2], x.shape[3]), depth, win, kernels.tile.ROWS)
+        windows, _, _, taps = _tables((x.shape[2], x.shape[3]), depth, win, kernels.gemm_microkernel.ROWS)
         run(
             kernels.convolution.weight_grad, n, work, contiguous(x), contiguous(g).reshape(n, g.shape[1], outputs), partial, taps, windows,
             *win.padding, width,

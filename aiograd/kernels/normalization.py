@@ -81,7 +81,7 @@ def layer_norm_grad(
         weight: (n,) or None.
         mean: (rows,), as the forward gave it.
         rstd: (rows,), likewise.
-        needs: whether the gradients of x, weight and bias are asked for.
+        needs: for x, weight and bias, True if the gradient is wanted.
 
     Returns:
         These gradients, None for what was not asked for.

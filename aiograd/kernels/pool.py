@@ -9,9 +9,12 @@ Note [Threads of our own]
     be entered from two threads at once, which an executor does, and ``tbb`` is one more library to install. Threads that wait for
     blocks need none of that, and kernels compile several times faster without numba's parallel transformation.
 
-Note [Threads that nobody owns]
-    Like BLAS's threads, these serve the process and hold nothing between calls, so nobody closes them. They are started below the
-    `threading` module, as BLAS's are, so that who looks for threads somebody forgot does not find them, and they end with the process.
+Note [Who owns the threads]
+    The kernel set of the process owns one pool. Its threads are daemon threads named ``aiograd-kernels-0``, ``-1`` and so on, which
+    `threading.enumerate` lists; they start with the first call that is cut into blocks and hold nothing between calls. `stop_threads`
+    ends them, `aiograd.kernels.select` calls it when the process leaves the compiled set, and the interpreter calls it at exit, after
+    which calls run in the caller alone. A forked child has no threads until its own first call. Leak checks leave the threads that
+    `owned_threads` names alone, and no others.
 
 The caller never waits for a block that no thread has begun: it would take that block itself. So a pool whose threads are all busy, or
 gone after a fork, slows nobody down.
@@ -19,10 +22,11 @@ gone after a fork, slows nobody down.
 
 from __future__ import annotations
 
-import _thread
+import atexit
 import itertools
 import os
 import threading
+import time
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -33,6 +37,8 @@ from aiograd.errors import ArgumentError
 GRAIN = 65_536
 #: most blocks a call is cut into, so that partial sums stay few
 MOST_BLOCKS = 16
+#: seconds that stopping waits for blocks that are running
+STOP_SECONDS = 1.0
 
 
 def partition(count: int, work: int) -> tuple[int, int]:
@@ -57,7 +63,7 @@ def thread_count() -> int:
     return min(16, len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
-class _Job:
+class _BlockJob:
     """Blocks of one call, taken one after the other by whoever is free."""
 
     __slots__ = ("args", "blocks", "count", "done", "error", "finished", "kernel", "step", "taken")
@@ -86,14 +92,19 @@ class _Job:
                 self.done.release()
 
 
-class Pool:
-    """Threads that run blocks of compiled kernels; they start with the first job. See Note [Threads that nobody owns]."""
+class KernelThreadPool:
+    """Threads that run blocks of compiled kernels; they start with the first job. See Note [Who owns the threads].
+
+    Args:
+        threads: how many threads share a call, the caller's included.
+    """
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
-        self._queue: SimpleQueue[_Job] = SimpleQueue()
+        #: the running threads
+        self.workers: tuple[threading.Thread, ...] = ()
+        self._queue: SimpleQueue[_BlockJob | None] | None = None
         self._lock = threading.Lock()
-        self._started = False
 
     def run(self, kernel: Callable[..., Any], count: int, step: int, *args: Any) -> None:
         """Call ``kernel(*args, block, low, high)`` for the blocks of `step` rows of `count`.
@@ -109,40 +120,84 @@ class Pool:
             for block in range(blocks):
                 kernel(*args, block, block * step, min(count, (block + 1) * step))
             return
-        if not self._started:
-            self._start()
-        job = _Job(kernel, args, count, step, blocks)
+        queue = self._queue
+        if queue is None:
+            queue = self._start()
+        job = _BlockJob(kernel, args, count, step, blocks)
         for _ in range(min(self.threads, blocks) - 1):
-            self._queue.put(job)
+            queue.put(job)
         job.work()
         job.done.acquire()
         if job.error is not None:
             raise job.error
 
-    def _start(self) -> None:
+    def _start(self) -> SimpleQueue[_BlockJob | None]:
         with self._lock:
-            if not self._started:
-                for _ in range(1, self.threads):
-                    _thread.start_new_thread(self._serve, ())
-                self._started = True
+            if self._queue is None:
+                queue: SimpleQueue[_BlockJob | None] = SimpleQueue()
+                self.workers = tuple(
+                    threading.Thread(target=_serve, args=(queue,), name=f"aiograd-kernels-{index}", daemon=True) for index in range(self.threads - 1)
+                )
+                for worker in self.workers:
+                    worker.start()
+                self._queue = queue
+            return self._queue
 
-    def _serve(self) -> None:
-        while True:
-            job = self._queue.get()
-            job.work()
-            del job  # or its arrays would live until the next one comes
+    def stop(self) -> None:
+        """End the threads; the next job starts new ones. Jobs that are running are finished by their callers.
+
+        Waits up to `STOP_SECONDS` for the blocks that threads are working on. A thread with a longer block ends after it.
+        """
+        with self._lock:
+            queue, self._queue = self._queue, None
+            workers, self.workers = self.workers, ()
+        if queue is not None:
+            for _ in workers:
+                queue.put(None)
+            deadline = time.monotonic() + STOP_SECONDS
+            for worker in workers:
+                worker.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Stop for good: jobs run in their callers from now on."""
+        self.threads = 1
+        self.stop()
 
 
-_pool = Pool(thread_count())
+def _serve(queue: SimpleQueue[_BlockJob | None]) -> None:
+    while (job := queue.get()) is not None:
+        job.work()
+        del job  # or its arrays would live until the next one comes
+
+
+_pool = KernelThreadPool(thread_count())
 
 
 def _after_fork() -> None:
     global _pool
-    _pool = Pool(_pool.threads)
+    _pool = KernelThreadPool(_pool.threads)
 
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
+
+
+@atexit.register
+def _at_exit() -> None:
+    _pool.close()
+
+
+def stop_threads() -> None:
+    """End the threads that share kernels in this process; the next kernel that is large enough starts them again.
+
+    Calls that are running are not disturbed: their callers finish them. Waits up to a second for blocks that threads are working on.
+    """
+    _pool.stop()
+
+
+def owned_threads() -> tuple[threading.Thread, ...]:
+    """The threads that share kernels in this process now; the kernel set owns them, so they are nobody's leak."""
+    return _pool.workers
 
 
 def run(kernel: Callable[..., Any], count: int, work: int, *args: Any) -> int:

@@ -20,7 +20,7 @@ NDArray = npt.NDArray[Any]
 
 @lru_cache(maxsize=64)
 def _half(hidden: int, dtype: np.dtype[Any]) -> tuple[NDArray, NDArray]:
-    """What gates are multiplied by before and after tanh, and what is added then: (4H,)."""
+    """The factor of the gates before and after tanh, and the shift added after it, so that tanh computes sigmoids too: (4H,) each."""
     scale = np.full(4 * hidden, 0.5, dtype)
     scale[2 * hidden : 3 * hidden] = 1.0
     shift = 1.0 - scale
@@ -143,7 +143,7 @@ def lstm(gates: NDArray, h0: NDArray, c0: NDArray, weight: NDArray) -> tuple[NDA
     hidden[0], cells[0] = h0, c0
     kernels = compiled(gates.size * size, gates, h0, c0, weight)
     if kernels is not None:
-        panels = _panels(weight.T, kernels.tile.width(gates.dtype))
+        panels = _panels(weight.T, kernels.gemm_microkernel.width(gates.dtype))
         run(kernels.recurrent.lstm, batch, _work(length, batch, size), gates, hidden, cells, panels)
         return hidden, cells, gates
     transposed = np.ascontiguousarray(weight.T)
@@ -179,7 +179,7 @@ def lstm_grad(
     kernels = compiled(gates.size * size, gates, g, cells, weight)
     if kernels is not None:
         dgates = gates.copy()
-        panels = _panels(weight, kernels.tile.width(gates.dtype))
+        panels = _panels(weight, kernels.gemm_microkernel.width(gates.dtype))
         run(kernels.recurrent.lstm_grad, batch, _work(length, batch, size), contiguous(g), dgates, cells, dh, dc, panels)
         return dgates, dh, dc
     dgates = np.empty_like(gates)

@@ -36,7 +36,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.kernels.cache import private_directory
-from aiograd.kernels.pool import thread_count
+from aiograd.kernels.pool import stop_threads, thread_count
 
 KernelSet = Literal["numpy", "numba"]
 
@@ -61,7 +61,7 @@ def _found() -> str:
 
 
 def available() -> bool:
-    """Whether compiled kernels can be had: numba is installed and ``AIOGRAD_KERNELS`` is not ``numpy``."""
+    """True if compiled kernels can be had: numba is installed and ``AIOGRAD_KERNELS`` is not ``numpy``."""
     return _setting() != "numpy" and _found() == "installed"
 
 
@@ -96,7 +96,9 @@ def describe() -> str:
 
 
 def select(name: KernelSet) -> None:
-    """Use this set from now on; compiles if need be. Call it while no pass is running, since the two sets differ in the last bits.
+    """Use this set from now on; compiles if need be, and ends the threads of the set that is left.
+
+    Call it while no pass is running, since the two sets differ in the last bits.
 
     Args:
         name: "numpy" or "numba".
@@ -116,6 +118,7 @@ def select(name: KernelSet) -> None:
             _adopt()
         else:
             _chosen = "numpy"
+            stop_threads()
 
 
 def _load() -> ModuleType:
@@ -147,7 +150,7 @@ def compiled(work: int, *arrays: Any) -> Any:
 
     Args:
         work: how many elements the kernel goes through.
-        arrays: what it is to work on; None stands for an absent one. They must share a dtype, float32 or float64.
+        arrays: the arguments of the kernel; None stands for an absent one. They must share a dtype, float32 or float64.
     """
     if work < THRESHOLD or (_chosen or _choose()) != "numba":
         return None

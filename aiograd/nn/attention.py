@@ -27,9 +27,9 @@ class MultiHeadAttention(Module):
         embed_dim: features of query and output.
         num_heads: how many heads; divides `embed_dim`.
         dropout: probability with which attention weights are dropped in training.
-        bias: whether projections have one.
+        bias: True if projections have one.
         kdim, vdim: features of key and value; None: `embed_dim`.
-        batch_first: whether inputs are (N, L, E) rather than (L, N, E).
+        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
         dtype, device: of the parameters.
         generator: draws their first values (Xavier) and the dropout; None: the default generator.
     """
@@ -98,9 +98,9 @@ class MultiHeadAttention(Module):
             query: (L, N, E), or (N, L, E) with `batch_first`, or (L, E).
             key, value: the same with S in place of L.
             key_padding_mask: (N, S) or (S,), True where a key is left out; or floating, added to the scores.
-            need_weights: whether to return the attention weights, which makes it slower.
+            need_weights: True to return the attention weights, which makes it slower.
             attn_mask: (L, S) or (N * heads, L, S), True where a key is left out for a query; or floating, added to the scores.
-            average_attn_weights: whether to average the returned weights over heads.
+            average_attn_weights: True to average the returned weights over heads.
             is_causal: query i attends to keys 0 to i only.
 
         Returns:

@@ -28,7 +28,7 @@ class Conv2d(Module):
         stride, dilation: the same.
         padding: zeros on both sides, an int or (height, width); "valid" is none, "same" keeps the size (stride 1).
         groups: channels fall into so many groups that do not mix.
-        bias: whether there is one.
+        bias: True if there is one.
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(fan in)``.
 
@@ -78,7 +78,7 @@ class Conv2d(Module):
         return functional.conv2d(input, self.weight, self.bias, self.stride, self.padding, self.dilation, self.groups)
 
     def extra_repr(self) -> str:
-        """What differs from the defaults."""
+        """The arguments that differ from the defaults."""
         given = {"stride": (self.stride, (1, 1)), "padding": (self.padding, (0, 0)), "dilation": (self.dilation, (1, 1)), "groups": (self.groups, 1)}
         options = "".join(f", {name}={value}" for name, (value, default) in given.items() if value != default)
         return f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}{options}{'' if self.bias is not None else ', bias=False'}"
@@ -116,7 +116,7 @@ class AvgPool2d(Module):
         kernel_size: of the window, an int or (height, width), as are the next two.
         stride: between windows; None: they lie side by side.
         padding: zeros on both sides.
-        count_include_pad: whether padding counts as values.
+        count_include_pad: True if padding counts as values.
     """
 
     def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, *, count_include_pad: bool = True) -> None:

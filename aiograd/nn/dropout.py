@@ -16,7 +16,7 @@ class Dropout(Module):
 
     Args:
         p: in [0, 1].
-        generator: what to draw from; None: the default generator of the running task.
+        generator: the generator to draw from; None: the default generator of the running task.
     """
 
     def __init__(self, p: float = 0.5, inplace: bool = False, *, generator: Generator | None = None) -> None:

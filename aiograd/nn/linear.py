@@ -27,7 +27,7 @@ class Linear(Module):
 
     Args:
         in_features, out_features: extents of the last axis before and after.
-        bias: whether there is one.
+        bias: True if there is one.
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(in_features)``.
 

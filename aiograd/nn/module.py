@@ -24,15 +24,16 @@ import numpy as np
 
 from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.modes import current_mode
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, counter_of
-from aiograd.tensors.refusal import NONE_ADVICE
+from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.tensor import Tensor, asarray
 
 
 class IncompatibleKeys(NamedTuple):
-    """What `Module.load_state_dict` with ``strict=False`` left out."""
+    """The keys that `Module.load_state_dict` with ``strict=False`` ignored."""
 
     missing_keys: tuple[str, ...]
     unexpected_keys: tuple[str, ...]
@@ -50,10 +51,13 @@ class Module:
     _buffer_names: Mapping[str, bool] = MappingProxyType({})
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What calling the module does; defined by subclasses."""
+        """Compute the outputs; called by ``module(*args)`` and defined by subclasses."""
         raise NotImplementedError(f"{type(self).__name__} defines no forward(): define it, as `def` or `async def`")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        trace = current_mode().trace
+        if trace is not None:
+            trace.called(self)
         try:
             return self.forward(*args, **kwargs)
         except (AttributeError, TypeError) as error:
@@ -186,7 +190,7 @@ class Module:
 
         Args:
             state: Tensors or arrays by path; cast to the dtype of what they replace.
-            strict: whether paths that are missing or unexpected are an error.
+            strict: True if paths that are missing or unexpected are an error.
 
         Returns:
             The paths that were missing or unexpected.
@@ -274,10 +278,10 @@ class Module:
         """Move to the host."""
         return self.to(device="cpu")
 
-    # ---------------------------------------------------------------- looks
+    # ---------------------------------------------------------------- text
 
     def extra_repr(self) -> str:
-        """What to print between the parentheses."""
+        """The text between the parentheses of the repr."""
         return ""
 
     def __repr__(self) -> str:
@@ -302,7 +306,7 @@ def _indented(text: str) -> str:
 
 
 def _misfit(target: Tensor, value: Any) -> str | None:
-    """What is wrong with `value` as the new value of `target`, None if nothing."""
+    """The reason why `value` cannot be the new value of `target`; None if it can."""
     if not isinstance(value, (TensorCore, np.ndarray, np.generic)):
         return f"found {type(value).__name__}, expected a Tensor or an array"
     if tuple(value.shape) != target.shape:

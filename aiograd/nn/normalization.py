@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,8 +28,8 @@ class LayerNorm(Module):
     Args:
         normalized_shape: extents of those axes.
         eps: added to the variance.
-        elementwise_affine: whether to scale and shift by parameters, ones and zeros at first.
-        bias: whether to shift.
+        elementwise_affine: True to scale and shift by parameters, ones and zeros at first.
+        bias: True to shift.
         dtype, device: of the parameters.
     """
 
@@ -73,7 +74,7 @@ class RMSNorm(Module):
     Args:
         normalized_shape: extents of those axes.
         eps: added to the mean square; None: the machine epsilon of the dtype.
-        elementwise_affine: whether to scale by a parameter, ones at first.
+        elementwise_affine: True to scale by a parameter, ones at first.
         dtype, device: of the parameter.
     """
 
@@ -114,7 +115,7 @@ class GroupNorm(Module):
         num_groups: how many groups; divides `num_channels`.
         num_channels: extent of the second axis.
         eps: added to the variance.
-        affine: whether to scale and shift each channel by parameters, ones and zeros at first.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
         dtype, device: of the parameters.
 
     Shape: (N, C, ...).
@@ -141,6 +142,11 @@ class GroupNorm(Module):
     def extra_repr(self) -> str:
         """Extents."""
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.weight is not None}"
+
+
+def _count(batches: Tensor) -> None:
+    """One more batch."""
+    inplace.write(batches, batches._data + 1)
 
 
 class _BatchNorm(Module):
@@ -183,7 +189,7 @@ class _BatchNorm(Module):
         measures = self.training or self.running_mean is None
         momentum = 0.0
         if self.training and self.num_batches_tracked is not None:
-            inplace.write(self.num_batches_tracked, self.num_batches_tracked._data + 1)
+            inplace.perform("count", functools.partial(_count, self.num_batches_tracked))
             momentum = 1.0 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
         mean, var = (self.running_mean, self.running_var) if not measures or momentum else (None, None)
         return functional.batch_norm(input, mean, var, self.weight, self.bias, measures, momentum, self.eps)
@@ -201,8 +207,8 @@ class BatchNorm1d(_BatchNorm):
         num_features: extent of the second axis.
         eps: added to the variance.
         momentum: how much of the running statistics a batch replaces; None: their plain average.
-        affine: whether to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: whether to keep running statistics; without them evaluation measures too.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: True to keep running statistics; without them evaluation measures too.
         dtype, device: of parameters and buffers.
 
     Shape: (N, C) or (N, C, L).
@@ -218,8 +224,8 @@ class BatchNorm2d(_BatchNorm):
         num_features: extent of the second axis.
         eps: added to the variance.
         momentum: how much of the running statistics a batch replaces; None: their plain average.
-        affine: whether to scale and shift each channel by parameters, ones and zeros at first.
-        track_running_stats: whether to keep running statistics; without them evaluation measures too.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: True to keep running statistics; without them evaluation measures too.
         dtype, device: of parameters and buffers.
 
     Shape: (N, C, H, W).

@@ -16,7 +16,7 @@ class Parameter(Tensor):
 
     Args:
         data: a Tensor (whose graph is left behind), an array or nested lists; memory is shared where it can be.
-        requires_grad: whether gradients are wanted.
+        requires_grad: True if gradients are wanted.
 
     Raises:
         ArgumentTypeError: gradients are wanted of a dtype that has none.

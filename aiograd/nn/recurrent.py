@@ -32,10 +32,10 @@ class LSTM(Module):
         input_size: features of each step.
         hidden_size: features of the states.
         num_layers: each layer takes the states of the one below as its input.
-        bias: whether there are biases.
-        batch_first: whether sequences are (N, T, I) rather than (T, N, I).
+        bias: True if there are biases.
+        batch_first: True if sequences are (N, T, I) rather than (T, N, I).
         dropout: probability with which states between layers are dropped in training.
-        bidirectional: whether to run both ways; outputs of the two are concatenated.
+        bidirectional: True to run both ways; outputs of the two are concatenated.
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
     """

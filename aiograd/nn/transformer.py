@@ -32,9 +32,9 @@ class TransformerEncoderLayer(Module):
         dropout: probability of dropping in training, in four places.
         activation: "relu", "gelu" or a function.
         layer_norm_eps: of the norms.
-        batch_first: whether inputs are (N, L, E) rather than (L, N, E).
-        norm_first: whether norms come before attention and feed-forward network rather than after.
-        bias: whether projections and norms have one.
+        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
+        norm_first: True if norms come before attention and feed-forward network rather than after.
+        bias: True if projections and norms have one.
         dtype, device: of the parameters.
         generator: draws first values and dropout; None: the default generator.
     """

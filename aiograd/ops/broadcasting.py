@@ -12,7 +12,7 @@ import numpy as np
 
 
 def expandable(shape: tuple[int, ...], target: tuple[int, ...]) -> bool:
-    """Whether an array of shape `target` broadcasts to `shape`, so that a gradient of `shape` sums down to `target`."""
+    """True if an array of shape `target` broadcasts to `shape`, so that a gradient of `shape` sums down to `target`."""
     if shape[len(shape) - len(target) :] == target:
         return True
     if len(target) > len(shape):

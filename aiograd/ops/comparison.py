@@ -38,7 +38,7 @@ signbit = define("signbit", np.signbit)
 
 
 def _isclose(x1: Array, x2: Array, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Array:
-    """Whether ``|x1 - x2| <= atol + rtol * |x2|``, elementwise."""
+    """True if ``|x1 - x2| <= atol + rtol * |x2|``, elementwise."""
     return np.isclose(x1, x2, rtol=rtol, atol=atol, equal_nan=equal_nan)
 
 

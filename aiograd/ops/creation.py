@@ -90,7 +90,7 @@ def _astype(x: Array, /, dtype: Any, copy: bool = True) -> Array:
     Args:
         x: any shape, any dtype.
         dtype: the new dtype; from complex to real the imaginary part is dropped.
-        copy: whether to copy when nothing changes.
+        copy: True to copy when nothing changes.
     """
     target = np.dtype(dtype)
     if x.dtype.kind == "c" and target.kind not in "cb":

@@ -20,8 +20,8 @@ import numpy as np
 
 from aiograd.ops.creation import refuse
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.partial import Partial
 from aiograd.ops.shape import reshape
+from aiograd.ops.slice_gradient import SliceGradient
 from aiograd.types import Array, Shape
 
 #: elements to add up to which making the index flat costs more than it saves
@@ -29,7 +29,7 @@ FEW = 512
 
 
 def is_basic(index: Any) -> bool:
-    """Whether an index consists of integers, slices, ellipsis and newaxis only."""
+    """True if an index consists of integers, slices, ellipsis and newaxis only."""
     for part in index if type(index) is tuple else (index,):
         if not (part is None or part is Ellipsis or type(part) in (int, slice) or isinstance(part, np.integer)):
             return False
@@ -83,7 +83,7 @@ def _index_adjoint(g: Array, /, index: Any, shape: Shape) -> Array:
 
 
 def _may_repeat(index: Any) -> bool:
-    """Whether an element can be named twice: by an integer array of more than one element."""
+    """True if an element can be named twice: by an integer array of more than one element."""
     for part in index if type(index) is tuple else (index,):
         if isinstance(part, (np.ndarray, list)):
             array = np.asarray(part)
@@ -115,7 +115,7 @@ def add_at(out: Array, arrays: list[Array], g: Array) -> None:
 def _getitem_vjp(g: Array, x_shape: Shape, index: Any) -> Array:
     if type(g) is np.ndarray:
         if g.dtype.kind == "f" and 8 * g.size <= math.prod(x_shape):
-            return Partial(g, index, x_shape)
+            return SliceGradient(g, index, x_shape)
         return _getitem_adjoint(g, index, x_shape)  # spares the dispatch
     return getitem_adjoint(g, index=index, shape=x_shape)
 

@@ -141,7 +141,7 @@ def _constant_pad(x: Array, /, pad_width: tuple[tuple[int, int], ...], value: fl
     Args:
         x: any shape.
         pad_width: per axis how much to add before and after.
-        value: what to add.
+        value: the value to pad with.
     """
     out = np.full(tuple(n + before + after for n, (before, after) in zip(x.shape, pad_width, strict=True)), value, x.dtype)
     out[_inside(x.shape, pad_width)] = x
@@ -186,7 +186,7 @@ def pad(x: Array, pad_width: Any, /, *, mode: str = "constant", value: float = 0
         x: any shape.
         pad_width: a number, a pair (before, after), or a pair per axis.
         mode: ``constant``, or one of numpy's modes that repeat elements: ``edge``, ``reflect``, ``symmetric``, ``wrap``.
-        value: what ``constant`` adds.
+        value: the value that ``constant`` pads with.
     """
     widths = tuple((int(before), int(after)) for before, after in np.broadcast_to(np.asarray(pad_width), (len(x.shape), 2)).tolist())
     if any(width < 0 for pair in widths for width in pair):

@@ -88,8 +88,8 @@ def _nan_to_num(x: Array, /, nan: float = 0.0, posinf: float | None = None, negi
 
     Args:
         x: floating.
-        nan: what NaN becomes.
-        posinf, neginf: what the infinities become; None: the largest and the smallest finite number of the dtype.
+        nan: the value that replaces NaN.
+        posinf, neginf: the values that replace the infinities; None: the largest and the smallest finite number of the dtype.
     """
     return np.nan_to_num(x, copy=True, nan=nan, posinf=posinf, neginf=neginf)
 

@@ -132,7 +132,7 @@ def _conv2d(
 def _conv2d_input_grad(
     y: Array, weight: Array, /, input_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> Array:
-    """What `conv2d` sends back to its input; as a row of its own, a transposed convolution.
+    """The gradient of `conv2d` with respect to its input; as a row of its own, a transposed convolution.
 
     Args:
         y: (N, out, H', W').
@@ -158,7 +158,7 @@ def _conv2d_input_grad(
 def _conv2d_weight_grad(
     x: Array, y: Array, /, kernel_size: Pair, stride: Pair = 1, padding: Pair = 0, dilation: Pair = 1, groups: int = 1
 ) -> Array:
-    """What `conv2d` sends back to its weight.
+    """The gradient of `conv2d` with respect to its weight.
 
     Args:
         x: (N, in, H, W).

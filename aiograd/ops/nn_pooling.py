@@ -107,7 +107,7 @@ max_pool2d_gather: Op = define(
 
 
 def _divisor(win: Window, height: int, width: int, count_include_pad: bool, dtype: np.dtype[np.generic]) -> Array:
-    """What each window's sum is divided by: its taps, or those of them inside the input."""
+    """The divisor of each window's sum: the number of its taps, or of those inside the input."""
     if count_include_pad or win.padding == (0, 0):
         return np.array(win.taps, dtype)
     inside = pad(np.ones((1, 1, height, width), dtype), win)
@@ -125,7 +125,7 @@ def _avg_pool2d(
         kernel_size: an int or (height, width), as are the next two.
         stride: between windows; None: the kernel size.
         padding: zeros on both sides; at most half the window.
-        count_include_pad: whether padding counts as values.
+        count_include_pad: True if padding counts as values.
 
     Returns:
         (N, C, H', W').

@@ -23,7 +23,7 @@ def _vector_norm(x: Array, /, axis: Axis = None, *, keepdims: bool = False, ord:
 
     Args:
         x: floating, real or complex.
-        axis: what the vectors extend along; an int, several axes, or None for all.
+        axis: the axis of the vectors; an int, several axes, or None for all.
         keepdims: leave those axes in place, with length 1.
         ord: 2: Euclidean; 1; inf and -inf: largest and smallest magnitude; 0: how many are not zero; p: ``sum(|x|**p)**(1/p)``.
     """

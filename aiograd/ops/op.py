@@ -131,7 +131,7 @@ class Op:
 
     @property
     def differentiable(self) -> bool:
-        """Whether any argument has a rule."""
+        """True if any argument has a rule."""
         return bool(self.rules or self.joint)
 
     def rule_plan(self, rules: Mapping[str, Rule], joint: Mapping[tuple[str, ...], Rule]) -> list[tuple[tuple[str, ...], Rule, tuple[str, ...]]]:

@@ -147,7 +147,7 @@ def _logsumexp(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Arr
 
     Args:
         x: real floating.
-        axis: what to reduce.
+        axis: the axes to reduce.
         keepdims: leave reduced axes in place, with length 1.
     """
     if not count(x.shape, axis):
@@ -179,12 +179,12 @@ logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=1.5)
 
 
 def _all(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """Whether all elements over `axis` are true."""
+    """True if all elements over `axis` are true."""
     return np.all(x, axis=axis, keepdims=keepdims)
 
 
 def _any(x: Array, /, axis: Axis = None, *, keepdims: bool = False) -> Array:
-    """Whether some element over `axis` is true."""
+    """True if some element over `axis` is true."""
     return np.any(x, axis=axis, keepdims=keepdims)
 
 

@@ -51,7 +51,7 @@ def _shift(x: Array, /, axis: int, by: int, fill: float = 0.0) -> Array:
         x: any shape with at least one axis.
         axis: where to move.
         by: how far; negative towards the start.
-        fill: what enters.
+        fill: the value that enters.
     """
     out = np.full_like(x, fill)
     length = x.shape[axis]
@@ -69,7 +69,7 @@ def _linear_scan(x: Array, factor: Array, /, axis: int = -1, *, reverse: bool = 
 
     Args:
         x, factor: arrays of the same shape; the factor that meets the start does not matter.
-        axis: what k runs along.
+        axis: the axis that k runs along.
         reverse: run from the end to the start.
 
     Returns:

@@ -27,7 +27,7 @@ def _sort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool
 
     Args:
         x: any shape with at least one axis.
-        axis: what to sort along.
+        axis: the axis to sort along.
         descending: largest first.
         stable: for numbers it makes no difference.
     """
@@ -55,8 +55,8 @@ def _topk(x: Array, /, k: int, axis: int = -1, *, largest: bool = True) -> tuple
     Args:
         x: any shape with at least `k` elements along `axis`.
         k: how many.
-        axis: what to search along.
-        largest: whether to look for the largest.
+        axis: the axis to search along.
+        largest: True to look for the largest.
 
     Returns:
         values, indices.
@@ -106,7 +106,7 @@ def _searchsorted(x1: Array, x2: Array, /, *, side: str = "left") -> Array:
 
 
 def _isin(x: Array, elements: Array, /, *, invert: bool = False) -> Array:
-    """Whether each element of `x` is among `elements`."""
+    """True if each element of `x` is among `elements`."""
     return np.isin(x, elements, invert=invert)
 
 

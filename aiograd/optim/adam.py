@@ -34,7 +34,7 @@ class Adam(Optimizer):
         ArgumentError: an option that makes no sense.
     """
 
-    #: whether weight decay shrinks the parameter, rather than being part of the gradient
+    #: True if weight decay shrinks the parameter (AdamW), False if it is added to the gradient
     decoupled = False
 
     def __init__(

@@ -48,7 +48,7 @@ def clip_grad_norm_(
             which are replaced in it.
         max_norm: the limit.
         norm_type: p of the norm; ``inf`` is the largest magnitude.
-        error_if_nonfinite: whether an infinite or NaN norm is an error; else it makes gradients NaN, or zero.
+        error_if_nonfinite: True if an infinite or NaN norm is an error; else it makes gradients NaN, or zero.
 
     Returns:
         The norm before scaling, 0-d.

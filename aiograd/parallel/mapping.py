@@ -5,13 +5,10 @@ Source: hivemind, ``map_with_parallel_backward`` (May 2020) and the later fixes 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from aiograd.checkpointing import leaves_of, map_tree
-from aiograd.engine.run import current_engine
-from aiograd.engine.run.ending import end
+from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError
 from aiograd.function import Function, once_differentiable
 from aiograd.graph.current import CURRENT
@@ -19,6 +16,7 @@ from aiograd.graph.node import _next_sequence
 from aiograd.isolation import IsolatedContext, isolate
 from aiograd.modes import is_grad_enabled
 from aiograd.tensors.core import TensorCore
+from aiograd.trees import leaves_of, map_tree
 
 
 class ParallelMap(Function):
@@ -43,7 +41,7 @@ class ParallelMap(Function):
             count = run.num_tensors
             passes.append(run.run(grads[position : position + count], keep))
             position += count
-        captured = await all_of(passes)
+        captured = await together(passes)
         flat: list[Any] = [None, None]
         for run, found in zip(ctx.runs, captured, strict=True):
             flat += run.of_arguments(found)
@@ -79,7 +77,7 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
         lengths = ", ".join(str(len(args)) for args in calls)
         raise ArgumentError(f"All input sets must have the same number of arguments, found {lengths}")
     numbers = [_next_sequence() for _ in calls]  # lower than those of what the calls record
-    done = await all_of([isolate(fn, *args) for args in calls])
+    done = await together([isolate(fn, *args) for args in calls])
     runs = [context for context, _ in done]
     outputs = [outputs for _, outputs in done]
     if is_grad_enabled() and any(run.is_crossed for run in runs):
@@ -91,19 +89,3 @@ async def map_with_parallel_backward(fn: Any, *args_per_call: Sequence[Any]) -> 
         recorded = iter(ParallelMap.apply(tuple(runs), leaves_of(outputs, TensorCore), *arguments, *closure))
         outputs = [map_tree(lambda _: next(recorded), each, TensorCore) for each in outputs]
     return tuple(outputs)
-
-
-async def all_of(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
-    """Results of coroutines that run at the same time, in order; the first error cancels the others, waits for them and is raised."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        if tasks:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
-            for task in tasks:
-                if task in done:
-                    task.result()
-        return [task.result() for task in tasks]
-    finally:
-        cancelled = await end(tasks, current_engine().cancel_grace)
-        if cancelled is not None:
-            raise cancelled

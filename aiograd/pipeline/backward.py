@@ -1,6 +1,6 @@
 """Backward through one stage of a pipeline: whole, or the gradients of its inputs first and those of its weights later.
 
-The halves are passes of the engine (`aiograd.engine.halves`); here is what surrounds them: nested outputs and gradients, gradients lined up
+The halves are passes of the engine (`aiograd.engine.split_backward`); here is what surrounds them: nested outputs and gradients, gradients lined up
 with inputs, and errors that say what the stage was given.
 
 Source: PyTorch ``distributed/pipelining/_backward.py``.
@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.engine.halves import InputHalf, ParameterGroup, WeightHalf, weight_half
 from aiograd.engine.run import current_engine, new_graph_task
+from aiograd.engine.split_backward import InputPlan, ParameterGroup, WeightPlan
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError, StageBackwardError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.gradient_edge import GradientEdge
@@ -28,11 +28,11 @@ async def stage_backward(stage_output: Any, output_grads: Any, input_values: Seq
     """Backward through a stage: gradients are added to every leaf, and those of the inputs are handed out.
 
     Args:
-        stage_output: what the stage returned: a Tensor, or nested tuples, lists and dicts of Tensors and anything else. A GradientEdge may stand for
-            a Tensor, which then need not be kept. What leads nowhere is skipped.
+        stage_output: the outputs of the stage: a Tensor, or nested tuples, lists and dicts of Tensors and anything else. A GradientEdge may stand for
+            a Tensor, which then need not be kept. Tensors without a graph are skipped.
         output_grads: nested in the same way; a Tensor (or None) for each Tensor, None for a whole branch leaves it out. None is enough for a
             loss of one element.
-        input_values: what the stage was called with, in order.
+        input_values: the arguments that the stage was called with, in order.
 
     Returns:
         One entry per input: its ``grad``, which is None afterwards; None for an input that is no Tensor or got no gradient. A Tensor that is listed
@@ -53,14 +53,14 @@ async def stage_backward_input(
 ) -> tuple[tuple[Any, ...], list[ParameterGroup]]:
     """The first half of a backward pass: gradients of the stage's inputs only.
 
-    No weight's ``grad`` changes. What the weights need is kept in groups for `stage_backward_weight`; the rest of what the graph saved is freed,
+    No weight's ``grad`` changes. The values that the weights need are kept in groups for `stage_backward_weight`; the other saved values are freed,
     and the outputs are detached in place.
 
     Args:
         outputs: as `stage_output` of `stage_backward`; a list of Tensors, or a loss.
         output_grads: as for `stage_backward`; None: ones for every output.
-        inputs: what the stage was called with, in order.
-        weights: the parameters of the stage. What is no leaf that requires grad is skipped.
+        inputs: the arguments that the stage was called with, in order.
+        weights: the parameters of the stage. Those that are no leaves that require grad are skipped.
         retain_graph: free nothing.
 
     Returns:
@@ -83,7 +83,7 @@ async def stage_backward_weight(
 
     Args:
         weights: whose gradients are wanted: those of `stage_backward_input`, or the weights of some of its groups only; other groups stay for later.
-        param_groups: what `stage_backward_input` has returned, of one or several microbatches. They are emptied.
+        param_groups: the results of `stage_backward_input` for one or several microbatches. They are emptied.
         retain_graph: leave the groups as they are, for another pass.
 
     Returns:
@@ -134,10 +134,10 @@ async def _first_half(
     roots, seeds = roots_and_seeds("stage_backward_input()", outputs, grads, False)
     wanted = [edge_of("stage_backward_input()", i, tensor) for i, tensor in found]
     leaves = [leaf for leaf in weights if leaf is not None]
-    task = new_graph_task(roots, seeds, kind=InputHalf, inputs=wanted, weights=leaves, keep_graph=retain_graph)
-    results = await current_engine().run(task)
-    groups = task.groups()
-    del task
+    plan = InputPlan(roots, seeds, wanted, leaves)
+    results = await current_engine().run(new_graph_task(plan=plan, keep_graph=retain_graph))
+    groups = plan.groups()
+    del plan
     _watch(groups, [*grads, *results])
     while found:
         (i, tensor), grad = found.pop(), results.pop()
@@ -171,10 +171,7 @@ async def _second_half(weights: list[Any], groups: list[ParameterGroup], retain_
                 )
         run.append(group)
     if run:
-        roots, seeds, options = weight_half(run, retain_graph)
-        running = current_engine().run(new_graph_task(roots, seeds, kind=WeightHalf, **options))
-        del roots, seeds, options
-        await running
+        await current_engine().run(new_graph_task(plan=WeightPlan(run, keep_graph=retain_graph), keep_graph=retain_graph))
     return tuple([weight.grad if isinstance(weight, TensorCore) else None for weight in weights])
 
 

@@ -326,7 +326,7 @@ def _merged(results: list[Any], spec: Any, place: str) -> Any:
 
 
 def _is_alike(first: Any, other: Any) -> bool:
-    """Whether two containers have the same places."""
+    """True if two containers have the same places."""
     if isinstance(first, Mapping):
         return isinstance(other, Mapping) and other.keys() == first.keys()
     return isinstance(other, (tuple, list)) and len(other) == len(first)

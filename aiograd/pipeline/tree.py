@@ -58,7 +58,7 @@ def _collect(output: Any, grad: Any, place: str, outputs: list[Any], grads: list
 
 
 def describe(tree: Any, depth: int = 8) -> str:
-    """What `tree` consists of, for messages: types, shapes and whether gradients are wanted; no values."""
+    """A text about the contents of `tree`, for messages: types, shapes and `requires_grad`, no values."""
     if isinstance(tree, TensorCore):
         name = type(tree._node).__name__ if tree._node is None or tree._node.is_leaf else tree._node.name
         where = "" if tree._node is None else " leaf" if tree._node.is_leaf else f" of {name}"

@@ -1,8 +1,8 @@
 """Event: one thing that took time.
 
 Note [Tracks]
-    On an event loop many tasks take turns on one thread, so what happened on a thread does not nest. What happened in one task on one
-    thread does: that pair is a track. A rule that is a coroutine is waited for while its task does other things, so each such wait is a
+    On an event loop many tasks take turns on one thread, so the events of a thread do not nest. The events of one task on one
+    thread do: that pair is a track. A rule that is a coroutine is waited for while its task does other things, so each such wait is a
     track of its own.
 """
 
@@ -20,7 +20,7 @@ Track: TypeAlias = tuple[int, int]
 class Event(NamedTuple):
     """One thing that took time. Times are nanoseconds of ``time.perf_counter_ns``."""
 
-    #: what is shown: ``mul``, ``MulBackward``, the name of a scope
+    #: the displayed name: ``mul``, ``MulBackward``, the name of a scope
     name: str
     #: ``forward``: an operation ran; ``backward``: a node's rule ran; ``pass``: a whole backward pass; ``scope``; ``lag``: the event loop was late
     category: Category

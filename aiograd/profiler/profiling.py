@@ -21,7 +21,7 @@ class scope:
     """Name what runs inside: ``with scope("attention"):``, also ``async with``. Does nothing where no profile is on.
 
     Args:
-        name: what the table and the trace show.
+        name: the name in the table and the trace.
     """
 
     __slots__ = ("_name", "_recorder", "_began")
@@ -107,12 +107,12 @@ class profile(ModeScope):
 
     @property
     def recorder(self) -> Recorder:
-        """What notes the events; give it to a worker (``worker.profiler = p.recorder``) to record what it does for others."""
+        """The recorder of the events; give it to a worker (``worker.profiler = p.recorder``) to record the work it does for other workers."""
         return self._recorder
 
     @property
     def events(self) -> tuple[Event, ...]:
-        """What has been recorded so far, in order of start."""
+        """The events recorded so far, in order of start."""
         return tuple(sorted(self._recorder.events.copy(), key=lambda event: (event.start, -event.duration)))
 
     def table(self, *, sort_by: SortKey = "self", limit: int | None = 30) -> str:
@@ -142,7 +142,7 @@ class profile(ModeScope):
 
         Args:
             path: where to write it as JSON; None: nowhere.
-            process_name: what this process is called, for a trace of several.
+            process_name: the name of this process, for a trace of several processes.
             clock_offset: seconds to add to this machine's clock to get the common one.
 
         Returns:

@@ -45,9 +45,9 @@ class Recorder:
         """An operation has run.
 
         Args:
-            began: what `begin_forward` returned.
+            began: the result of `begin_forward`.
             name: of the row or function.
-            node: what was recorded, if anything.
+            node: the recorded node, if there is one.
             outputs: Tensors.
         """
         ended = perf_counter_ns()

@@ -18,7 +18,7 @@ SortKey = Literal["name", "calls", "self", "total", "forward", "backward", "mean
 
 
 class Record(NamedTuple):
-    """What the table needs of an event."""
+    """The fields of an event that the table needs."""
 
     operation: str
     is_backward: bool
@@ -30,7 +30,7 @@ class Record(NamedTuple):
 
 
 @dataclass(slots=True)
-class Row:
+class OperationTotals:
     """Sums of one operation; times in nanoseconds."""
 
     name: str
@@ -58,7 +58,7 @@ class Row:
         return self.forward + self.backward
 
 
-_ORDERS: dict[str, Callable[[Row], Any]] = {
+_ORDERS: dict[str, Callable[[OperationTotals], Any]] = {
     "name": lambda row: row.name,
     "calls": lambda row: (-row.calls, row.name),
     "self": lambda row: (-row.own, row.name),
@@ -79,9 +79,9 @@ def records_of(events: Iterable[Event]) -> list[Record]:
     ]
 
 
-def rows_of(records: Iterable[Record]) -> list[Row]:
-    """Sums by operation, in no order. What lies inside of another event of its track is taken off that one's own time."""
-    rows: dict[str, Row] = {}
+def rows_of(records: Iterable[Record]) -> list[OperationTotals]:
+    """Sums by operation, in no order. The time of an event inside of another one of its track is subtracted from the latter's own time."""
+    rows: dict[str, OperationTotals] = {}
     tracks: defaultdict[Hashable, list[Record]] = defaultdict(list)
     for record in records:
         tracks[record.track].append(record)
@@ -96,7 +96,7 @@ def rows_of(records: Iterable[Record]) -> list[Row]:
                 inside[open_[-1]] += record.duration
             open_.append(i)
         for record, covered in zip(track, inside, strict=True):
-            row = rows.setdefault(record.operation, Row(record.operation))
+            row = rows.setdefault(record.operation, OperationTotals(record.operation))
             own = max(0.0, record.duration - covered)
             if record.is_backward:
                 row.backward_calls += 1
@@ -142,7 +142,7 @@ def summarize_trace(trace: Mapping[str, Any] | PathLike, *, sort_by: SortKey = "
     """The table of a Chrome trace, of one process or of several.
 
     Args:
-        trace: what `profile.chrome_trace` or `merge_traces` returned, or a file they wrote.
+        trace: the result of `profile.chrome_trace` or `merge_traces`, or a file they wrote.
         sort_by, limit: as for `profile.table`.
 
     Raises:

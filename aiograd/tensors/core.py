@@ -1,11 +1,11 @@
-"""TensorCore: what a Tensor holds, and its life outside of operations.
+"""TensorCore: the state of a Tensor and its methods that are not operations.
 
 Note [Five slots]
-    ``_data``  the array. ``_node`` where its gradient goes: None (no gradient wanted), the AccumulateGrad of a leaf, or the node of the
-    operation that made it; ``requires_grad``, ``is_leaf`` and ``grad_fn`` are read off it. ``_nr`` which input of that node. ``_vc`` the list
-    ``[n]`` counting in-place modifications, shared with views, None until there is anything to count or share. ``_x`` the rare rest.
-    A Tensor is made for every recorded operation, so it holds no more than that. Attributes of one's own would cost each 32 bytes and 2 % of the
-    time of an operation (CPython 3.11), so only a Parameter, of which there are few, and a user's subclass take them.
+    ``_data``: the array. ``_node``: the node at which its gradient arrives: None (no gradient wanted), the AccumulateGrad of a leaf, or the node
+    of the operation that made it; ``requires_grad``, ``is_leaf`` and ``grad_fn`` are derived from it. ``_nr``: the number of the node's input.
+    ``_vc``: the list ``[n]`` that counts in-place modifications, shared with views; None until there is anything to count or share. ``_x``: the
+    rarely used rest. A Tensor is made for every recorded operation, so it has no other slots. A ``__dict__`` would cost each Tensor 32 bytes and
+    2 % of the time of an operation (CPython 3.11), so only Parameters, which are few, and a user's subclasses have one.
 """
 
 from __future__ import annotations
@@ -26,33 +26,33 @@ from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
-from aiograd.modes import ModeScope
+from aiograd.modes import ModeScope, current_mode
 from aiograd.types import Array, Shape
 
 
 class TensorExtra:
-    """The rare state of a Tensor."""
+    """State that few Tensors have."""
 
     __slots__ = ("grad", "retains", "view")
 
     def __init__(self) -> None:
         #: gradient of a non-leaf that retains it, or one set by hand on a tensor that requires none
         self.grad: Any = None
-        #: the node whose hook keeps the gradient, None where it is not retained
+        #: the node whose hook retains the gradient, None where it is not retained
         self.retains: Node | None = None
         self.view: View | None = None
 
 
 class View:
-    """How a view was made from its parent: ``op(parent, *args, **kwargs)``, when its counter stood at `version`."""
+    """The record of how a view was made: ``op(parent, *args, **kwargs)``, when the version counter was at `version`."""
 
     __slots__ = ("parent", "op", "args", "kwargs", "version")
 
-    #: which output of `op` it is, None where there is one only
+    #: number of the output of `op`, None where `op` has one output only
     output: int | None = None
-    #: it keeps its place in the graph whatever happens to the parent
+    #: True if it keeps its place in the graph when the parent is modified in place
     is_frozen: bool = False
-    #: why it cannot be modified in place while a graph is recorded, None where it can
+    #: the reason why it cannot be modified in place while a graph is recorded, None where it can
     obstacle: str | None = None
 
     def __init__(self, parent: TensorCore, op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], version: int) -> None:
@@ -126,7 +126,7 @@ class TensorCore:
 
     @property
     def requires_grad(self) -> bool:
-        """Whether operations on this tensor record a graph. Settable on leaves."""
+        """True if operations on this tensor record a graph. Settable on leaves."""
         if self._x is not None:
             refresh(self)
         return self._node is not None
@@ -137,7 +137,7 @@ class TensorCore:
 
     @property
     def is_leaf(self) -> bool:
-        """Whether no recorded operation made this tensor."""
+        """True if no recorded operation made this tensor."""
         if self._x is not None:
             refresh(self)
         return self._node is None or self._node.is_leaf
@@ -226,14 +226,14 @@ class TensorCore:
 
     @property
     def retains_grad(self) -> bool:
-        """Whether `retain_grad` is in effect."""
+        """True if `retain_grad` is in effect."""
         return self._x is not None and self._x.retains is not None
 
     def register_hook(self, hook: Hook) -> RemovableHandle:
         """Call ``hook(grad)`` with the summed gradient of this tensor, once per pass; it returns None or a replacement.
 
         Hooks run in order of registration, before the node's own; they may be ``async def``. The hook belongs to this tensor's
-        place in the graph: later in-place operations on the tensor do not take it along.
+        present place in the graph: it does not move to the tensor's new node after a later in-place operation.
 
         Raises:
             GraphError: the tensor does not require grad.
@@ -303,7 +303,7 @@ class TensorCore:
     # ---------------------------------------------------------------- awaiting and conversion
 
     def __await__(self) -> Generator[Any, Any, Self]:
-        """Wait until the data is there (device event, remote result); host data is there at once. Cancelling stops waiting only."""
+        """Wait until the data has been computed (device event, remote result); host data needs no waiting. Cancelling only stops the waiting."""
         wait = getattr(self._data, "__aiograd_wait__", None)
         if wait is not None:
             yield from wait().__await__()
@@ -352,11 +352,13 @@ class TensorCore:
                 "numpy.ma takes the values of a tensor that requires grad and would drop its graph. Fill the masked array, ``m.filled(0) * t``, "
                 "or use detach()."
             )
+        tell_read(self)
         return np.ma.nomask
 
     def __dlpack__(self, **options: Any) -> Any:
         if self.requires_grad:
             raise GraphError("exporting a tensor that requires grad would drop its graph: use detach() first")
+        tell_read(self)
         return self._data.__dlpack__(**options)
 
     def __dlpack_device__(self) -> Any:
@@ -376,6 +378,7 @@ class TensorCore:
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
         if not self.is_leaf:
             raise GraphError("only leaf tensors support deepcopy: this one was made by an operation. Use detach() or clone().")
+        tell_read(self)
         copied: Any = make(np.copy(self._data), cls=type(self))
         memo[id(self)] = copied
         copied.requires_grad_(self.requires_grad)
@@ -392,7 +395,7 @@ class TensorCore:
 
 
 class _Retainer:
-    """Adds the gradient of a non-leaf to its ``grad``; refers to the tensor weakly. Returns what writes the sum, for the commit."""
+    """Adds the gradient of a non-leaf to its ``grad``; refers to the tensor weakly. Returns a function that writes the sum, for the commit."""
 
     __slots__ = ("_tensor",)
 
@@ -412,7 +415,7 @@ class _Retainer:
 
 
 def _is_alone(tensor: TensorCore) -> bool:
-    """Whether nobody but this Tensor, outside of any graph, holds its array."""
+    """True if only this Tensor, which is in no graph, refers to its array."""
     data = tensor._data
     return tensor._node is None and data.__class__ is np.ndarray and data.base is None and sys.getrefcount(data) <= SOLE_OWNER + 1
 
@@ -441,13 +444,13 @@ def make(data: Array, *, shared_with: TensorCore | None = None, cls: type[Any] |
 
 
 def plain_array(data: Any) -> Any:
-    """An ndarray proper for an ndarray of a subclass or a numpy scalar; anything else as it is. Memory is shared.
+    """A plain ndarray for an instance of an ndarray subclass or a numpy scalar; anything else as it is. Memory is shared.
 
-    The rules of the rows rely on ndarray's own arithmetic, and a Tensor has no place for more than numbers. So ``*`` of a Tensor and a matrix
+    The rules of the rows rely on ndarray's own arithmetic, and a Tensor holds only numbers. So ``*`` of a Tensor and an ``np.matrix``
     is elementwise.
 
     Raises:
-        ArgumentTypeError: it has more than numbers, which would be lost: elements of a masked array that are masked, or arithmetic of its own.
+        ArgumentTypeError: the subclass has state or arithmetic of its own that would be lost, such as a masked array with masked elements.
     """
     if data.__class__ is np.ndarray:
         return data
@@ -478,7 +481,7 @@ def bind_tensor_class(cls: type[Any]) -> None:
 
 
 def view_of(tensor: TensorCore) -> View | None:
-    """How a view was made; None for a tensor that is none."""
+    """The record of how a view was made; None for a tensor that is no view."""
     return None if tensor._x is None else tensor._x.view
 
 
@@ -497,14 +500,14 @@ def counter_of(tensor: TensorCore) -> list[int]:
 
 
 def extra_of(tensor: TensorCore) -> TensorExtra:
-    """The tensor's rare state, made if there was none."""
+    """The tensor's `TensorExtra`, made if there was none."""
     if tensor._x is None:
         tensor._x = TensorExtra()
     return tensor._x
 
 
 def refresh(tensor: TensorCore) -> None:
-    """Give a view its place in the graph again after its data was modified through another tensor."""
+    """Recompute a view's place in the graph after its data was modified through another tensor."""
     extra = tensor._x
     if extra is None or (view := extra.view) is None or tensor._vc is None or view.version == tensor._vc[0]:
         return
@@ -544,12 +547,20 @@ def move_to(tensor: TensorCore, node: Node | None, nr: int) -> None:
     tensor._node, tensor._nr = node, nr
 
 
+def tell_read(tensor: TensorCore) -> None:
+    """Tell a recording that the values of a tensor leave it, so that a program could not follow them."""
+    trace = current_mode().trace
+    if trace is not None:
+        trace.reads(tensor)
+
+
 def host_array(tensor: TensorCore) -> np.ndarray[Any, Any]:
     """The values as a numpy array.
 
     Raises:
         NotReadyError: they are still being computed and an event loop is running.
     """
+    tell_read(tensor)
     data = tensor._data
     if isinstance(data, np.ndarray):
         return data

@@ -1,7 +1,8 @@
 """numpy's protocols on Tensors: ``np.exp(t)``, ``1 + t``, ``np.concatenate([t, u])`` and ``np.add.reduce(t)`` record.
 
-Also what the rules of the op tables rely on to be differentiable again. A numpy function outside of the table, or an argument that has no
-rule, goes to `unrecorded`: on the bare array where no tensor requires grad, refused where one does, since its graph would silently be dropped.
+Because the rules of the op tables call numpy functions, this also makes the rules themselves differentiable (double backward). A numpy function
+outside of the table, or an argument that has no rule, goes to `unrecorded`: it runs on the bare arrays where no tensor requires grad, and
+raises where one does, since its graph would silently be dropped.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import numpy as np
 from aiograd.errors import NoRuleError
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.ops.reduction import in_dtype
+from aiograd.tensors.op_error import REFUSALS, raise_op_error
 from aiograd.tensors.record import call
-from aiograd.tensors.refusal import REFUSALS, raise_refusal
 from aiograd.tensors.unrecorded import name_of, no_rule, run_on_arrays
 
 _REDUCTIONS: dict[np.ufunc, str] = {
@@ -26,13 +27,13 @@ _REDUCTIONS: dict[np.ufunc, str] = {
     np.logical_and: "all",
     np.logical_or: "any",
 }
-#: keywords of a ufunc's methods that the rows take
+#: keywords of a ufunc's methods that the rows accept
 _TAKEN = frozenset(("axis", "dtype", "keepdims"))
 _ACCUMULATIONS: dict[np.ufunc, str] = {np.add: "cumsum", np.multiply: "cumprod"}
 
 
 def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer ``ufunc.method(*inputs, **kwargs)`` with a row where there is one."""
+    """Compute ``ufunc.method(*inputs, **kwargs)`` by a row where there is one."""
     try:
         return _row_of_ufunc(ufunc, method, inputs, kwargs)
     except NoRuleError as refusal:
@@ -78,12 +79,12 @@ def _cast_inputs(ufunc: np.ufunc, inputs: tuple[Any, ...], dtype: Any) -> tuple[
     try:
         found = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=(*[None] * ufunc.nin, *[dtype] * ufunc.nout))
     except REFUSALS as error:
-        raise_refusal(f"np.{ufunc.__name__}", inputs, {"dtype": dtype}, error)
+        raise_op_error(f"np.{ufunc.__name__}", inputs, {"dtype": dtype}, error)
     return tuple([np.astype(x if hasattr(x, "dtype") else np.asarray(x), wanted, copy=False) for x, wanted in zip(inputs, found, strict=False)])
 
 
 def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Answer a numpy function with what the tables have for it."""
+    """Compute a numpy function by its row or implementation in the tables."""
     implementation = FUNCTIONS.get(function)
     if implementation is None:
         name = name_of(function)
@@ -96,4 +97,4 @@ def array_function(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
         if isinstance(error, TypeError) and error.__traceback__ is not None and error.__traceback__.tb_next is None:  # it takes no such arguments
             no_such = NoRuleError(f"{name_of(function)} on Tensors that require grad: {error}. Leave it out, or use detach().")
             return run_on_arrays(name_of(function), function, args, kwargs, no_such)
-        raise_refusal(name_of(function), args, kwargs, error)
+        raise_op_error(name_of(function), args, kwargs, error)

@@ -1,18 +1,17 @@
-"""In-place modification: version counters, and what happens to the graph.
+"""In-place modification: version counters, and the change of the graph.
 
 Note [In place is out of place plus a write]
     With a graph to record, ``x += y`` records the out-of-place row, writes its result into the memory of ``x`` and gives ``x`` the node of
-    the result. Nothing that was saved is overwritten unnoticed: the version counter, shared by all views, tells. The row sees a stand-in
-    for ``x``, an object of its own; should it save that, it saves a copy of the old values, so ``x *= y`` can be differentiated and the
+    the result. If saved values are overwritten, backward notices it by the version counter, which all views share. The row gets another
+    Tensor in place of ``x``; if the row saves it, a copy of the old values is saved, so ``x *= y`` can be differentiated and the
     node of ``x`` never refers to ``x``. Without a graph the value is written directly.
 
 Note [Modifying a view]
-    When the modified tensor is a view, the tensor it was taken from changes too. Its new node is a ``setitem`` of the new value at the
-    place that the view shows; the view, and each sibling when it is used next, gets the node of the same view taken of the new base.
+    When the modified tensor is a view, its base changes too. The new node of the base is a ``setitem`` of the new value at the
+    elements of the view; the view, and each other view of the base when it is used next, gets the node of the same view of the new base.
 
-Note [Nothing half done]
-    Everything that can be refused is refused before a value is written, and the graph changes after it was: an error leaves values,
-    versions and graph as they were.
+Note [All or nothing]
+    All checks are made before a value is written, and the graph changes after that: an error leaves values, versions and graph as they were.
 
 Source: the rules of PyTorch's ``VariableTypeUtils.h`` (check_inplace) and CopySlices.
 """
@@ -26,10 +25,11 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, IndexRangeError, InPlaceError, ShapeError
 from aiograd.graph.node import Node
-from aiograd.modes import current_mode
+from aiograd.modes import ModeScope, current_mode
 from aiograd.ops import ROWS
+from aiograd.tensors.attach import attach_written
+from aiograd.tensors.constants import constant, static
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of
-from aiograd.tensors.record import attach, constant, static
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
 
@@ -109,7 +109,7 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
         raise ShapeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     counter_of(tensor)[0] += 1
     if records:
-        move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": index}, tensor._data))
+        move_with_parents(tensor, *attach_written(_SETITEM, [old, value], {"index": index}, tensor._data))
 
 
 def check_in_place(tensor: TensorCore, what: str) -> None:
@@ -167,15 +167,33 @@ def write(tensor: TensorCore, data: Any) -> None:
     counter_of(tensor)[0] += 1
 
 
+def perform(name: str, function: Callable[..., None], *tensors: TensorCore) -> None:
+    """Run ``function(*arrays)`` for its effect on tensors that it knows, such as running statistics; a compiled function repeats it at every run.
+
+    Args:
+        name: of the effect, for people.
+        function: takes the arrays of `tensors`.
+    """
+    trace = current_mode().trace
+    if trace is None:
+        function(*[tensor._data for tensor in tensors])
+        return
+    with ModeScope(trace=None):
+        function(*[tensor._data for tensor in tensors])
+    trace.performs(name, function, tensors)
+
+
 def before_write(tensor: TensorCore) -> None:
-    """Let who keeps the old values copy them (see `allow_mutation_on_saved_tensors`)."""
-    mutation = current_mode().mutation
-    if mutation is not None:
-        mutation.before_write(tensor)
+    """Give `allow_mutation_on_saved_tensors` the chance to copy the old values."""
+    mode = current_mode()
+    if mode.mutation is not None:
+        mode.mutation.before_write(tensor)
+    if mode.trace is not None:
+        mode.trace.breaks("it modifies a tensor in place")
 
 
 def move_with_parents(tensor: TensorCore, node: Node | None, nr: int) -> None:
-    """Make a tensor that was modified in place output `nr` of `node`, and what it is a view of what contains that.
+    """Make a tensor that was modified in place output `nr` of `node`, and update the place of its base in the graph accordingly.
 
     See Note [Modifying a view].
     """
@@ -205,7 +223,7 @@ def stand_in(tensor: TensorCore) -> Any:
 
 
 def _records(tensor: TensorCore, value: TensorCore | None) -> bool:
-    """Whether the modification has to be recorded."""
+    """True if the modification has to be recorded."""
     return current_mode().grad and (tensor._node is not None or (value is not None and value._node is not None) or base_of(tensor)._node is not None)
 
 
@@ -226,7 +244,7 @@ def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
     if not records:
         return
     if value._node is None or value.dtype != dtype:
-        move_with_parents(tensor, *attach(_SETITEM, [old, value], {"index": ...}, tensor._data))
+        move_with_parents(tensor, *attach_written(_SETITEM, [old, value], {"index": ...}, tensor._data))
     else:
         move_with_parents(tensor, value._node, value._nr)
 
@@ -235,10 +253,10 @@ def _in_parent(part: TensorCore, view: View) -> tuple[Node | None, int]:
     """The place of a view's parent after the view has become `part`."""
     parent = view.parent
     if view.op.name in _SAME_ORDER:
-        return attach(_RESHAPE, [part], {"shape": parent.shape}, parent._data)
+        return attach_written(_RESHAPE, [part], {"shape": parent.shape}, parent._data)
     if view.op.name == "getitem":
         index = view.args[0] if view.args else view.kwargs["index"]
     else:
         positions = view.op(np.arange(parent.size).reshape(parent.shape), *view.args, **view.kwargs)
         index = np.unravel_index(positions if view.output is None else positions[view.output], parent.shape)
-    return attach(_SETITEM, [stand_in(parent), part], {"index": index}, parent._data)
+    return attach_written(_SETITEM, [stand_in(parent), part], {"index": index}, parent._data)

@@ -1,6 +1,6 @@
-"""The norm of many arrays taken together, and the factor that limits it: what gradient clipping is made of, in one process or in several.
+"""The total norm of many arrays and the factor that limits it, for gradient clipping in one process or in several.
 
-The sum over arrays is made one by one in their order, so whoever has the sizes of all arrays gets the same bits, wherever these were computed.
+The sizes are added one by one in the order of the arrays, so the result is the same to the bit, wherever the sizes were computed.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from aiograd.ops.creation import astype
 
 
 def size_of(array: Any, norm_type: float) -> Any:
-    """The parts of the norm: the sum of powers of magnitudes, or the largest of them."""
+    """The contribution of one array to the norm: the sum of powers of magnitudes, or the largest magnitude."""
     if type(array) is np.ndarray and norm_type == 2:
         flat = np.ascontiguousarray(array, np.float32 if array.dtype == np.float16 else None).reshape(-1)
         return np.real(np.vdot(flat, flat))
@@ -26,7 +26,7 @@ def size_of(array: Any, norm_type: float) -> Any:
 
 
 def sum_of(sizes: Iterable[Any], norm_type: float) -> Any:
-    """The sizes of several arrays taken together; at least one."""
+    """The total of the sizes (see `size_of`) of at least one array."""
     total: Any = None
     for size in sizes:
         total = size if total is None else np.maximum(total, size) if math.isinf(norm_type) else total + size
@@ -34,7 +34,7 @@ def sum_of(sizes: Iterable[Any], norm_type: float) -> Any:
 
 
 def norm_of(total: Any, norm_type: float) -> Any:
-    """The norm whose size is `total`."""
+    """The norm for a total of sizes."""
     if math.isinf(norm_type):
         return total
     return np.sqrt(total) if norm_type == 2 else total ** (1.0 / norm_type)

@@ -1,11 +1,11 @@
 """OpNode: the backward node of a row.
 
-One class per row and combination of arguments that need a gradient, made on first use from `aiograd.tensors.rowcode`. `OpNode` itself is
+One class per row and combination of arguments that need a gradient, made on first use from `aiograd.tensors.codegen`. `OpNode` itself is
 the lean case, one real host array out; `GeneralOpNode` covers several outputs, devices and complex numbers.
 
 Note [What the saved tuple holds]
-    ``_saved`` is a tuple in the layout of `Row` (Tensors, output array and its version counter, facts, residuals), a `Packed` while
-    saved-tensor hooks were active, or a `Released` once the values are gone. Nodes that save nothing keep the empty tuple and can run again.
+    ``_saved`` is a tuple in the layout of `CompiledRow` (Tensors, output array and its version counter, facts, residuals), a `Packed` while
+    saved-tensor hooks were active, or a `ReleasedVariables` once the values are gone. Nodes that save nothing keep the empty tuple and can run again.
 
 Note [Versions]
     Tensors share a list ``[n]`` with their views that counts in-place modifications, made on the first modification or view.
@@ -22,11 +22,10 @@ import numpy as np
 from aiograd.engine.placement import CHEAP_NS_PER_ELEMENT
 from aiograd.errors import ArgumentTypeError, GraphError
 from aiograd.graph.boundary import BOUNDARY
-from aiograd.graph.node import InputMetadata, Node, Released
-from aiograd.graph.saved import Packed
+from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
 from aiograd.ops.op import Fused, Op
-from aiograd.tensors.modified import belongs_to_leaf, modified_error
-from aiograd.tensors.rowcode import Row, compile_part, compile_row
+from aiograd.tensors.codegen import CompiledRow, compile_make, compile_part, compile_row
+from aiograd.tensors.modified import belongs_to_leaf, modified_error, versions_of
 from aiograd.types import Array, Shape
 
 
@@ -39,12 +38,14 @@ class OpNode(Node):
     is_single = True
     is_traceable = True
     num_inputs = 1
-    row: ClassVar[Row]
-    #: compiled code for some of the outputs only, by which; made on first use
+    row: ClassVar[CompiledRow]
+    #: makes a node for one call of the row; see `compile_make`
+    make: ClassVar[Callable[..., Any]]
+    #: compiled code for some of the outputs only, by the tuple of wanted outputs; made on first use
     parts: ClassVar[dict[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]]
-    #: every rule makes one output, so that any two can be had one after the other without double work
+    #: True if every rule computes one output, so that two outputs can be computed one after the other without double work
     is_divisible: ClassVar[bool]
-    #: cost depends on more than the largest shape
+    #: True if the cost depends on more than the largest shape
     costly: ClassVar[bool] = False
     device = "cpu"
 
@@ -58,25 +59,25 @@ class OpNode(Node):
         raise NotImplementedError
 
     def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
-        """As `vjp`, from the sequence of input gradients."""
+        """Run `vjp` on the sequence of input gradients."""
         return self.vjp(grads[0])
 
     def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
-        """As `vjp`, only the gradients of the arguments with `needs`; None for the others."""
+        """Run `vjp` for only the arguments with True in `needs`; None for the others."""
         part = self.parts.get(needs)
         if part is None:
             part = self.parts[needs] = compile_part(self.row, needs)
         return part(self, g)
 
-    # ---------------------------------------------------------------- the careful way
+    # ---------------------------------------------------------------- the general way
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
-        """As `apply`, for only the edges in `needs`, from unpacked `values` or recording a graph.
+        """Run the rules for only the edges in `needs`, on unpacked `values` or recording a graph.
 
         Args:
             grads: gradient per input; Tensors with `create_graph`.
-            needs: per edge, whether its gradient is wanted.
-            values: what was unpacked, in the saved layout; None: what is saved.
+            needs: per edge, True if its gradient is wanted.
+            values: unpacked values in the layout of the saved tuple; None: use the saved tuple.
             create_graph: run the plain rules on Tensors.
         """
         if values is None and not create_graph:
@@ -139,21 +140,21 @@ class OpNode(Node):
         return names
 
     def _as_argument(self, value: Any, i: int) -> Any:
-        """An unpacked value as a Tensor in the place of argument `i`: hooks hand back plain values."""
+        """An unpacked value as a Tensor with the gradient edge of argument `i`: hooks return values outside of the graph."""
         tensor = BOUNDARY.wrap(_data_of(value))
         tensor._node = self.next_nodes[i]
         tensor._nr = self.next_nrs[i]
         return tensor
 
     def _as_output(self, value: Any, nr: int) -> Any:
-        """The saved output as a Tensor that this node made."""
+        """The saved output as a Tensor with this node as its `grad_fn`."""
         tensor = BOUNDARY.wrap(_data_of(value))
         tensor._node = self
         tensor._nr = nr
         return tensor
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
-        """Whether one rule makes outputs of both groups at once, so that two runs would do part of the work twice."""
+        """True if one rule computes outputs of both groups at once, so that two runs would do part of the work twice."""
         if self.is_divisible:
             return False
         op = self.row.op
@@ -166,8 +167,8 @@ class OpNode(Node):
     # ---------------------------------------------------------------- saved values
 
     def cannot_run(self) -> Exception:
-        """The error for a node whose saved values are not at hand."""
-        if isinstance(self._saved, Released):
+        """The error for a node whose saved values are packed or released."""
+        if isinstance(self._saved, ReleasedVariables):
             return self._saved.error(self.name)
         return GraphError(f"{self.name} saved packed values; only the engine can run it: use backward() or grad()")
 
@@ -194,10 +195,10 @@ class OpNode(Node):
                 what = f"{name} of {row.op.name} (saved for {self.name})"
                 raise modified_error(what, getattr(value, "shape", ()), have, want, belongs_to_leaf(value))
 
-    def release_variables(self, released: Released | None = None) -> None:
-        """Drop the saved values; shapes and the like stay, so that the node can run again, unless a failed pass spends the graph."""
+    def release_variables(self, released: ReleasedVariables | None = None) -> None:
+        """Drop the saved values. A node that has saved only shapes and the like keeps them and can run again, unless a pass has failed."""
         if self._saved and (self.holds_data or (released is not None and released.reason)):
-            self._saved = released or Released()
+            self._saved = released or ReleasedVariables()
 
     # ---------------------------------------------------------------- metadata and cost
 
@@ -211,7 +212,7 @@ class OpNode(Node):
         return InputMetadata(self.shape, self.dtype, self.device)
 
     def cost_key(self) -> Any:
-        """What the estimate depends on."""
+        """The key by which the cost estimate is cached: everything that it depends on."""
         key: list[Any] = [type(self), self.shape]
         for node, nr in zip(self.next_nodes, self.next_nrs, strict=True):
             if node is None:
@@ -235,7 +236,7 @@ class OpNode(Node):
         return self.shape
 
     def _input_shapes(self) -> tuple[Shape, ...]:
-        """Shape of each array argument; of one that needs no gradient only where its value was saved."""
+        """The shapes of the array arguments; of an argument without gradient only if its value was saved."""
         shapes: list[Shape] = []
         saved = self._saved if isinstance(self._saved, tuple) else ()
         values = dict(zip(self.row.values, saved, strict=False))
@@ -255,12 +256,12 @@ class GeneralOpNode(OpNode):
     __slots__ = ("metadata_list", "stream")
 
     is_single = False
-    #: the conjugate convention has to be applied around the rules
+    #: True if the conjugate convention has to be applied around the rules
     conjugates: ClassVar[bool] = False
     spans_devices = True
     compiled: ClassVar[Any]
     metadata_list: tuple[InputMetadata, ...]
-    #: which of its device's queues it was recorded on, where that has several
+    #: the queue (stream) of its device on which it was recorded, where the device has several
     stream: Any
 
     num_inputs = property(lambda self: len(self.metadata_list))
@@ -273,7 +274,7 @@ class GeneralOpNode(OpNode):
         return tuple(None if grad is None else np.conj(grad) for grad in grads)
 
     def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
-        """As `vjp`."""
+        """Run `vjp` on the sequence of input gradients."""
         return self.vjp(grads)
 
     def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> Sequence[Any]:
@@ -293,7 +294,7 @@ class GeneralOpNode(OpNode):
         return [None if grad is None else np.conj(grad) for grad in super().compute(conjugated, needs, values, create_graph)]
 
     def materialize(self, grads: Sequence[Any]) -> tuple[Any, ...]:
-        """Zeros for the outputs that got no gradient."""
+        """The gradients with zeros for the outputs that got none."""
         present = next(grad for grad in grads if grad is not None)
         return tuple(
             np.zeros_like(present, shape=metadata.shape, dtype=metadata.dtype) if grad is None else grad
@@ -321,7 +322,7 @@ class GeneralOpNode(OpNode):
         return max((metadata.shape for metadata in self.metadata_list), key=_size)
 
     def cost_key(self) -> Any:
-        """What the estimate depends on; None: not known to be small."""
+        """The key by which the cost estimate is cached; None: the node is not known to be small."""
         if any(metadata.device != "cpu" for metadata in self.metadata_list):
             return None
         edges = zip(self.next_nodes, self.next_nrs, strict=True)
@@ -329,11 +330,11 @@ class GeneralOpNode(OpNode):
 
 
 def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjugates: bool = False, fused: Fused | None = None) -> type[OpNode]:
-    """The class of `op`'s node for arguments of which those with `needs` want a gradient; made once.
+    """The class of `op`'s nodes for gradients of the arguments with True in `needs`; made once.
 
     Args:
-        general: for several outputs, devices or complex numbers.
-        conjugates: the conjugate convention has to be applied around the rules.
+        general: make a `GeneralOpNode`, for several outputs, devices or complex numbers.
+        conjugates: apply the conjugate convention around the rules.
         fused: the kernels that the forward ran with; None: the row's plain rules.
     """
     classes = op.recorder
@@ -358,21 +359,9 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
         else:
             namespace["vjp"] = row.vjp
             cls = cast(type[OpNode], type(op.node_name, (OpNode,), namespace))
+        cls.make = staticmethod(compile_make(row, cls))
         classes[key] = cls
     return cls
-
-
-def versions_of(values: Sequence[Any]) -> Any:
-    """Versions of the Tensors about to be saved: 0 if all are unmodified, else the tuple of versions."""
-    versions = []
-    for value in values:
-        if value is None:
-            versions.append(0)
-        elif isinstance(value, tuple):
-            versions.append(sum(t._vc[0] for t in value if t._vc is not None))
-        else:
-            versions.append(0 if value._vc is None else value._vc[0])
-    return tuple(versions) if any(versions) else 0
 
 
 def check_complex(op: Op) -> None:
@@ -383,11 +372,6 @@ def check_complex(op: Op) -> None:
     """
     if op.complex == "real":
         raise ArgumentTypeError(f"{op.name}: its gradient is defined for real numbers only, and an argument that requires grad is complex")
-
-
-def is_packed(node: Node) -> bool:
-    """Whether a node's saved values went through saved-tensor hooks."""
-    return getattr(node, "_saved", None).__class__ is Packed
 
 
 def _data_of(value: Any) -> Any:

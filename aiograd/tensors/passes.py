@@ -1,4 +1,4 @@
-"""Starting passes: what `backward` and `grad` check before anything runs.
+"""Starting passes: `backward`, `grad`, and the checks that they make before anything runs.
 
 Both are plain functions that check their arguments and the running loop and return a coroutine; nothing runs until it is awaited.
 """
@@ -12,8 +12,9 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.caller import warn_caller
-from aiograd.engine.graph_task import GraphTask, unused_input
+from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
+from aiograd.engine.selection import unused_input
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
@@ -35,18 +36,18 @@ def backward(
 
     Args:
         tensors: a Tensor or GradientEdge, or a sequence of them; they may repeat and depend on each other.
-        grad_tensors: gradient of each, of its shape; may be None for tensors of one element.
+        grad_tensors: one gradient for each of `tensors`, of its shape; may be None for tensors of one element.
         retain_graph: keep saved values for another pass; by default the value of `create_graph`.
         create_graph: record the pass itself, so that the gradients can be differentiated.
-        inputs: accumulate only into these (leaves, or others, whose ``grad`` is then set); a sequence, or a mapping of names to them.
+        inputs: accumulate only into these Tensors (for a non-leaf, ``grad`` is set as well); a sequence, or a mapping of names to Tensors.
 
     Returns:
         A coroutine. Either it returns and every gradient has been added exactly once, or it raises and no ``grad`` has changed.
         Cancelling it stops the pass.
 
     Raises:
-        NoGraphError, ShapeError, ArgumentError: the arguments do not work. LoopError: there is no running loop.
-        When awaited: `GraphError` and `GradientError`, and whatever rules and hooks raise, with notes that name the node.
+        NoGraphError, ShapeError, ArgumentError: the arguments are wrong. LoopError: there is no running loop.
+        When awaited: `GraphError` and `GradientError`, and exceptions of rules and hooks, with notes that name the node.
     """
     roots, seeds = roots_and_seeds("backward()", tensors, grad_tensors, create_graph)
     keepers: list[Any] = []
@@ -77,7 +78,7 @@ def backward(
 
 
 def _kept_already(grad: Any) -> None:
-    """Takes the gradient of a tensor that keeps it by itself."""
+    """Do nothing: the keeper of a tensor that retains its gradient already."""
 
 
 async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_graph: bool, create_graph: bool) -> None:
@@ -110,11 +111,11 @@ def grad(
         materialize_grads: return zeros instead of None.
 
     Returns:
-        A coroutine that returns a tuple with one Tensor (or None) per input. Gradients are those after the hooks on the inputs. Where values that
-        came from other workers lead to the inputs, the pass goes through these workers, and nothing is accumulated there either.
+        A coroutine that returns a tuple with one Tensor (or None) per input. Gradients are taken after the hooks on the inputs. If the graph between
+        outputs and inputs goes through other workers, so does the pass, and nothing is accumulated there either.
 
     Raises:
-        NoGraphError, ShapeError, ArgumentError, LoopError: at once. When awaited: `UnusedInputError`, and what the pass raises.
+        NoGraphError, ShapeError, ArgumentError, LoopError: at once. When awaited: `UnusedInputError`, and the errors of the pass.
     """
     return start_grad(
         "grad()", outputs, inputs, grad_outputs, retain_graph=retain_graph, create_graph=create_graph, allow_unused=allow_unused,
@@ -134,11 +135,11 @@ def start_grad(
     materialize_grads: bool,
     run: Callable[[GraphTask], Coroutine[Any, Any, list[Any]]] | None = None,
 ) -> Coroutine[Any, Any, tuple[Any, ...]]:
-    """As `grad`, for whoever runs the pass in a way of its own.
+    """Start a pass as `grad` does, for callers that run the GraphTask in another way.
 
     Args:
-        what: for messages: who was called.
-        run: runs a GraphTask and returns what it captures; the current engine by default.
+        what: name of the called function, for messages.
+        run: runs a GraphTask and returns the captured gradients; the current engine by default.
     """
     if materialize_grads and allow_unused is False:
         raise ArgumentError(f"{what}: expected allow_unused to be True or not passed when materialize_grads=True, but got allow_unused=False.")

@@ -1,6 +1,6 @@
 """Tensor: `TensorCore` with operators and numpy's protocols.
 
-Operators use the unrolled ways in of `aiograd.tensors.record`. The other methods that compute are the public functions, put on Tensor by
+Operators use the calls of `aiograd.tensors.unrolled`. The other methods that compute are the public functions, put on Tensor by
 `aiograd.array_functions.methods`; only a type checker sees them as a base class.
 """
 
@@ -13,22 +13,23 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError
+from aiograd.modes import current_mode
 from aiograd.ops import ROWS, Op
 from aiograd.tensors import passes
+from aiograd.tensors.constants import array_of, check_numbers, constant, static
 from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make, plain_array
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
-from aiograd.tensors.record import array_of, binary, call, check_numbers, constant, getitem, static, unary
+from aiograd.tensors.record import call
 from aiograd.tensors.transfer import to_device
+from aiograd.tensors.unrolled import binary, getitem, unary
 
 _row = ROWS.__getitem__
 
 if TYPE_CHECKING:
-    from aiograd.array_functions.methods import Methods
+    from aiograd.array_functions.methods import TensorMethods
 else:
-
-    class Methods:
-        __slots__ = ()
+    TensorMethods = type("TensorMethods", (), {"__slots__": ()})  # `aiograd.array_functions` puts the methods on Tensor
 
 
 def _reflected(function: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
@@ -62,15 +63,15 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
 
 
 def _numpy(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Tensor:
-    """What the tables have for a numpy function."""
+    """Call the implementation of a numpy function in the tables."""
     result: Tensor = array_function(function, args, kwargs)
     return result
 
 
-class Tensor(Methods, TensorCore):
-    """An array that records what is done with it, so that gradients can be computed; made by `aiograd.tensor` and operations.
+class Tensor(TensorMethods, TensorCore):
+    """An array that records the operations on it, so that gradients can be computed; made by `aiograd.tensor` and operations.
 
-    Attributes: ``shape ndim size dtype device T mT requires_grad grad grad_fn is_leaf``. ``await t`` waits until its data is there.
+    Attributes: ``shape ndim size dtype device T mT requires_grad grad grad_fn is_leaf``. ``await t`` waits until its data has been computed.
     """
 
     __slots__ = ()
@@ -261,7 +262,7 @@ class Tensor(Methods, TensorCore):
         """The values with another dtype; gradients are cast back.
 
         Args:
-            copy: whether to return a new tensor also where the dtype is the same.
+            copy: return a new tensor even if the dtype is the same.
         """
         wanted = checked_dtype(dtype)
         if wanted == self.dtype and not copy:
@@ -269,7 +270,7 @@ class Tensor(Methods, TensorCore):
         return _run(_row("to_copy"), (self,), {"dtype": wanted})
 
     def to(self, target: Any) -> Tensor:
-        """The tensor on a device (``"cpu"``, ``"cuda:0"``) or with a dtype; itself where it is so already. Gradients go the way back.
+        """The tensor on a device (``"cpu"``, ``"cuda:0"``) or with a dtype; the tensor itself if it is so already. Gradients are moved back.
 
         Raises:
             DeviceError: no such device.
@@ -310,7 +311,7 @@ class Tensor(Methods, TensorCore):
 
 
 def _is_basic(index: Any) -> bool:
-    """Whether numpy's basic indexing applies (the result is a view)."""
+    """True if numpy's basic indexing applies (the result is a view)."""
     for part in index if index.__class__ is tuple else (index,):
         cls = part.__class__
         if cls is slice:
@@ -322,7 +323,7 @@ def _is_basic(index: Any) -> bool:
 
 
 def _index_there(tensor: Tensor, index: Any) -> Any:
-    """The index with integer Tensors that live on the tensor's device as device arrays: the device indexes with them, nobody waits."""
+    """The index, with integer Tensors on the tensor's device replaced by device arrays: the device indexes with them without waiting."""
     if tensor._data.__class__ is np.ndarray:
         return index
     if isinstance(index, TensorCore):
@@ -338,14 +339,17 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
 
     Args:
         data: nested lists of numbers, an array, or a Tensor. Python floats become the default dtype, arrays keep theirs.
-        dtype: of the result.
+        dtype: dtype of the result.
         device: name of the device to put it on.
-        requires_grad: whether gradients are wanted.
+        requires_grad: True if gradients are wanted.
 
     Raises:
-        ArgumentTypeError: not numbers, or a gradient is wanted of a dtype that has none.
+        ArgumentTypeError: `data` is not numbers, or `requires_grad` with a dtype that has no gradient.
     """
     from_tensor = isinstance(data, TensorCore)
+    trace = current_mode().trace
+    if from_tensor and trace is not None:
+        trace.breaks("it copies a tensor with aiograd.tensor(); clone() is recorded")
     source: Any = data._data if from_tensor else data
     dtype = None if dtype is None else checked_dtype(dtype)
     if isinstance(source, (np.ndarray, np.generic)):
@@ -375,7 +379,7 @@ def _materialized(data: Any) -> Any:
 
 
 def _refuse_graphs(data: Any) -> None:
-    """Raise where nested lists hold a Tensor that requires grad: its graph would be dropped."""
+    """Raise if nested lists hold a Tensor that requires grad: its graph would be dropped."""
     if isinstance(data, (list, tuple)):
         for item in data:
             _refuse_graphs(item)
@@ -386,8 +390,8 @@ def _refuse_graphs(data: Any) -> None:
 def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None) -> Tensor:
     """A Tensor of the data, sharing memory with an array where dtype and `copy` allow; a Tensor stays in its graph.
 
-    Of an array of a subclass the numbers are taken, so an ``np.matrix`` is multiplied elementwise; what has more than numbers, such as masked
-    elements, is refused. The same goes for arrays that meet Tensors anywhere. Byte order becomes native.
+    Of an instance of an ndarray subclass only the numbers are taken, so an ``np.matrix`` is multiplied elementwise; subclasses with more state, such
+    as masked elements, raise. The same applies to arrays in operations with Tensors. Byte order becomes native.
 
     Args:
         copy: True always copies, False raises where a copy would be needed, None copies where needed.
@@ -416,7 +420,7 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
-    """A Tensor that shares the array's memory. Writing to the array behind the tensor's back is not noticed."""
+    """A Tensor that shares the array's memory. Writing to the array directly does not change the tensor's version."""
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(f"from_numpy: expected an ndarray, found {type(array).__name__}; use tensor() or asarray()")
     if not array.dtype.isnative:
@@ -444,14 +448,14 @@ _DLPACK_CUDA = (2, 13)
 
 
 def from_dlpack(x: Any) -> Tensor:
-    """A Tensor that shares memory with any array that speaks DLPack, on the host or on a CUDA device.
+    """A Tensor that shares memory with any array that supports DLPack, on the host or on a CUDA device.
 
     Args:
         x: anything with ``__dlpack__`` and ``__dlpack_device__``.
 
     Raises:
-        DeviceError: it lives on a device that is not to be had here. ArgumentTypeError: it doesn't speak DLPack or refuses to hand out its
-            memory, or numpy has no such elements (bfloat16).
+        DeviceError: `x` is on a device that is not available here. ArgumentTypeError: `x` does not support DLPack or refuses to export its
+            memory, or numpy has no such dtype (bfloat16).
     """
     if not hasattr(x, "__dlpack_device__"):
         raise ArgumentTypeError(f"from_dlpack: expected an array that speaks DLPack, found {type(x).__name__}; use tensor() or asarray()")

@@ -1,7 +1,7 @@
 """Moving tensors between devices: the row ``to_device``.
 
-Forward copies, backward copies the other way, on the thread of the device involved; so a graph may cross between host and devices as often
-as it likes.
+Forward copies in one direction, backward in the other, on the thread of the device; so a graph may cross between host and devices any
+number of times.
 """
 
 from __future__ import annotations

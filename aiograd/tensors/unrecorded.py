@@ -1,9 +1,9 @@
-"""numpy functions without a rule: they run on the arrays where no graph could be lost by it, and are refused where one could.
+"""numpy functions without a rule: they run on the arrays if no graph can be lost by that, and raise if one could.
 
-Note [What is written]
+Note [Arrays that are written]
     A function gets the arrays read-only, except those that it is known to write: ``out=``, the first argument of ``ufunc.at`` and of a few
-    functions. To those it is an in-place modification like any other: refused where it would lose a gradient, and counted. So nothing is ever
-    written behind a graph's back. A result that shares memory with an argument shares its version counter and cannot be written through.
+    functions. Writing to those is an in-place modification like any other: it raises where it would lose a gradient, and it is counted. So a graph
+    always notices writes. A result that shares memory with an argument shares its version counter and is read-only.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from aiograd.errors import DeviceMismatchError, NoRuleError
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, base_of, counter_of, make, refresh
 from aiograd.tensors.inplace import before_write, check_in_place
-from aiograd.tensors.refusal import REFUSALS, raise_refusal
+from aiograd.tensors.op_error import REFUSALS, raise_op_error
 
 #: numpy functions that write into their first argument
 _WRITES_FIRST = frozenset((np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np.putmask))
@@ -33,7 +33,7 @@ def no_rule(name: str) -> NoRuleError:
 
 
 def name_of(function: Any, method: str = "__call__") -> str:
-    """Where a function or ufunc method is found, such as ``np.fft.fft``, ``np.add.at`` or ``scipy.special.erf``."""
+    """The qualified name of a function or ufunc method, such as ``np.fft.fft``, ``np.add.at`` or ``scipy.special.erf``."""
     name: str = function.__name__
     suffix = "" if method == "__call__" else f".{method}"
     if not isinstance(function, np.ufunc):
@@ -53,14 +53,17 @@ def run_on_arrays(name: str, function: Callable[..., Any], args: tuple[Any, ...]
     """The result of ``function(*args, **kwargs)`` for the arrays of the Tensors among the arguments, arrays as Tensors again.
 
     Args:
-        name: of the function, for messages.
-        function: of numpy or a library of ufuncs.
-        refusal: what to raise where a tensor requires grad while operations are recorded.
+        name: name of the function, for messages.
+        function: a function of numpy or of a library of ufuncs.
+        refusal: the error to raise if a tensor requires grad while operations are recorded.
 
     Raises:
         NoRuleError: `refusal`. DeviceMismatchError: a tensor lives on a device. InPlaceError: a tensor that would be written cannot be.
         ArgumentError: the function refuses its arguments.
     """
+    trace = current_mode().trace
+    if trace is not None:
+        trace.breaks(f"{name} is recorded by no row")
     written = _written(function, args, kwargs)
     arrays = _Arrays(name, refusal, written)
     plain_args, plain_kwargs = arrays.plain(args), {key: arrays.plain(value) for key, value in kwargs.items()}
@@ -70,7 +73,7 @@ def run_on_arrays(name: str, function: Callable[..., Any], args: tuple[Any, ...]
     try:
         result = function(*plain_args, **plain_kwargs)
     except REFUSALS as error:
-        raise_refusal(name, plain_args, plain_kwargs, error)
+        raise_op_error(name, plain_args, plain_kwargs, error)
     finally:  # also where it failed: np.put, for one, writes until it meets an index that is out of range
         for tensor in written:
             counter_of(tensor)[0] += 1
@@ -86,7 +89,7 @@ def _written(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) ->
 
 
 class _Arrays:
-    """Tensors to arrays and back."""
+    """Converts the Tensors among arguments to arrays, and arrays among results to Tensors."""
 
     def __init__(self, name: str, refusal: NoRuleError, written: Sequence[TensorCore]) -> None:
         self.name = name
@@ -94,7 +97,7 @@ class _Arrays:
         self.written = written
         self.records = current_mode().grad
         self.tensors: list[TensorCore] = []
-        #: arrays that the caller will know again, by id: those to write into, with what the caller calls them
+        #: id of an array that is written into -> the object that the caller passed for it, so that the same object is returned
         self.known: dict[int, Any] = {}
 
     def plain(self, value: Any) -> Any:

@@ -1,4 +1,4 @@
-"""What users need to test async code that differentiates: a virtual clock, leak checks, and a device and a network that break on demand.
+"""Tools to test async code that uses aiograd: a virtual clock, leak checks, and a device and a network that fail on demand.
 
 The pytest fixtures are in `aiograd.testing.pytest_plugin`, which is not imported here: testing without pytest works too.
 """

@@ -10,7 +10,7 @@ Note [Which private names]
     same in Python 3.11 to 3.13.
 
 Note [Owners]
-    Every handle, task, future and asynchronous generator belongs to the `Owner` that the ContextVar `OWNER` names where it was made, or to
+    Every handle, task, future and asynchronous generator belongs to the `HandleOwner` that the ContextVar `OWNER` names where it was made, or to
     nobody. `kill` and `freeze` stop all that belongs to one owner, as SIGKILL and SIGSTOP stop a process; a simulated network makes hosts
     of this. Handles are sorted out when they come up to be run; those of a stopped owner are no step and are not in the hash.
 
@@ -51,7 +51,7 @@ from typing import Any, Literal, TypeVar, TypeVarTuple
 
 from aiograd.errors import AiogradError, ArgumentError, LoopError
 from aiograd.testing.jobs import InlineJobs, JobRunner
-from aiograd.testing.owner import OWNER, Killed, Owner
+from aiograd.testing.owner import OWNER, HandleOwner, Killed
 from aiograd.testing.suspension import coroutine_name, describe_task
 
 T = TypeVar("T")
@@ -95,7 +95,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         patience: float = 30.0,
     ) -> None:
         super().__init__()
-        self._dead: list[Owner] = []
+        self._dead: list[HandleOwner] = []
         self._at_close: list[Callable[[], object]] = []
         try:
             _check(seed, order, executor)
@@ -202,7 +202,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     # ---- who is stopped: Note [Owners]
 
-    def kill(self, owner: Owner) -> None:
+    def kill(self, owner: HandleOwner) -> None:
         """Never run anything of `owner` again, not even ``finally`` blocks. Idempotent.
 
         Raises:
@@ -216,11 +216,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         if OWNER.get() is owner:
             raise Killed(owner.name)
 
-    def freeze(self, owner: Owner) -> None:
+    def freeze(self, owner: HandleOwner) -> None:
         """Hold back everything of `owner` until `thaw`; its timers run out meanwhile. The caller's own step still runs to its end."""
         owner.is_stopped = True
 
-    def thaw(self, owner: Owner) -> None:
+    def thaw(self, owner: HandleOwner) -> None:
         """Let `owner` go on, in the order in which things were held back. No effect on one that is not frozen."""
         if not owner.is_dead:
             owner.is_stopped = False

@@ -1,4 +1,4 @@
-"""What becomes of work handed to an executor on a simulated loop: run inline at a drawn virtual time, or run by real threads.
+"""Executor jobs on a simulated loop: run inline at a virtual time drawn at random, or run by real threads.
 
 Note [A job that runs inline must see what a thread would show it]
     Inline jobs run on the thread of the loop, between two of its steps, yet code that would be wrong in a thread must stay wrong: they

@@ -1,11 +1,12 @@
-"""What a test left behind: asyncio tasks, threads and open file descriptors that were not there before.
+"""LeakCheck: finds asyncio tasks, threads and open file descriptors that a test has left behind.
 
-`LeakCheck` takes stock when it is made and compares when asked. It knows nothing of pytest; the fixtures are in ``pytest_plugin``.
+`LeakCheck` lists them when it is made and compares when asked. It does not depend on pytest; the fixtures are in ``pytest_plugin``.
 
 Note [What counts as left behind]
     A task that ends within a few turns of the loop, or a thread that ends within the grace period, was on its way out and is no leak.
     Threads are waited for by joining them, so nothing sleeps. Threads that Python only knows as foreign (they belong to BLAS or TBB
-    pools that live as long as the process) are not counted. Descriptors are compared as a multiset of what they point to, since numbers
+    pools that live as long as the process) are not counted, nor are those of compiled kernels, which belong to the process and are
+    stopped by `aiograd.kernels.stop_threads` and at exit. Descriptors are compared as a multiset of what they point to, since numbers
     are reused; before one is called a leak the garbage collector has its say, because an object in a cycle is late, not lost (that it
     was not closed is a ResourceWarning, which a strict test run reports by itself). Where neither ``/proc/self/fd`` nor ``/dev/fd``
     exists, descriptors are not checked.
@@ -28,6 +29,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiograd.errors import AiogradError
+from aiograd.kernels import owned_threads
 from aiograd.testing.suspension import describe_task
 
 #: turns of the loop that a cancelled task may take to end
@@ -42,7 +44,7 @@ class LeakError(AiogradError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """What was left behind, one line each; false when nothing was."""
+    """The leaks, one line each; false if there are none."""
 
     tasks: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
@@ -92,8 +94,9 @@ class LeakCheck:
     def _new_threads(self) -> list[threading.Thread]:
         deadline = time.monotonic() + self._grace
         left = []
+        known = self._threads.union(owned_threads())
         for thread in threading.enumerate():
-            if thread in self._threads or isinstance(thread, threading._DummyThread) or thread.name.startswith(RUNNER_THREADS):
+            if thread in known or isinstance(thread, threading._DummyThread) or thread.name.startswith(RUNNER_THREADS):
                 continue
             thread.join(max(0.0, deadline - time.monotonic()))
             if thread.is_alive():
@@ -140,7 +143,7 @@ def _describe_thread(thread: threading.Thread) -> str:
 
 
 def _descriptors() -> Counter[str]:
-    """What the open descriptors point to; empty where the system does not say."""
+    """The targets of the open descriptors; empty where the system does not list them."""
     for folder in ("/proc/self/fd", "/dev/fd"):
         try:
             numbers = os.listdir(folder)

@@ -1,11 +1,11 @@
 """Whom the handles of a simulated loop belong to, so that all that belongs to one owner can be stopped: for good, or for a while.
 
-A simulated process is an `Owner`: whatever is scheduled while the ContextVar `OWNER` names it belongs to it, and so does whatever that
+A simulated process is a `HandleOwner`: whatever is scheduled while the ContextVar `OWNER` names it belongs to it, and so does whatever that
 schedules in turn, since every handle carries the context it was made in.
 
 Note [Killed means no finally]
     A process that is killed runs nothing more. Cancelling its tasks would run their cleanup, which may send messages that a killed process
-    never sends, so nothing is cancelled: its handles are taken out of the ready queue and never run. What it leaves is kept alive until the
+    never sends, so nothing is cancelled: its handles are taken out of the ready queue and never run. Its objects are kept alive until the
     loop is closed, because a task or coroutine that is garbage runs its ``finally`` too. Tasks are taken off asyncio's list, or the end of
     the run would wait for them. Once the loop is closed the coroutines are closed, where nothing they still do can reach anybody: it
     happens in silence, and what it raises is dropped. (Their ``finally`` blocks do run then; a test that looks at what they did must look
@@ -38,7 +38,7 @@ class Killed(BaseException):
     """Unwinds code that killed the owner it belongs to."""
 
 
-class Owner:
+class HandleOwner:
     """To whom handles, tasks and futures of a `SimulatedLoop` belong. Stopped and resumed by the loop's methods."""
 
     __slots__ = ("name", "is_dead", "is_stopped", "_held", "_tasks", "_futures", "_generators", "_buried")
@@ -57,7 +57,7 @@ class Owner:
         self._buried: list[Any] = []
 
     def __repr__(self) -> str:
-        return f"<Owner {self.name}{' dead' if self.is_dead else ' stopped' if self.is_stopped else ''}>"
+        return f"<HandleOwner {self.name}{' dead' if self.is_dead else ' stopped' if self.is_stopped else ''}>"
 
     def adopt_task(self, task: asyncio.Task[Any]) -> None:
         """A task was made by this owner."""
@@ -76,7 +76,7 @@ class Owner:
         self._generators.add(generator)
 
     def owns(self, task: asyncio.Task[Any]) -> bool:
-        """Whether this owner made `task`."""
+        """True if this owner made `task`."""
         return task in self._tasks
 
     def take(self, handle: asyncio.Handle) -> None:
@@ -84,7 +84,7 @@ class Owner:
         (self._buried if self.is_dead else self._held).append(handle)
 
     def release(self) -> list[asyncio.Handle]:
-        """What `take` kept while the owner was stopped for a while, in order."""
+        """Remove and return the callbacks that `take` kept while the owner was frozen, in order."""
         held, self._held = self._held, []
         return held
 
@@ -125,7 +125,7 @@ class Owner:
 
 
 #: whom the running code belongs to; None for the test itself
-OWNER: ContextVar[Owner | None] = ContextVar("aiograd_simulated_owner", default=None)
+OWNER: ContextVar[HandleOwner | None] = ContextVar("aiograd_simulated_owner", default=None)
 
 
 def bare_context() -> contextvars.Context:
@@ -133,7 +133,7 @@ def bare_context() -> contextvars.Context:
     return context_of(OWNER.get())
 
 
-def context_of(owner: Owner | None, base: contextvars.Context | None = None) -> contextvars.Context:
+def context_of(owner: HandleOwner | None, base: contextvars.Context | None = None) -> contextvars.Context:
     """A copy of `base` (None: an empty context) that belongs to `owner`."""
     context = contextvars.Context() if base is None else base.copy()
     if context.get(OWNER) is not owner:
@@ -141,7 +141,7 @@ def context_of(owner: Owner | None, base: contextvars.Context | None = None) -> 
     return context
 
 
-def _close(coroutine: Coroutine[Any, Any, Any], owner: Owner) -> None:
+def _close(coroutine: Coroutine[Any, Any, Any], owner: HandleOwner) -> None:
     OWNER.set(owner)
     for _ in range(CLOSES):
         # its cleanup may fail, or wait for something
@@ -151,4 +151,4 @@ def _close(coroutine: Coroutine[Any, Any, Any], owner: Owner) -> None:
 
 
 def _ignore(_: Any) -> None:
-    """What is reported while a dead owner's things are let go is nobody's."""
+    """Ignore exceptions that Python reports while the objects of a dead owner are freed."""

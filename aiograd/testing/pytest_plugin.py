@@ -51,7 +51,7 @@ LoopFactory = Callable[[], asyncio.AbstractEventLoop]
 
 
 class VirtualClock:
-    """What the `virtual_clock` fixture gives: the simulated loop of an async test, or runs on fresh ones for a plain test."""
+    """The value of the `virtual_clock` fixture: the simulated loop of an async test, or runs on fresh loops for a plain test."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._options = options
@@ -92,7 +92,7 @@ def _options(item: pytest.Item) -> dict[str, Any]:
 def pytest_configure(config: pytest.Config) -> None:
     """Make the marker known."""
     config.addinivalue_line("markers", "virtual_clock(seed, order, executor): how the `virtual_clock` fixture makes its simulated loop")
-    config.addinivalue_line("markers", "simulated_network(seed, faults, reliable): how the `simulated_network` fixture makes its network")
+    config.addinivalue_line("markers", "simulated_network(seed, faults): how the `simulated_network` fixture makes its network")
 
 
 @pytest.hookimpl(wrapper=True, optionalhook=True)
@@ -140,7 +140,7 @@ def virtual_clock(request: pytest.FixtureRequest) -> VirtualClock:
 def simulated_network(virtual_clock: VirtualClock, request: pytest.FixtureRequest) -> SimulatedNetwork:
     """A network of hosts in this process, for an async test, which then runs on the virtual clock. See `SimulatedNetwork`.
 
-    Choose what it does with ``@pytest.mark.simulated_network(seed=3, faults=Faults(drop=0.1))``.
+    Choose what it does with ``@pytest.mark.simulated_network(seed=3, faults=Faults(reset=0.1))``.
     """
     marker = request.node.get_closest_marker("simulated_network")
     return testing.SimulatedNetwork(**({} if marker is None else marker.kwargs))

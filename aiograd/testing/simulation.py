@@ -23,7 +23,7 @@ T = TypeVar("T")
 class Simulation(Generic[T]):
     """How a simulated run went."""
 
-    #: what the coroutine returned
+    #: the result of the coroutine
     value: T
     #: virtual seconds it took
     time: float

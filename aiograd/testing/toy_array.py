@@ -18,23 +18,51 @@ Rejected: computing at the call and only pretending to be pending (a test would 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn, Protocol
 
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import DeviceError, DeviceMismatchError, NotReadyError
-from aiograd.testing.toy_queue import wait_for
+from aiograd.testing.toy_queue import Queue, wait_for
+from aiograd.trees import leaves_of, map_tree
 from aiograd.types import Shape
 
-if TYPE_CHECKING:
-    from aiograd.testing.toy_device import ToyDevice
-
+#: types that numpy returns where a device returns an array: arrays, and scalars for those of no axes
+_RESULTS = (np.ndarray, np.generic)
 #: numpy functions that ask for nothing but shapes and dtypes
 _METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})
+
+
+class ArrayDevice(Protocol):
+    """A `ToyDevice` as its arrays see it."""
+
+    queue: Queue
+
+    @property
+    def name(self) -> str:
+        """``kind:ordinal``."""
+
+    def kernel_of(self, op: Any) -> Callable[..., Any] | None:
+        """The kernel for a row of the op tables, None where it has none."""
+
+    def enqueue(self, function: Callable[[], None]) -> Future[Any]:
+        """Run a function on the device's thread, after what was queued before."""
+
+    def compute(self, name: str, function: Callable[[], Any]) -> Any:
+        """Run a kernel; on the device's thread only."""
+
+    def check_alive(self, what: str) -> None:
+        """Raise if the device is dead."""
+
+    def allocated(self, size: int) -> None:
+        """Count memory that an array owns."""
+
+    def freed(self, size: int) -> None:
+        """Count memory that an array no longer owns."""
 
 
 class ToyArray(NDArrayOperatorsMixin):
@@ -44,7 +72,7 @@ class ToyArray(NDArrayOperatorsMixin):
 
     __aiograd_priority__ = 100
 
-    def __init__(self, device: ToyDevice, shape: Shape, dtype: np.dtype[Any], strides: Shape, base: ToyArray | None) -> None:
+    def __init__(self, device: ArrayDevice, shape: Shape, dtype: np.dtype[Any], strides: Shape, base: ToyArray | None) -> None:
         self.owner_device = device
         self.shape = shape
         self.dtype = dtype
@@ -104,7 +132,7 @@ class ToyArray(NDArrayOperatorsMixin):
         return self.owner_device.name
 
     def __aiograd_is_ready__(self) -> bool:
-        """Whether reading would not block; an array whose kernel failed is ready, and raises."""
+        """True if reading would not block; an array whose kernel failed is ready, and raises."""
         return all(job is None or job.done() for job in (self._made, self.owner._written))
 
     async def __aiograd_wait__(self) -> None:
@@ -137,7 +165,7 @@ class ToyArray(NDArrayOperatorsMixin):
         if not all(issubclass(cls, (ToyArray, np.ndarray)) for cls in types):
             return NotImplemented
         if function in _METADATA:
-            return function(*_map(args, stand_in), **_map(kwargs, stand_in))
+            return function(*map_tree(stand_in, args, ToyArray), **map_tree(stand_in, kwargs, ToyArray))
         return launch(function.__name__, function, args, kwargs)
 
     # ---------------------------------------------------------------- indexing, and the methods that forwards of rows use
@@ -147,11 +175,13 @@ class ToyArray(NDArrayOperatorsMixin):
 
     def __setitem__(self, index: Any, value: Any) -> None:
         device = self.owner_device
-        stand_in(self)[_map(index, stand_in)] = stand_in(value) if isinstance(value, ToyArray) else value  # raises at once if it does not fit
-        index, value = _map((index, value), lambda array: array, _upload)
+        outline: Any = map_tree(stand_in, (index, value), ToyArray)
+        stand_in(self)[outline[0]] = outline[1]  # raises at once if it does not fit
+        index, value = map_tree(np.ndarray.copy, (index, value), np.ndarray)
 
         def write() -> None:
-            self.get()[_map(index, _get)] = _get(value)
+            real = map_tree(ToyArray.get, (index, value), ToyArray)
+            self.get()[real[0]] = real[1]
 
         owner = self.owner
         if device.queue.is_current():
@@ -268,19 +298,18 @@ def launch(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwarg
     Raises:
         DeviceMismatchError: arrays of several devices. Whatever `function` raises for these shapes and dtypes.
     """
-    sources: list[ToyArray] = []
-    _map((args, kwargs), sources.append)
+    sources: list[ToyArray] = leaves_of((args, kwargs), ToyArray)
     device = sources[0].owner_device
     for source in sources:
         if source.owner_device is not device:
             raise DeviceMismatchError(f"{name}: arrays live on {device.name} and {source.owner_device.name}")
     if device.queue.is_current():
-        real = _map((args, kwargs), _get, _upload)
+        real = map_tree(ToyArray.get, map_tree(np.ndarray.copy, (args, kwargs), np.ndarray), ToyArray)
         result = device.compute(name, lambda: function(*real[0], **real[1]))
-        return _each(result, lambda value: _finished(device, value, sources))
+        return map_tree(lambda value: _finished(device, np.asarray(value), sources), result, _RESULTS)
     with np.errstate(all="ignore"):
         stand_ins = {id(source): stand_in(source) for source in sources}
-        outline_args = _map((args, kwargs), lambda source: stand_ins[id(source)])
+        outline_args = map_tree(lambda source: stand_ins[id(source)], (args, kwargs), ToyArray)
         outline = function(*outline_args[0], **outline_args[1])
     promised: list[ToyArray] = []
 
@@ -290,22 +319,21 @@ def launch(name: str, function: Callable[..., Any], args: tuple[Any, ...], kwarg
         promised.append(array)
         return array
 
-    result = _each(outline, promise)
+    result = map_tree(lambda value: promise(np.asarray(value)), outline, _RESULTS)
     if not promised:
         raise DeviceError(f"{name} on {device.name}: its result is no array, so its value would have to be waited for")
-    args, kwargs = _map((args, kwargs), lambda source: source, _upload)
+    args, kwargs = map_tree(np.ndarray.copy, (args, kwargs), np.ndarray)
     made = device.enqueue(lambda: _fulfil(device, name, function, args, kwargs, promised))
     for array in promised:
         array._made = made
     return result
 
 
-def _fulfil(device: ToyDevice, name: str, function: Callable[..., Any], args: Any, kwargs: Any, promised: list[ToyArray]) -> None:
+def _fulfil(device: ArrayDevice, name: str, function: Callable[..., Any], args: Any, kwargs: Any, promised: list[ToyArray]) -> None:
     """Compute what was promised; an exception becomes that of the arrays."""
     try:
-        real = _map((args, kwargs), _get)
-        results: list[np.ndarray[Any, Any]] = []
-        _each(device.compute(name, lambda: function(*real[0], **real[1])), results.append)
+        real = map_tree(ToyArray.get, (args, kwargs), ToyArray)
+        results = map(np.asarray, leaves_of(device.compute(name, lambda: function(*real[0], **real[1])), _RESULTS))
         for array, value in zip(promised, results, strict=True):
             if value.shape != array.shape or value.dtype != array.dtype:
                 found, wanted = f"{list(value.shape)}, {value.dtype}", f"{list(array.shape)}, {array.dtype}"
@@ -316,7 +344,7 @@ def _fulfil(device: ToyDevice, name: str, function: Callable[..., Any], args: An
             promised.pop()._error = error  # whose traceback refers to this frame
 
 
-def _finished(device: ToyDevice, value: np.ndarray[Any, Any], sources: list[ToyArray]) -> ToyArray:
+def _finished(device: ArrayDevice, value: np.ndarray[Any, Any], sources: list[ToyArray]) -> ToyArray:
     """The result of a kernel that ran at once."""
     shared = next((source.owner for source in sources if np.may_share_memory(value, source.get())), None)
     array = ToyArray(device, value.shape, value.dtype, value.strides, shared)
@@ -336,35 +364,3 @@ def stand_in(array: ToyArray) -> np.ndarray[Any, Any]:
         square = array.ndim >= 2 and array.shape[-1] == array.shape[-2] and 0 not in array.strides
         image[...] = np.eye(array.shape[-1]) if square else 1
     return image
-
-
-def _get(value: Any) -> Any:
-    return value.get() if isinstance(value, ToyArray) else value
-
-
-def _upload(value: Any) -> Any:
-    return value.copy() if isinstance(value, np.ndarray) else value
-
-
-def _map(value: Any, of_array: Callable[[ToyArray], Any], of_other: Callable[[Any], Any] | None = None) -> Any:
-    """`value` with every ToyArray in its tuples, lists, dicts and slices replaced."""
-    if isinstance(value, ToyArray):
-        return of_array(value)
-    cls = value.__class__
-    if cls is tuple or cls is list:
-        return cls(_map(item, of_array, of_other) for item in value)
-    if cls is dict:
-        return {key: _map(item, of_array, of_other) for key, item in value.items()}
-    if cls is slice:
-        return slice(*(_map(item, of_array, of_other) for item in (value.start, value.stop, value.step)))
-    return value if of_other is None else of_other(value)
-
-
-def _each(result: Any, of_array: Callable[[np.ndarray[Any, Any]], Any]) -> Any:
-    """`result` with every numpy array and scalar of its tuples and lists replaced."""
-    if isinstance(result, (np.ndarray, np.generic)):
-        return of_array(np.asarray(result))
-    if isinstance(result, (tuple, list)):
-        parts: Iterator[Any] = (_each(item, of_array) for item in result)
-        return list(parts) if isinstance(result, list) else tuple(parts)
-    return result

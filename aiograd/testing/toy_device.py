@@ -49,7 +49,7 @@ class ToyMemoryError(ToyError, MemoryError):
 
 @dataclass(frozen=True, slots=True)
 class ToyStatistics:
-    """What a toy device has done so far, and what lives on it."""
+    """Counts of a toy device: its work so far, and the arrays that live on it."""
 
     #: kernels run, and jobs (launches from elsewhere and rules of nodes)
     kernels: int
@@ -141,7 +141,7 @@ class ToyDevice:
 
     @property
     def launches_ahead(self) -> bool:
-        """Whether rules of rows run on the loop."""
+        """True if rules of rows run on the loop."""
         return self._launches_ahead
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
@@ -218,7 +218,7 @@ class ToyDevice:
 
     @property
     def is_dead(self) -> bool:
-        """Whether a kernel failed in a way after which nothing works any more."""
+        """True if a kernel failed in a way after which nothing works any more."""
         return self._dead is not None
 
     def statistics(self) -> ToyStatistics:

@@ -2,7 +2,7 @@
 
 Note [Held queues]
     A test that waits for "the device is busy now" by sleeping is a test that sometimes fails. So a queue can be held: it takes jobs and
-    starts none, until it is released for good or for a number of jobs. What happens while a device is slow is then a matter of order,
+    starts none, until it is released for good or for a number of jobs. Events while a device is slow are then a matter of order,
     not of time.
 
 Note [A simulated device]
@@ -31,16 +31,16 @@ Job = tuple[Callable[[], Any], "Future[Any]", Callable[[], None] | None]
 class Queue(Protocol):
     """Runs jobs one after the other, in order of submission."""
 
-    #: how many jobs were started
+    #: the number of jobs that were started
     started: int
-    #: whether a thread runs them, which a simulated loop has to be told to wait for
+    #: True if a thread runs them, so that a simulated loop has to be told to wait for it
     on_thread: bool
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
         """Append a job."""
 
     def is_current(self) -> bool:
-        """Whether the calling code is part of a job of this queue."""
+        """True if the calling code is part of a job of this queue."""
 
     def wait(self, future: Future[Any]) -> None:
         """Block until a job is done."""
@@ -90,7 +90,7 @@ class ThreadQueue:
         return future
 
     def is_current(self) -> bool:
-        """Whether the calling thread is the device's."""
+        """True if the calling thread is the device's."""
         return threading.current_thread() is self._thread
 
     def wait(self, future: Future[Any]) -> None:
@@ -172,7 +172,7 @@ class SimulatedQueue:
         return future
 
     def is_current(self) -> bool:
-        """Whether a job of this queue is what runs now."""
+        """True if a job of this queue is what runs now."""
         return self._current
 
     def wait(self, future: Future[Any]) -> None:

@@ -1,4 +1,4 @@
-"""Drawing the backward graph of a tensor, as DOT text or as an SVG that needs no other program.
+"""Drawing the backward graph of a tensor, and the program of a compiled function, as DOT text or as an SVG that needs no other program.
 
 ::
 
@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from aiograd.viz.dot import graph_dot
-from aiograd.viz.svg import graph_svg
+from aiograd.viz.dot import graph_dot, program_dot
+from aiograd.viz.svg import graph_svg, program_svg
 
-__all__ = ["graph_dot", "graph_svg"]
+__all__ = ["graph_dot", "graph_svg", "program_dot", "program_svg"]

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from aiograd.viz.picture import Kind, Roots, picture_of, shortened
+from aiograd.compiler.program import Program
+from aiograd.viz.picture import Kind, Picture, Roots, picture_of, program_picture, shortened
 
 _STYLES: dict[Kind, str] = {
     "root": 'shape=box, style="rounded,filled", fillcolor="#24292f", color="#24292f", fontcolor="#ffffff"',
@@ -34,8 +35,18 @@ def graph_dot(
     Raises:
         NoGraphError, ArgumentTypeError, ArgumentError: as for `graph_svg`.
     """
-    boxes, arrows = picture_of("graph_dot()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
-    lines = ["digraph backward {", '  node [fontname="Helvetica", fontsize=11];', '  edge [fontname="Helvetica", fontsize=9, color="#57606a"];']
+    picture = picture_of("graph_dot()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
+    return _picture_dot(picture, "backward")
+
+
+def program_dot(program: Program, *, max_nodes: int = 10_000) -> str:
+    """The program of a compiled function as DOT text; see `program_svg`."""
+    return _picture_dot(program_picture("program.dot()", program, max_nodes), "program")
+
+
+def _picture_dot(picture: Picture, name: str) -> str:
+    boxes, arrows = picture
+    lines = [f"digraph {name} {{", '  node [fontname="Helvetica", fontsize=11];', '  edge [fontname="Helvetica", fontsize=9, color="#57606a"];']
     for i, box in enumerate(boxes):
         text = "\\n".join(_escape(line) for line in (shortened(box.title), *box.lines))
         lines.append(f'  n{i} [label="{text}", tooltip="{_escape(box.title)}", {_STYLES[box.kind]}];')

@@ -1,4 +1,4 @@
-"""What is to be drawn of a graph: boxes with text and arrows between them, before any thought of where they go.
+"""The content of the picture of a graph: boxes with text and arrows between them, before layout.
 
 Boxes and arrows come in the order of a walk from the roots along the edges, so the same graph gives the same picture. The walk keeps a
 stack of its own: graphs are deeper than Python's.
@@ -11,9 +11,10 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
+from aiograd.compiler.program import Program, Value, values_in
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.gradient_edge import GradientEdge
-from aiograd.graph.node import Edge, InputMetadata, Node, Released
+from aiograd.graph.node import Edge, InputMetadata, Node, ReleasedVariables
 from aiograd.graph.saved import Packed
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.passes import edge_of
@@ -50,10 +51,10 @@ class Picture(NamedTuple):
 
 
 def picture_of(what: str, roots: Any, *, params: Mapping[str, Any] | None, shapes: bool, edge_shapes: bool, saved: bool, max_nodes: int) -> Picture:
-    """What to draw of the graph below `roots`.
+    """The boxes and arrows of the graph below `roots`.
 
     Args:
-        what: the caller, for messages.
+        what: name of the calling function, for messages.
         roots, params, shapes, edge_shapes, saved, max_nodes: as for `graph_svg`.
 
     Raises:
@@ -91,6 +92,45 @@ def picture_of(what: str, roots: Any, *, params: Mapping[str, Any] | None, shape
                     label = _shape(child.metadata_of(child_nr)) if edge_shapes else ""
                     arrows.append(Arrow(numbers[node], number_of(child), label))
     return Picture(boxes, arrows)
+
+
+def program_picture(what: str, program: Program, max_nodes: int) -> Picture:
+    """The boxes and arrows of a compiled function's program, from its outputs to inputs and captured tensors.
+
+    Args:
+        what: name of the calling function, for messages.
+        program: the program.
+        max_nodes: refuse larger ones.
+
+    Raises:
+        ArgumentError: it is larger.
+    """
+    count = len(program.statements) + len(program.inputs) + len(program.captured) + len(program.outputs)
+    if count > max_nodes:
+        raise ArgumentError(f"{what}: the program has {count} boxes, more than max_nodes={max_nodes}; give a larger max_nodes, or print(program)")
+    boxes: list[Box] = []
+    arrows: list[Arrow] = []
+    numbers: dict[str, int] = {}
+    for statement in program.statements:
+        box = Box("operation" if statement.is_row else "function", statement.op.name, (*map(_value_line, statement.outputs), statement.place))
+        numbers.update((value.name, len(boxes)) for value in statement.outputs)
+        boxes.append(box)
+    for value in (*program.inputs, *program.captured):
+        numbers[value.name] = len(boxes)
+        boxes.append(Box("parameter" if value.records else "leaf", value.name, (_value_line(value),)))
+    for value in program.outputs:
+        arrows.append(Arrow(len(boxes), numbers[value.name], ""))
+        boxes.append(Box("root", "output", (_value_line(value),)))
+    for number, statement in enumerate(program.statements):
+        for value in values_in([statement.arrays, statement.statics]):
+            arrow = Arrow(number, numbers[value.name], "")
+            if arrow not in arrows[-8:]:
+                arrows.append(arrow)
+    return Picture(boxes, arrows)
+
+
+def _value_line(value: Value) -> str:
+    return f"{'×'.join(map(str, value.shape)) if value.shape else 'scalar'} {value.dtype}"
 
 
 def _listed(roots: Any) -> list[Any]:
@@ -156,7 +196,7 @@ def _shape(metadata: InputMetadata | None) -> str:
 
 def _saved_line(node: Node) -> str:
     held = getattr(node, "_saved", None)
-    if isinstance(held, Released):
+    if isinstance(held, ReleasedVariables):
         return "released"
     if isinstance(held, Packed):
         return "saves packed values"

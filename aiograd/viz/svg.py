@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
+from aiograd.compiler.program import Program
 from aiograd.viz.layout import Point, lay_out
-from aiograd.viz.picture import Box, Kind, Roots, picture_of, shortened
+from aiograd.viz.picture import Box, Kind, Picture, Roots, picture_of, program_picture, shortened
 
 TITLE_SIZE = 13.0
 LINE_SIZE = 11.0
@@ -17,7 +18,7 @@ MARGIN = 20.0
 LEAF_PULL = 0.01
 
 
-class _Look(NamedTuple):
+class _NodeStyle(NamedTuple):
     fill: str
     stroke: str
     text: str
@@ -26,12 +27,12 @@ class _Look(NamedTuple):
     dashed: bool = False
 
 
-_LOOKS: dict[Kind, _Look] = {
-    "root": _Look("#24292f", "#24292f", "#ffffff", "#c9d1d9", 14.0),
-    "operation": _Look("#f6f8fa", "#8c959f", "#1f2328", "#57606a", 7.0),
-    "function": _Look("#fff1e5", "#bc6a2a", "#1f2328", "#7a5233", 7.0),
-    "parameter": _Look("#ddf4e4", "#3d8b57", "#12331f", "#3b6b4c", 2.0),
-    "leaf": _Look("#f3f8f4", "#7fa88c", "#3b4a40", "#5d7566", 2.0, dashed=True),
+_NODE_STYLES: dict[Kind, _NodeStyle] = {
+    "root": _NodeStyle("#24292f", "#24292f", "#ffffff", "#c9d1d9", 14.0),
+    "operation": _NodeStyle("#f6f8fa", "#8c959f", "#1f2328", "#57606a", 7.0),
+    "function": _NodeStyle("#fff1e5", "#bc6a2a", "#1f2328", "#7a5233", 7.0),
+    "parameter": _NodeStyle("#ddf4e4", "#3d8b57", "#12331f", "#3b6b4c", 2.0),
+    "leaf": _NodeStyle("#f3f8f4", "#7fa88c", "#3b4a40", "#5d7566", 2.0, dashed=True),
 }
 
 _STYLE = (
@@ -67,14 +68,32 @@ def graph_svg(
         NoGraphError, ArgumentTypeError: a root is no tensor with a graph, or `params` is no mapping to tensors. ArgumentError: the graph has
             more nodes. GraphError: its edges go round in a circle.
     """
-    boxes, arrows = picture_of("graph_svg()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
+    picture = picture_of("graph_svg()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
+    return _picture_svg(picture, "Backward graph")
+
+
+def program_svg(program: Program, *, max_nodes: int = 1000) -> str:
+    """The program of a compiled function as an SVG picture; arrows point from results to what they are computed from.
+
+    Args:
+        program: from ``compiled.programs``.
+        max_nodes: refuse larger programs.
+
+    Raises:
+        ArgumentError: the program has more statements, inputs and captured tensors.
+    """
+    return _picture_svg(program_picture("program.svg()", program, max_nodes), "Program")
+
+
+def _picture_svg(picture: Picture, title: str) -> str:
+    boxes, arrows = picture
     sizes = [_size(box) for box in boxes]
     pulls = [LEAF_PULL if boxes[arrow.target].kind in ("parameter", "leaf") else 1.0 for arrow in arrows]
     layout = lay_out(sizes, [(arrow.source, arrow.target) for arrow in arrows], pulls)
     width, height = layout.width + 2 * MARGIN, layout.height + 2 * MARGIN
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}" role="img">',
-        f"<title>Backward graph: {len(boxes)} nodes</title><style>{_STYLE}</style>",
+        f"<title>{title}: {len(boxes)} nodes</title><style>{_STYLE}</style>",
         '<defs><marker id="head" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
         '<path d="M0 .8 8 4 0 7.2z" fill="#6e7781"/></marker></defs>',
         f'<rect width="100%" height="100%" fill="#ffffff"/><g transform="translate({MARGIN:g} {MARGIN:g})">',
@@ -109,18 +128,18 @@ def _advance(character: str) -> float:
 
 
 def _draw(box: Box, size: tuple[float, float], centre: Point) -> str:
-    look = _LOOKS[box.kind]
+    style = _NODE_STYLES[box.kind]
     (width, height), (x, y) = size, centre
-    dashes = ' stroke-dasharray="4 3"' if look.dashed else ""
+    dashes = ' stroke-dasharray="4 3"' if style.dashed else ""
     rect = (
-        f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{look.radius:g}" '
-        f'fill="{look.fill}" stroke="{look.stroke}"{dashes}/>'
+        f'<rect x="{x - width / 2:.1f}" y="{y - height / 2:.1f}" width="{width:.1f}" height="{height:.1f}" rx="{style.radius:g}" '
+        f'fill="{style.fill}" stroke="{style.stroke}"{dashes}/>'
     )
     baseline = y - height / 2 + PADDING[1] + TITLE_SIZE - 1
-    texts = [f'<text class="t" x="{x:.1f}" y="{baseline:.1f}" fill="{look.text}">{_text(shortened(box.title))}</text>']
+    texts = [f'<text class="t" x="{x:.1f}" y="{baseline:.1f}" fill="{style.text}">{_text(shortened(box.title))}</text>']
     for line in box.lines:
         baseline += LINE_SIZE + 4
-        texts.append(f'<text class="l" x="{x:.1f}" y="{baseline:.1f}" fill="{look.faint}">{_text(line)}</text>')
+        texts.append(f'<text class="l" x="{x:.1f}" y="{baseline:.1f}" fill="{style.faint}">{_text(line)}</text>')
     return f"<g><title>{_text(' '.join([box.title, *box.lines]))}</title>{rect}{''.join(texts)}</g>"
 
 

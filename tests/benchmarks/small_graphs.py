@@ -40,7 +40,7 @@ async def _run(settings: Settings) -> Table:
 # -------------------------------------------------------------------- elementwise graphs
 
 
-def chain(settings: Settings, length: int, *, every_leaf: bool) -> Workload:
+def chain(settings: Settings, length: int, *, every_leaf: bool, compiled: bool = False) -> Workload:
     """``y = y * a + b`` over and over on 4 floats; the gradient of x, or of x, a and b."""
     rng = np.random.default_rng(0)
     x, a, b = (rng.uniform(0.5, 0.99, 4).astype(np.float32) for _ in range(3))
@@ -50,11 +50,16 @@ def chain(settings: Settings, length: int, *, every_leaf: bool) -> Workload:
         factor, term = (ag.tensor(value, requires_grad=every_leaf) for value in (a, b))
         leaves = (leaf, factor, term) if every_leaf else (leaf,)
 
-        async def pass_over() -> Any:
+        def forward(leaf: Any) -> Any:
             y = leaf
             for _ in range(length):
                 y = y * factor + term
-            y = y.sum()
+            return y.sum()
+
+        run_forward = ag.compile(forward) if compiled else forward
+
+        async def pass_over() -> Any:
+            y = run_forward(leaf)
             await y.backward()
             return y
 
@@ -92,7 +97,7 @@ def chain(settings: Settings, length: int, *, every_leaf: bool) -> Workload:
     return Workload(f"chain of {length} x*a+b, 4 floats, gradient of {what}", sides(settings, ours, torch=torch_, autograd=autograd_), 0.60, 0.35)
 
 
-def wide(settings: Settings, count: int, *, own_leaves: bool) -> Workload:
+def wide(settings: Settings, count: int, *, own_leaves: bool, compiled: bool = False) -> Workload:
     """`count` branches ``x * a + b``, each with a leaf of its own or all from one, and their sum."""
     rng = np.random.default_rng(1)
     xs = [rng.normal(size=4).astype(np.float32) for _ in range(count)] if own_leaves else [rng.normal(size=4).astype(np.float32)]
@@ -103,8 +108,13 @@ def wide(settings: Settings, count: int, *, own_leaves: bool) -> Workload:
         starts = leaves if own_leaves else leaves * count
         factor, term = ag.tensor(a), ag.tensor(b)
 
+        def forward() -> Any:
+            return _branches(starts, factor, term).sum()
+
+        run_forward = ag.compile(forward) if compiled else forward
+
         async def pass_over() -> Any:
-            y = _branches(starts, factor, term).sum()
+            y = run_forward()
             await y.backward()
             return y
 
@@ -146,16 +156,17 @@ def _branches(starts: Sequence[Any], factor: Any, term: Any) -> Any:
 # -------------------------------------------------------------------- small networks
 
 
-def mlp(settings: Settings, *, by_optim: bool) -> Workload:
+def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False) -> Workload:
     """A training step of 64-64-10 on a batch of 8: linear, relu, linear, cross entropy, SGD."""
     network = networks.mlp(8, (64, 64, 10))
     rate = 0.01
 
     def ours() -> Side:
         model = networks.on_aiograd(network, rate)
+        run_forward = ag.compile(model.forward) if compiled else model.forward
 
         async def forward_backward() -> Any:
-            loss = model.forward()
+            loss = run_forward()
             await loss.backward()
             return loss
 
@@ -226,16 +237,17 @@ def mlp(settings: Settings, *, by_optim: bool) -> Workload:
     return Workload(f"MLP 64-64-10, batch 8, training step, {what}", sides(settings, ours, **peers), 0.70, 0.50)
 
 
-def lstm(settings: Settings, steps: int) -> Workload:
+def lstm(settings: Settings, steps: int, *, compiled: bool = False) -> Workload:
     """An LSTM of hidden size 16 unrolled over `steps` steps of a batch of 4, from elementary operations."""
     hidden, batch = 16, 4
     network = networks.lstm(steps, hidden, batch)
 
     def ours() -> Side:
         model = networks.on_aiograd(network)
+        run_forward = ag.compile(model.forward) if compiled else model.forward
 
         async def pass_over() -> Any:
-            loss = model.forward()
+            loss = run_forward()
             await loss.backward()
             return loss
 

@@ -24,8 +24,8 @@ from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
 from tests.chaos import batches
-from tests.chaos.ablations import PROTECTIONS
 from tests.chaos.batches import Batch
+from tests.chaos.broken import PROTECTIONS
 from tests.chaos.cells import CELLS, FAULTS, Cell
 from tests.chaos.mix import Mix
 from tests.chaos.processes import run_processes
@@ -113,7 +113,8 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                             report.fail(f"cell {cell.point} × {cell.fault} was met {cells[cell]} times, expected {size.least}")
                 case "ablations":
                     found = gather(report, cells, [pool.submit(batches.ablation, protection, size.ablations) for protection in PROTECTIONS])
-                    for catch in sorted((catch for batch in found for catch in batch.catches), key=lambda catch: PROTECTIONS.index(catch.protection)):
+                    order = list(PROTECTIONS)
+                    for catch in sorted((catch for batch in found for catch in batch.catches), key=lambda catch: order.index(catch.protection)):
                         print(f"  without {catch.protection:<20} noticed by {_by(catch.by):<36} {catch.how[:90]}")
                 case "cancel":
                     gather(report, cells, _pieces(pool, batches.cancelled, 0, size.cancel, piece=1))

@@ -1,27 +1,20 @@
-"""Ablations: the test of the tests. Each protection is switched off in turn, and some run has to notice.
+"""Ablations: the test of the tests. Each protection is taken out in turn (see `broken`), and some run has to notice.
 
 A protection that nothing misses is either not needed or not tested.
 """
 
 from __future__ import annotations
 
-import contextlib
-import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import NamedTuple
 
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
-from aiograd.testing import Faults
 from aiograd.testing.clock import DeadlockError
 from tests.chaos import scenarios
-from tests.chaos.mix import Mix
-from tests.chaos.plain import plain_links
+from tests.chaos.broken import without
 from tests.chaos.promises import Broken
 from tests.chaos.world import Errand, Outcome, run_seed
 
-#: every protection that can be switched off
-PROTECTIONS = tuple(field.name for field in dataclasses.fields(Safeguards))
-#: those that a moment made on purpose needs; the others are missed by random runs
+#: protections that a moment made on purpose needs; the others are missed by random runs
 SCENARIOS: dict[str, Errand] = {
     "open_only_by_call": scenarios.a_worker_that_lost_its_context,
     "commit_idempotent": scenarios.a_commit_whose_answer_is_lost,
@@ -41,56 +34,36 @@ class Catch(NamedTuple):
     how: str
 
 
-def run_scenario(errand: Errand, safeguards: Safeguards = ALL_ON, seed: int | str = 0) -> Outcome:
+def run_scenario(errand: Errand, seed: int | str = 0) -> Outcome:
     """Run one scenario.
 
     Raises:
         Broken: a promise was not kept.
     """
-    return run_seed(f"scenario:{seed}", mix=scenarios.CALM, safeguards=safeguards, errands=[errand])
-
-
-@contextlib.contextmanager
-def _conditions(protection: str) -> Iterator[Callable[[int], Mix | None]]:
-    """What random runs need to notice that this protection is missing: the mix of each seed, None for the usual one."""
-    if protection != "checksum":
-        yield lambda seed: None
-        return
-    with plain_links():
-        yield lambda seed: dataclasses.replace(Mix.drawn(seed), faults=Faults(latency=(0.0005, 0.005), flip=0.05))
+    return run_seed(f"scenario:{seed}", mix=scenarios.CALM, errands=[errand])
 
 
 def catch_by_scenario(protection: str) -> Catch:
-    """Switch a protection off and run the scenario that is there for it."""
+    """Take a protection out and run the scenario that is there for it."""
     errand = SCENARIOS[protection]
-    how = _noticed(lambda: run_scenario(errand, dataclasses.replace(ALL_ON, **{protection: False})))
+    with without(protection):
+        how = _noticed(lambda: run_scenario(errand))
     return Catch(protection, None if how is None else errand.__name__, how or "")  # type: ignore[attr-defined]
 
 
 def catch_by_seeds(protection: str, seeds: int) -> Catch:
-    """Switch a protection off and run seeds until one notices."""
-    safeguards = dataclasses.replace(ALL_ON, **{protection: False})
-    with _conditions(protection) as mix:
+    """Take a protection out and run seeds until one notices."""
+    with without(protection):
         for seed in range(seeds):
-            how = _noticed(lambda seed=seed: run_seed(seed, safeguards=safeguards, mix=mix(seed)))  # type: ignore[misc]
+            how = _noticed(lambda seed=seed: run_seed(seed))  # type: ignore[misc]
             if how is not None:
                 return Catch(protection, seed, how)
     return Catch(protection, None, "")
 
 
-def run_plain(seed: int) -> Outcome:
-    """Run a seed with links that do not encrypt and that change bits: what the checksum is there for.
-
-    Raises:
-        Broken: a promise was not kept.
-    """
-    with _conditions("checksum") as mix:
-        return run_seed(seed, mix=mix(seed))
-
-
 def _noticed(run: Callable[[], object]) -> str | None:
     try:
         run()
-    except (Broken, DeadlockError, Exception) as error:  # whatever it is: with all protections on there is none
+    except (Broken, DeadlockError, Exception) as error:  # whatever it is: with all protections there is none
         return f"{type(error).__name__}: {error}"
     return None

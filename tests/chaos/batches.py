@@ -86,7 +86,7 @@ def cancelled(first: int, last: int) -> Batch:
 
 
 def ablation(protection: str, most: int) -> Batch:
-    """One protection switched off: who notices."""
+    """One protection taken out: who notices."""
     batch = Batch()
     batch.catches.append(catch_by_seeds(protection, most))
     if protection in SCENARIOS:

@@ -1,8 +1,8 @@
 """Cells: every protocol point meets every kind of fault.
 
 Chance alone never reaches the rare moments, so here a fault is forced right when a host comes to a point: the host is killed or frozen, its
-connections are reset or cut, or the next frame that it sends is lost or doubled. One run makes one kind of fault at each point in turn, while
-the driver runs a program in which every worker takes part in every role.
+connections are reset or cut, or one of them breaks or goes silent with the next frame that it sends. One run makes one kind of fault at each
+point in turn, while the driver runs a program in which every worker takes part in every role.
 """
 
 from __future__ import annotations
@@ -16,16 +16,18 @@ from random import Random
 from typing import Literal, NamedTuple, get_args
 
 from aiograd.distributed import failpoints
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.testing import Faults
+from aiograd.testing.network.faults import FaultKind
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER
 from tests.chaos.mix import Mix
 from tests.chaos.work import Work
 from tests.chaos.world import Outcome, World, run_seed
 
-Fault = Literal["kill", "silent kill", "drop", "duplicate", "reset", "cut", "freeze"]
+Fault = Literal["kill", "silent kill", "break", "stall", "reset", "cut", "freeze"]
 FAULTS: tuple[Fault, ...] = get_args(Fault)
+#: what strikes with the next frame
+FORCED: dict[Fault, FaultKind] = {"break": "reset", "stall": "stall"}
 POINTS = tuple(failpoints.POINTS)
 #: seconds that a host is frozen or cut off
 LEAST, MOST = 0.05, 2.5
@@ -45,7 +47,7 @@ NOT_THE_INITIATOR = ("bwd.before_compute", "bwd.before_ack", "commit.after_prepa
 CELLS = tuple(Cell(point, fault) for point in POINTS for fault in FAULTS)
 
 
-def run_cells(fault: Fault, seed: int | str, *, safeguards: Safeguards = ALL_ON, points: tuple[str, ...] = POINTS) -> tuple[Counter[Cell], Outcome]:
+def run_cells(fault: Fault, seed: int | str, *, points: tuple[str, ...] = POINTS) -> tuple[Counter[Cell], Outcome]:
     """Run one seed in which `fault` happens at each of these points once, if the host that was drawn comes by.
 
     Returns:
@@ -61,10 +63,9 @@ def run_cells(fault: Fault, seed: int | str, *, safeguards: Safeguards = ALL_ON,
     mix = Mix(
         order=random.choice(("fifo", "permuted")),
         faults=Faults(latency=(0.0005, 0.003)),
-        reliable=False if fault in ("drop", "duplicate") else random.random() < 0.5,
         frame_bytes=80,  # so that answers have two frames
     )
-    outcome = run_seed(f"cells:{name}", mix=mix, errands=errands, safeguards=safeguards)
+    outcome = run_seed(f"cells:{name}", mix=mix, errands=errands)
     return hits, outcome
 
 
@@ -75,14 +76,15 @@ async def visit(work: Work, *, cell: Cell, random: Random, hits: Counter[Cell]) 
     await world.complete()
     name = random.choice([name for name in world.names if name != DRIVER or cell.point not in NOT_THE_INITIATOR])
     others = [other for other in world.names if other != name]
-    before = network.coverage[cell.fault, None]
+    forced = FORCED.get(cell.fault)
+    before = network.coverage[forced or cell.fault, None]
 
     def strike() -> None:
         world.notes.tell(f"{name} at {cell.point}: {cell.fault}")
         world.troubles.struck += 1
-        if cell.fault in ("drop", "duplicate"):
+        if forced is not None:
             for other in others:
-                network.force(name, other, cell.fault)
+                network.force(name, other, forced)
         else:
             hits[cell] += 1
             STRIKES[cell.fault](world, name, others, random)
@@ -96,7 +98,7 @@ async def visit(work: Work, *, cell: Cell, random: Random, hits: Counter[Cell]) 
         armed.disarm()
         for other in others:
             network.link(name, other).forced.clear()
-    if cell.fault in ("drop", "duplicate") and network.coverage[cell.fault, None] > before:
+    if forced is not None and network.coverage[forced, None] > before:
         hits[cell] += 1
 
 

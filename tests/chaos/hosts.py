@@ -9,9 +9,9 @@ from typing import Any, Protocol
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.context import Context
-from aiograd.distributed.keyring import kid_of
-from aiograd.distributed.transport import Transport
+from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.rpc.keyring import kid_of
+from aiograd.distributed.rpc.transport import Transport
 from aiograd.testing import SimulatedNetwork
 from tests.chaos.mix import Mix
 from tests.chaos.promises import Notes
@@ -101,7 +101,7 @@ class Host:
 
     def find(self, key: bytes, principal: str) -> Context | None:
         """This worker's view of a context."""
-        return next((each for each in self.worker._office.contexts if (each.key, each.principal) == (key, principal)), None)
+        return next((each for each in self.worker._contexts if (each.key, each.principal) == (key, principal)), None)
 
 
 class SimulatedServed(Served):
@@ -177,7 +177,7 @@ class ContextWatch:
 
     def start(self) -> None:
         """Look on from now on."""
-        table: Any = self._host.worker._office.contexts
+        table: Any = self._host.worker._contexts
         add, remove = table._add, table.remove
 
         def watched_add(key: bytes, origin: str, principal: str) -> Any:

@@ -42,8 +42,6 @@ class Mix:
     #: of the engines: rules that cost more nanoseconds run on the executor
     inline_ns: float = LARGE
     faults: Faults = NO_FAULTS
-    #: whether channels carry frames once and in order, or break; None: unless `faults` harms frames
-    reliable: bool | None = None
     #: of jobs on the executor
     jobs: JobFaults = NO_JOB_FAULTS
     #: probability that a function or hook raises

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 import aiograd as ag
-from aiograd.distributed.context import Context
+from aiograd.distributed.autograd.context import Context
 from tests.chaos.hosts import Host, World
 from tests.chaos.programs import Gradients
 

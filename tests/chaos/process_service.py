@@ -17,7 +17,7 @@ from typing import Any
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed import failpoints
-from aiograd.distributed.context import Context
+from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.failpoints import Failpoint
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError
 from tests.chaos import programs
@@ -121,7 +121,7 @@ class ProcessServed(Served):
     async def orphans(self) -> dict:
         """Of every context that was not opened here and in which nothing is undecided: whether anything was committed in it."""
         worker = self.settle()
-        contexts: list[Context] = list(worker._office.contexts)
+        contexts: list[Context] = list(worker._contexts)
         return {c.key.hex(): len(c.grads) > 0 for c in contexts if c.origin != worker.name and not c.parts and not c.in_doubt and c.recv_nodes}
 
     # ---------------------------------------------------------------- what is done to it

@@ -11,8 +11,8 @@ import contextvars
 from collections import Counter
 from random import Random
 
-from aiograd.distributed.http import HttpTransport
-from aiograd.distributed.transport import Transport
+from aiograd.distributed.rpc.http import HttpTransport
+from aiograd.distributed.rpc.transport import Transport
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
 from tests.chaos.mix import Activity, Mix

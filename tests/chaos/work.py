@@ -11,7 +11,7 @@ from typing import Any
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.context import Context
+from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import (
     AiogradError,
@@ -19,6 +19,7 @@ from aiograd.errors import (
     ContextNotFoundError,
     ContextReleasedError,
     DistributedError,
+    ProtocolError,
     ReferenceLostError,
     RemoteError,
     StepError,
@@ -127,8 +128,7 @@ class Work:
             self.notes.count("forward cancelled")
             _pass_on_cancellation()
         except (DistributedError, *USERS) as error:
-            self.notes.count(f"forward {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(), f"forward failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.failed("forward", error)
         return None
 
     async def passes(self, ctx: Context, book: Book, loss: ag.Tensor, count: int, random: Random) -> None:
@@ -171,13 +171,24 @@ class Work:
             book.end(number, is_in=committed, doubtful=others if len(ctx.in_doubt) > doubts else ())
             outcome = f"{type(error).__name__}, committed" if committed else type(error).__name__
             self.notes.tell(f"{what}: {error}")
-            self.notes.expect(is_fast or not self.notes.quiet(), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.judge(what, error, may_fail=is_fast)
         else:
             book.end(number, is_in=True)
             outcome = "committed"
         self.notes.count(f"backward {outcome}")
         if is_cancelled:
             _pass_on_cancellation()
+
+    def failed(self, what: str, error: Exception) -> None:
+        """Something failed: count it, and see whether it may fail like that."""
+        self.notes.count(f"{what} {type(error).__name__}")
+        self.judge(what, error)
+
+    def judge(self, what: str, error: Exception, *, may_fail: bool = False) -> None:
+        """Nothing fails while nothing is wrong, unless it `may_fail`; and whatever is wrong, honest workers never break the protocol."""
+        said = f"{type(error).__name__}: {error}"
+        self.notes.expect(may_fail or not self.notes.quiet(), f"{what} failed although nothing was wrong: {said}")
+        self.notes.expect(not isinstance(error, ProtocolError), f"{what} failed as if somebody had broken the protocol: {said}")
 
     def give_up(self, task: asyncio.Future[Any], random: Random) -> None:
         """Cancel a task after a while, now and then."""
@@ -193,8 +204,7 @@ class Work:
         try:
             return await self.host.served.ask(what, make, timeout)
         except (DistributedError, *USERS) as error:
-            self.notes.count(f"{what} {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.failed(what, error)
             return None
 
     async def echo(self, random: Random) -> None:
@@ -230,15 +240,14 @@ class Work:
 
     def behind(self, ref: dist.RemoteRef, home: Any) -> Any:
         """The object behind a reference."""
-        return home.worker._office.objects.table.find(ref.key, ref.epoch, self.host.keyring.default_principal).value
+        return home.worker._objects.table.find(ref.key, ref.epoch, self.host.keyring.default_principal).value
 
     async def plainly(self, what: str, request: Coroutine[Any, Any, Any]) -> Any:
         """As `ask`, for requests without a token."""
         try:
             return await self.host.timed(what, self.world.limits.default_deadline, request)
         except (DistributedError, *USERS) as error:
-            self.notes.count(f"{what} {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(), f"{what} failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.failed(what, error)
             return None
 
     async def nap(self, random: Random) -> None:
@@ -259,6 +268,7 @@ class Work:
             _pass_on_cancellation()
         except (DistributedError, *USERS) as error:
             self.notes.count(f"nap {type(error).__name__}")
+            self.judge("nap", error, may_fail=True)
 
     # ---------------------------------------------------------------- optimizer steps
 
@@ -315,8 +325,7 @@ class Work:
                     taken[name] |= power(number)
                     maybe[name] &= ~power(number)
         except (DistributedError, *USERS) as error:
-            self.notes.count(f"step {type(error).__name__}")
-            self.notes.expect(not self.notes.quiet(), f"a step failed although nothing was wrong: {type(error).__name__}: {error}")
+            self.failed("step", error)
             return True
         self.notes.count("step")
         return False
@@ -332,7 +341,7 @@ class Work:
                 (name, context)
                 for name, host in self.world.hosts.items()
                 if name != self.host.name
-                for context in host.worker._office.contexts
+                for context in host.worker._contexts
                 if context.principal != mine
             ]
             if not known:

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.testing import HostKilledError, SimulatedLoop, SimulatedNetwork, simulated_run
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
@@ -252,7 +251,6 @@ class World:
 async def _main(
     seed: int | str,
     mix: Mix,
-    safeguards: Safeguards,
     story: list[str] | None,
     errands: list[Errand] | None,
     holder: list[FaultyJobs],
@@ -260,7 +258,7 @@ async def _main(
     complaints: list[str],
 ) -> None:
     asyncio.get_running_loop().set_exception_handler(lambda _, what: complaints.append(f"{what.get('message')}: {what.get('exception')!r}"))
-    network = SimulatedNetwork(seed, faults=mix.faults, safeguards=safeguards, reliable=mix.reliable)
+    network = SimulatedNetwork(seed, faults=mix.faults)
     world = World(seed, mix, network, holder[0], story, errands)
     try:
         await world.run()
@@ -280,7 +278,6 @@ async def _main(
 def run_seed(
     seed: int | str,
     *,
-    safeguards: Safeguards = ALL_ON,
     mix: Mix | None = None,
     story: list[str] | None = None,
     errands: list[Errand] | None = None,
@@ -309,7 +306,7 @@ def run_seed(
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             run = simulated_run(
-                _main, seed, chosen, safeguards, story, errands, holder, outcome, complaints, seed=seed, order=chosen.order, executor=executor
+                _main, seed, chosen, story, errands, holder, outcome, complaints, seed=seed, order=chosen.order, executor=executor
             )
             gc.collect(2 if gc.get_freeze_count() else 1)  # what nobody has looked at complains when it goes
         complaints += [str(each.message) for each in caught]

@@ -34,7 +34,7 @@ PARTS: dict[str, Sequence[str]] = {
     "distributed": [f"tests/distributed/{name}" for name in "test_backward.py test_bitwise.py test_create_graph.py test_encodings.py moe".split()],
     "programs": [
         f"tests/test_{name}.py"
-        for name in "array_functions checkpointing demo examples function functional gradcheck random recipes serialization training".split()
+        for name in "array_functions checkpointing demo examples function functional gradient_check random recipes serialization training".split()
     ],
     "cuda": ["tests/cuda"],
 }

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import zlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 
 #: numba-cuda is there for Linux only
@@ -14,12 +16,17 @@ SIMULATED = os.environ.get("NUMBA_ENABLE_CUDASIM") == "1" and importlib.util.fin
 collect_ignore_glob = [] if SIMULATED else ["test_*.py"]
 
 if SIMULATED:
-    import aiograd.cuda.operations  # noqa: F401  # fills the tables
     from aiograd.cuda.device import CudaDevice
     from aiograd.cuda.driver.simulator import SimulatorDriver
     from aiograd.devices import register_device, unregister_device
 elif TYPE_CHECKING:
     from aiograd.cuda.device import CudaDevice
+
+
+@pytest.fixture
+def rng(request: pytest.FixtureRequest) -> np.random.Generator:
+    """Random numbers of the test's own: the same whatever ran before."""
+    return np.random.default_rng(zlib.crc32(request.node.nodeid.encode()))
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import numpy as np
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.ops.op import ROWS, Op
-from aiograd.ops.partial import Partial, dense
+from aiograd.ops.slice_gradient import SliceGradient, dense
 from tests.ops import domains_core, domains_nn
 from tests.ops.domain import Domain
 
@@ -54,7 +54,7 @@ def assert_close(found: Any, wanted: Any, tolerance: float, what: str) -> None:
     if wanted is None or found is None:
         assert found is None and wanted is None, what
         return
-    wanted = np.asarray(dense(wanted) if isinstance(wanted, Partial) else wanted)
+    wanted = np.asarray(dense(wanted) if isinstance(wanted, SliceGradient) else wanted)
     assert found.shape == wanted.shape, f"{what}: found the shape {found.shape}, expected {wanted.shape}"
     if wanted.dtype.kind != "f":
         np.testing.assert_array_equal(found, wanted, err_msg=what)

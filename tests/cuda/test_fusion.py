@@ -13,8 +13,6 @@ from aiograd.cuda.expression import MAX_ARRAYS, MAX_OPERATIONS
 from aiograd.errors import ShapeError
 from tests.tolerance import tolerance
 
-RNG = np.random.default_rng(0)
-
 
 def launches(device: CudaDevice) -> list[str]:
     device.synchronize()
@@ -22,8 +20,8 @@ def launches(device: CudaDevice) -> list[str]:
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
-def test_a_chain_has_the_bits_of_the_single_operations(dtype: type, device: CudaDevice) -> None:
-    x, y = RNG.standard_normal((7, 5)).astype(dtype), RNG.standard_normal((5,)).astype(dtype)
+def test_a_chain_has_the_bits_of_the_single_operations(dtype: type, device: CudaDevice, rng: np.random.Generator) -> None:
+    x, y = rng.standard_normal((7, 5)).astype(dtype), rng.standard_normal((5,)).astype(dtype)
 
     def chain(one_by_one: bool) -> bytes:
         def step(array: CudaArray) -> CudaArray:
@@ -40,8 +38,8 @@ def test_a_chain_has_the_bits_of_the_single_operations(dtype: type, device: Cuda
     assert chain(False) == chain(True)
 
 
-def test_a_chain_is_one_launch_and_what_nobody_holds_is_not_in_memory(device: CudaDevice) -> None:
-    a = device.from_host(RNG.standard_normal((8, 8)).astype(np.float32))
+def test_a_chain_is_one_launch_and_what_nobody_holds_is_not_in_memory(device: CudaDevice, rng: np.random.Generator) -> None:
+    a = device.from_host(rng.standard_normal((8, 8)).astype(np.float32))
     y = np.exp(-(a * 2 + 1)) / 3
     gc.collect()
     allocations = device.memory_stats()["allocations"]
@@ -50,8 +48,8 @@ def test_a_chain_is_one_launch_and_what_nobody_holds_is_not_in_memory(device: Cu
     assert device.memory_stats()["allocations"] - allocations <= 2  # the upload's, which may come late, and the result's
 
 
-def test_an_intermediate_that_is_held_is_written_by_the_same_launch(device: CudaDevice) -> None:
-    x = RNG.standard_normal((3, 4)).astype(np.float32)
+def test_an_intermediate_that_is_held_is_written_by_the_same_launch(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4)).astype(np.float32)
     a = device.from_host(x)
     held = a * 2
     y = np.exp(held) + 1
@@ -101,14 +99,14 @@ def test_overlapping_views_are_copied_as_numpy_does(device: CudaDevice) -> None:
         np.testing.assert_array_equal(device.to_host(a), x)
 
 
-def test_chains_beyond_the_limits_are_cut(device: CudaDevice) -> None:
-    x = RNG.standard_normal(5)
+def test_chains_beyond_the_limits_are_cut(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal(5)
     a, wanted = device.from_host(x), x
     for _ in range(3 * MAX_OPERATIONS):
         a, wanted = a + 0.5, wanted + 0.5
     np.testing.assert_array_equal(device.to_host(a), wanted)
     assert 2 < len(launches(device)) < 6
-    many = [RNG.standard_normal(5) for _ in range(3 * MAX_ARRAYS)]
+    many = [rng.standard_normal(5) for _ in range(3 * MAX_ARRAYS)]
     total, wanted = device.from_host(many[0]), many[0]
     for each in many[1:]:
         total, wanted = total + device.from_host(each), wanted + each
@@ -116,8 +114,8 @@ def test_chains_beyond_the_limits_are_cut(device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("shapes", [((), ()), ((), (3,)), ((0,), (1,)), ((2, 0, 3), ()), ((4, 1), (1, 5)), ((2, 1, 3), (4, 1)), ((1, 1), (1,))])
-def test_broadcasting(shapes: tuple[tuple[int, ...], tuple[int, ...]], device: CudaDevice) -> None:
-    x, y = (RNG.standard_normal(shape) for shape in shapes)
+def test_broadcasting(shapes: tuple[tuple[int, ...], tuple[int, ...]], device: CudaDevice, rng: np.random.Generator) -> None:
+    x, y = (rng.standard_normal(shape) for shape in shapes)
     np.testing.assert_array_equal(device.to_host(device.from_host(np.asarray(x)) * device.from_host(np.asarray(y)) + 1), x * y + 1)
     with pytest.raises(ShapeError, match=r"\[2, 3\].*\[4\]"):
         device.from_host(np.ones((2, 3))) + device.from_host(np.ones(4))
@@ -127,8 +125,8 @@ def test_broadcasting(shapes: tuple[tuple[int, ...], tuple[int, ...]], device: C
     "index",
     [np.s_[::-1], np.s_[:, ::-1], np.s_[::-2, 1::2], np.s_[..., None, ::-1], np.s_[2:0:-1, ::3], np.s_[:, None, :, ::-2], np.s_[1, ::-1]],
 )
-def test_every_layout_is_read_and_written(index: object, device: CudaDevice) -> None:
-    x = RNG.standard_normal((4, 5, 6))
+def test_every_layout_is_read_and_written(index: object, device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 5, 6))
     a = device.from_host(x)
     np.testing.assert_array_equal(device.to_host(a[index] * 2 + a.T.T[index]), x[index] * 3)
     a[index] = a[index] + 1
@@ -138,8 +136,8 @@ def test_every_layout_is_read_and_written(index: object, device: CudaDevice) -> 
     np.testing.assert_array_equal(device.to_host(turned + turned), np.swapaxes(x, 0, 2) * 2)
 
 
-def test_expressions_of_other_shapes_are_not_taken_in_wrongly(device: CudaDevice) -> None:
-    x = RNG.standard_normal((3, 4))
+def test_expressions_of_other_shapes_are_not_taken_in_wrongly(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4))
     row = device.from_host(x[0]) * 2
     np.testing.assert_array_equal(device.to_host(row + device.from_host(x)), x[0] * 2 + x)
     turned = (device.from_host(x) * 2).T

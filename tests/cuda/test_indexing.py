@@ -17,33 +17,33 @@ from aiograd.nn import functional
 from aiograd.ops.op import ROWS
 from tests.cuda.on_both import DOMAINS, row_agrees
 
-RNG = np.random.default_rng(2)
 NAMES = (
     "getitem", "getitem_adjoint", "index", "index_adjoint", "setitem", "take", "take_adjoint", "gather", "gather_adjoint", "scatter", "embedding",
     "embedding_grad",
 )  # fmt: skip
 
 
-def picks(low: int, high: int, *shape: int) -> np.ndarray:
-    return RNG.integers(low, high, shape)
+def picks(rng: np.random.Generator, low: int, high: int, *shape: int) -> np.ndarray:
+    return rng.integers(low, high, shape)
 
 
+_DRAWN = np.random.default_rng(2)
 #: shape of the array, index
 CASES: list[tuple[tuple[int, ...], Any]] = [
-    ((5,), (picks(-5, 5, 7),)),
-    ((5, 3), (picks(-5, 5, 7),)),
-    ((5, 3), (picks(-5, 5, 0),)),
-    ((4, 5, 3), (slice(None), picks(-5, 5, 2, 3))),
-    ((4, 5, 3), (picks(0, 4, 6), picks(-5, 5, 6))),
-    ((4, 5, 3), (picks(0, 4, 6), slice(None), picks(-3, 3, 6))),
-    ((4, 5, 3), (picks(0, 4, 6), Ellipsis, picks(-3, 3, 6))),
-    ((4, 5), (picks(0, 4, 6), Ellipsis, picks(-5, 5, 6))),
-    ((4, 5, 3), (1, slice(None), picks(-3, 3, 6))),
-    ((4, 5, 3), (slice(1, 4, 2), picks(-5, 5, 7), slice(None, None, -1))),
-    ((4, 5, 3), (None, picks(0, 4, 2, 1), picks(0, 5, 1, 3), None)),
-    ((4, 5, 3), (slice(None), 2, picks(-3, 3, 6))),
-    ((4, 5, 3), (picks(0, 4, 2), None, picks(0, 5, 2))),
-    ((2, 4, 2, 3), (slice(None), picks(0, 4, 5), slice(None), picks(0, 3, 5))),
+    ((5,), (picks(_DRAWN, -5, 5, 7),)),
+    ((5, 3), (picks(_DRAWN, -5, 5, 7),)),
+    ((5, 3), (picks(_DRAWN, -5, 5, 0),)),
+    ((4, 5, 3), (slice(None), picks(_DRAWN, -5, 5, 2, 3))),
+    ((4, 5, 3), (picks(_DRAWN, 0, 4, 6), picks(_DRAWN, -5, 5, 6))),
+    ((4, 5, 3), (picks(_DRAWN, 0, 4, 6), slice(None), picks(_DRAWN, -3, 3, 6))),
+    ((4, 5, 3), (picks(_DRAWN, 0, 4, 6), Ellipsis, picks(_DRAWN, -3, 3, 6))),
+    ((4, 5), (picks(_DRAWN, 0, 4, 6), Ellipsis, picks(_DRAWN, -5, 5, 6))),
+    ((4, 5, 3), (1, slice(None), picks(_DRAWN, -3, 3, 6))),
+    ((4, 5, 3), (slice(1, 4, 2), picks(_DRAWN, -5, 5, 7), slice(None, None, -1))),
+    ((4, 5, 3), (None, picks(_DRAWN, 0, 4, 2, 1), picks(_DRAWN, 0, 5, 1, 3), None)),
+    ((4, 5, 3), (slice(None), 2, picks(_DRAWN, -3, 3, 6))),
+    ((4, 5, 3), (picks(_DRAWN, 0, 4, 2), None, picks(_DRAWN, 0, 5, 2))),
+    ((2, 4, 2, 3), (slice(None), picks(_DRAWN, 0, 4, 5), slice(None), picks(_DRAWN, 0, 3, 5))),
 ]
 
 
@@ -61,13 +61,13 @@ def test_rows(name: str, dtype: str, device: CudaDevice) -> None:
 
 @pytest.mark.parametrize("where", [None, np.int64, np.int32])
 @pytest.mark.parametrize("case", range(len(CASES)))
-def test_indices_of_the_host_and_of_the_device(case: int, where: type | None, device: CudaDevice) -> None:
+def test_indices_of_the_host_and_of_the_device(case: int, where: type | None, device: CudaDevice, rng: np.random.Generator) -> None:
     shape, index = CASES[case]
     here = index if where is None else on(device, index, where)
     for dtype in ("float32", "complex128", "float16", "bool", "int16"):
-        x = (RNG.standard_normal(shape) * 5).astype(dtype)
+        x = (rng.standard_normal(shape) * 5).astype(dtype)
         wanted = x[index]
-        values = (RNG.standard_normal(wanted.shape) * 5).astype(dtype)
+        values = (rng.standard_normal(wanted.shape) * 5).astype(dtype)
         for turned in (False, True):
             a = device.from_host(x.T.copy()).T if turned else device.from_host(x)
             found = a[here]
@@ -79,7 +79,7 @@ def test_indices_of_the_host_and_of_the_device(case: int, where: type | None, de
                 changed[index] = value
                 np.testing.assert_array_equal(device.to_host(a), changed)
                 a[...] = device.from_host(x)
-    g = RNG.standard_normal(x[index].shape)
+    g = rng.standard_normal(x[index].shape)
     total = np.zeros(shape)
     np.add.at(total, index, g)
     found = device.to_host(ROWS["index_adjoint"](device.from_host(g), index=here, shape=shape))
@@ -89,8 +89,8 @@ def test_indices_of_the_host_and_of_the_device(case: int, where: type | None, de
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.float16, np.int32, np.int64])
 @pytest.mark.parametrize(("rows", "columns", "count"), [(3, 2, 5 * CHUNK), (1, 1, 3 * CHUNK + 7), (40, 3, CHUNK), (7, 5, 2 * CHUNK + 1)])
-def test_sums_at_indices_have_one_order(rows: int, columns: int, count: int, dtype: type, device: CudaDevice) -> None:
-    index, g = picks(-rows, rows, count), (RNG.standard_normal((count, columns)) * 8).astype(dtype)
+def test_sums_at_indices_have_one_order(rows: int, columns: int, count: int, dtype: type, device: CudaDevice, rng: np.random.Generator) -> None:
+    index, g = picks(rng, -rows, rows, count), (rng.standard_normal((count, columns)) * 8).astype(dtype)
     total = np.zeros((rows, columns))
     np.add.at(total, index, g.astype(np.float64))
     found = [
@@ -104,11 +104,13 @@ def test_sums_at_indices_have_one_order(rows: int, columns: int, count: int, dty
 
 @pytest.mark.parametrize(("shape", "axis", "count"), [((4, 5), 1, 30), ((4, 5, 3), 1, 40), ((6,), 0, 50), ((4, 5), 0, 3), ((2, 3), -1, 0)])
 @pytest.mark.parametrize("columns", [1, 4096])
-def test_along_an_axis(shape: tuple[int, ...], axis: int, count: int, columns: int, device: CudaDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_along_an_axis(
+    shape: tuple[int, ...], axis: int, count: int, columns: int, device: CudaDevice, monkeypatch: pytest.MonkeyPatch, rng: np.random.Generator
+) -> None:
     monkeypatch.setattr(gathering, "_COLUMNS", columns)  # both ways of adding and of putting
     length, many = shape[axis], list(shape)
     many[axis] = count
-    index, x, g = picks(-length, length, *many), RNG.standard_normal(shape), RNG.standard_normal(many)
+    index, x, g = picks(rng, -length, length, *many), rng.standard_normal(shape), rng.standard_normal(many)
     put = x.copy()
     np.put_along_axis(put, index, g, axis)
     for where in (index, device.from_host(index)):
@@ -121,8 +123,8 @@ def test_along_an_axis(shape: tuple[int, ...], axis: int, count: int, columns: i
             np.testing.assert_array_equal(device.to_host(a), put)
 
 
-def test_what_broadcasts_along_an_axis(device: CudaDevice) -> None:
-    x, index = RNG.standard_normal((1, 4)), picks(0, 4, 3, 2)
+def test_what_broadcasts_along_an_axis(device: CudaDevice, rng: np.random.Generator) -> None:
+    x, index = rng.standard_normal((1, 4)), picks(rng, 0, 4, 3, 2)
     found = np.take_along_axis(device.from_host(x), device.from_host(index), 1)
     np.testing.assert_array_equal(device.to_host(found), np.take_along_axis(x, index, 1))
     z = (x + 1j).repeat(3, 0)
@@ -131,8 +133,8 @@ def test_what_broadcasts_along_an_axis(device: CudaDevice) -> None:
     np.testing.assert_array_equal(device.to_host(np.take(device.from_host(x), -1, 1)), np.take(x, -1, 1))
 
 
-def test_masks(device: CudaDevice) -> None:
-    x = RNG.standard_normal((4, 3))
+def test_masks(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 3))
     mask = x > 0
     a = device.from_host(x)
     np.testing.assert_array_equal(device.to_host(a[mask]), x[mask])

@@ -11,7 +11,6 @@ from aiograd.cuda.device import CudaDevice
 from aiograd.errors import ShapeError
 from tests.cuda.on_both import DOMAINS, row_agrees
 
-RNG = np.random.default_rng(1)
 ROWS = "cat stack split unbind tile repeat_interleave constant_pad roll shift flip diagonal diagonal_adjoint tril triu".split()
 
 
@@ -50,16 +49,16 @@ def test_rows(name: str, dtype: str, device: CudaDevice) -> None:
         lambda x: np.triu(x, 1),
     ],
 )
-def test_functions_of_numpy(function: Any, device: CudaDevice) -> None:
-    x = RNG.standard_normal((3, 4))
+def test_functions_of_numpy(function: Any, device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((3, 4))
     wanted, found = function(x), function(device.from_host(x))
     assert found.dtype == wanted.dtype
     np.testing.assert_array_equal(device.to_host(found), wanted)
     assert device.statistics().fallbacks == {}
 
 
-def test_complex_numbers_and_booleans_are_copied_too(device: CudaDevice) -> None:
-    for x in (RNG.standard_normal((2, 3)) * (1 + 2j), (RNG.standard_normal((2, 3)) * 1j).astype(np.complex64), RNG.standard_normal((2, 3)) > 0):
+def test_complex_numbers_and_booleans_are_copied_too(device: CudaDevice, rng: np.random.Generator) -> None:
+    for x in (rng.standard_normal((2, 3)) * (1 + 2j), (rng.standard_normal((2, 3)) * 1j).astype(np.complex64), rng.standard_normal((2, 3)) > 0):
         a = device.from_host(x)
         np.testing.assert_array_equal(device.to_host(np.concatenate([a, a[:, ::-1].copy()])), np.concatenate([x, x[:, ::-1]]))
     assert device.statistics().fallbacks == {}

@@ -16,21 +16,19 @@ from tests.cuda.fused_on_both import fused_agrees
 from tests.cuda.on_both import DOMAINS, row_agrees
 from tests.tolerance import tolerance
 
-RNG = np.random.default_rng(0)
-
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("shape", [(4, 5), (3, 40), (5,), (2, 3, 4)], ids=str)
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_agree_with_the_host(device: CudaDevice, dtype: str, shape: tuple[int, ...], reduction: str) -> None:
+def test_agree_with_the_host(device: CudaDevice, dtype: str, shape: tuple[int, ...], reduction: str, rng: np.random.Generator) -> None:
     axis = 1 if len(shape) > 1 else 0
     classes = shape[axis]
-    x = RNG.standard_normal(shape) * 2
-    target = np.asarray(RNG.integers(0, classes, shape[:axis] + shape[axis + 1 :]))
+    x = rng.standard_normal(shape) * 2
+    target = np.asarray(rng.integers(0, classes, shape[:axis] + shape[axis + 1 :]))
     target.reshape(-1)[-1] = classes - 1  # so that some weight remains
     ignoring = target.copy()
     ignoring.reshape(-1)[:1] = -100
-    weight = RNG.uniform(0, 1, classes)
+    weight = rng.uniform(0, 1, classes)
     weight[0] = 0.0
     cases: list[dict[str, Any]] = [{"target": target}, {"target": target.astype(np.int32), "weight": weight}]
     if len(shape) > 1:
@@ -41,10 +39,10 @@ def test_agree_with_the_host(device: CudaDevice, dtype: str, shape: tuple[int, .
         fused_agrees(device, "cross_entropy", (x,), {**case, "reduction": reduction, "label_smoothing": 0.2}, dtype)
 
 
-def test_cross_entropy_is_two_launches_forward_and_one_backward(device: CudaDevice) -> None:
+def test_cross_entropy_is_two_launches_forward_and_one_backward(device: CudaDevice, rng: np.random.Generator) -> None:
     fused = device.fused("cross_entropy")
     assert fused is not None
-    x, target = device.from_host(RNG.standard_normal((4, 5)).astype(np.float32)), np.array([0, 1, 4, 2])
+    x, target = device.from_host(rng.standard_normal((4, 5)).astype(np.float32)), np.array([0, 1, 4, 2])
     loss, *kept = fused.forward(x, target, None, -100, 0.0, "mean")
     fused.rules["logits"](loss, x, target, None, -100, 0.0, "mean", *kept)
     device.synchronize()
@@ -78,8 +76,8 @@ def test_wrong_targets_are_refused_at_the_call(device: CudaDevice) -> None:
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
-def test_targets_that_only_the_device_has_seen(device: CudaDevice, name: str, reduction: str) -> None:
-    x, target = RNG.standard_normal((4, 3)).astype(np.float32), np.array([0, -100, 2, 1])
+def test_targets_that_only_the_device_has_seen(device: CudaDevice, name: str, reduction: str, rng: np.random.Generator) -> None:
+    x, target = rng.standard_normal((4, 3)).astype(np.float32), np.array([0, -100, 2, 1])
     fused = device.fused(name)
     assert fused is not None
     ((argument, rule),) = fused.rules.items()
@@ -100,8 +98,8 @@ def test_targets_that_only_the_device_has_seen(device: CudaDevice, name: str, re
 
 
 @pytest.mark.parametrize("name", ["cross_entropy", "nll_loss"])
-def test_a_target_on_the_device_that_is_no_class_gives_nan(device: CudaDevice, name: str) -> None:
-    x = device.from_host(RNG.standard_normal((3, 3)).astype(np.float32))
+def test_a_target_on_the_device_that_is_no_class_gives_nan(device: CudaDevice, name: str, rng: np.random.Generator) -> None:
+    x = device.from_host(rng.standard_normal((3, 3)).astype(np.float32))
     fused = device.fused(name)
     assert fused is not None
     ((argument, rule),) = fused.rules.items()
@@ -123,8 +121,8 @@ def test_rows(device: CudaDevice, name: str) -> None:
         row_agrees(device, name, variety, "float32")
 
 
-async def test_through_tensors(device: CudaDevice) -> None:
-    x, target = RNG.standard_normal((4, 3)).astype(np.float32), np.array([0, 2, 1, -100])
+async def test_through_tensors(device: CudaDevice, rng: np.random.Generator) -> None:
+    x, target = rng.standard_normal((4, 3)).astype(np.float32), np.array([0, 2, 1, -100])
 
     async def gradient(place: str) -> np.ndarray:
         t = ag.tensor(x, device=place, requires_grad=True)

@@ -12,12 +12,11 @@ from aiograd.cuda.device import CudaDevice
 from tests.cuda.fused_on_both import fused_agrees
 from tests.tolerance import tolerance
 
-RNG = np.random.default_rng(0)
 DTYPES = ["float32", "float64", "float16"]
 
 
-def normal(*shape: int) -> np.ndarray:
-    return RNG.standard_normal(shape)
+def normal(rng: np.random.Generator, *shape: int) -> np.ndarray:
+    return rng.standard_normal(shape)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -39,9 +38,15 @@ def normal(*shape: int) -> np.ndarray:
     ],
 )
 def test_agrees_with_the_host(
-    device: CudaDevice, name: str, shape: tuple[int, ...], parameters: tuple[int, ...], statics: dict[str, Any], dtype: str
+    device: CudaDevice,
+    name: str,
+    shape: tuple[int, ...],
+    parameters: tuple[int, ...],
+    statics: dict[str, Any],
+    dtype: str,
+    rng: np.random.Generator,
 ) -> None:
-    x, weight, bias = normal(*shape) * 2 + 1, normal(*parameters), normal(*parameters)
+    x, weight, bias = normal(rng, *shape) * 2 + 1, normal(rng, *parameters), normal(rng, *parameters)
     both = (x, weight) if name == "rms_norm" else (x, weight, bias)
     fused_agrees(device, name, both, statics, dtype)
     fused_agrees(device, name, (x, *[None] * (len(both) - 1)), statics, dtype)
@@ -49,8 +54,8 @@ def test_agrees_with_the_host(
         fused_agrees(device, name, (x, None, bias), statics, dtype)
 
 
-def test_a_large_mean_loses_no_digits(device: CudaDevice) -> None:
-    x = (normal(2, 16) + 4096).astype(np.float32)
+def test_a_large_mean_loses_no_digits(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = (normal(rng, 2, 16) + 4096).astype(np.float32)
     fused = device.fused("layer_norm")
     assert fused is not None
     out, mean, _ = fused.forward(device.from_host(x), None, None, 1, 1e-5)
@@ -60,10 +65,10 @@ def test_a_large_mean_loses_no_digits(device: CudaDevice) -> None:
     np.testing.assert_allclose(device.to_host(mean), x.astype(np.float64).mean(1), rtol=tolerance(np.float32))
 
 
-def test_layer_norm_is_one_launch_forward_and_one_for_the_gradient_of_its_input(device: CudaDevice) -> None:
+def test_layer_norm_is_one_launch_forward_and_one_for_the_gradient_of_its_input(device: CudaDevice, rng: np.random.Generator) -> None:
     fused = device.fused("layer_norm")
     assert fused is not None
-    x, weight, bias = (device.from_host(normal(*shape).astype(np.float32)) for shape in ((4, 6), (6,), (6,)))
+    x, weight, bias = (device.from_host(normal(rng, *shape).astype(np.float32)) for shape in ((4, 6), (6,), (6,)))
     out, mean, rstd = fused.forward(x, weight, bias, 1, 1e-5)
     (rule,) = fused.joint.values()
     rule(out, (True, False, False), x, weight, mean, rstd, 1, 1e-5)
@@ -91,8 +96,8 @@ def test_nothing_to_normalise(device: CudaDevice, shape: tuple[int, ...]) -> Non
 
 
 @pytest.mark.parametrize("shape", [(3, 6), (2, 6, 3)])
-async def test_through_tensors(device: CudaDevice, shape: tuple[int, ...]) -> None:
-    x, w, b = (normal(*s).astype(np.float32) for s in (shape, shape[1:2], shape[1:2]))
+async def test_through_tensors(device: CudaDevice, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x, w, b = (normal(rng, *s).astype(np.float32) for s in (shape, shape[1:2], shape[1:2]))
 
     async def gradients(place: str) -> list[np.ndarray]:
         tensors = [ag.tensor(each, device=place, requires_grad=True) for each in (x, w, b)]

@@ -16,15 +16,14 @@ from aiograd.cuda.device import CudaDevice
 from tests.cuda.on_both import DOMAINS, row_agrees
 from tests.tolerance import tolerance
 
-RNG = np.random.default_rng(0)
 SHAPES = [(), (7,), (301,), (131, 3), (3, 130), (2, 3, 4)]
 NUMBERS = (np.sum, np.prod, np.max, np.min, np.mean, np.var, np.std)
 TRUTHS = (np.any, np.all, np.count_nonzero)
 POSITIONS = (np.argmax, np.argmin)
 
 
-def drawn(shape: tuple[int, ...], dtype: str) -> np.ndarray:
-    return np.asarray(np.asarray(RNG.standard_normal(shape)) * (1 if dtype[0] == "f" else 3)).astype(dtype)
+def drawn(rng: np.random.Generator, shape: tuple[int, ...], dtype: str) -> np.ndarray:
+    return np.asarray(np.asarray(rng.standard_normal(shape)) * (1 if dtype[0] == "f" else 3)).astype(dtype)
 
 
 def axes_for(shape: tuple[int, ...]) -> list[Any]:
@@ -46,8 +45,8 @@ def agree(device: CudaDevice, function: Callable[..., Any], x: np.ndarray, here:
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4", "?"])
-def test_values_and_dtypes(device: CudaDevice, dtype: str, shape: tuple[int, ...]) -> None:
-    x = drawn(shape, dtype)
+def test_values_and_dtypes(device: CudaDevice, dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = drawn(rng, shape, dtype)
     here = device.from_host(x)
     for number, axis in enumerate(axes_for(shape)):
         for function in (*NUMBERS, *TRUTHS):
@@ -60,8 +59,8 @@ def test_values_and_dtypes(device: CudaDevice, dtype: str, shape: tuple[int, ...
 
 
 @pytest.mark.parametrize("dtype", ["u1", "i2", "u8", "i8"])
-def test_integers_of_every_width(device: CudaDevice, dtype: str) -> None:
-    x = drawn((3, 5), "i8").astype(dtype)
+def test_integers_of_every_width(device: CudaDevice, dtype: str, rng: np.random.Generator) -> None:
+    x = drawn(rng, (3, 5), "i8").astype(dtype)
     here = device.from_host(x)
     for function in (np.sum, np.prod, np.max, np.min, np.mean, np.any, np.argmax):
         agree(device, function, x, here, axis=1)
@@ -71,8 +70,8 @@ def test_integers_of_every_width(device: CudaDevice, dtype: str) -> None:
 
 
 @pytest.mark.parametrize("ufunc", [np.add, np.multiply, np.maximum, np.minimum, np.fmax, np.fmin, np.logical_or, np.logical_and])
-def test_methods_of_ufuncs(device: CudaDevice, ufunc: np.ufunc) -> None:
-    x = drawn((4, 3), "f4")
+def test_methods_of_ufuncs(device: CudaDevice, ufunc: np.ufunc, rng: np.random.Generator) -> None:
+    x = drawn(rng, (4, 3), "f4")
     x[1, 2] = np.nan
     here = device.from_host(x)
     for options in ({}, {"axis": 1}, {"axis": None, "keepdims": True}):
@@ -93,17 +92,17 @@ VIEWS = [lambda x: x.T, lambda x: x[::2, ::-1], lambda x: x[:, 1:2], lambda x: x
 
 @pytest.mark.parametrize("view", VIEWS)
 @pytest.mark.parametrize("axis", [None, 0, 1])
-def test_layouts(device: CudaDevice, view: Any, axis: Any) -> None:
-    x = drawn((5, 6), "f4")
+def test_layouts(device: CudaDevice, view: Any, axis: Any, rng: np.random.Generator) -> None:
+    x = drawn(rng, (5, 6), "f4")
     agree(device, np.sum, view(x), view(device.from_host(x)), axis=axis)
     agree(device, np.argmax, view(x), view(device.from_host(x)), axis=axis)
 
 
-def test_broadcast_arguments(device: CudaDevice) -> None:
-    x = drawn((1, 5), "f4")
+def test_broadcast_arguments(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = drawn(rng, (1, 5), "f4")
     for axis in (None, 0, 1):
         agree(device, np.sum, np.broadcast_to(x, (4, 5)), np.broadcast_to(device.from_host(x), (4, 5)), axis=axis)
-    whole = drawn((2, 3, 4), "f4")
+    whole = drawn(rng, (2, 3, 4), "f4")
     agree(device, np.sum, whole.transpose(2, 0, 1), device.from_host(whole).transpose(2, 0, 1), axis=1)
     agree(device, np.max, whole.transpose(2, 0, 1), device.from_host(whole).transpose(2, 0, 1), axis=(0, 2), keepdims=True)
 
@@ -122,8 +121,8 @@ def test_empty_arrays_and_what_numpy_refuses(device: CudaDevice) -> None:
     np.testing.assert_array_equal(device.to_host(np.sum(device.from_host(np.ones((2, 3), np.float32)), axis=0, dtype=np.float64)), np.full(3, 2.0))
 
 
-def test_what_is_composed_of_reductions(device: CudaDevice) -> None:
-    x, w = drawn((4, 3), "f4"), np.abs(drawn((3,), "f4"))
+def test_what_is_composed_of_reductions(device: CudaDevice, rng: np.random.Generator) -> None:
+    x, w = drawn(rng, (4, 3), "f4"), np.abs(drawn(rng, (3,), "f4"))
     here = device.from_host(x)
     for call in (
         lambda a, v: np.ptp(a, axis=1), lambda a, v: np.average(a, axis=1, weights=v), lambda a, v: np.average(a), lambda a, v: np.linalg.norm(a),
@@ -133,8 +132,8 @@ def test_what_is_composed_of_reductions(device: CudaDevice) -> None:
     assert device.statistics().fallbacks == {}
 
 
-def test_what_has_no_kernel_goes_to_the_host(device: CudaDevice) -> None:
-    x = drawn((4, 3), "f4")
+def test_what_has_no_kernel_goes_to_the_host(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = drawn(rng, (4, 3), "f4")
     found = np.sum(device.from_host(x), axis=0, where=x > 0)
     np.testing.assert_allclose(device.to_host(found), np.sum(x, axis=0, where=x > 0), rtol=tolerance(np.float32))
     assert device.statistics().fallbacks == {"sum": 1}
@@ -143,8 +142,8 @@ def test_what_has_no_kernel_goes_to_the_host(device: CudaDevice) -> None:
 # ---------------------------------------------------------------- launches
 
 
-def test_a_pending_argument_is_computed_in_the_same_launch(device: CudaDevice) -> None:
-    x, y = drawn((4, 6), "f4"), drawn((6,), "f4")
+def test_a_pending_argument_is_computed_in_the_same_launch(device: CudaDevice, rng: np.random.Generator) -> None:
+    x, y = drawn(rng, (4, 6), "f4"), drawn(rng, (6,), "f4")
     a, b = device.from_host(x), device.from_host(y)
     found = [np.sum(a * b - 1.0, axis=1), np.mean(np.exp(a), axis=0), np.argmax(a.T * 2, axis=0), np.sum(np.sum(a > 0, axis=0) > 1)]
     device.synchronize()
@@ -154,8 +153,8 @@ def test_a_pending_argument_is_computed_in_the_same_launch(device: CudaDevice) -
         np.testing.assert_allclose(device.to_host(ours), theirs, rtol=1e-5)
 
 
-def test_a_pending_argument_that_is_held_is_computed_again_once(device: CudaDevice) -> None:
-    a = device.from_host(drawn((4, 6), "f4"))
+def test_a_pending_argument_that_is_held_is_computed_again_once(device: CudaDevice, rng: np.random.Generator) -> None:
+    a = device.from_host(drawn(rng, (4, 6), "f4"))
     held = np.exp(a)
     for _ in range(3):
         np.sum(held)
@@ -164,9 +163,9 @@ def test_a_pending_argument_that_is_held_is_computed_again_once(device: CudaDevi
     assert [name for name in device.driver.history if "of_exp" in name] == ["sum_of_exp_whole"]
 
 
-def test_the_same_bits_whether_the_argument_was_pending_or_not(device: CudaDevice) -> None:
+def test_the_same_bits_whether_the_argument_was_pending_or_not(device: CudaDevice, rng: np.random.Generator) -> None:
     for shape, axis in (((3, 50), 1), ((50, 3), 0), ((700,), None)):
-        a, b = device.from_host(drawn(shape, "f4")), device.from_host(drawn(shape, "f4"))
+        a, b = device.from_host(drawn(rng, shape, "f4")), device.from_host(drawn(rng, shape, "f4"))
         for dtype in (np.float32, np.float16):
             fused = np.sum((a * b + a).astype(dtype), axis=axis)
             launched = (a * b + a).astype(dtype)
@@ -188,8 +187,8 @@ def test_half_precision_is_added_in_single(device: CudaDevice) -> None:
     assert device.to_host(np.mean(device.from_host(np.full(300, 60000, np.float16)))) == 60000
 
 
-def test_variance_is_two_launches_and_survives_a_large_mean(device: CudaDevice) -> None:
-    x = (RNG.standard_normal((3, 40)) + 1000).astype(np.float32)
+def test_variance_is_two_launches_and_survives_a_large_mean(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = (rng.standard_normal((3, 40)) + 1000).astype(np.float32)
     found = np.var(device.from_host(x), axis=1, ddof=1)
     np.testing.assert_allclose(device.to_host(found), x.astype(np.float64).var(1, ddof=1), rtol=1e-4)
     assert len(device.driver.history) == 2
@@ -205,8 +204,8 @@ def test_rows(device: CudaDevice, name: str) -> None:
     assert device.statistics().fallbacks == {}
 
 
-async def test_through_tensors(device: CudaDevice) -> None:
-    x = drawn((3, 4), "f4")
+async def test_through_tensors(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = drawn(rng, (3, 4), "f4")
 
     async def gradient(place: str) -> np.ndarray:
         t = ag.tensor(x, device=place, requires_grad=True)

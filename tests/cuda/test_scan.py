@@ -13,15 +13,14 @@ from aiograd.ops.op import ROWS
 from tests.cuda.on_both import DOMAINS, row_agrees
 from tests.tolerance import tolerance
 
-RNG = np.random.default_rng(0)
 #: the last two take one level of chunks, and two
 SHAPES = [(7,), (3, 5), (2, 3, 4), (2, 300), (9000,)]
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("dtype", ["f4", "f8", "f2", "i4", "u1", "?"])
-def test_cumulative_sums(device: CudaDevice, dtype: str, shape: tuple[int, ...]) -> None:
-    x = (RNG.standard_normal(shape) if dtype[0] == "f" else RNG.integers(0, 3, shape)).astype(dtype)
+def test_cumulative_sums(device: CudaDevice, dtype: str, shape: tuple[int, ...], rng: np.random.Generator) -> None:
+    x = (rng.standard_normal(shape) if dtype[0] == "f" else rng.integers(0, 3, shape)).astype(dtype)
     here = device.from_host(x)
     for axis in {None, 0, -1}:
         with np.errstate(all="ignore"):
@@ -36,8 +35,8 @@ def test_cumulative_sums(device: CudaDevice, dtype: str, shape: tuple[int, ...])
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("reverse", [False, True])
-def test_rows_both_ways(device: CudaDevice, shape: tuple[int, ...], reverse: bool) -> None:
-    x, factor = 1 + 0.05 * RNG.standard_normal(shape), 0.9 * RNG.standard_normal(shape)
+def test_rows_both_ways(device: CudaDevice, shape: tuple[int, ...], reverse: bool, rng: np.random.Generator) -> None:
+    x, factor = 1 + 0.05 * rng.standard_normal(shape), 0.9 * rng.standard_normal(shape)
     for axis in {0, len(shape) - 1}:
         for row, args in (("cumsum", (x,)), ("cumprod", (x,)), ("linear_scan", (x, factor))):
             wanted = ROWS[row].forward(*args, axis=axis, reverse=reverse)
@@ -46,8 +45,8 @@ def test_rows_both_ways(device: CudaDevice, shape: tuple[int, ...], reverse: boo
     assert device.statistics().fallbacks == {}
 
 
-def test_functions_and_methods(device: CudaDevice) -> None:
-    x = RNG.standard_normal((4, 5))
+def test_functions_and_methods(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 5))
     here = device.from_host(x)
     calls: list[Any] = [
         lambda a: np.add.accumulate(a), lambda a: np.multiply.accumulate(a, axis=1), lambda a: np.cumulative_sum(a, axis=1),

@@ -10,12 +10,11 @@ from aiograd.errors import ArgumentError
 from aiograd.ops.op import ROWS
 from tests.cuda.on_both import DOMAINS, row_agrees
 
-RNG = np.random.default_rng(4)
 SHAPES = [((1,), 0), ((2,), 0), ((8,), 0), ((9,), -1), ((3, 33), 1), ((20, 3), 0), ((2, 5, 4), 1), ((0, 3), 0), ((3, 0), 1)]
 
 
-def values(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
-    x = (RNG.standard_normal(shape) * 4).astype(dtype)
+def values(rng: np.random.Generator, dtype: str, shape: tuple[int, ...]) -> np.ndarray:
+    x = (rng.standard_normal(shape) * 4).astype(dtype)
     if x.dtype.kind == "f" and x.size:
         x = np.round(x)
         x.flat[::5], x.flat[1::7], x.flat[2::7], x.flat[3::11] = np.nan, -0.0, np.inf, -np.inf
@@ -24,9 +23,9 @@ def values(dtype: str, shape: tuple[int, ...]) -> np.ndarray:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int8", "int32", "int64", "uint8", "uint32", "uint64", "bool"])
-def test_sorting_is_stable_in_both_directions(dtype: str, device: CudaDevice) -> None:
+def test_sorting_is_stable_in_both_directions(dtype: str, device: CudaDevice, rng: np.random.Generator) -> None:
     for shape, axis in SHAPES:
-        x = values(dtype, shape)
+        x = values(rng, dtype, shape)
         for descending in (False, True):
             order = device.to_host(ROWS["argsort"](device.from_host(x), axis=axis, descending=descending))
             np.testing.assert_array_equal(order, ROWS["argsort"](x, axis=axis, descending=descending))
@@ -44,8 +43,8 @@ def test_rows(name: str, dtype: str, device: CudaDevice) -> None:
     assert device.statistics().fallbacks == {}
 
 
-def test_functions_of_numpy(device: CudaDevice) -> None:
-    x = RNG.standard_normal((4, 9))
+def test_functions_of_numpy(device: CudaDevice, rng: np.random.Generator) -> None:
+    x = rng.standard_normal((4, 9))
     a = device.from_host(x)
     for axis in (0, 1, None):
         np.testing.assert_array_equal(device.to_host(np.sort(a, axis)), np.sort(x, axis))
@@ -66,8 +65,8 @@ def test_the_largest(device: CudaDevice) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint64"])
-def test_searching(dtype: str, device: CudaDevice) -> None:
-    line, wanted = np.sort(values(dtype, (13,))), values(dtype, (3, 5))
+def test_searching(dtype: str, device: CudaDevice, rng: np.random.Generator) -> None:
+    line, wanted = np.sort(values(rng, dtype, (13,))), values(rng, dtype, (3, 5))
     for side in ("left", "right"):
         for one, other in ((device.from_host(line), device.from_host(wanted)), (line, device.from_host(wanted)), (device.from_host(line), wanted)):
             np.testing.assert_array_equal(device.to_host(np.searchsorted(one, other, side)), np.searchsorted(line, wanted, side))

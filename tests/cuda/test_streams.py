@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.cuda.command import Lane
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.stream import Event, Stream, current_stream
+from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import ArgumentError, ModeError, NotReadyError
 from tests.tolerance import tolerance
 
@@ -59,7 +59,7 @@ async def test_what_another_stream_made_is_waited_for_once(device: CudaDevice) -
     names = [name for name, _ in recorder.calls]
     # the side stream waits for the upload, the first one for the side stream; neither waits twice
     assert names == ["wait", "exp", "tanh", "wait", "add"], recorder.calls
-    assert [stream is side.lane.handle for _, stream in recorder.calls] == [True, True, True, False, False]
+    assert [stream is side.stream_state.handle for _, stream in recorder.calls] == [True, True, True, False, False]
     late.done = True
     np.testing.assert_allclose((await w).numpy(), np.tanh(np.exp(X)) + 1, rtol=tolerance(np.float32))
 
@@ -72,7 +72,7 @@ async def test_a_write_waits_for_readers_on_other_streams(device: CudaDevice) ->
         y.flush()
     x[...] = 0.0
     device.submit(lambda: None).result()
-    assert [(name, stream is side.lane.handle) for name, stream in recorder.calls][-2:] == [("wait", False), ("cast", False)]
+    assert [(name, stream is side.stream_state.handle) for name, stream in recorder.calls][-2:] == [("wait", False), ("cast", False)]
     late.done = True
     await y.__aiograd_wait__()
     np.testing.assert_allclose(device.to_host(y), np.exp(X), rtol=tolerance(np.float32))
@@ -99,7 +99,7 @@ async def test_backward_work_goes_where_forward_work_went(device: CudaDevice) ->
     recorder.calls.clear()
     await loss.backward()
     await x.grad
-    streams = [stream is side.lane.handle for name, stream in recorder.calls if name != "wait"]
+    streams = [stream is side.stream_state.handle for name, stream in recorder.calls if name != "wait"]
     assert True in streams
     np.testing.assert_allclose(x.grad.numpy(), 2 * np.exp(2 * X), rtol=1e-5)
 
@@ -150,17 +150,17 @@ def test_outside_of_a_loop_synchronize_waits(device: CudaDevice) -> None:
 
 async def test_a_stream_is_the_task_s_own(device: CudaDevice) -> None:
     side = Stream()
-    seen: list[Lane] = []
+    seen: list[StreamState] = []
 
     async def other() -> None:
-        seen.append(device.current_lane())
+        seen.append(device.current_stream_state())
 
     with side:
         task = asyncio.create_task(other())
         assert current_stream() == side
     await other()
     await task
-    assert seen == [device.default_lane, side.lane]
+    assert seen == [device.default_stream_state, side.stream_state]
 
 
 async def test_leaving_a_stream_in_another_context_is_refused(device: CudaDevice) -> None:
@@ -181,7 +181,7 @@ async def test_streams_wait_for_each_other_where_asked(device: CudaDevice) -> No
         ag.exp(ag.tensor(X, device="cuda:0"))._data.flush()
     second.wait_stream(first)
     device.submit(lambda: None).result()
-    assert recorder.calls[-1] == ("wait", second.lane.handle)
+    assert recorder.calls[-1] == ("wait", second.stream_state.handle)
     late.done = True
 
 

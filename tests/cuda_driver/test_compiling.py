@@ -72,3 +72,31 @@ def test_multiply_and_add_are_put_together_only_where_allowed(contract: bool) ->
     compiling.nvjitlink.destroy(handle)
     assert bool(re.search(rb"fma\.rn\.f32", text)) is contract
     assert compiling.link(parts, (9, 0), contract=contract).startswith(b"\x7fELF")
+
+
+def _kernels() -> dict[str, tuple[Any, tuple[Any, ...]]]:
+    """Kernels that call device functions, as they are launched on large devices, with arguments."""
+    from aiograd.cuda.kernels import attention, convolution, gemm, loss, sorting
+    from aiograd.cuda.kernels.scalar import TYPES, function
+
+    f4, exp, log, tile = TYPES["f4"], function("exp", "f4"), function("log", "f4"), (64, 64, 16, 4, 4)
+    floats, ints = [pointer("f4")] * 8, (1,) * 64
+    return {
+        "gemm": (gemm.tiled(f4, f4, *tile, True, False, False), (*floats[:4], *ints[:23])),
+        "convolve": (convolution.convolved(f4, f4, TYPES["u4"], *tile, 3, 3, False), (*floats[:4], *ints[:34])),
+        "attention": (attention.attended(f4, f4, exp, log, 32, 32, 8, 16, 32, 32, ""), (*floats[:6], np.float32(1), *ints[:6], True, *ints[:20])),
+        "cross entropy": (
+            loss.cross_entropy("f4", 1, 256, True, True, True),
+            (*floats[:4], pointer("i8"), pointer("f4"), *ints[:4], np.float32(1), np.float32(1)),
+        ),
+        "sort": (sorting.block_sort(1024), (pointer("u8"), pointer("i4"), pointer("u8"), *ints[:3])),
+    }
+
+
+@pytest.mark.parametrize("name", ["gemm", "convolve", "attention", "cross entropy", "sort"])
+def test_device_functions_become_part_of_the_kernel(name: str) -> None:
+    kernel, args = _kernels()[name]
+    ptx, _ = cuda.compile_ptx(kernel, compiling.signature_of(args), cc=(9, 0))
+    assert "call" not in ptx, "nothing is called"
+    assert "__local_depot" not in ptx, "what a thread keeps is in registers"
+    assert "bar.sync" in ptx and "ld.shared" in ptx

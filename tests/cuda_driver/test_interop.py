@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.cuda.command import Lane
 from aiograd.cuda.dlpack import CPU, CUDA, Strided, make_capsule, open_capsule
 from aiograd.cuda.driver.hardware import HardwareDriver
 from aiograd.cuda.interop import cuda_array_interface, dlpack_device, open_cuda_array, open_dlpack, to_dlpack
+from aiograd.cuda.stream_state import StreamState
 from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError
 from tests.cuda_driver.fake_calls import FakeCalls
 
@@ -38,20 +38,19 @@ class Thread:
 class Array:
     """As much of a CudaArray as is asked for here."""
 
-    def __init__(self, device: Any, host: np.ndarray[Any, Any], lane: Lane) -> None:
+    def __init__(self, device: Any, host: np.ndarray[Any, Any], stream_state: StreamState) -> None:
         self.device, self.shape, self.strides, self.dtype = device, host.shape, host.strides, host.dtype
         self.offset = 64
         self.is_contiguous = host.flags.c_contiguous
-        memory = device.driver.allocate(host.nbytes + 64, lane.handle)
-        self.buffer = SimpleNamespace(device=device, memory=memory, nbytes=host.nbytes + 64, error=None, writer=(lane, 1), used={lane: 1})
-        lane.count = 1
+        memory = device.driver.allocate(host.nbytes + 64, stream_state.handle)
+        self.buffer = SimpleNamespace(
+            device=device, memory=memory, nbytes=host.nbytes + 64, error=None, writer=(stream_state, 1), used={stream_state: 1}
+        )
+        stream_state.count = 1
         self.flushed = 0
 
     def flush(self) -> None:
         self.flushed += 1
-
-    def copy(self) -> Array:
-        return Array(self.device, np.empty(self.shape, self.dtype), self.buffer.writer[0])
 
 
 @pytest.fixture
@@ -62,20 +61,23 @@ def calls() -> FakeCalls:
 @pytest.fixture
 def device(calls: FakeCalls) -> Iterator[Any]:
     driver = HardwareDriver(0, calls, lambda *args: None)  # type: ignore[arg-type]
-    lane = Lane(driver, None, "default")
-    yield SimpleNamespace(driver=driver, properties=driver.properties, name="cuda:0", default_lane=lane, current_lane=lambda: lane, thread=Thread())
+    stream_state = StreamState(driver, None, "default")
+    yield SimpleNamespace(
+        driver=driver, properties=driver.properties, name="cuda:0", default_stream_state=stream_state, current_stream_state=lambda: stream_state,
+        thread=Thread(),
+    )  # fmt: skip
     calls.run()
     driver.close()
 
 
 @pytest.fixture
-def lane(device: Any) -> Lane:
-    return Lane(device.driver, device.driver.create_stream(), "other")
+def stream_state(device: Any) -> StreamState:
+    return StreamState(device.driver, device.driver.create_stream(), "other")
 
 
 @pytest.fixture
-def array(device: Any, lane: Lane) -> Array:
-    return Array(device, np.zeros((3, 4), np.float32)[:, ::2], lane)
+def array(device: Any, stream_state: StreamState) -> Array:
+    return Array(device, np.zeros((3, 4), np.float32)[:, ::2], stream_state)
 
 
 def waits(calls: FakeCalls) -> list[tuple[str, int]]:
@@ -83,10 +85,12 @@ def waits(calls: FakeCalls) -> list[tuple[str, int]]:
 
 
 @pytest.mark.parametrize(("asked", "reader"), [(None, 1), (1, 1), (2, 2), (94147767683472, 94147767683472)])
-def test_the_readers_stream_waits_for_what_fills_the_array(calls: FakeCalls, lane: Lane, array: Array, asked: Any, reader: int) -> None:
+def test_the_readers_stream_waits_for_what_fills_the_array(
+    calls: FakeCalls, stream_state: StreamState, array: Array, asked: Any, reader: int
+) -> None:
     capsule = to_dlpack(array, stream=asked)  # type: ignore[arg-type]
     assert array.flushed == 1, "what is pending is launched first"
-    assert waits(calls) == [("record", int(lane.handle)), ("wait_for", reader)]
+    assert waits(calls) == [("record", int(stream_state.handle)), ("wait_for", reader)]
     found = open_capsule(capsule)
     assert (found.address, found.shape, found.strides, found.device) == (array.buffer.memory.address + 64, (3, 2), (16, 8), (CUDA, 0))
 
@@ -103,19 +107,14 @@ def test_streams_that_are_none(array: Array, stream: Any) -> None:
 
 
 @pytest.mark.parametrize("version", [None, (1, 0)])
-def test_the_memory_waits_for_the_readers_default_stream(calls: FakeCalls, lane: Lane, array: Array, version: Any) -> None:
+def test_the_memory_waits_for_the_readers_default_stream(calls: FakeCalls, stream_state: StreamState, array: Array, version: Any) -> None:
     found = open_capsule(to_dlpack(array, stream=1, max_version=version))  # type: ignore[arg-type]
-    used = array.buffer.used[lane]
+    used = array.buffer.used[stream_state]
     calls.log.clear()
     del found
     gc.collect()
-    assert waits(calls) == [("record", 1), ("wait_for", int(lane.handle))]
-    assert array.buffer.used[lane] == lane.count == used + 1, "whoever frees the memory waits for that"
-
-
-def test_a_copy_on_demand(array: Array) -> None:
-    found = open_capsule(to_dlpack(array, stream=-1, copy=True, max_version=(1, 0)))  # type: ignore[arg-type]
-    assert found.address != array.buffer.memory.address + 64 and found.strides == (8, 4)
+    assert waits(calls) == [("record", 1), ("wait_for", int(stream_state.handle))]
+    assert array.buffer.used[stream_state] == stream_state.count == used + 1, "whoever frees the memory waits for that"
 
 
 def test_other_devices_are_refused(array: Array) -> None:
@@ -134,11 +133,11 @@ def test_values_that_could_not_be_computed(array: Array) -> None:
         to_dlpack(array)  # type: ignore[arg-type]
 
 
-def test_cuda_array_interface_names_the_stream_that_fills_the_array(calls: FakeCalls, lane: Lane, array: Array) -> None:
+def test_cuda_array_interface_names_the_stream_that_fills_the_array(calls: FakeCalls, stream_state: StreamState, array: Array) -> None:
     described = cuda_array_interface(array)  # type: ignore[arg-type]
     assert described == {
         "shape": (3, 2), "typestr": "<f4", "data": (array.buffer.memory.address + 64, False), "version": 3, "strides": (16, 8),
-        "stream": int(lane.handle),
+        "stream": int(stream_state.handle),
     }  # fmt: skip
     assert waits(calls) == []
     array.is_contiguous = True

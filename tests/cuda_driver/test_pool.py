@@ -6,12 +6,12 @@ import pytest
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from aiograd.cuda.driver.pool import Block, Pool, round_up, segment_sizes
+from aiograd.cuda.driver.pool import Block, MemoryPool, round_up, segment_sizes
 
 MIB = 1 << 20
 
 
-def grown(pool: Pool, nbytes: int, stream: int = 0, address: int = 1 << 30) -> Block:
+def grown(pool: MemoryPool, nbytes: int, stream: int = 0, address: int = 1 << 30) -> Block:
     """A block, from a new segment at `address` where needed."""
     block = pool.take(nbytes, stream)
     if block is None:
@@ -32,7 +32,7 @@ def test_sizes_are_rounded_and_segments_chosen_by_kind() -> None:
 
 
 def test_what_is_freed_is_given_again_to_the_same_stream_at_once() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     first = grown(pool, 1000)
     address = first.address
     pool.give(first, 0)
@@ -40,7 +40,7 @@ def test_what_is_freed_is_given_again_to_the_same_stream_at_once() -> None:
 
 
 def test_another_stream_gets_it_only_after_the_device_was_waited_for() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     block = grown(pool, 3 * MIB)
     pool.give(block, 0)
     assert pool.take(3 * MIB, 1) is None
@@ -49,7 +49,7 @@ def test_another_stream_gets_it_only_after_the_device_was_waited_for() -> None:
 
 
 def test_settling_one_stream_leaves_the_others_their_blocks() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     blocks = [grown(pool, 11 * MIB, stream, address=(stream + 1) << 30) for stream in (1, 2)]
     for block in blocks:
         pool.give(block, block.stream)
@@ -61,7 +61,7 @@ def test_settling_one_stream_leaves_the_others_their_blocks() -> None:
 
 
 def test_a_block_freed_on_another_stream_belongs_to_that_one() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     block = grown(pool, 11 * MIB, stream=0)
     pool.give(block, 5)
     assert pool.take(11 * MIB, 0) is None
@@ -69,7 +69,7 @@ def test_a_block_freed_on_another_stream_belongs_to_that_one() -> None:
 
 
 def test_neighbours_are_joined_within_a_stream_only() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     left, middle, right = (grown(pool, 4 * MIB) for _ in range(3))
     assert right.address - left.address == 8 * MIB
     pool.give(left, 0)
@@ -83,7 +83,7 @@ def test_neighbours_are_joined_within_a_stream_only() -> None:
 
 
 def test_the_smallest_block_that_fits_is_taken() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     pool.add(1 << 30, 40 * MIB, 40 * MIB, 0)
     pool.add(2 << 30, 12 * MIB, 12 * MIB, 0)
     block = pool.take(11 * MIB, 0)
@@ -92,7 +92,7 @@ def test_the_smallest_block_that_fits_is_taken() -> None:
 
 def test_what_is_left_of_a_large_block_stays_with_it_unless_it_is_large() -> None:
     """Crumbs between large blocks would serve nobody and keep their neighbours apart."""
-    pool = Pool()
+    pool = MemoryPool()
     pool.add(1 << 30, 14 * MIB, 14 * MIB, 0)
     block = pool.take(13 * MIB + 1, 0)
     assert block is not None and block.size == 14 * MIB
@@ -102,13 +102,13 @@ def test_what_is_left_of_a_large_block_stays_with_it_unless_it_is_large() -> Non
 
 
 def test_small_blocks_never_come_from_large_segments() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     pool.give(grown(pool, 4 * MIB), 0)
     assert pool.take(1000, 0) is None
 
 
 def test_freeing_twice_is_noticed() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     block = grown(pool, 100)
     pool.give(block, 0)
     with pytest.raises(RuntimeError, match="freed twice"):
@@ -116,7 +116,7 @@ def test_freeing_twice_is_noticed() -> None:
 
 
 def test_statistics_count_what_happens() -> None:
-    pool = Pool()
+    pool = MemoryPool()
     blocks = [grown(pool, 700) for _ in range(3)]
     for block in blocks[:2]:
         pool.give(block, 0)
@@ -133,7 +133,7 @@ class PoolMachine(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.pool = Pool()
+        self.pool = MemoryPool()
         self.taken: list[Block] = []
         self.next_address = 1 << 30
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import os
 import sys
 import time
@@ -71,8 +72,13 @@ def boom(key: str) -> None:
 
 @service.function
 async def encodings() -> list[str]:
-    office = dist.current_worker()._office
-    return [office.encoding.name, office.gradient_encoding.name]
+    core = dist.current_worker()._core
+    return [core.encoding.name, core.gradient_encoding.name]
+
+
+@service.function
+async def collector_thresholds() -> list[int]:
+    return list(gc.get_threshold())
 
 
 @service.reference

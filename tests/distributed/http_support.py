@@ -17,8 +17,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from aiograd.distributed.http import HttpTransport, WebSocketChannel
-from aiograd.distributed.transport import Channel
+from aiograd.distributed.rpc.http import HttpTransport, WebSocketChannel
+from aiograd.distributed.rpc.transport import Channel
 from tests.watchdog import SECONDS
 
 UPGRADE = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\nSec-WebSocket-Key: AAAAAAAAAAAAAAAAAAAAAA==\r\n"

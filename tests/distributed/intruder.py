@@ -7,13 +7,13 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from aiograd.distributed.codec import encode
-from aiograd.distributed.frame import FrameKind, pack_header
-from aiograd.distributed.handshake import Dialler, Secured
-from aiograd.distributed.keyring import Key
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.transport import Channel
+from aiograd.distributed.rpc.codec import encode
+from aiograd.distributed.rpc.frames import FrameKind, pack_header
+from aiograd.distributed.rpc.handshake import Dialler, Secured
+from aiograd.distributed.rpc.keyring import Key
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import DistributedError
 
 LIMITS = Limits()

@@ -1,4 +1,4 @@
-"""A transport within one process: channels in pairs, with a switchboard that can close, refuse, drop, hold and repeat.
+"""A transport within one process: channels in pairs, with a switchboard that can close, refuse and hold.
 
 Frames cross in the next turn of the loop, in order. Works on any event loop, the simulated one included.
 """
@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+from collections import deque
 from collections.abc import Callable
-from typing import Any
 
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
-from aiograd.distributed.transport import Buffer
+from aiograd.distributed.rpc.transport import Buffer
 
 
 class Switchboard:
     """Who listens where, and what is wrong with the network."""
 
-    def __init__(self, *, reliable: bool = True, high_water: int = 1 << 20) -> None:
-        self.reliable = reliable
+    def __init__(self, *, high_water: int = 1 << 20) -> None:
         self.high_water = high_water
         self.listeners: dict[str, MemoryTransport] = {}
         self.channels: list[MemoryChannel] = []
         #: URLs that do not answer at all
         self.unreachable: set[str] = set()
-        #: says what becomes of a frame: how many times it arrives
-        self.copies: Callable[[MemoryChannel, bytes], int] = lambda channel, frame: 1
+        #: False for a frame that does not arrive, nor anything that is sent after it over its channel, and nobody is told
+        self.passes: Callable[[MemoryChannel, bytes], bool] = lambda channel, frame: True
         self.latency = 0.0
         self.dials = 0
         self.transports = 0
@@ -55,14 +53,14 @@ class MemoryChannel:
         self.board = board
         self.remote = remote
         self.side = side
-        self.is_reliable = board.reliable
         self.certified_names: frozenset[str] | None = None
         self.other: MemoryChannel
         self.closed = False
         self.held = False
+        self.is_silent = False
         self.queued = 0
         self.sent = 0
-        self._waiting: list[bytes] = []
+        self._on_its_way: deque[bytes] = deque()
         self._early: list[bytes] = []
         self._on_frame: Callable[[bytes | memoryview], None] | None = None
         self._on_closed: Callable[[BaseException | None], None] | None = None
@@ -84,25 +82,25 @@ class MemoryChannel:
             return True
         frame = bytes(frame)
         self.sent += 1
-        for _ in range(self.board.copies(self, frame)):
-            self.queued += len(frame)
-            if self.held:
-                self._waiting.append(frame)
-            else:
-                self._soon(self._cross, frame)
+        self.queued += len(frame)
+        self.is_silent = self.is_silent or not self.board.passes(self, frame)
+        if not self.is_silent:
+            self._on_its_way.append(frame)
+            self._soon(self._cross)
         self._full = self.queued > self.board.high_water
         return not self._full
 
-    def _soon(self, callback: Callable[[Any], object], argument: object) -> None:
+    def _soon(self, callback: Callable[..., object], *arguments: object) -> None:
         if self.board.latency:
-            self.loop.call_later(self.board.latency, callback, argument)
+            self.loop.call_later(self.board.latency, callback, *arguments)
         else:
-            self.loop.call_soon(callback, argument)
+            self.loop.call_soon(callback, *arguments)
 
-    def _cross(self, frame: bytes) -> None:
-        if self.held:
-            self._waiting.append(frame)
+    def _cross(self) -> None:
+        """The next frame arrives, unless it is held."""
+        if self.held or not self._on_its_way:
             return
+        frame = self._on_its_way.popleft()
         self.queued -= len(frame)
         other = self.other
         if not other.closed:
@@ -117,9 +115,8 @@ class MemoryChannel:
 
     def release(self) -> None:
         self.held = False
-        waiting, self._waiting = self._waiting, []
-        for frame in waiting:
-            self.loop.call_soon(self._cross, frame)
+        for _ in self._on_its_way:
+            self.loop.call_soon(self._cross)
 
     def close(self) -> None:
         """Orderly: what was sent before still arrives, then the other side sees the end."""
@@ -151,10 +148,9 @@ class MemoryChannel:
 class MemoryTransport:
     """One worker's access to the switchboard."""
 
-    def __init__(self, board: Switchboard, host: str, *, safeguards: Safeguards = ALL_ON, certified: frozenset[str] | None = None) -> None:
+    def __init__(self, board: Switchboard, host: str, *, certified: frozenset[str] | None = None) -> None:
         self.board = board
         self.host = host
-        self.safeguards = safeguards
         self.url = f"memory://{host}"
         self.accept: Callable[[MemoryChannel], None] | None = None
         board.transports += 1

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from aiograd.distributed.frame import Frame, parse
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
-from aiograd.distributed.session import Deliver, Session
-from tests.distributed.link import SMALL, joined, make
+from aiograd.distributed.rpc.frames import Frame, parse
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.session import Deliver, RpcSession
+from tests.distributed.session_link import SMALL, joined, make
 
 
-def pair(limits: Limits = SMALL, *, reliable: bool = True, safeguards: Safeguards = ALL_ON) -> tuple[Session, Session]:
-    both = make(limits, safeguards), make(limits, safeguards)
+def pair(limits: Limits = SMALL) -> tuple[RpcSession, RpcSession]:
+    both = make(limits), make(limits)
     for session in both:
-        session.attach(0.0, reliable)
+        session.attach(0.0)
     return both
 
 
-def frames(session: Session, now: float = 0.0) -> list[bytes]:
+def frames(session: RpcSession, now: float = 0.0) -> list[bytes]:
     return [joined(frame) for frame in iter(lambda: session.next_frame(now), None)]
 
 
@@ -30,26 +29,26 @@ def read(wire: list[bytes], limits: Limits = SMALL) -> Iterator[Frame]:
     return (parse(frame, limits) for frame in wire)
 
 
-def pass_on(sender: Session, receiver: Session, now: float = 0.0) -> int:
+def pass_on(sender: RpcSession, receiver: RpcSession, now: float = 0.0) -> int:
     wire = frames(sender, now)
     for frame in wire:
         receiver.receive(frame, now)
     return len(wire)
 
 
-def effects(session: Session) -> list[object]:
+def effects(session: RpcSession) -> list[object]:
     found = list(session.effects)
     session.effects.clear()
     return found
 
 
-def delivered(session: Session) -> Deliver:
+def delivered(session: RpcSession) -> Deliver:
     (effect,) = effects(session)
     assert isinstance(effect, Deliver)
     return effect
 
 
-def nothing_left(*sessions: Session) -> bool:
+def nothing_left(*sessions: RpcSession) -> bool:
     return all(
         (each.outstanding, each.running, each.remembered, each.bytes_held, each.bytes_stored, each.bytes_unsent) == (0,) * 6
         for each in (session.statistics() for session in sessions)

@@ -19,7 +19,7 @@ import numpy as np
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.context import Context
+from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
 from tests.distributed.memory import MemoryChannel, MemoryTransport, Switchboard
 from tests.distributed.workers import knows, view, workers
@@ -353,7 +353,7 @@ class Log:
         return self
 
     def _watch(self, worker: dist.Worker) -> None:
-        endpoint = worker._office.endpoint
+        endpoint = worker._core.endpoint
         request = endpoint.request
 
         def spied(peer: str, kind: int, *rest: Any) -> Any:
@@ -372,7 +372,7 @@ class Log:
 @contextlib.contextmanager
 def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
     """Run `action` whenever a message of a kind has come, before it is served; what it raises is the answer."""
-    handlers = worker._office._handlers
+    handlers = worker._core.handlers
     serve = handlers[kind]
 
     async def served(caller: Any, value: Any, timeout: float) -> Any:
@@ -391,7 +391,7 @@ def before(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None]
 @contextlib.contextmanager
 def after(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] | None]) -> Iterator[None]:
     """Run `action` whenever a message of a kind has been served, before it is answered."""
-    handlers = worker._office._handlers
+    handlers = worker._core.handlers
     serve = handlers[kind]
 
     async def served(caller: Any, value: Any, timeout: float) -> Any:
@@ -412,13 +412,12 @@ def after(worker: dist.Worker, kind: Kind, action: Callable[[], Awaitable[None] 
 
 
 class Net(Switchboard):
-    """A switchboard on which single workers lose sight of each other: what is sent vanishes, and nobody is told."""
+    """A switchboard on which single workers lose sight of each other: what is sent waits until they see each other again, and nobody is told."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.cuts: set[frozenset[str]] = set()
         self.hosts: dict[str, MemoryTransport] = {}
-        self.copies = lambda channel, frame: 0 if self._is_cut(channel) else 1
 
     def transport(self, host: str, **options: Any) -> MemoryTransport:
         transport = self.hosts[host] = _Transport(self, host, **options)
@@ -427,9 +426,11 @@ class Net(Switchboard):
     def cut(self, *names: str) -> None:
         """Part one worker from another, or from all if only one is named."""
         self.cuts |= self._pairs(names)
+        self._update()
 
     def heal(self, *names: str) -> None:
         self.cuts -= self._pairs(names)
+        self._update()
 
     def kill(self, name: str) -> None:
         """The process is gone; connections to it are reset."""
@@ -439,8 +440,12 @@ class Net(Switchboard):
         others = names[1:] or tuple(self.hosts)
         return {frozenset((names[0], other)) for other in others if other != names[0]}
 
-    def _is_cut(self, channel: MemoryChannel) -> bool:
-        return frozenset((channel.side, channel.remote.removeprefix("memory://"))) in self.cuts
+    def _update(self) -> None:
+        for channel in self.channels:
+            if frozenset((channel.side, channel.remote.removeprefix("memory://"))) in self.cuts:
+                channel.held = True
+            elif channel.held:
+                channel.release()
 
 
 class _Transport(MemoryTransport):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.codec import WireTensor
+from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import NaNGradientError, RemoteError
 from tests.distributed.workers import leaf, settled, simulate, values, view, workers
 

@@ -150,7 +150,7 @@ async def test_a_worker_that_is_reached_in_several_ways_is_walked_once() -> None
     async with stage.open() as opened, opened[0].context() as ctx:
         loss = await graph(stage.here(opened[0]), stage.x)
         for worker in opened[1:]:  # every question takes a while, so they meet
-            worker._office._handlers = dict(worker._office._handlers)
+            worker._core.handlers = dict(worker._core.handlers)
         with before(opened[1], Kind.MARK, lambda: asyncio.sleep(0)), before(opened[2], Kind.MARK, lambda: asyncio.sleep(0)):
             await ctx.backward(loss)
         same(stage.found(ctx, opened), wanted)
@@ -475,17 +475,17 @@ async def test_leaving_the_context_right_after_a_pass_leaves_nothing() -> None:
 
 
 async def test_a_thousand_outcomes_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiograd.distributed.driver.decision.REMEMBERED", 10)
+    monkeypatch.setattr("aiograd.distributed.autograd.context.REMEMBERED", 10)
     stage = Stage("ab")
     async with stage.open() as opened, opened[0].context() as ctx:
         a, b = opened
         loss = (await a.call("b", "weigh", stage.x)).sum()
         for _ in range(30):
             await ctx.backward(loss, retain_graph=True)
-        assert len(view(a, ctx).outcomes) == len(view(b, ctx).outcomes) == 10
+        assert len(view(a, ctx).history.outcomes) == len(view(b, ctx).history.outcomes) == 10
         for n in range(30):  # nor are those of passes that a peer makes up
             await b.endpoint.request("a", Kind.ABORT, (ctx.key, "b", n, "none"), 5)
-        assert len(view(a, ctx).outcomes) == 10
+        assert len(view(a, ctx).history.outcomes) == 10
         await until(lambda: not busy(b).get("passes"))
 
 

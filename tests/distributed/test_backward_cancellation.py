@@ -16,7 +16,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import CommitUnknown, DeadlineError, RemoteError
 from aiograd.testing import SimulatedLoop
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, passes, same, scaled
@@ -106,7 +106,7 @@ class ByCallee(Scene):
             await context.backward((await there.call("c", "weigh", x * there.weight)).sum(), retain_graph=True)
 
         self.stage.functions["differentiate"] = differentiate
-        dist_service = here.call.__self__._office.service  # type: ignore[attr-defined]
+        dist_service = here.call.__self__._core.service  # type: ignore[attr-defined]
         with contextlib.suppress(ag.errors.ArgumentError):  # exposed already
             dist_service.function("differentiate")(self.stage._exposed("differentiate"))
         y = self.stage.x * 1
@@ -383,7 +383,7 @@ def test_a_cancellation_is_not_lost_in_a_timeout() -> None:
     """The deadline has passed and the workers are being told, which takes a while; the cancellation that comes then goes on."""
 
     async def main() -> None:
-        board = Net(reliable=False)
+        board = Net()
         stage = Stage("ab")
 
         async def forever(g: Any) -> Any:

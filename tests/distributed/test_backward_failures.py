@@ -410,7 +410,7 @@ def test_an_abort_that_overtakes_the_walk_is_remembered() -> None:
             loss = await GRAPHS["chain"](stage.here(a), stage.x)
             asked: list[Any] = []
             held = asyncio.Event()
-            request = b._office.endpoint.request
+            request = b._core.endpoint.request
 
             async def hold(peer: str, kind: int, value: Any, timeout: float, principal: Any) -> Any:
                 if kind == Kind.MARK:
@@ -419,20 +419,34 @@ def test_an_abort_that_overtakes_the_walk_is_remembered() -> None:
                     await asyncio.sleep(1000)
                 return await request(peer, kind, value, timeout, principal)
 
-            b._office.endpoint.request = hold  # type: ignore[method-assign]
+            b._core.endpoint.request = hold  # type: ignore[method-assign]
             running = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
             await held.wait()
             running.cancel()
             await asyncio.wait([running])
-            b._office.endpoint.request = request  # type: ignore[method-assign]
+            b._core.endpoint.request = request  # type: ignore[method-assign]
             ((peer, value),) = asked
-            assert peer == "c" and "c" in {w.name for w in opened if view(w, ctx).outcomes}, "c has heard of the end of what it never heard of"
+            assert peer == "c" and "c" in {w.name for w in opened if view(w, ctx).history.outcomes}, "c has heard of the end of it"
             with pytest.raises(PassAbortedError, match="too late for more of it"):
                 await request(peer, Kind.MARK, value, 5, None)
-            assert passes(opened) == [0, 0, 0, 0] and not view(d, ctx).outcomes
+            assert passes(opened) == [0, 0, 0, 0] and not view(d, ctx).history.outcomes
             await ctx.backward(loss)
 
     simulate(main)
+
+
+async def test_a_context_that_is_released_while_a_walk_asks_others_ends_the_pass_with_that_reason() -> None:
+    """The walk goes from b to c, and back to an edge of b that has gone with the context."""
+    stage = Stage("abc")
+    async with stage.open() as (a, b, c), a.context() as ctx:
+        loss = (await a.call("b", "via", "cb", stage.x)).sum()
+
+        async def release() -> None:
+            await b._leases.release(view(b, ctx))
+
+        with after(c, Kind.MARK, release), pytest.raises(ContextError, match="^Error on Node b: .* released while a backward pass was running"):
+            await ctx.backward(loss)
+        assert passes([a, b, c]) == [0, 0, 0]
 
 
 def test_a_worker_that_is_told_to_stop_while_it_walks_asks_nobody_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -449,7 +463,7 @@ def test_a_worker_that_is_told_to_stop_while_it_walks_asks_nobody_any_more(monke
         async with stage.open() as opened, opened[0].context() as ctx:
             a, b, c = opened
             loss = (await a.call("b", "long", stage.x)).sum()
-            monkeypatch.setattr("aiograd.distributed.driver.walk.BUDGET", -1.0)  # it pauses at every look at the clock
+            monkeypatch.setattr("aiograd.distributed.autograd.discovery.BUDGET", -1.0)  # it pauses at every look at the clock
             running = asyncio.ensure_future(ctx.backward(loss, retain_graph=True))
             await until(lambda: passes([b]) == [1])
             (pass_id,) = view(b, ctx).parts
@@ -496,14 +510,14 @@ async def test_messages_of_a_pass_that_is_over_are_refused_and_change_nothing() 
         a, b = opened[:2]
         loss = await stage.graph(stage.here(a), stage.x)
         sent: list[tuple[int, Any]] = []
-        request = a._office.endpoint.request
+        request = a._core.endpoint.request
 
         def keep(peer: str, kind: int, value: Any, *rest: Any) -> Any:
             if peer == "b":
                 sent.append((kind, value))
             return request(peer, kind, value, *rest)
 
-        a._office.endpoint.request = keep  # type: ignore[method-assign]
+        a._core.endpoint.request = keep  # type: ignore[method-assign]
         with pytest.raises(RemoteError, match="boom"):
             await ctx.backward(loss, retain_graph=True)
         address = sent[0][1][:3]
@@ -811,7 +825,7 @@ async def test_a_commit_that_fails_on_the_initiator_is_an_abort_everywhere() -> 
         slot.grad = good
         same(stage.found(ctx, opened), known)
         assert passes(opened) == [0, 0, 0, 0] and not ctx.in_doubt
-        outcomes = [list(view(worker, ctx).outcomes.values()) for worker in opened]
+        outcomes = [list(view(worker, ctx).history.outcomes.values()) for worker in opened]
         assert outcomes == [["committed", "aborted"]] * 4
         await ctx.backward(loss)
 

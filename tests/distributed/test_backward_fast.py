@@ -61,7 +61,7 @@ def _named(text: str) -> tuple[int, str]:
 
 
 def _sends(worker: dist.Worker, ctx: Any) -> list[Any]:
-    return [node for context in worker._office.contexts if context.key == ctx.key for node in context.send_nodes.values()]
+    return [node for context in worker._contexts if context.key == ctx.key for node in context.send_nodes.values()]
 
 
 async def test_a_result_that_came_without_grad_is_not_waited_for() -> None:

@@ -24,11 +24,11 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.cluster import LocalCluster
-from aiograd.distributed.codec import Encoding
+from aiograd.distributed.rpc.codec import Encoding
 from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed import bitwise_service
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Stage, passes, same
-from tests.distributed.workers import simulate, values, view, workers
+from tests.distributed.workers import PATIENT, simulate, values, view, workers
 
 # -------------------------------------------------------------------- random programs
 
@@ -181,7 +181,7 @@ class Slowly:
     """Transports of a network on which every frame takes its own time."""
 
     def __init__(self, seed: int) -> None:
-        self.network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3), reliable=True)
+        self.network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
 
     def transport(self, host: str, **options: Any) -> Any:
         return self.network.transport(host)
@@ -407,7 +407,7 @@ async def test_processes_that_have_done_other_things_before() -> None:
     """Every process numbers what it records by itself; where those numbers begin is no matter, neither for gradients nor for theirs."""
     seconds: dict[str, set[bytes]] = {}
     for counts in ((0, 0, 0), (100_000, 10, 30_000)):
-        async with LocalCluster(3, service="tests.distributed.bitwise_service:service", names=("b", "c", "d")) as cluster:
+        async with LocalCluster(3, service="tests.distributed.bitwise_service:service", names=("b", "c", "d"), limits=PATIENT) as cluster:
             driver = cluster.driver
             for name, count in zip(cluster.workers, counts, strict=True):
                 await driver.call(name, "advance", count)

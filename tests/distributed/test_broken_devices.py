@@ -43,7 +43,7 @@ async def one_pass(a: dist.Worker, b: dist.Worker, rig: Rig) -> tuple[Any, ...]:
         except BaseException:
             await until(lambda: not b.statistics().passes)
             assert not [*ctx.grads], "nothing is committed here"
-            assert ctx.id not in [each.id for each in b._office.contexts] or not [*view(b, ctx).grads], "nor there"
+            assert ctx.id not in [each.id for each in b._contexts] or not [*view(b, ctx).grads], "nor there"
             raise
         grad = view(b, ctx).grads[rig.weight]
         return y.tolist(), values(ctx.grads[x]), values((await grad).cpu())

@@ -15,7 +15,7 @@ import uvloop
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.engine.run.engine import aclose_default_engine
 from aiograd.errors import DeadlineError, Overloaded, RemoteError
 from aiograd.testing import SimulatedLoop
@@ -162,7 +162,7 @@ async def test_functions_that_never_return_do_not_gather_threads() -> None:
         async with ag.Engine(threads=1), workers("a", "b", service=service, limits=Limits(executor_queue=3)) as (a, b):
             for count in range(1, 4):
                 call = asyncio.ensure_future(a.call("b", "stuck"))
-                await until(lambda: b._office.calls._on_executor == 1)
+                await until(lambda: b._calls._on_executor == 1)
                 await asyncio.sleep(0.01 if count == 1 else 0)
                 call.cancel()
                 await until(lambda count=count: b.statistics().stuck == count)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed.budget import Budget
+from aiograd.distributed.rpc.budget import Budget
 from aiograd.errors import ArgumentError
 
 

@@ -22,7 +22,8 @@ import pytest
 from aiograd.testing import Faults
 from tests.chaos import batches
 from tests.chaos.__main__ import CHAOS
-from tests.chaos.ablations import PROTECTIONS, SCENARIOS, catch_by_scenario, catch_by_seeds, run_plain, run_scenario
+from tests.chaos.ablations import SCENARIOS, catch_by_scenario, catch_by_seeds, run_scenario
+from tests.chaos.broken import PROTECTIONS
 from tests.chaos.cancel import cancel_everywhere
 from tests.chaos.cells import CELLS, FAULTS, POINTS, Fault, run_cells
 from tests.chaos.mix import Mix
@@ -75,12 +76,6 @@ def test_a_pass_that_is_cancelled_before_each_of_its_steps(order: str) -> None:
 
 
 @pytest.mark.sim
-def test_frames_that_are_altered_where_nothing_is_encrypted() -> None:
-    for seed in range(50):
-        run_plain(seed)
-
-
-@pytest.mark.sim
 @pytest.mark.parametrize("name", SCENARIOS)
 def test_moments_made_on_purpose(name: str) -> None:
     for seed in range(10):
@@ -106,16 +101,16 @@ def test_a_seed_runs_the_same_in_every_process() -> None:
 
 
 def test_a_failure_is_shrunk_to_what_it_needs() -> None:
-    mix = next(mix for mix in map(Mix.drawn, range(1000)) if mix.faults.drop and mix.troubles > 1 and mix.tenant and mix.order == "permuted")
-    needed = Mix(faults=Faults(drop=mix.faults.drop))
+    mix = next(mix for mix in map(Mix.drawn, range(1000)) if mix.faults.reset and mix.troubles > 1 and mix.tenant and mix.order == "permuted")
+    needed = Mix(faults=Faults(reset=mix.faults.reset))
 
     def fails(smaller: Mix) -> Failure | None:
-        return Failure(smaller, "it fails", []) if smaller.faults.drop and smaller.tenant else None
+        return Failure(smaller, "it fails", []) if smaller.faults.reset and smaller.tenant else None
 
     told: list[str] = []
     smallest = shrink(Failure(mix, "it fails", []), fails, told.append).mix
-    assert smallest.faults.drop == needed.faults.drop and smallest.tenant
-    assert smallest.faults.kinds == ("drop",) and (smallest.order, smallest.troubles, smallest.rounds, smallest.workers) == ("fifo", 0, (), 1)
+    assert smallest.faults.reset == needed.faults.reset and smallest.tenant
+    assert smallest.faults.kinds == ("reset",) and (smallest.order, smallest.troubles, smallest.rounds, smallest.workers) == ("fifo", 0, (), 1)
     assert any("permuted" in line for line in told)
 
 
@@ -236,7 +231,7 @@ async def test_what_a_proxy_does(fate: str) -> None:
 
 def test_mixes_cover_what_they_can() -> None:
     mixes = [Mix.drawn(seed) for seed in range(300)]
-    assert {kind for mix in mixes for kind in mix.faults.kinds} == {"drop", "duplicate", "reorder", "flip", "truncate", "reset", "slow"}
+    assert {kind for mix in mixes for kind in mix.faults.kinds} == {"reset", "stall", "slow"}
     assert {mix.order for mix in mixes} == {"fifo", "permuted"} and {mix.troubles for mix in mixes} == {0, 1, 2, 3}
     assert {activity for mix in mixes for activities in mix.rounds for activity in activities} == {"context", "echo", "tally", "steps", "nap"}
     assert sum(mix.tenant for mix in mixes) > 30 and 10 < sum(not mix.faults.kinds and not mix.troubles for mix in mixes) < 150

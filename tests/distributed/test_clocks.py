@@ -1,4 +1,4 @@
-"""Clocks that are wrong, differ or jump: deadlines are durations, and only signatures of HTTP requests read the time of day."""
+"""Clocks that are wrong, differ or jump: deadlines and leases are durations, and nothing between workers reads the time of day."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ import pytest
 
 import aiograd
 from aiograd import distributed as dist
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.signing import RequestVerifier, sign_request
-from aiograd.errors import AuthenticationError, DeadlineError
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.errors import DeadlineError
 from tests.distributed.workers import SECRET, leaf, settled, values, workers
 from tests.watchdog import SECONDS
 
@@ -125,15 +123,3 @@ async def test_clocks_that_differ_change_nothing(offset: float) -> None:
             started[1].call_soon_threadsafe(started[2].set)
         await asyncio.to_thread(thread.join, SECONDS)
     assert not thread.is_alive()
-
-
-def test_only_a_signature_is_refused_for_the_time_of_day_and_says_that_it_may_be_the_clock() -> None:
-    keyring = Keyring(SECRET)
-    now = 1_700_000_000.0
-    for skew in (HOUR, -HOUR):
-        signed = sign_request(
-            keyring.key_for("default"), sender="a", receiver="b", method="GET", path="/m", body=b"", now=now + skew,
-            entropy=bytes,
-        )  # fmt: skip
-        with pytest.raises(AuthenticationError, match="clock"):
-            RequestVerifier("b", keyring, Limits()).verify(signed.authorization, method="GET", path="/m", body=b"", now=now)

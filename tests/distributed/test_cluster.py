@@ -416,4 +416,4 @@ async def test_encodings_are_those_of_all() -> None:
             y = await cluster.driver.call("worker0", "double", x)
         assert y.tolist() == [2.0, 2.0]
         assert await cluster.driver.call("worker0", "encodings") == ["BFLOAT16", "BLOCK8"]
-        assert (cluster.driver._office.encoding, cluster.driver._office.gradient_encoding) == (Encoding.BFLOAT16, Encoding.BLOCK8)
+        assert (cluster.driver._core.encoding, cluster.driver._core.gradient_encoding) == (Encoding.BFLOAT16, Encoding.BLOCK8)

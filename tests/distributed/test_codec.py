@@ -17,10 +17,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed import codec
-from aiograd.distributed.codec import PROLOGUE, Encoding, WireReference, WireTensor, decode, encode, message_size
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.tensors_table import INLINE
+from aiograd.distributed.rpc import codec
+from aiograd.distributed.rpc.codec import PROLOGUE, Encoding, WireReference, WireTensor, decode, encode, message_size
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.tensor_table import INLINE
 from aiograd.errors import ArgumentError, ArgumentTypeError, LimitError, ProtocolError
 from tests.distributed.mutation import cases, mutate
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import gc
 import re
@@ -14,12 +15,12 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed import contexts as contexts_module
-from aiograd.distributed.contexts import Caller, ContextTable, Heading
-from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.autograd import context_table as contexts_module
+from aiograd.distributed.autograd.context_table import CallHeader, ContextTable
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import (
     ArgumentTypeError,
     ContextError,
@@ -31,13 +32,16 @@ from aiograd.errors import (
     Overloaded,
     RemoteError,
     UnknownPeerError,
+    WorkerLostError,
 )
+from tests.chaos.broken import without
 from tests.distributed.memory import Switchboard
+from tests.distributed.passes_kit import Net
 from tests.distributed.workers import SECRET, busy, knows, leaf, settled, simulate, until, values, view, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
-ME = Caller("a", b"i" * 16, "default")
-OTHER = Caller("x", b"j" * 16, "tenant")
+ME = PeerIdentity("a", b"i" * 16, "default")
+OTHER = PeerIdentity("x", b"j" * 16, "tenant")
 
 service = dist.Service()
 weight = leaf(2, 3)
@@ -94,15 +98,15 @@ async def gate() -> asyncio.Event:
 
 def table(**options: Any) -> ContextTable:
     drawn = iter(range(1000))
-    return ContextTable("b", Limits(**options), ALL_ON, lambda count: next(drawn).to_bytes(count, "big"), _no_backward)
+    return ContextTable("b", b"i" * 16, Limits(**options), lambda count: next(drawn).to_bytes(count, "big"), _no_backward)
 
 
 async def _no_backward(*args: Any) -> None:
     raise NotImplementedError
 
 
-def heading(key: bytes = b"k" * 16, origin: str = "a", opens: bool = True) -> Heading:
-    return Heading(key, origin, (-1,), 0, opens)
+def heading(key: bytes = b"k" * 16, origin: str = "a", opens: bool = True) -> CallHeader:
+    return CallHeader(key, origin, (-1,), 0, opens)
 
 
 # -------------------------------------------------------------------- the block
@@ -377,7 +381,7 @@ def test_closing_a_worker_with_many_contexts_waits_once_for_a_peer_that_is_silen
             held: list[int] = []
             tasks = [asyncio.create_task(hold()) for _ in range(20)]
             await until(lambda: len(held) == 20)
-            board.copies = lambda channel, frame: 0
+            board.passes = lambda channel, frame: False
             began = asyncio.get_running_loop().time()
             await a.aclose()
             assert 1 < asyncio.get_running_loop().time() - began < 4, "not 20 times as long as for one"
@@ -434,12 +438,13 @@ async def test_a_released_context_is_named_as_such_to_those_who_used_it() -> Non
 
 
 async def test_without_tombstones_a_late_call_opens_the_context_again() -> None:
-    async with workers("a", "b", service=service, safeguards=Safeguards(tombstone=False)) as (a, b):
-        async with a.context() as ctx:
-            await a.call("b", "where")
-        await a.endpoint.request("b", Kind.CALL, ("where", [], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
-        assert b.statistics().contexts == 1
-        await a.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
+    with without("tombstone"):
+        async with workers("a", "b", service=service) as (a, b):
+            async with a.context() as ctx:
+                await a.call("b", "where")
+            await a.endpoint.request("b", Kind.CALL, ("where", [], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
+            assert b.statistics().contexts == 1
+            await a.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
 
 
 async def test_another_principal_sees_none_of_it() -> None:
@@ -501,7 +506,7 @@ async def test_a_callee_that_leaves_takes_its_call_back_but_not_the_originators(
             await a.call("c", "square", leaf(1))
             there = view(c, ctx)
             assert {name for name, _ in there.openers} == {"a", "b"}
-            await b._office.release(view(b, ctx))
+            await b._leases.release(view(b, ctx))
             assert {name for name, _ in there.openers} == {"a"} and knows(c, ctx), "a still needs it there"
             with pytest.raises(ContextReleasedError, match="Error on Node b"):
                 await a.call("b", "where")
@@ -582,10 +587,10 @@ def test_leases_are_renewed_and_end() -> None:
     contexts = table(lease=10.0)
     context = contexts.enter(ME, heading(), 0.0)
     own = contexts.open("default")
-    contexts.enter(Caller("c", b"i" * 16, "default"), heading(opens=False), 4.0)
+    contexts.enter(PeerIdentity("c", b"i" * 16, "default"), heading(opens=False), 4.0)
     assert contexts.expired(9.9) == []
     contexts.renew(ME, [(b"k" * 16, 1), (b"unknown", 1), 3, b"k" * 16, (b"k" * 16, None)], 9.9)
-    contexts.renew(Caller("a", b"another process!", "default"), [(b"k" * 16, 2)], 15.0)
+    contexts.renew(PeerIdentity("a", b"another process!", "default"), [(b"k" * 16, 2)], 15.0)
     contexts.renew(ME, [(b"k" * 16, 1)], 18.0)  # nothing new from the worker that opened it
     assert contexts.expired(14.1) == [] and [name for name, _ in context.openers] == ["a"], "the lease of c is over"
     assert contexts.expired(19.8) == [] and contexts.expired(20.0) == [context]
@@ -596,10 +601,10 @@ def test_leases_are_renewed_and_end() -> None:
 
 def test_the_opener_in_the_first_place_decides_for_all() -> None:
     contexts = table()
-    other = Caller("c", b"i" * 16, "default")
+    other = PeerIdentity("c", b"i" * 16, "default")
     context = contexts.enter(ME, heading(), 0.0)
     contexts.enter(other, heading(), 0.0)
-    assert not contexts.let_go(context, Caller("d", b"i" * 16, "default"))
+    assert not contexts.let_go(context, PeerIdentity("d", b"i" * 16, "default"))
     assert not contexts.let_go(context, other) and contexts.let_go(context, ME)
     contexts.enter(ME, heading(), 0.0)
     contexts.enter(other, heading(), 0.0)
@@ -632,7 +637,7 @@ async def test_quotas_of_contexts_and_edges_between_workers() -> None:
                 async with dist.current_worker().context():
                     pass
 
-            a._office.service = own
+            a._core.service = own
             await asyncio.create_task(another(), context=contextvars.Context())
 
 
@@ -663,7 +668,7 @@ async def test_a_participant_that_is_told_to_release_during_a_pass(gate: asyncio
             y = await a.call("b", "gated", leaf(1))
             running = asyncio.create_task(ctx.backward(y.sum()))
             await Gated.reached.wait()
-            await b._office.release(view(b, ctx))
+            await b._leases.release(view(b, ctx))
             with pytest.raises((ContextError, RemoteError), match=r"Error on Node b: .*released"):
                 await running
             assert not busy(b)
@@ -770,5 +775,46 @@ async def test_a_released_context_keeps_nothing_alive_but_its_gradients() -> Non
         async with a.context() as ctx:
             x = leaf(1, 2)
             await ctx.backward((await a.call("b", "scale", x)).sum())
-        assert not ctx.send_nodes and not ctx.recv_nodes and not ctx.parts and not ctx.calls and not ctx.outcomes
+        assert not ctx.send_nodes and not ctx.recv_nodes and not ctx.parts and not ctx.calls and not ctx.history.outcomes
         assert len(ctx.grads) == 1
+
+
+# -------------------------------------------------------------------- workers that are restarted
+
+
+def test_edges_of_a_worker_that_was_restarted_are_not_taken_for_those_it_had_before() -> None:
+    """c, which calls b, is killed and started again, and gets to know the context again by d, which had not called it before."""
+
+    async def main() -> None:
+        board, x = Net(), leaf(5, 7)
+        async with contextlib.AsyncExitStack() as stack:
+            a, b, d = others = await stack.enter_async_context(workers("a", "b", "d", service=service, board=board))
+
+            async def start() -> dist.Worker:
+                c = await stack.enter_async_context(
+                    dist.Worker("c", service=service, secret=SECRET, transport=board.transport("c"))
+                )
+                for other in others:
+                    other.add_peer("c", c.url)
+                    c.add_peer(other.name, other.url)
+                return c
+
+            await start()
+            async with a.context() as ctx:
+                old = await a.call("c", "relay", "b", "scale", x)
+                board.kill("c")
+                await start()
+                for other in others:  # each finds out by itself
+                    with contextlib.suppress(WorkerLostError):
+                        await other.call("c", "square", x.detach())
+                with pytest.raises(ContextNotFoundError, match="forgotten when its worker is restarted"):
+                    await a.call("c", "scale", x)  # it has been called from here before
+                new = await a.call("d", "relay", "c", "relay", "b", "scale", x)
+                with pytest.raises(WorkerLostError, match="it has not sent message .* since it was started"):
+                    await ctx.backward(old.sum())
+                assert x not in ctx.grads
+                await ctx.backward(new.sum())
+                assert values(ctx.grads[x]) == values(weight) and values(view(b, ctx).grads[weight]) == values(x)
+            await asyncio.sleep(2 * a._core.limits.lease_seconds)  # nobody releases it on b in the name of the one that was killed
+
+    simulate(main)

@@ -12,8 +12,8 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import ProtocolError, RemoteError
 from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Misbehave, Stage, Suspend, passes, same
@@ -54,7 +54,7 @@ async def across(stage: Stage, graph: Any, opened: Any, ctx: Any) -> None:
     await ctx.backward(loss, create_graph=True)
     grads = [ctx.grads[known] for known in stage.leaves["a"] if known in ctx.grads]
     for worker in opened[1:]:
-        if any(stage.weights[worker.name] in context.grads for context in worker._office.contexts if context.key == ctx.key):
+        if any(stage.weights[worker.name] in context.grads for context in worker._contexts if context.key == ctx.key):
             grads.append(await a.call(worker.name, "gradient_of_weight"))
     penalty = sum((g * g).sum() for g in grads)
     await ctx.backward(penalty)
@@ -321,7 +321,7 @@ def _on_network(seed: int, scene: Callable[[Any, Any], Any], stage: Stage) -> No
         def transport(self, host: str, **options: Any) -> Any:
             return network.transport(host)
 
-    network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3), reliable=True)
+    network = SimulatedNetwork(seed, faults=Faults(latency=(1e-4, 1e-2), jitter=3e-3))
 
     async def main() -> None:
         async with stage.open(Slowly(), idle=False) as opened, opened[0].context() as ctx:  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.driver.objects import SteppedOptimizer
+from aiograd.distributed.objects.object_server import SteppedOptimizer
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -322,7 +322,7 @@ def test_a_step_is_taken_by_all_workers_though_it_is_cancelled_right_after_it_wa
 
 def taking(worker: dist.Worker) -> bool:
     """Whether a step is under way on a worker."""
-    return any(task.get_name().endswith(":step") for task in worker._office._kept)
+    return any(task.get_name().endswith(":step") for task in worker._core._tasks)
 
 
 async def test_a_number_that_was_taken_with_other_gradients_is_not_taken_for_a_repetition() -> None:
@@ -596,13 +596,13 @@ def test_a_worker_that_is_lost_while_gradients_are_clipped(when: str) -> None:
             async with a.context() as ctx:
                 await ctx.backward((await left(leaf(30)) * await right(leaf(1))).sum())
                 target = "aiograd.optimizer.gradient_sizes" if when == "sizes" else "aiograd.optimizer.scale_gradients"
-                serve = c._office.calls.builtins[target]
+                serve = c._calls.builtins[target]
 
                 async def die(*arguments: Any) -> Any:
                     board.kill("c")
                     return await serve(*arguments)
 
-                c._office.calls.builtins[target] = die
+                c._calls.builtins[target] = die
                 with pytest.raises(WorkerLostError if when == "sizes" else CommitUnknown) as caught:
                     await optimizer.clip_grad_norm_(ctx, 1.0)
                 (grad,) = view(b, ctx).grads.values()

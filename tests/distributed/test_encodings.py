@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed.encodings import BLOCK, Encoding, can_encode, pack, packed_size, unpack
+from aiograd.distributed.rpc.encodings import BLOCK, Encoding, can_encode, pack, packed_size, unpack
 from aiograd.errors import ArgumentTypeError, ProtocolError
 from tests.distributed.mutation import cases
 

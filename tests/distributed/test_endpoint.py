@@ -15,10 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.distributed.codec import WireTensor
-from aiograd.distributed.driver.conversation import _Request
-from aiograd.distributed.identity import Identity
-from aiograd.distributed.safeguards import Safeguards
+from aiograd.distributed.rpc.codec import WireTensor
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.peer_session import _Request
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -35,6 +34,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.testing import simulated_run
+from tests.chaos.broken import without
 from tests.distributed.world import CALL, LIMITS, World, simulate, turns
 
 # ---- requests and answers
@@ -50,8 +50,8 @@ async def test_requests_go_both_ways_over_one_connection() -> None:
         assert await asyncio.gather(*back, *forth) == 2 * list(range(50))
         assert world.board.dials == 1
         assert {identity.name for identity in b.callers} == {"a"}
-        assert b.callers[0] == Identity("a", a.endpoint.incarnation, "default")
-        assert a.callers[0] == Identity("b", b.endpoint.incarnation, "default")
+        assert b.callers[0] == PeerIdentity("a", a.endpoint.incarnation, "default")
+        assert a.callers[0] == PeerIdentity("b", b.endpoint.incarnation, "default")
         assert a.endpoint.peers == ("b",)
         assert b.endpoint.peers == ("a",)
 
@@ -63,7 +63,7 @@ async def test_a_request_to_oneself_shares_nothing() -> None:
         got = await a.ask("a", "echo", sent)
         assert got[0] == [1, 2] and got[0] is not sent[0]
         assert not np.shares_memory(got[1]["x"].array, sent[1]["x"].array)
-        assert a.callers == [Identity("a", a.endpoint.incarnation, "default")]
+        assert a.callers == [PeerIdentity("a", a.endpoint.incarnation, "default")]
         world.errors["x"] = ContextNotFoundError("no such context")
         with pytest.raises(ContextNotFoundError, match=r"^Error on Node a: no such context$"):
             await a.ask("a", "raise", "x")
@@ -254,10 +254,14 @@ async def test_what_a_cancelled_handler_raises_is_of_no_interest(peer: str) -> N
         gc.collect()
 
 
-async def test_without_its_safeguard_cancelling_stays_at_home() -> None:
+async def test_without_its_protection_cancelling_stays_at_home() -> None:
+    with without("propagate_cancel"):
+        await _cancel_at_home()
+
+
+async def _cancel_at_home() -> None:
     async with World() as world:
-        b = await world.node("b")
-        a = await world.node("a", b, safeguards=Safeguards(propagate_cancel=False))
+        a, b = await world.pair()
         asking = asyncio.create_task(a.ask("b", "gate", 1))
         await turns()
         asking.cancel()
@@ -269,7 +273,7 @@ async def test_handlers_run_in_the_context_of_their_own_endpoint() -> None:
     mark = contextvars.ContextVar("mark", default="none")
     seen: list[str] = []
 
-    async def handle(peer: Identity, kind: int, value: Any, timeout: float) -> None:
+    async def handle(peer: PeerIdentity, kind: int, value: Any, timeout: float) -> None:
         seen.append(mark.get())
         mark.set("by an earlier handler")
 
@@ -418,7 +422,7 @@ def test_a_handler_that_will_not_stop_is_reported(caplog: pytest.LogCaptureFixtu
     async def main() -> None:
         stubborn: list[asyncio.Task[Any]] = []
 
-        async def handle(peer: Identity, kind: int, value: Any, timeout: float) -> None:
+        async def handle(peer: PeerIdentity, kind: int, value: Any, timeout: float) -> None:
             stubborn.append(asyncio.current_task())  # type: ignore[arg-type]
             for _ in range(100):
                 with contextlib.suppress(asyncio.CancelledError):

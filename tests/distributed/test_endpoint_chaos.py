@@ -9,22 +9,21 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from dataclasses import replace
 from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
-from aiograd.distributed.codec import WireTensor
-from aiograd.distributed.driver import Endpoint
-from aiograd.distributed.identity import Identity
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
+from aiograd.distributed.rpc.codec import WireTensor
+from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import AuthenticationError, DeadlineError, RemoteError, WorkerLostError
 from aiograd.testing import simulated_run
 from aiograd.testing.network import Faults, HostKilledError, SimulatedNetwork
+from tests.chaos.broken import without
 
 NAMES = ("a", "b", "c")
 REQUESTS = 50
@@ -39,9 +38,9 @@ FROZEN = 3.0
 class Run:
     """One seed."""
 
-    def __init__(self, seed: int, safeguards: Safeguards) -> None:
+    def __init__(self, seed: int) -> None:
         self.draw = Random(f"{seed}:chaos")
-        self.network = SimulatedNetwork(seed, faults=Faults.drawn(Random(f"{seed}:faults")), safeguards=safeguards)
+        self.network = SimulatedNetwork(seed, faults=Faults.drawn(Random(f"{seed}:faults")))
         self.endpoints: dict[str, Endpoint] = {}
         self.ran: Counter[int] = Counter()
         self.answered: set[int] = set()
@@ -56,7 +55,7 @@ class Run:
                 endpoint.add_peer(other, f"sim://{other}")
         self.endpoints[name] = endpoint
 
-    async def handle(self, peer: Identity, kind: int, value: Any, timeout: float) -> Any:
+    async def handle(self, peer: PeerIdentity, kind: int, value: Any, timeout: float) -> Any:
         number, seconds, tensor = value
         self.ran[number] += 1
         if seconds < 0:
@@ -142,8 +141,8 @@ class Run:
         assert network.open_channels == 0
 
 
-def run(seed: int, safeguards: Safeguards = ALL_ON) -> None:
-    assert not simulated_run(Run(seed, safeguards).main, seed=seed).leftover_tasks
+def run(seed: int) -> None:
+    assert not simulated_run(Run(seed).main, seed=seed).leftover_tasks
 
 
 @pytest.mark.sim
@@ -155,12 +154,12 @@ def test_requests_run_once_or_not_at_all(block: int) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("flag", ["dedupe", "dedupe_running", "epoch_fence", "retry_same_id"])
-def test_the_checks_notice_when_a_protection_is_missing(flag: str) -> None:
-    safeguards = replace(ALL_ON, **{flag: False})
+@pytest.mark.parametrize("protection", ["dedupe", "dedupe_running", "epoch_fence", "retry_same_id"])
+def test_the_checks_notice_when_a_protection_is_missing(protection: str) -> None:
     for seed in range(60):
         try:
-            run(seed, safeguards)
+            with without(protection):
+                run(seed)
         except AssertionError:
             return
-    pytest.fail(f"nothing went wrong without {flag}")
+    pytest.fail(f"nothing went wrong without {protection}")

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from aiograd.distributed import failpoints
-from aiograd.distributed.driver.failpoint_actions import arm_from_environment
-from aiograd.distributed.failpoints import POINTS, FailpointError, Plan, arm, observe, parse, reach
+from aiograd.distributed.failpoint_actions import arm_from_environment
+from aiograd.distributed.failpoints import POINTS, FailpointError, FailpointPlan, arm, observe, parse, reach
 from aiograd.errors import ArgumentError
 
 POINT, OTHER = "bwd.after_accumulate", "commit.half"
@@ -74,10 +74,10 @@ def test_names_are_checked() -> None:
 def test_plans_are_parsed() -> None:
     text = "bwd.after_accumulate=kill9@3; fwd.in_compute=sleep:0.5;commit.half=raise ;fwd.mid_send=stop@2;"
     assert parse(text) == (
-        Plan("bwd.after_accumulate", "kill9", None, 3),
-        Plan("fwd.in_compute", "sleep", 0.5, 1),
-        Plan("commit.half", "raise", None, 1),
-        Plan("fwd.mid_send", "stop", None, 2),
+        FailpointPlan("bwd.after_accumulate", "kill9", None, 3),
+        FailpointPlan("fwd.in_compute", "sleep", 0.5, 1),
+        FailpointPlan("commit.half", "raise", None, 1),
+        FailpointPlan("fwd.mid_send", "stop", None, 2),
     )
     assert parse("") == ()
 
@@ -117,7 +117,7 @@ def test_the_environment_arms() -> None:
 @pytest.mark.proc
 def test_a_real_process_is_killed_at_its_visit() -> None:
     script = (
-        "from aiograd.distributed.driver.failpoint_actions import arm_from_environment as arm\n"
+        "from aiograd.distributed.failpoint_actions import arm_from_environment as arm\n"
         "from aiograd.distributed.failpoints import reach\n"
         "arm()\n"
         "for number in range(5):\n"

@@ -15,15 +15,14 @@ import numpy as np
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.codec import decode, encode
-from aiograd.distributed.context import Context
-from aiograd.distributed.driver.decision import UNKNOWN, remember
-from aiograd.distributed.frame import FrameKind, parse
-from aiograd.distributed.keyring import Key, Keyring
+from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.safeguards import Safeguards
+from aiograd.distributed.rpc.codec import decode, encode
+from aiograd.distributed.rpc.frames import FrameKind, parse
+from aiograd.distributed.rpc.keyring import Key, Keyring
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ContextNotFoundError
+from aiograd.transaction import Outcome
 from tests.distributed.intruder import LIMITS, Intruder
 from tests.distributed.memory import Switchboard
 from tests.distributed.passes_kit import after, before
@@ -75,7 +74,7 @@ class Tenant:
         found: list[Any] = []
 
         def heard() -> bool:
-            frames = [parse(frame, LIMITS, Safeguards(checksum=False)) for frame in self.peer.heard()]
+            frames = [parse(frame, LIMITS) for frame in self.peer.heard()]
             found.extend(frame for frame in frames if frame.kind in (FrameKind.RESPONSE, FrameKind.FAILURE))
             return bool(found)
 
@@ -112,7 +111,7 @@ class Scene:
         """All there is to be seen of the context on both workers; and of its tombstones."""
         found: list[Any] = []
         for worker in (self.a, self.b):
-            table = worker._office.contexts
+            table = worker._contexts
             found.append(list(table._released.get("default", ())))
             for each in table:
                 if each.principal == "default":
@@ -120,7 +119,8 @@ class Scene:
                     grads = {id(node): slot.grad for node, slot in each.slots.items()}
                     edges = [*each.send_nodes.items(), *each.recv_nodes.items()]
                     leases = dict(each.openers), each.beat, dict(each.beats)
-                    found.append((each.id, each.is_released, parts, grads, edges, leases, dict(each.outcomes), set(each.in_doubt), list(each.calls)))
+                    ended = dict(each.history.outcomes), set(each.in_doubt), list(each.calls)
+                    found.append((each.id, each.is_released, parts, grads, edges, leases, ended))
         return found
 
     @contextlib.asynccontextmanager
@@ -129,7 +129,7 @@ class Scene:
         with within:
             going = asyncio.ensure_future(self.ctx.backward(self.loss))
             await self.reached.wait()
-            (self.pass_id,) = {**self.ctx.parts, **self.ctx.outcomes}
+            (self.pass_id,) = {**self.ctx.parts, **self.ctx.history.outcomes}
             await asyncio.sleep(0.1)  # all others come to where they have to wait as well
             try:
                 yield
@@ -172,7 +172,7 @@ async def marked(scene: Scene) -> AsyncIterator[None]:
 @state
 async def running(scene: Scene) -> AsyncIterator[None]:
     async with scene.running(hook(scene.weight.register_hook, scene)):
-        assert view(scene.b, scene.ctx).parts[scene.pass_id].state == "running"
+        assert view(scene.b, scene.ctx).parts[scene.pass_id].state == "active"
         yield
 
 
@@ -186,7 +186,7 @@ async def prepared(scene: Scene) -> AsyncIterator[None]:
 @state
 async def committed_where_it_began(scene: Scene) -> AsyncIterator[None]:
     async with scene.running(before(scene.b, Kind.COMMIT, scene.hold)):
-        assert scene.ctx.outcomes[scene.pass_id] == "committed" and view(scene.b, scene.ctx).parts[scene.pass_id].state == "prepared"
+        assert scene.ctx.history.outcomes[scene.pass_id] == "committed" and view(scene.b, scene.ctx).parts[scene.pass_id].state == "prepared"
         yield
 
 
@@ -200,7 +200,7 @@ async def committed_with_hooks_that_run(scene: Scene) -> AsyncIterator[None]:
 @state
 async def committed(scene: Scene) -> AsyncIterator[None]:
     await scene.ctx.backward(scene.loss)
-    (scene.pass_id,) = scene.ctx.outcomes
+    (scene.pass_id,) = scene.ctx.history.outcomes
     yield
 
 
@@ -211,8 +211,8 @@ async def aborted(scene: Scene) -> AsyncIterator[None]:
         await scene.reached.wait()
         going.cancel()
         await asyncio.wait([going])
-    (scene.pass_id,) = scene.ctx.outcomes
-    assert view(scene.b, scene.ctx).outcomes[scene.pass_id] == "aborted"
+    (scene.pass_id,) = scene.ctx.history.outcomes
+    assert view(scene.b, scene.ctx).history.outcomes[scene.pass_id] == "aborted"
     yield
 
 
@@ -220,14 +220,14 @@ async def aborted(scene: Scene) -> AsyncIterator[None]:
 async def in_doubt(scene: Scene) -> AsyncIterator[None]:
     there = view(scene.b, scene.ctx)
     there.in_doubt.add(scene.pass_id)
-    remember(there, scene.pass_id, UNKNOWN)
+    there.history.remember(scene.pass_id, Outcome.UNKNOWN)
     yield
     there.in_doubt.clear()
 
 
 @state
 async def released(scene: Scene) -> AsyncIterator[None]:
-    await scene.a._office.release(scene.ctx)
+    await scene.a._leases.release(scene.ctx)
     assert not knows(scene.b, scene.ctx)
     yield
 
@@ -237,17 +237,17 @@ async def forgotten_by_one(scene: Scene) -> AsyncIterator[None]:
     """Its lease has run out on the other worker."""
     there = view(scene.b, scene.ctx)
     there.openers.clear()
-    await scene.b._office.release(there)
+    await scene.b._leases.release(there)
     yield
 
 
 @state
 async def released_before_it_was_known(scene: Scene) -> AsyncIterator[None]:
-    await scene.a._office.release(scene.ctx)
-    scene.b._office.contexts._released.clear()
+    await scene.a._leases.release(scene.ctx)
+    scene.b._contexts._released.clear()
     with pytest.raises(ContextNotFoundError):
         await scene.a.endpoint.request("b", Kind.RELEASE, (scene.ctx.key,), 5)
-    assert scene.ctx.key in scene.b._office.contexts._released["default"]
+    assert scene.ctx.key in scene.b._contexts._released["default"]
     yield
 
 
@@ -329,9 +329,9 @@ async def test_an_id_that_a_stranger_has_taken_is_still_there_for_its_owner() ->
         async with a.context() as ctx:
             for known in (["tenant"], ["default", "tenant"]):
                 await x.endpoint.request("b", Kind.CALL, ("scale", [1.0], {}, True, (ctx.key, "a", (-1,), 0, True)), 5)
-                assert sorted(each.principal for each in b._office.contexts) == known
+                assert sorted(each.principal for each in b._contexts) == known
                 await ctx.backward((await a.call("b", "scale", leaf(1, 1))).sum())
             assert np.array_equal(view(b, ctx).grads[weight].numpy(), [2, 2])
             await x.endpoint.request("b", Kind.RELEASE, (ctx.key,), 5)
-            assert [each.principal for each in b._office.contexts] == ["default"] and knows(b, ctx)
+            assert [each.principal for each in b._contexts] == ["default"] and knows(b, ctx)
             assert values(view(b, ctx).grads[weight]) == [2, 2]

@@ -578,15 +578,15 @@ async def test_malformed_walks() -> None:
         edge, sent = y.grad_fn.edge, next(iter(ctx.send_nodes))
         pass_id = (ctx.key, "a", 99)
         for value, error, text in (
-            ((*pass_id, [edge], 7), ProtocolError, "malformed question"),
+            ((*pass_id, [edge], 7), ProtocolError, "malformed MARK request"),
             ((*pass_id, [edge], 0, 0), ProtocolError, "malformed message"),
-            ((*pass_id, [sent], 1), PassAbortedError, "it was given up here"),
+            ((*pass_id, [sent], 1), PassAbortedError, "the pass was aborted here"),
         ):
             with pytest.raises(error, match=text):
                 await a.endpoint.request("b", Kind.MARK, value, 5)
         await a.endpoint.request("b", Kind.MARK, (*pass_id, [edge], 0), 5)
         for edges in ([edge], ["x"], [sent + 1]):
-            with pytest.raises(ProtocolError, match="none that a pass depends on"):
+            with pytest.raises(ProtocolError, match="the pass does not depend on message"):
                 await a.endpoint.request("b", Kind.MARK, (*pass_id, edges, 1), 5)
         assert await a.endpoint.request("b", Kind.MARK, (*pass_id, [sent], 1), 5) == ([], [edge])
         await a.endpoint.request("b", Kind.ABORT, (*pass_id, "enough"), 5)

@@ -14,8 +14,8 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.codec import WireTensor
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -151,13 +151,13 @@ class Spy:
 
     def __init__(self, worker: dist.Worker) -> None:
         self.seen: list[tuple[str, str, Any]] = []
-        request = worker._office.endpoint.request
+        request = worker._core.endpoint.request
 
         def spied(peer: str, kind: int, value: Any, *rest: Any) -> Any:
             self.seen.append((peer, Kind(kind).name, value))
             return request(peer, kind, value, *rest)
 
-        worker._office.endpoint.request = spied  # type: ignore[method-assign]
+        worker._core.endpoint.request = spied  # type: ignore[method-assign]
 
     def gradients(self) -> list[Any]:
         """The gradients of each message, None for absent ones."""

@@ -7,30 +7,23 @@ import hmac
 import itertools
 import random
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.asymmetric.x25519 import X25519PrivateKey
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed.cipher import OVERHEAD
-from aiograd.distributed.frame import HEADER, PROTOCOL_VERSIONS
-from aiograd.distributed.handshake import MIN_FRAME_BYTES, Answerer, Dialler, Secured, refused
-from aiograd.distributed.handshake_messages import (
-    MESSAGE_BYTES,
-    RESUME,
-    Body,
-    MessageType,
-    derive_keys,
-    early_mac,
-    envelope,
-    finish_message,
-    split,
-    transcript_of,
-)
-from aiograd.distributed.identity import Identity
-from aiograd.distributed.keyring import Key, Keyring
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.cipher import TAG_BYTES, Seal
+from aiograd.distributed.rpc.frames import HEADER, PROTOCOL_VERSIONS
+from aiograd.distributed.rpc.handshake import MIN_FRAME_BYTES, Answerer, Dialler, Secured, refused
+from aiograd.distributed.rpc.handshake_messages import MESSAGE_BYTES, RESUME, MessageType, Payload, body_of, envelope, mac_of, open_envelope, prefix
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Key, Keyring
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.noise import HandshakeState
 from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError, NameTakenError, ProtocolError, VersionMismatch
 
 SECRET, OTHER_SECRET = bytes(range(32)), bytes(range(100, 132))
@@ -38,7 +31,7 @@ LIMITS = Limits()
 INCARNATION = {"a": b"a" * 16, "b": b"b" * 16}
 SESSION = b"an older session"
 #: beginnings of the SHA-256 of hello, answer, finish and a record each way
-GOLDEN = ["90bfefca5e639f66", "3c0d8f1d0922bf06", "3a091683f7bbb65f", "cf4e606420599154", "1a361f6129828de5"]
+GOLDEN = ["4c8faa0aefde91fa", "9236e0d2b58d8ed6", "23ca19af2c98ece9", "88921f02bd7ae9de", "193ede55e0cd6db7"]
 
 
 def entropy(seed: object) -> Callable[[int], bytes]:
@@ -56,7 +49,7 @@ def answerer(
     name: str = "b",
     *,
     keyring: Keyring | None = None,
-    resume: Callable[[Identity, bytes], bool] | None = None,
+    resume: Callable[[PeerIdentity, bytes], bool] | None = None,
     seed: object = 1,
     limits: Limits = LIMITS,
     **options,
@@ -91,8 +84,8 @@ def assert_refused(receive: Callable[[bytes], object], message: bytes) -> None:
 
 def test_both_sides_agree() -> None:
     ours, theirs = shake(dialler(), answerer())
-    assert ours.peer == Identity("b", INCARNATION["b"], "default")
-    assert theirs.peer == Identity("a", INCARNATION["a"], "default")
+    assert ours.peer == PeerIdentity("b", INCARNATION["b"], "default")
+    assert theirs.peer == PeerIdentity("a", INCARNATION["a"], "default")
     assert ours.session == theirs.session and len(ours.session) == 16
     assert not ours.resumed and not theirs.resumed
     assert (ours.version, theirs.version) == (PROTOCOL_VERSIONS[1],) * 2
@@ -110,7 +103,7 @@ def test_the_smaller_frame_is_agreed_on(ours: int, theirs: int) -> None:
 def test_a_whole_frame_with_its_header_fits() -> None:
     one, other = shake(dialler(limits=Limits(frame_bytes=1000)), answerer())
     record = one.seal.seal([bytes(HEADER.size), bytes(1000)])
-    assert len(record) == HEADER.size + 1000 + OVERHEAD
+    assert len(record) == HEADER.size + 1000 + TAG_BYTES
     assert other.open.open(record) == bytes(HEADER.size + 1000)
 
 
@@ -145,32 +138,12 @@ def test_every_connection_has_its_own_keys() -> None:
 
 @pytest.mark.parametrize("side", ["dialler", "answerer"])
 def test_entropy_of_either_side_makes_the_keys_new(side: str) -> None:
-    """Even where the other side's random numbers repeat, as after a snapshot is restored."""
+    """Even where the other side's random numbers repeat, as after a snapshot is restored: ephemeral keys are the nonces."""
     again = {"dialler": dict(one=2, other=1), "answerer": dict(one=1, other=2)}[side]
     first = shake(dialler(seed=1), answerer(seed=1))
     second = shake(dialler(seed=again["one"]), answerer(seed=again["other"]))
     assert_not_open(second[1], first[0].seal.seal([b"x"]))
     assert_not_open(second[0], first[1].seal.seal([b"x"]))
-
-
-@pytest.mark.parametrize("side", ["dialler", "answerer"])
-def test_nonces_make_the_keys_new(side: str) -> None:
-    """Even where both ephemeral keys repeat."""
-
-    def drawn(number: int) -> Callable[[int], bytes]:
-        draws = iter([SESSION, SECRET, bytes([number]) * 32] if side == "answerer" else [SECRET, bytes([number]) * 32])
-        return lambda count: next(draws)
-
-    ends = []
-    for number in (1, 2):
-        one, other = dialler(), answerer()
-        if side == "dialler":
-            one = Dialler("a", bytes(16), Keyring(SECRET).key_for("default"), "b", None, drawn(number), LIMITS)
-        else:
-            other = Answerer("b", bytes(16), Keyring(SECRET), drawn(number), LIMITS, lambda *_: False)
-        ends.append(shake(one, other))
-    assert_not_open(ends[1][1], ends[0][0].seal.seal([b"x"]))
-    assert_not_open(ends[1][0], ends[0][1].seal.seal([b"x"]))
 
 
 def assert_not_open(end: Secured, record: bytes | memoryview) -> None:
@@ -182,14 +155,14 @@ def assert_not_open(end: Secured, record: bytes | memoryview) -> None:
 
 
 def test_a_session_is_resumed_when_the_answerer_knows_it() -> None:
-    asked: list[tuple[Identity, bytes]] = []
+    asked: list[tuple[PeerIdentity, bytes]] = []
 
-    def resume(peer: Identity, session: bytes) -> bool:
+    def resume(peer: PeerIdentity, session: bytes) -> bool:
         asked.append((peer, session))
         return True
 
     ours, theirs = shake(dialler(session=SESSION), answerer(resume=resume))
-    assert asked == [(Identity("a", INCARNATION["a"], "default"), SESSION)]
+    assert asked == [(PeerIdentity("a", INCARNATION["a"], "default"), SESSION)]
     assert ours.resumed and theirs.resumed
     assert ours.session == theirs.session == SESSION
 
@@ -201,7 +174,7 @@ def test_a_session_that_is_not_known_is_replaced() -> None:
 
 
 def test_no_session_is_asked_for_where_none_is_proposed() -> None:
-    def resume(peer: Identity, session: bytes) -> bool:
+    def resume(peer: PeerIdentity, session: bytes) -> bool:
         raise AssertionError("asked")
 
     assert not shake(dialler(), answerer(resume=resume))[0].resumed
@@ -215,7 +188,7 @@ def test_the_answerer_may_name_sessions_itself() -> None:
 
 
 def test_nothing_is_asked_on_behalf_of_who_proves_nothing() -> None:
-    def resume(peer: Identity, session: bytes) -> bool:
+    def resume(peer: PeerIdentity, session: bytes) -> bool:
         raise AssertionError("asked")
 
     hello = bytearray(dialler(session=SESSION).hello())
@@ -255,6 +228,16 @@ WRONG_HELLOS: dict[str, Callable[[], bytes]] = {
 }
 
 
+def with_public_key(public: bytes, private: X25519PrivateKey | None = None) -> Any:
+    """An ephemeral key whose parts do not belong together."""
+    exchange = (lambda other: bytes(32)) if private is None else private.exchange
+    return SimpleNamespace(public_key=lambda: SimpleNamespace(public_bytes_raw=lambda: public), exchange=exchange)
+
+
+def noise_of(prologue: bytes, key: Key) -> HandshakeState:
+    return HandshakeState(prologue, key.derive(b"handshake Noise_NNpsk0"))
+
+
 def forged_hello(
     *,
     kind: int = MessageType.HELLO,
@@ -263,13 +246,16 @@ def forged_hello(
     versions: tuple[int, int] = PROTOCOL_VERSIONS,
     more: bytes = b"",
     magic: bytes = b"AGRH",
+    ephemeral: bytes | None = None,
     **fields: object,
 ) -> bytes:
     """A hello of somebody who has the key, and no scruples."""
-    body = Body(0, 0, 1 << 20, bytes(32), X25519PrivateKey.from_private_bytes(SECRET).public_key().public_bytes_raw(), bytes(16), bytes(16))
-    text = envelope(kind, versions, "k1", sender, receiver) + body._replace(**fields).pack() + more
-    text = magic + text[4:]
-    return text + early_mac(Key("k1", SECRET, "default"), MessageType.HELLO, text)
+    key = Key("k1", SECRET, "default")
+    payload = Payload(0, 0, 1 << 20, bytes(16), bytes(16))._replace(**fields).pack() + more
+    text = magic + envelope(kind, versions, "k1", sender, receiver)[4:]
+    private = X25519PrivateKey.from_private_bytes(SECRET) if ephemeral is None else with_public_key(ephemeral)
+    text += noise_of(text, key).write_message(payload, private)
+    return text + mac_of(key, MessageType.HELLO, text)
 
 
 def two_tenants() -> Keyring:
@@ -301,7 +287,7 @@ def test_a_peer_speaks_for_the_principal_of_its_key() -> None:
 def test_a_wrong_key_costs_the_answerer_no_curve_arithmetic(monkeypatch: pytest.MonkeyPatch) -> None:
     hello = WRONG_HELLOS["wrong key"]()
 
-    monkeypatch.setattr("aiograd.distributed.handshake.X25519PrivateKey", None)
+    monkeypatch.setattr("aiograd.distributed.rpc.handshake.X25519PrivateKey", None)
     assert_refused(answerer(keyring=two_tenants()).receive, hello)
 
 
@@ -310,9 +296,9 @@ def test_an_unknown_kid_costs_what_a_wrong_key_costs(monkeypatch: pytest.MonkeyP
 
     def counted(*arguments: object) -> bytes:
         macs.append(arguments)
-        return early_mac(*arguments)
+        return mac_of(*arguments)
 
-    monkeypatch.setattr("aiograd.distributed.handshake.early_mac", counted)
+    monkeypatch.setattr("aiograd.distributed.rpc.handshake.mac_of", counted)
     hellos = [WRONG_HELLOS[attack]() for attack in ("wrong key", "unknown kid")]
     counts = []
     for hello in hellos:
@@ -457,6 +443,13 @@ def test_a_message_counts_once() -> None:
     assert other.result.open.open(one.result.seal.seal([b"unharmed"])) == b"unharmed"
 
 
+def test_a_finish_carries_no_frame() -> None:
+    one, other = dialler(), answerer()
+    one.receive(other.receive(one.hello()) or b"")
+    assert_refused(other.receive, prefix(MessageType.FINISH) + bytes(one.result.seal.seal([b"frame"])))
+    assert not other.done
+
+
 def test_a_finish_does_not_come_first_nor_a_hello_twice() -> None:
     hello, answer, finish = recorded()
     for first in (answer, finish):
@@ -504,17 +497,20 @@ def test_an_answer_to_another_dialler_is_refused() -> None:
 def test_who_knows_the_key_and_not_the_ephemeral_secret_cannot_join() -> None:
     """The key leaks later: neither recorded traffic nor a handshake in progress is opened with it."""
     hello, answer, finish = recorded()
-    parts = split(answer)
-    assert parts is not None
-    body = parts.body()
-    assert body is not None
-    thief = X25519PrivateKey.from_private_bytes(bytes(range(32)))
-    transcript = transcript_of(hello, parts.authentic)
-    keys = derive_keys(Keyring(SECRET).key_for("default"), thief, body.ephemeral, transcript)
-    assert finish_message(keys, transcript) != finish
+    parts, message = open_envelope(MessageType.HELLO, hello), body_of(MessageType.ANSWER, answer)
+    assert parts is not None and message is not None
+    key = Keyring(SECRET).key_for("default")
+    payload = noise_of(parts.envelope, key).read_message(parts.body)
+    thief = noise_of(parts.envelope, key)
+    guess = with_public_key(parts.body[:32], X25519PrivateKey.from_private_bytes(bytes(range(32))))
+    assert thief.write_message(payload, guess) == parts.body  # so far they follow
+    with pytest.raises(InvalidTag):
+        thief.read_message(message)
+    forged = prefix(MessageType.FINISH) + bytes(Seal(thief.split()[0].key, 100).seal(()))
+    assert len(forged) == len(finish)
     other = answerer(seed="recorded")
     assert other.receive(hello) == answer
-    assert_refused(other.receive, finish_message(keys, transcript))
+    assert_refused(other.receive, forged)
 
 
 # ---- versions
@@ -543,7 +539,7 @@ def test_the_highest_common_version_is_chosen_or_both_learn_why_not(ours: tuple[
 
 
 def refusal() -> bytes:
-    other = answerer(versions=(2, 3))
+    other = answerer(versions=(3, 4))
     with pytest.raises(VersionMismatch):
         other.receive(dialler().hello())
     assert other.refusal is not None
@@ -575,20 +571,52 @@ def test_a_hello_of_a_later_version_may_have_another_body() -> None:
     assert other.refusal
 
 
+V1_HELLO = bytes.fromhex(
+    "414752480101010301016b6964616200000000100075cfcb060ec5545dc0677cb3596d8d01918583a828ba4073f86ad67f6b3aa931b5c394277705d458bd2b115f2b6fdbeeed"
+    "b6a81a36188bc4d4a761689fcdbf466161616161616161616161616161616100000000000000000000000000000000bb389fd913e09d4bc14da0aedc7a046a62dd0f8dc07afd"
+    "03ff5e0c5dea4c123a"
+)  # fmt: skip
+
+
+def test_a_worker_of_version_1_is_told_so() -> None:
+    """This is a hello of such a worker."""
+    other = answerer(keyring=Keyring(SECRET, kid="kid"))
+    with pytest.raises(VersionMismatch, match="'a': it speaks versions 1 to 1 .* this worker .'b'. versions 2 to 2"):
+        other.receive(V1_HELLO)
+    assert other.refusal is not None
+    text, mac = other.refusal[:-32], other.refusal[-32:]
+    assert text == b"AGRH\4\2\2\3\1\1kidba"
+    assert mac == v1_mac(b"handshake REFUSAL", hashlib.sha256(V1_HELLO).digest() + text)
+
+
+def test_a_worker_of_version_1_can_tell_that_it_is_older() -> None:
+    """It checks what this test checks, and then refuses."""
+    one = dialler(key=Key("kid", SECRET, "default"))
+    hello = one.hello()
+    assert hello.startswith(b"AGRH\1\2\2\3\1\1kidab") and hello[-32:] == v1_mac(b"handshake HELLO", hello[:-32])
+    text = b"AGRH\4\1\1\3\1\1kidba"
+    with pytest.raises(VersionMismatch, match="'b': it speaks versions 1 to 1 .* this worker .'a'. versions 2 to 2"):
+        one.receive(text + v1_mac(b"handshake REFUSAL", hashlib.sha256(hello).digest() + text))
+
+
+def v1_mac(purpose: bytes, text: bytes) -> bytes:
+    return hmac.digest(hmac.digest(SECRET, b"aiograd " + purpose, "sha256"), text, "sha256")
+
+
 # ---- names that are taken
 
 
 def test_a_worker_whose_name_another_has_is_told_so() -> None:
-    asked: list[Identity] = []
+    asked: list[PeerIdentity] = []
 
-    def is_taken(identity: Identity) -> bool:
+    def is_taken(identity: PeerIdentity) -> bool:
         asked.append(identity)
         return True
 
     one, other = dialler(), answerer(is_taken=is_taken)
     with pytest.raises(NameTakenError, match="worker 'b' is connected to another worker named 'a'"):
         other.receive(one.hello())
-    assert asked == [Identity("a", INCARNATION["a"], "default")] and other.refusal is not None
+    assert asked == [PeerIdentity("a", INCARNATION["a"], "default")] and other.refusal is not None
     for altered in alterations(other.refusal):
         assert_refused(dialler().receive, altered)
     assert_refused(dialler(seed="later").receive, other.refusal)  # a replay
@@ -627,27 +655,37 @@ def test_an_authentic_hello_that_makes_no_sense(hello: Callable[[], bytes], code
 
 
 def forged_answer(
-    hello: bytes, *, kind: int = MessageType.ANSWER, sender: str = "b", receiver: str = "a", secret: bytes = SECRET, **fields: object
+    hello: bytes,
+    *,
+    kind: int = MessageType.ANSWER,
+    prologue: bytes | None = None,
+    secret: bytes = SECRET,
+    more: bytes = b"",
+    ephemeral: bytes | None = None,
+    **fields: object,
 ) -> bytes:
     """An answer of somebody who has the key (unless it is another one), and no scruples."""
     key = Key("k1", secret, "default")
-    private = X25519PrivateKey.from_private_bytes(OTHER_SECRET)
-    parts = split(hello)
+    parts = open_envelope(MessageType.HELLO, hello)
     assert parts is not None
-    theirs = parts.body()
-    assert theirs is not None
-    ours = Body(1, 0, 1 << 20, bytes(32), private.public_key().public_bytes_raw(), bytes(16), bytes(16))
-    text = envelope(kind, PROTOCOL_VERSIONS, key.kid, sender, receiver) + ours._replace(**fields).pack()
-    transcript = transcript_of(hello, text)
-    return text + hmac.digest(derive_keys(key, private, theirs.ephemeral, transcript).answer, transcript, "sha256")
+    noise = noise_of(prologue or parts.envelope, key)
+    try:
+        noise.read_message(parts.body)
+    except InvalidTag:  # it does not care
+        noise._symmetric.mix_hash(parts.body[32:])
+    private = X25519PrivateKey.from_private_bytes(OTHER_SECRET) if ephemeral is None else with_public_key(ephemeral)
+    payload = Payload(PROTOCOL_VERSIONS[1], 0, 1 << 20, bytes(16), bytes(16))._replace(**fields).pack() + more
+    return prefix(kind) + noise.write_message(payload, private)
 
 
 @pytest.mark.parametrize(
     ("fields", "code"),
     [
         ({}, None),
-        ({"version": 2}, "handshake_version"),
+        ({"version": PROTOCOL_VERSIONS[1] + 1}, "handshake_version"),
+        ({"version": PROTOCOL_VERSIONS[0] - 1}, "handshake_version"),
         ({"version": 0}, "handshake_version"),
+        ({"more": b"x"}, "handshake_size"),
         ({"flags": 4}, "handshake_flags"),
         ({"flags": RESUME}, "handshake_session"),
         ({"frame_bytes": 1}, "handshake_frame_bytes"),
@@ -666,23 +704,33 @@ def test_an_authentic_answer_that_makes_no_sense(fields: dict[str, int], code: s
         assert not one.done
 
 
+KID = Keyring(SECRET).key_for("default").kid
+
+
 @pytest.mark.parametrize(
     "forgery",
     [
         {"secret": OTHER_SECRET},
-        {"sender": "c"},
-        {"receiver": "c"},
+        {"prologue": envelope(MessageType.HELLO, PROTOCOL_VERSIONS, KID, "a", "c")},
+        {"prologue": envelope(MessageType.HELLO, PROTOCOL_VERSIONS, KID, "c", "b")},
+        {"prologue": envelope(MessageType.HELLO, (1, 2), KID, "a", "b")},
+        {"prologue": envelope(MessageType.HELLO, PROTOCOL_VERSIONS, "k2", "a", "b")},
         {"kind": MessageType.HELLO},
+        {"kind": MessageType.FINISH},
+        {"more": bytes(MESSAGE_BYTES)},
+        {"kind": MessageType.REFUSAL},
         {"ephemeral": bytes(32)},
         {"ephemeral": b"\1" + bytes(31)},
     ],
-    ids=str,
+    ids=lambda forgery: str(forgery)[:60],
 )
-def test_an_answer_of_another_key_name_or_type_is_refused(forgery: dict[str, object]) -> None:
+def test_an_answer_of_another_key_name_version_or_type_is_refused(forgery: dict[str, object]) -> None:
     one = dialler()
     assert_refused(one.receive, forged_answer(one.hello(), **forgery))
     assert_refused(one.receive, forged_answer(one.hello()))  # and one cannot try again on the same connection
     assert not one.done
+    again = dialler()
+    again.receive(forged_answer(again.hello(), prologue=envelope(MessageType.HELLO, PROTOCOL_VERSIONS, KID, "a", "b")))
 
 
 def test_there_is_no_result_before_the_end() -> None:
@@ -725,7 +773,7 @@ def test_nothing_shows_a_secret() -> None:
             attack()
         texts += [str(caught.value), repr(caught.value)]
     with pytest.raises(VersionMismatch) as mismatch:
-        answerer(versions=(2, 2)).receive(dialler().hello())
+        answerer(versions=(3, 3)).receive(dialler().hello())
     texts.append(str(mismatch.value))
     for text in texts:
         for secret in (SECRET, OTHER_SECRET):

@@ -9,9 +9,9 @@ from collections.abc import Callable
 
 import pytest
 
-from aiograd.distributed.driver import handshake_log
-from aiograd.distributed.driver.handshake_log import ADDRESSES, INTERVAL, HandshakeLog
-from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.rpc import handshake_log
+from aiograd.distributed.rpc.handshake_log import ADDRESSES, INTERVAL, HandshakeLog
+from aiograd.distributed.rpc.keyring import Keyring
 from tests.distributed.world import World, simulate
 
 #: what is in the log, about handshakes

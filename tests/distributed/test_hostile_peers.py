@@ -19,12 +19,12 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.frame import FrameKind, parse
-from aiograd.distributed.handshake import Dialler
-from aiograd.distributed.http import HttpTransport, framing
-from aiograd.distributed.keyring import Key
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.frames import FrameKind, parse
+from aiograd.distributed.rpc.handshake import Dialler
+from aiograd.distributed.rpc.http import HttpTransport, framing
+from aiograd.distributed.rpc.keyring import Key
+from aiograd.distributed.rpc.limits import Limits
 from tests.distributed.http_support import UPGRADE, read_to_the_end
 from tests.distributed.intruder import LIMITS, Intruder, frame, request_frame
 from tests.distributed.memory import Switchboard
@@ -219,7 +219,7 @@ def forget(worker: dist.Worker) -> None:
 
 def test_a_bomb_that_the_limits_let_through_would_be_noticed() -> None:
     """Else the test above would show nothing: with the limits of a large machine a few bytes take much more."""
-    from aiograd.distributed.reassembly import Assembly
+    from aiograd.distributed.rpc.reassembly import Assembly
 
     tracemalloc.start()
     try:
@@ -279,7 +279,7 @@ BEFORE: dict[str, Callable[[dist.Worker], list[bytes]]] = {
 @pytest.mark.net
 async def test_who_stops_before_the_end_of_the_handshake_is_hung_up_on_in_time_and_others_do_not_notice() -> None:
     async with listening(HURRY) as (a, b), contextlib.AsyncExitStack() as stack:
-        transport = b._office.endpoint.transport
+        transport = b._core.endpoint.transport
         assert isinstance(transport, HttpTransport) and transport.connections == 1
         sockets = [stack.enter_context(open_socket(b, *say(b))) for say in BEFORE.values() for _ in range(20)]
         hung_up = asyncio.gather(*(asyncio.to_thread(read_to_the_end, opened) for opened in sockets))
@@ -296,7 +296,7 @@ async def test_who_stops_before_the_end_of_the_handshake_is_hung_up_on_in_time_a
 async def test_who_stops_after_the_handshake_is_dropped_in_time_and_others_do_not_notice(how: str) -> None:
     limits = replace(HURRY, missed_heartbeats=10) if how == "silent" else HURRY
     async with listening(limits) as (a, b):
-        transport = b._office.endpoint.transport
+        transport = b._core.endpoint.transport
         assert isinstance(transport, HttpTransport)
         dialler = HttpTransport(limits)
         channel = await dialler.connect(b.url, 5)

@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from aiograd.distributed.http.addresses import HostAllowList, PeerAddress, allowed_addresses, is_loopback, parse_url, resolve
+from aiograd.distributed.rpc.http.addresses import HostAllowList, PeerAddress, allowed_addresses, is_loopback, parse_url, resolve
 from aiograd.errors import ArgumentError
 
 

@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.http.admission import TOO_MANY, TOO_MANY_HERE, Admission
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.http.admission import TOO_MANY, TOO_MANY_HERE, Admission
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import NotExposedError, Overloaded
 
 SECRET = b"0123456789abcdef" * 2
@@ -38,17 +38,17 @@ def test_peers_are_counted_in_total_and_per_address() -> None:
 def test_strangers_make_room_for_strangers_and_never_peers() -> None:
     admission = Admission(total=16, per_address=3)
     closed: list[str] = []
-    tickets = {}
+    permits = {}
     for name in "abcdefg":
-        tickets[name] = admission.admit("10.0.0.1")
-        tickets[name].held_by(lambda name=name: closed.append(name))
+        permits[name] = admission.admit("10.0.0.1")
+        permits[name].held_by(lambda name=name: closed.append(name))
         if name == "b":
-            assert tickets[name].promote()
+            assert permits[name].promote()
     assert closed == ["a", "c", "d"] and admission.open == 4
     for number in range(2, 5):  # with those of other addresses: as many as a quarter of the peers
         admission.admit(f"10.0.0.{number}")
     assert closed == ["a", "c", "d", "e", "f"] and admission.open == 5
-    tickets["a"].release()
+    permits["a"].release()
     assert admission.open == 5
     late = admission.admit("10.0.0.9")
     late.evict()

@@ -8,9 +8,9 @@ import random
 
 import pytest
 
-from aiograd.distributed.http import WebSocketChannel, framing
-from aiograd.distributed.http.channel import OVERHEAD, STRANGER
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.http import WebSocketChannel, framing
+from aiograd.distributed.rpc.http.channel import OVERHEAD, STRANGER
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError, WorkerLostError
 from tests.distributed.http_support import LoopTransport, Sink
 

@@ -11,18 +11,19 @@ import os
 import random
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator
 
 import aiohttp.web
 import pytest
 
-from aiograd.distributed.http import HttpTransport, framing
-from aiograd.distributed.http.addresses import HostAllowList, PeerAddress
-from aiograd.distributed.http.admission import Admission
-from aiograd.distributed.http.channel import OVERHEAD, STRANGER
-from aiograd.distributed.http.server import HttpServer, accept_key
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.transport import Channel
+from aiograd.distributed.rpc.http import HttpTransport, framing
+from aiograd.distributed.rpc.http.addresses import HostAllowList, PeerAddress
+from aiograd.distributed.rpc.http.admission import Admission
+from aiograd.distributed.rpc.http.channel import OVERHEAD, RECEIVE, STRANGER
+from aiograd.distributed.rpc.http.connection import MAX_HEAD, HttpConnection
+from aiograd.distributed.rpc.http.server import HttpServer, Upgrade, accept_key
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import Overloaded, WorkerLostError
 from tests.distributed.http_support import UPGRADE, LoopTransport, Sink, connected, get, listening, read_to_the_end, request
 
@@ -45,6 +46,17 @@ async def refusing(limits: Limits | None = None) -> AsyncIterator[str]:
         assert (await get(url, "/health"))[:2] == (200, b"ok"), "it still works"
     assert not accepted and not reports and transport.connections == 0
     loop.set_exception_handler(None)
+
+
+@contextlib.contextmanager
+def serving(limits: Limits, upgrade: Upgrade = lambda *args: None) -> Iterator[tuple[HttpConnection, LoopTransport, Admission]]:
+    """An accepted connection whose peer reads nothing, for the virtual clock."""
+    admission = Admission(1, 1)
+    server = HttpServer(HostAllowList("127.0.0.1", 1, ()), limits, secure=False, upgrade=upgrade)
+    connection, loop_transport = server.protocol(admission.admit("127.0.0.1")), LoopTransport()
+    loop_transport.protocol = connection
+    connection.connection_made(loop_transport)  # type: ignore[arg-type]
+    yield connection, loop_transport, admission
 
 
 def port_of(url: str) -> int:
@@ -92,13 +104,8 @@ async def test_only_get_is_answered(method: str, path: str) -> None:
 
 @pytest.mark.parametrize("header", ["Origin: http://x\r\n", "Sec-Fetch-Dest: empty\r\n", "Host: other\r\n"])
 async def test_browsers_get_nothing_at_all(header: str) -> None:
-    async def route(*args: object) -> tuple[int, Mapping[str, str], bytes]:
-        pytest.fail("reached")
-
-    transport = HttpTransport()
-    transport.add_route("/metrics", route)
-    async with listening(transport) as url:
-        answers = [await request(url, f"GET {path} HTTP/1.1\r\nHost: {url[7:]}\r\n{header}\r\n") for path in ("/health", "/metrics", "/unknown")]
+    async with listening(HttpTransport()) as url:
+        answers = [await request(url, f"GET {path} HTTP/1.1\r\nHost: {url[7:]}\r\n{header}\r\n") for path in ("/health", "/unknown")]
         assert {answer.split(b" ")[1] for answer in answers} <= {b"403", b"400"}
         assert len({answer.partition(b"\r\n\r\n")[2] for answer in answers}) == 1
 
@@ -243,17 +250,12 @@ async def test_connections_are_kept_for_a_while_and_their_second_request_is_time
 
 
 async def test_a_closed_connection_that_does_not_drain_is_aborted(virtual_clock: object) -> None:
-    admission = Admission(1, 1)
-    ticket = admission.admit("127.0.0.1")
-    server = HttpServer(HostAllowList("127.0.0.1", 1, ()), Limits(), secure=False, routes={}, upgrade=lambda *args: None)
-    connection, loop_transport = server.protocol(ticket), LoopTransport()
-    loop_transport.protocol = connection
-    connection.connection_made(loop_transport)  # type: ignore[arg-type]
-    await asyncio.sleep(0.1)
-    connection.force_close()
-    assert loop_transport.state == "closing"
-    await asyncio.sleep(1.1)
-    assert loop_transport.state == "gone" and admission.open == 0
+    with serving(Limits()) as (connection, loop_transport, admission):
+        await asyncio.sleep(0.1)
+        connection.force_close()
+        assert loop_transport.state == "closing"
+        await asyncio.sleep(1.1)
+        assert loop_transport.state == "gone" and admission.open == 0
 
 
 async def test_what_the_parser_did_not_foresee_closes_the_connection(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -272,20 +274,90 @@ async def test_requests_in_a_row_without_waiting_end_with_the_first() -> None:
         assert answer.count(b"HTTP/1.1") <= 1
 
 
-async def test_an_answer_that_is_not_read_is_given_up() -> None:
-    async def large(*args: object) -> tuple[int, Mapping[str, str], bytes]:
-        return 200, {}, bytes(64 << 20)
+ASKED = b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n"
 
-    transport = HttpTransport(HURRY)
-    transport.add_route("/large", large)
-    async with listening(transport) as url:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(url), limit=1000)
-        writer.write(f"GET /large HTTP/1.1\r\nHost: {url[7:]}\r\n\r\n".encode())
+
+@pytest.mark.parametrize("cut", [*range(1, len(ASKED))])
+async def test_a_head_in_two_parts_is_answered_and_so_is_the_next_one(cut: int, virtual_clock: object) -> None:
+    with serving(Limits()) as (connection, loop_transport, _):
+        for count in (1, 2):
+            connection.data_received(ASKED[:cut])
+            await asyncio.sleep(0.1)
+            assert loop_transport.reading
+            connection.data_received(ASKED[cut:])
+            assert not loop_transport.reading, "nothing more is taken before the answer"
+            await asyncio.sleep(0.1)
+            loop_transport.drain(loop_transport.unread)
+            await asyncio.sleep(0.1)
+            assert loop_transport.written.count(b" 200 OK") == count and loop_transport.reading and loop_transport.state == "open"
+        connection.abort()
         await asyncio.sleep(0.1)
-        assert transport.connections == 1
-        await _until(lambda: transport.connections == 0)
-        writer.transport.abort()
-        del reader
+
+
+async def test_who_sends_on_before_the_answer_is_answered_once_and_hung_up_on(virtual_clock: object) -> None:
+    with serving(Limits()) as (connection, loop_transport, admission):
+        connection.data_received(ASKED + ASKED[:9])
+        connection.data_received(ASKED * 3)
+        await asyncio.sleep(0.1)
+        loop_transport.drain(loop_transport.unread)
+        await asyncio.sleep(0.1)
+        assert loop_transport.written.count(b"HTTP/1.1") == 1 and loop_transport.written.count(b" 200 OK") == 1
+        assert b"Connection: close" in loop_transport.written and loop_transport.state == "closing"
+        await asyncio.sleep(20)
+        assert loop_transport.state == "gone" and admission.open == 0
+
+
+@pytest.mark.parametrize("piece", [b"x" * 60_000, b"X: 1\r\n" * 10_000, b"X: " + b"1" * 6000 + b"\r\n"], ids=["a line", "lines", "a head"])
+async def test_of_a_head_without_end_little_is_taken(piece: bytes, virtual_clock: object) -> None:
+    with serving(Limits(handshake_timeout=3.0)) as (connection, loop_transport, admission):
+        connection.data_received(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:1\r\n" + (b"" if piece[:1] == b"X" else b"X: "))
+        taken = 0
+        while loop_transport.reading:
+            connection.data_received(piece)
+            taken += len(piece)
+        assert taken <= MAX_HEAD + len(piece)
+        before = sum(len(part) for part in (connection._head_end, connection._rest))
+        for _ in range(50):
+            connection.data_received(piece)
+        assert sum(len(part) for part in (connection._head_end, connection._rest)) - before <= RECEIVE + 1
+        await asyncio.sleep(0.1)
+        assert b" 400 " in loop_transport.written[:14] or (len(piece) < 10_000 and not loop_transport.written)
+        await asyncio.sleep(3.0)
+        assert loop_transport.state != "open"
+        await asyncio.sleep(1.1)
+        assert loop_transport.state == "gone" and admission.open == 0
+
+
+@pytest.mark.parametrize(("early", "kept"), [(0, 0), (1, 1), (RECEIVE, RECEIVE), (RECEIVE + 1, RECEIVE + 1), (20 * RECEIVE, RECEIVE + 1)])
+@pytest.mark.parametrize("cut", [0, -2, None], ids=["in one part", "in two parts", "after the head"])
+async def test_an_upgraded_connection_comes_with_what_was_sent_too_early_but_no_more_than_is_refused(
+    early: int, kept: int, cut: int | None, virtual_clock: object
+) -> None:
+    upgraded: list[tuple[object, bytes]] = []
+    head = b"GET /aiograd/v1 HTTP/1.1\r\nHost: 127.0.0.1:1\r\n" + UPGRADE.encode() + b"\r\n"
+    with serving(Limits(), lambda transport, permit, received: upgraded.append((transport, received))) as (connection, loop_transport, admission):
+        sent = bytes(range(256)) * (early // 256 + 1)
+        connection.data_received(head[:cut])
+        if cut is not None:
+            connection.data_received(head[cut:] + sent[:early])
+        else:
+            for start in range(0, early, RECEIVE // 2):
+                connection.data_received(sent[start : min(early, start + RECEIVE // 2)])
+        await asyncio.sleep(0.1)
+        ((transport, received),) = upgraded
+        assert transport is loop_transport and received[: RECEIVE + 1] == sent[:kept] and len(received) == (kept if cut is None else early)
+        assert loop_transport.written.startswith(b"HTTP/1.1 101 ") and loop_transport.state == "open" and admission.open == 1
+        await asyncio.sleep(100)
+        assert loop_transport.state == "open" and loop_transport.written.endswith(b"\r\n\r\n"), "the library has let go of it"
+
+
+async def test_an_answer_that_is_not_read_is_given_up(virtual_clock: object) -> None:
+    with serving(Limits(unread_seconds=3.0)) as (connection, loop_transport, admission):
+        connection.data_received(b"GET /health HTTP/1.1\r\nHost: 127.0.0.1:1\r\n\r\n")
+        await asyncio.sleep(2.9)
+        assert loop_transport.written.endswith(b"\r\n\r\nok") and loop_transport.unread and loop_transport.state == "open"
+        await asyncio.sleep(0.2)
+        assert loop_transport.state == "gone" and admission.open == 0
 
 
 async def _until(condition: Callable[[], object]) -> None:
@@ -474,7 +546,7 @@ async def test_refused_means_that_every_address_refused(monkeypatch: pytest.Monk
     async def addresses(peer: PeerAddress) -> list[str]:
         return ["127.0.0.1", "127.0.0.2"]
 
-    monkeypatch.setattr("aiograd.distributed.http.transport.resolve", addresses)
+    monkeypatch.setattr("aiograd.distributed.rpc.http.transport.resolve", addresses)
     async with malicious(b"HTTP/1.1 404 Not Found\r\nContent-Length: 0\r\n\r\n") as url, contextlib.aclosing(HttpTransport()) as transport:
         with pytest.raises(OSError, match="404") as caught:
             await transport.connect(url, 5)
@@ -522,7 +594,7 @@ async def test_compression_is_not_negotiated() -> None:
 
 
 async def test_running_out_of_descriptors_is_survived(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiograd.distributed.http.transport.ACCEPT_PAUSE", 0.01)
+    monkeypatch.setattr("aiograd.distributed.rpc.http.transport.ACCEPT_PAUSE", 0.01)
     loop = asyncio.get_running_loop()
     real, failures = loop.sock_accept, [OSError(24, "Too many open files")] * 3
 
@@ -536,7 +608,7 @@ async def test_running_out_of_descriptors_is_survived(monkeypatch: pytest.Monkey
             return await real(listener)
 
     with monkeypatch.context() as patch:
-        patch.setattr("aiograd.distributed.http.transport.asyncio.get_running_loop", lambda: Proxy())
+        patch.setattr("aiograd.distributed.rpc.http.transport.asyncio.get_running_loop", lambda: Proxy())
         transport = HttpTransport()
         url = await transport.listen("127.0.0.1", 0, lambda channel: None)
         await asyncio.sleep(0)

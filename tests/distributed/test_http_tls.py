@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.faults import from_wire, to_wire
-from aiograd.distributed.http import HttpTransport, tls
-from aiograd.distributed.http.addresses import parse_url
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.error_wire import from_wire, to_wire
+from aiograd.distributed.rpc.http import HttpTransport, tls
+from aiograd.distributed.rpc.http.addresses import parse_url
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import AddressError, AuthenticationError, CertificateError, DistributedError, NotExposedError, WorkerLostError
 from tests.distributed.http_support import Authority, listening, request
 

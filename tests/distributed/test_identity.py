@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.identity import Identity, PeerId
-from aiograd.distributed.keyring import Keyring, kid_of
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring, kid_of
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import CommitUnknown, Overloaded, ReferenceLostError, UnknownPeerError, WorkerLostError
 from tests.distributed.memory import MemoryTransport, Switchboard
 from tests.distributed.workers import leaf, settled, until, values, view
@@ -30,7 +30,7 @@ def both() -> Keyring:
 
 
 def test_an_identity_is_found_by_principal_and_name() -> None:
-    one, two = Identity("w", b"i" * 16, "default"), Identity("w", b"j" * 16, "tenant")
+    one, two = PeerIdentity("w", b"i" * 16, "default"), PeerIdentity("w", b"j" * 16, "tenant")
     assert one.peer == PeerId("default", "w") == one._replace(incarnation=b"k" * 16).peer
     assert one.peer != two.peer and {one.peer: 1, two.peer: 2}[PeerId("tenant", "w")] == 2
 
@@ -226,7 +226,7 @@ async def test_contexts_and_references_outlive_the_loss_of_a_namesake() -> None:
             assert values(ctx.grads[x]) == [2, 3]
             assert await counter.call("value") == 1
             with pytest.raises(ReferenceLostError):
-                await t.mine._office.reference(lost.to_wire()).call("value")
+                await t.mine._calls.reference(lost.to_wire()).call("value")
 
 
 async def test_doubt_about_a_worker_is_not_doubt_about_its_namesake() -> None:
@@ -240,7 +240,7 @@ async def test_doubt_about_a_worker_is_not_doubt_about_its_namesake() -> None:
             """Nothing to let go of."""
 
     async with tenants() as t:
-        objects = t.hub._office.objects
+        objects = t.hub._objects
         for principal, is_mine in (("tenant", False), ("default", True)):
             wire = objects.table.add(adapter := Undecided(), None, principal, "w")
             objects.adapters[wire.id] = adapter

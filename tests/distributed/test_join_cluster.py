@@ -25,7 +25,7 @@ from aiograd.demo.alone import rate
 from aiograd.demo.data import batches
 from aiograd.demo.training import Training
 from aiograd.distributed.cluster import joining
-from aiograd.distributed.cluster.joining import Ending, serve_cluster, wait_for_way
+from aiograd.distributed.cluster.joining import StopReason, serve_cluster, wait_for_way
 from aiograd.errors import (
     ArgumentError,
     AuthenticationError,
@@ -69,7 +69,7 @@ class Joiner:
         self.worker = dist.Worker(name, service=service, secret=secret, transport=self.transport)
         self.ended = asyncio.create_task(self._serve(rejoin), name=f"joiner {name}")
 
-    async def _serve(self, rejoin: float) -> Ending:
+    async def _serve(self, rejoin: float) -> StopReason:
         async with self.worker:
             return await serve_cluster(self.worker, "memory://driver", self.stopping, rejoin)
 
@@ -133,7 +133,7 @@ def test_workers_come_before_and_after_the_driver_and_end_with_the_cluster() -> 
             async with cluster.driver.context() as ctx:
                 await ctx.backward((await cluster.driver.call("a", "double_at", "b", x)).sum())
                 assert ctx.grads[x].tolist() == [2.0, 2.0]
-        assert {await joiner.ended for joiner in scene.joiners} == {Ending.DISMISSED}
+        assert {await joiner.ended for joiner in scene.joiners} == {StopReason.DISMISSED}
         assert scene.events == [] and early in scene.joiners
         with pytest.raises(EngineClosedError):
             cluster.driver  # noqa: B018
@@ -149,7 +149,7 @@ def test_all_that_come_at_once_know_each_other() -> None:
         await asyncio.sleep(1.0)
         async with scene.cluster(6) as cluster:
             await each_knows_each(cluster)
-        assert [await joiner.ended for joiner in scene.joiners] == [Ending.DISMISSED] * 6
+        assert [await joiner.ended for joiner in scene.joiners] == [StopReason.DISMISSED] * 6
 
     play(main)
 
@@ -161,7 +161,7 @@ def test_too_few_in_time_is_an_error_that_names_those_who_came() -> None:
             DeadlineError, match=r"after 30 s at memory://driver only a had joined. Start the others with `aiograd worker --join memory:"
         ):
             await scene.cluster(2, timeout=30.0).__aenter__()
-        assert await came.ended is Ending.DISMISSED
+        assert await came.ended is StopReason.DISMISSED
         with pytest.raises(DeadlineError, match="only nobody had joined"):
             await scene.cluster(1, timeout=5.0).__aenter__()
 
@@ -250,7 +250,7 @@ def test_a_restart_is_asked_for_and_waited_for() -> None:
         first, _ = scene.join("a"), scene.join("b")
         async with scene.cluster(2, timeout=20.0) as cluster:
             restarting = [asyncio.create_task(cluster.restart("a")) for _ in range(2)]
-            assert await first.ended is Ending.RESTART
+            assert await first.ended is StopReason.RESTART
             scene.join("a")
             await asyncio.gather(*restarting)
             assert scene.events == [("back", "a")]
@@ -268,7 +268,7 @@ def test_a_worker_that_is_removed_ends_and_its_name_is_free() -> None:
         first, second = scene.join("a"), scene.join("b")
         async with scene.cluster(2) as cluster:
             await cluster.remove("a")
-            assert await first.ended is Ending.DISMISSED and cluster.workers == ("b",) and scene.events == []
+            assert await first.ended is StopReason.DISMISSED and cluster.workers == ("b",) and scene.events == []
             assert "a" not in second.worker.endpoint.peers or not second.worker.endpoint._urls
             with pytest.raises(UnknownPeerError):
                 await cluster.remove("a")
@@ -288,12 +288,12 @@ def test_a_driver_that_is_lost_is_waited_for_and_another_one_taken() -> None:
         await cluster.__aenter__()
         scene.transport.crash()
         lost_at = loop.time()
-        assert await hasty.ended is Ending.ORPHANED and 5 <= loop.time() - lost_at < 30
+        assert await hasty.ended is StopReason.ORPHANED and 5 <= loop.time() - lost_at < 30
         assert not patient.ended.done()
         async with scene.cluster(1) as other:
             assert other.workers == ("a",)
             assert (await other.driver.call("a", "double", ag.tensor([1.0]))).tolist() == [2.0]
-        assert await patient.ended is Ending.DISMISSED
+        assert await patient.ended is StopReason.DISMISSED
         await cluster.aclose()
 
     play(main)
@@ -304,11 +304,11 @@ def test_a_worker_that_is_told_to_stop_stops_wherever_it_is() -> None:
         waiting = scene.join("a")
         await asyncio.sleep(5.0)
         waiting.stopping.set()
-        assert await waiting.ended is Ending.STOPPED
+        assert await waiting.ended is StopReason.STOPPED
         serving = scene.join("b")
         async with scene.cluster(1) as cluster:
             serving.stopping.set()
-            assert await serving.ended is Ending.STOPPED
+            assert await serving.ended is StopReason.STOPPED
             assert await cluster.wait_lost("b") != 0
 
     play(main)
@@ -522,9 +522,3 @@ def test_the_launch_script_runs() -> None:
 def test_launch_scripts_are_bash(name: str) -> None:
     done = subprocess.run([str(shutil.which("bash")), "-n", ROOT / "examples" / "launch" / name], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_launch_files_are_yaml() -> None:
-    yaml = pytest.importorskip("yaml")
-    for path in sorted((ROOT / "examples" / "launch").glob("*.yaml")):
-        assert all(isinstance(document, dict) for document in yaml.safe_load_all(path.read_text())), path

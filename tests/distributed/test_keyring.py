@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed.keyring import Keyring, kid_of
-from aiograd.distributed.keyring_file import parse_secret, read_secret_file
+from aiograd.distributed.rpc.keyring import Keyring, kid_of
+from aiograd.distributed.rpc.keyring_file import parse_secret, read_secret_file
 from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError
 
 ONE, TWO, THREE = (bytes([number]) * 16 + bytes(range(16)) for number in (1, 2, 3))

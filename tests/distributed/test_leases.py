@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ContextError, ContextReleasedError, DistributedError, WorkerLostError
 from tests.distributed.passes_kit import GRAPHS, Here, Net, Stage, Suspend, passes, same, scaled
 from tests.distributed.workers import knows, settled, simulate, values

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aiograd.cli.worker import read_limits
-from aiograd.distributed.limits import MOST_OF, Limits, check_number
+from aiograd.distributed.rpc.limits import MOST_OF, Limits, check_number
 from aiograd.errors import ArgumentError, ArgumentTypeError
 
 COUNTS = [field.name for field in dataclasses.fields(Limits) if isinstance(field.default, int)]

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd.distributed.contexts import Caller
-from aiograd.distributed.driver.membership import DISMISS, JOIN, PEERS, RESTART
-from aiograd.distributed.keyring import Keyring
+from aiograd.distributed.membership import DISMISS, JOIN, PEERS, RESTART
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import ArgumentError, ArgumentTypeError, ClusterError, NotExposedError, UnknownPeerError
 from tests.distributed.workers import SECRET, until, workers
 
@@ -60,7 +60,7 @@ async def test_only_the_driver_of_a_cluster_takes_workers_in_and_only_those_of_i
     tenant = Keyring(b"t" * 32, kid="tenant", principal="tenant")
     joined: list[tuple[str, str, str]] = []
 
-    async def on_join(caller: Caller, url: str, version: str) -> None:
+    async def on_join(caller: PeerIdentity, url: str, version: str) -> None:
         if len(joined) == 1:
             raise ClusterError("one too many")
         joined.append((caller.name, url, version))

@@ -14,11 +14,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed import cipher, codec, encodings, incoming, outgoing, reassembly, tensors_table
 from aiograd.distributed.cluster import LocalCluster
-from aiograd.distributed.driver import loopback
-from aiograd.distributed.http import channel, framing
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc import cipher, codec, encodings, inbound, loopback, outbound, reassembly, tensor_table
+from aiograd.distributed.rpc.http import channel, framing
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DistributedError, Overloaded, RemoteError
 from tests.distributed.workers import SECRET, settled, simulate, workers
 
@@ -26,11 +25,11 @@ from tests.distributed.workers import SECRET, settled, simulate, workers
 SITES: list[tuple[ModuleType, str]] = [
     (cipher, "bytearray"),
     (codec, "bytearray"),
-    (tensors_table, "bytearray"),
-    (tensors_table, "np.empty"),
+    (tensor_table, "bytearray"),
+    (tensor_table, "np.empty"),
     (encodings, "np.empty"),
-    (incoming, "bytearray"),
-    (outgoing, "bytearray"),
+    (inbound, "bytearray"),
+    (outbound, "bytearray"),
     (reassembly, "bytearray"),
     (reassembly, "np.empty"),
     (loopback, "bytearray"),
@@ -162,7 +161,7 @@ async def test_an_allocation_that_fails_where_bytes_arrive_breaks_a_connection_a
             inner = count(site, allocate)
 
             def allocator(*args: Any, **kwargs: Any) -> Any:
-                if site.startswith(("http.", "cipher.")):
+                if site.startswith(("rpc.http.", "rpc.cipher.")):
                     numbers.append(memory.count + 1)
                 return inner(*args, **kwargs)
 
@@ -171,7 +170,7 @@ async def test_an_allocation_that_fails_where_bytes_arrive_breaks_a_connection_a
         memory.allocator = noted  # type: ignore[method-assign]
         with memory.scarce():
             await one_pass(a, "b", SIZES["few frames"])
-        assert {"http.channel.bytearray", "http.framing.np.empty", "cipher.bytearray"} <= memory.seen.keys()
+        assert {"rpc.http.channel.bytearray", "rpc.http.framing.np.empty", "rpc.cipher.bytearray"} <= memory.seen.keys()
         for number in numbers:
             memory = Memory(number)
             with memory.scarce():

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed.frame import FrameKind
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.outbox import Outbox, Outgoing
+from aiograd.distributed.rpc.frames import FrameKind
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.outbox import Outgoing, SessionOutbox
 from aiograd.errors import ArgumentError, LimitError
 
 LIMITS = Limits()
@@ -40,7 +40,7 @@ def owner(part):
 @given(st.lists(st.integers(0, 40), max_size=6), st.integers(1, 30))
 def test_fragments_make_up_the_message(sizes, frame_bytes):
     buffers = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
-    outbox = Outbox(frame_bytes)
+    outbox = SessionOutbox(frame_bytes)
     outbox.put(outgoing(1, *buffers))
     assert outbox.unsent == sum(sizes)
     found = drain(outbox)
@@ -53,7 +53,7 @@ def test_fragments_make_up_the_message(sizes, frame_bytes):
 
 def test_nothing_is_copied():
     head, array, tail = b"h" * 100, np.arange(400_000, dtype=np.float64), bytearray(b"t" * 50)
-    outbox = Outbox(MIB)
+    outbox = SessionOutbox(MIB)
     tracemalloc.start()
     try:
         outbox.put(outgoing(1, head, array.data, tail))
@@ -73,7 +73,7 @@ def test_nothing_is_copied():
 
 def test_a_message_of_one_frame_goes_out_as_it_was_given():
     message = (b"head", memoryview(b"body"))
-    outbox = Outbox(MIB)
+    outbox = SessionOutbox(MIB)
     outbox.put(outgoing(1, *message))
     taken = outbox.take()
     assert taken is not None
@@ -84,7 +84,7 @@ def test_buffers_of_any_items_count_in_bytes():
     array = np.arange(6, dtype=np.int32).reshape(2, 3)
     message = outgoing(1, b"ab", array.data, np.empty((0, 3)).data, np.array(7.0).data)
     assert message.total == 2 + 24 + 8
-    outbox = Outbox(MIB)
+    outbox = SessionOutbox(MIB)
     outbox.put(message)
     assert drain(outbox) == [(1, 0, b"ab" + array.tobytes() + np.array(7.0).tobytes())]
     with pytest.raises(ArgumentError, match=r"shape \(2, 2\) with strides \(12, 8\)"):
@@ -98,7 +98,7 @@ def test_a_message_above_the_limit_is_refused():
 
 def test_a_large_message_does_not_hold_up_small_ones():
     """The figures of the promise: behind 100 MiB, a small message waits for one frame."""
-    outbox = Outbox(MIB)
+    outbox = SessionOutbox(MIB)
     block = bytes(MIB)
     outbox.put(outgoing(1, *[block] * 100))
     order = []
@@ -114,14 +114,14 @@ def test_a_large_message_does_not_hold_up_small_ones():
 
 
 def test_large_messages_share():
-    outbox = Outbox(10)
+    outbox = SessionOutbox(10)
     for id in range(3):
         outbox.put(outgoing(id, b"x" * 35))
     assert [id for id, _, _ in drain(outbox)] == [0, 1, 2] * 4
 
 
 def test_small_messages_that_never_end_do_not_starve_a_large_one():
-    outbox = Outbox(1000)
+    outbox = SessionOutbox(1000)
     outbox.put(outgoing(0, b"x" * 100_000))
     sent: Counter[bool] = Counter()
     for id in range(1, 2000):
@@ -133,7 +133,7 @@ def test_small_messages_that_never_end_do_not_starve_a_large_one():
 
 
 def test_what_is_withdrawn_is_not_sent():
-    outbox = Outbox(10)
+    outbox = SessionOutbox(10)
     small, large, other = outgoing(1, b"x"), outgoing(2, b"y" * 25), outgoing(3, b"z" * 15)
     for message in (small, large, other):
         outbox.put(message)
@@ -154,7 +154,7 @@ def test_what_is_withdrawn_is_not_sent():
 
 
 def test_an_interruption_takes_out_what_was_sent_in_part():
-    outbox = Outbox(10)
+    outbox = SessionOutbox(10)
     messages = [outgoing(id, b"x" * size) for id, size in enumerate((25, 8, 3, 30, 9))]
     for message in messages:
         outbox.put(message)

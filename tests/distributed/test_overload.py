@@ -14,7 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DistributedError, Overloaded
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, knows, leaf, settled, simulate, values, view, workers
@@ -157,7 +157,7 @@ def test_passes_above_capacity_are_exact_or_refused_and_never_in_doubt(slow: flo
     async def main() -> None:
         limits = Limits(requests_per_peer=capacity)
         async with workers("a", "b", "c", service=service, limits=limits) as (a, b, c):
-            a._office.limits = Limits()  # the driver takes what comes
+            a._core.limits = Limits()  # the driver takes what comes
             await asyncio.gather(*(one(a, (b, c), number) for number in range(40)))
             assert outcomes.total() == 40
             burst = outcomes["committed"]
@@ -183,7 +183,7 @@ def test_a_decision_that_finds_no_room_is_told_again() -> None:
         async with workers("a", "b", service=service, limits=Limits(requests_per_peer=2)) as (a, b), a.context() as ctx:
             x = leaf(1)
             y = await a.call("b", "scale", x)
-            plain = a._office.request
+            plain = a._core.request
             slow: list[asyncio.Future[Any]] = []
 
             async def request(peer: str, kind: int, *rest: Any) -> Any:
@@ -196,7 +196,7 @@ def test_a_decision_that_finds_no_room_is_told_again() -> None:
                     refused.append(kind)
                     raise
 
-            a._office.request = request  # type: ignore[method-assign, assignment]
+            a._core.request = request  # type: ignore[method-assign, assignment]
             await ctx.backward(y.sum())
             assert values(ctx.grads[x]) == [2] and values(view(b, ctx).grads[weight]) == [1]
             assert not ctx.in_doubt

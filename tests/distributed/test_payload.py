@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import aiograd as ag
-from aiograd.distributed.codec import WireReference, WireTensor, decode, encode
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
-from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.rpc.codec import WireReference, WireTensor, decode, encode
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ArgumentTypeError, LimitError
 from aiograd.testing import ToyDevice
 from tests.distributed.workers import leaf, values

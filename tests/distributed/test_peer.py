@@ -7,13 +7,13 @@ from dataclasses import replace
 
 import pytest
 
-from aiograd.distributed.identity import Identity
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.safeguards import Safeguards
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import (
     UnknownPeerError,
     WorkerLostError,
 )
+from tests.chaos.broken import without
 from tests.distributed.memory import MemoryChannel
 from tests.distributed.world import LIMITS, SECRET, World, simulate, turns
 
@@ -71,7 +71,7 @@ def test_a_crash_is_noticed_at_once() -> None:
                 await asking
             assert (caught.value.worker, caught.value.stage) == ("b", "kind 7")
             assert asyncio.get_running_loop().time() - started < 0.05
-            assert [identity for identity, _ in a.lost] == [Identity("b", b.endpoint.incarnation, "default")]
+            assert [identity for identity, _ in a.lost] == [PeerIdentity("b", b.endpoint.incarnation, "default")]
             await turns()
             assert a.cancelled == [3]
             served.cancel()
@@ -330,7 +330,7 @@ def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_befo
     async def main() -> None:
         async with World() as world:
             b = await world.node("b")
-            a = await world.node("a", b, safeguards=Safeguards(epoch_fence=False))
+            a = await world.node("a", b)
             await a.ask("b", "echo", 1)
             asking = asyncio.create_task(a.ask("b", "sleep", 1.0))
             await asyncio.sleep(0.1)
@@ -339,7 +339,8 @@ def test_without_its_fence_a_restarted_peer_gets_requests_meant_for_the_one_befo
             assert await asking == 1.0
             assert b.ran == [1, 1.0] and again.ran == [1.0]
 
-    simulate(main)
+    with without("epoch_fence"):
+        simulate(main)
 
 
 def test_redundant_conversations_do_not_chase_each_other() -> None:
@@ -467,16 +468,16 @@ def test_a_connection_that_breaks_again_and_again_is_tried_less_often() -> None:
             asking = asyncio.create_task(a.ask("b", "gate", "poison", timeout=20.0))
             await asyncio.sleep(1.0)
 
-            def copies(channel: MemoryChannel, frame: bytes) -> int:
+            def breaks(channel: MemoryChannel, frame: bytes) -> bool:
                 if channel.side == "b" and channel.sent > 1:  # all but the answer of the handshake
                     asyncio.get_running_loop().call_soon(channel.abort, ConnectionResetError("again"))
-                return 1
+                return True
 
-            world.board.copies = copies
+            world.board.passes = breaks
             world.board.reset()
             await asyncio.sleep(10.0)
             assert 5 < world.board.dials < 80
-            world.board.copies = lambda channel, frame: 1
+            world.board.passes = lambda channel, frame: True
             b.gate.set()
             assert await asking == "poison"
             assert b.ran == [1, "poison"]
@@ -550,15 +551,15 @@ def test_a_connection_that_breaks_before_the_peer_knows_of_it() -> None:
             a, b = await world.pair()
             broken = 0
 
-            def copies(channel: MemoryChannel, frame: bytes) -> int:
+            def breaks(channel: MemoryChannel, frame: bytes) -> bool:
                 nonlocal broken
                 if channel.side == "a" and channel.sent == 2 and broken < 3:  # the last message of the handshake
                     broken += 1
                     asyncio.get_running_loop().call_soon(channel.abort, ConnectionResetError("just now"))
-                    return 0
-                return 1
+                    return False
+                return True
 
-            world.board.copies = copies
+            world.board.passes = breaks
             assert await a.ask("b", "echo", 1) == 1
             assert b.ran == [1] and broken == 3 and not a.lost
 

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from aiograd.distributed import RayCluster
-from aiograd.distributed.cluster.ray_cluster import _bundle_of, _check_reachable
+from aiograd.distributed.cluster.ray_connection import check_reachable
+from aiograd.distributed.cluster.ray_placement import bundle_of
 from aiograd.errors import ArgumentError, ClusterError
 
 WRONG: dict[str, tuple[dict[str, Any], str]] = {
@@ -44,10 +45,10 @@ def test_without_ray_one_line_names_the_extra(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_resources_become_what_a_placement_group_is_asked_for() -> None:
-    assert _bundle_of({"num_cpus": 2, "num_gpus": 0.5, "memory": 1000, "resources": {"mine": 1}}) == {
+    assert bundle_of({"num_cpus": 2, "num_gpus": 0.5, "memory": 1000, "resources": {"mine": 1}}) == {
         "CPU": 2.0, "GPU": 0.5, "memory": 1000.0, "mine": 1.0,
     }  # fmt: skip
-    assert sum(_bundle_of({"num_cpus": 0}).values()) > 0, "Ray refuses a bundle of nothing"
+    assert sum(bundle_of({"num_cpus": 0}).values()) > 0, "Ray refuses a bundle of nothing"
 
 
 async def _hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -67,14 +68,14 @@ async def _say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWrite
 @pytest.mark.net
 @pytest.mark.parametrize("serve", [None, _hang_up, _speak_http_1, _say_nothing])
 async def test_an_address_without_ray_is_refused_in_seconds(serve: Callable[..., Any] | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("aiograd.distributed.cluster.ray_cluster.REACH_SECONDS", 0.2)
+    monkeypatch.setattr("aiograd.distributed.cluster.ray_connection.REACH_SECONDS", 0.2)
     server = await asyncio.start_server(serve or _hang_up, "127.0.0.1")
     port = server.sockets[0].getsockname()[1]
     if serve is None:
         server.close()
     try:
         with pytest.raises(ClusterError, match=rf"RayCluster\(address='127\.0\.0\.1:{port}'\): .*Ray"):
-            await _check_reachable(f"127.0.0.1:{port}")
+            await check_reachable(f"127.0.0.1:{port}")
     finally:
         server.close()
         await server.wait_closed()

@@ -1,8 +1,7 @@
-"""Messages put together from fragments, however they arrive."""
+"""Messages put together from fragments."""
 
 from __future__ import annotations
 
-import tracemalloc
 from random import Random
 
 import numpy as np
@@ -10,24 +9,29 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aiograd.distributed.reassembly import BYTES_PER_PIECE, CLEARED, PIECES, Assembly
+from aiograd.distributed.rpc.reassembly import CLEARED, Assembly
 from aiograd.errors import ProtocolError
 
 
 @given(st.integers(1, 200), st.data())
-def test_any_cut_order_and_repetition(total, data):
+def test_any_cut(total, data):
     message = Random(total).randbytes(total)
-    places = st.integers(0, total)
-    fragments = data.draw(st.lists(st.tuples(places, places).map(sorted), max_size=12))
-    # whatever came before, these complete it
-    cuts = sorted(data.draw(st.lists(places, max_size=6)))
-    fragments += data.draw(st.permutations([*zip([0, *cuts], [*cuts, total], strict=True)]))
-    assembly, there = Assembly(total), set()
-    for start, end in fragments:
-        there.update(range(start, end))
-        complete = assembly.add(start, memoryview(message[start:end]))
-        assert complete is (len(there) == total)
+    cuts = sorted(data.draw(st.lists(st.integers(0, total), max_size=12)))
+    assembly = Assembly(total)
+    for start, end in zip([0, *cuts], [*cuts, total], strict=True):
+        assert assembly.add(start, memoryview(message[start:end])) is (end == total)
     assert bytes(assembly.message) == message
+
+
+@pytest.mark.parametrize("offset", [0, 3, 5, 9])
+def test_fragments_come_one_after_the_other(offset):
+    assembly = Assembly(10)
+    assert not assembly.add(0, memoryview(b"what"))
+    with pytest.raises(ProtocolError) as caught:
+        assembly.add(offset, memoryview(b"?"))
+    assert caught.value.code == "order"
+    assert assembly.filled == 4 and assembly.add(4, memoryview(b" else?"))
+    assert bytes(assembly.message) == b"what else?"
 
 
 @pytest.mark.parametrize("total", [CLEARED - 1, CLEARED])
@@ -41,35 +45,3 @@ def test_the_message_is_the_receivers_own_and_writable(total):
 
 def test_an_empty_message_is_complete():
     assert Assembly(0).add(0, memoryview(b""))
-
-
-def test_pieces_are_bounded():
-    total = 20_000
-    assembly = Assembly(total)
-    with pytest.raises(ProtocolError, match="separate pieces") as caught:
-        for offset in range(0, total, 2):
-            assembly.add(offset, memoryview(b"x"))
-    assert caught.value.code == "pieces"
-    assert offset == 2 * (PIECES + total // BYTES_PER_PIECE)
-
-
-def test_notes_about_pieces_take_a_tenth_of_the_message_at_most():
-    total = 64 << 20
-    assembly = Assembly(total)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ProtocolError):
-            for offset in range(0, total, 2):
-                assembly.add(offset, memoryview(b"x"))
-        assert tracemalloc.get_traced_memory()[1] < total / 10
-    finally:
-        tracemalloc.stop()
-
-
-def test_fragments_in_reverse_and_with_gaps():
-    message = bytes(range(100))
-    assembly = Assembly(100)
-    for start in (90, 50, 10, 70, 30, 0, 80, 40, 60):
-        assert not assembly.add(start, memoryview(message[start : start + 10]))
-    assert assembly.add(20, memoryview(message[20:30]))
-    assert bytes(assembly.message) == message

@@ -9,9 +9,9 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.reference_table import ReferenceTable
+from aiograd.distributed.objects.reference_table import ReferenceTable
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import (
     ArgumentTypeError,
     NoContextError,
@@ -147,9 +147,9 @@ async def _handed_over(giver: dist.Worker, taker: dist.Worker, ref: Any) -> Any:
     got: list[Any] = []
     own = dist.Service()
     own.function("take")(got.append)
-    before, taker._office.service = taker._office.service, own
+    before, taker._core.service = taker._core.service, own
     await giver.call(taker.name, "take", ref)
-    taker._office.service = before
+    taker._core.service = before
     return got[0]
 
 
@@ -258,7 +258,7 @@ async def test_objects_belong_to_the_principal_that_had_them_made() -> None:
     async with workers("a", "b", "x", service=service, secrets={"b": server, "x": tenant}) as (a, b, x):
         mine = await a.remote("b", Layer, 1.0, name="of a")
         own = b.refer("of b itself")
-        stolen = [x._office.reference(ref.to_wire()) for ref in (mine, own)]
+        stolen = [x._calls.reference(ref.to_wire()) for ref in (mine, own)]
         for ref in stolen:
             for attempt in (ref.call("scale", ag.tensor([1.0])), ref.get(), x.call("b", "name_of", ref), x.call("b", "use", ref, ag.tensor([1.0]))):
                 with pytest.raises(ReferenceLostError, match="no object behind this reference"):
@@ -271,7 +271,7 @@ async def test_objects_belong_to_the_principal_that_had_them_made() -> None:
         made = await x.call("b", "make_layer", 3.0)
         assert values(await made.call("scale", ag.tensor([2.0]))) == [6], "what it makes for x belongs to x"
         with pytest.raises(ReferenceLostError):
-            await a._office.reference(made.to_wire()).call("scale", ag.tensor([1.0]))
+            await a._calls.reference(made.to_wire()).call("scale", ag.tensor([1.0]))
 
 
 async def test_objects_are_limited_per_principal() -> None:
@@ -320,7 +320,7 @@ async def test_the_librarys_own_functions_refuse_what_the_library_does_not_send(
         layer = await a.remote("b", Layer, 1.0)
         args = [layer if arg == "ref" else arg for arg in args]
         with pytest.raises(RemoteError) as caught:
-            await a._office.calls.call("b", function, args, {}, None)
+            await a._calls.call("b", function, args, {}, None)
         assert caught.value.type_name in ("ArgumentTypeError", "ArgumentError", "NoContextError"), caught.value
         assert b.statistics().references == 1
 

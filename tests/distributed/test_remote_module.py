@@ -131,7 +131,7 @@ async def test_state_that_does_not_fit_changes_nothing() -> None:
 async def test_a_checkpoint_is_of_one_moment() -> None:
     async with workers("a", "b", service=service, board=Switchboard(high_water=1 << 16)) as (a, b):
         module = await made(a, Affine, 1_000_000)
-        (local,) = [held.value for held in b._office.objects.table._held.values()]
+        (local,) = [held.value for held in b._objects.table._held.values()]
         with ag.no_grad():
             local.weight.zero_()
         asking = asyncio.ensure_future(module.state_dict())
@@ -175,7 +175,7 @@ async def test_a_state_that_is_too_large_for_a_message_goes_in_several() -> None
         with pytest.raises(RemoteError, match="nothing was loaded"):
             await other.load_state_dict(bad)
         assert {tuple(np.unique(value.numpy())) for name, value in (await other.state_dict()).items() if "seen" not in name} == {(5.0,)}
-        transfers = b._office.objects.transfers
+        transfers = b._objects.transfers
         assert len(transfers) == 0, "what is complete is forgotten"
         reading = asyncio.ensure_future(module.state_dict())
         await until(lambda: len(transfers))
@@ -198,7 +198,7 @@ def test_a_state_that_takes_too_long_ends_at_its_deadline() -> None:
                 await module.state_dict(timeout=0.3)
             assert asyncio.get_running_loop().time() - began == pytest.approx(0.3, abs=0.05)
             await asyncio.sleep(1.0)
-            assert len(b._office.objects.transfers) == 0, "what nobody asks for any more is forgotten"
+            assert len(b._objects.transfers) == 0, "what nobody asks for any more is forgotten"
             assert len(await module.state_dict(timeout=60.0)) == len(Large(5, 30_000).state_dict())
 
     simulate(main)
@@ -208,7 +208,7 @@ async def test_a_large_checkpoint_is_of_one_moment_too() -> None:
     async with workers("a", "b", service=service, limits=SMALL) as (a, b):
         module = await a.remote_module("b", Large, 5, 30_000)
         await module.ref.call("fill", 0.0)
-        (local,) = [held.value for held in b._office.objects.table._held.values()]
+        (local,) = [held.value for held in b._objects.table._held.values()]
         asking = asyncio.ensure_future(module.state_dict())
         while not asking.done():
             await asyncio.sleep(0)
@@ -220,7 +220,7 @@ async def test_a_large_checkpoint_is_of_one_moment_too() -> None:
 async def test_what_is_transferred_for_nobody_any_more_is_dropped() -> None:
     async with workers("a", "b", service=service, limits=SMALL) as (a, b):
         module = await a.remote_module("b", Large, 5, 30_000)
-        transfers = b._office.objects.transfers
+        transfers = b._objects.transfers
         ids = [bytes([n] * 16) for n in range(6)]
         for number in ids:
             assert (await a.call("b", "aiograd.module.state_dict", module.ref, number, (8, 4000, 4000)))[2]
@@ -248,7 +248,7 @@ async def test_a_state_in_several_messages_is_limited_as_a_whole() -> None:
         with pytest.raises(LimitError, match="bytes_total"):
             for n in range(10):
                 await a.call("b", "aiograd.transfer.put", module.ref, bytes(16), n == 0, [("x", None, ag.tensor(np.zeros(5000, np.float32)))])
-        assert len(b._office.objects.transfers) == 0
+        assert len(b._objects.transfers) == 0
 
 
 async def test_training_and_evaluation() -> None:

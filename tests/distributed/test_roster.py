@@ -11,7 +11,7 @@ import pytest
 
 from aiograd import distributed as dist
 from aiograd.distributed.cluster.roster import Roster
-from aiograd.distributed.driver.membership import DISMISS
+from aiograd.distributed.membership import DISMISS
 from aiograd.errors import NotExposedError, UnknownPeerError, WorkerLostError
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import PATIENT, SECRET, until, workers
@@ -118,6 +118,23 @@ async def test_a_loss_during_the_introduction_is_not_forgotten(monkeypatch: pyte
         with pytest.raises(WorkerLostError, match="lost while it was being introduced"):
             await it.introduce("b")
         assert not it.roster.member("b").is_running and await it.roster.wait_lost("b") == 1
+
+
+async def test_a_return_that_takes_two_attempts_is_called_back_once() -> None:
+    board = Switchboard()
+    async with stage("a", "b", board=board) as it:
+        await it.introduce("a", "b")
+        gone = it.workers["b"].url
+        await it.workers["b"].aclose()
+        it.roster.lost("b", 1, is_returning=True)
+        with pytest.raises(WorkerLostError):
+            await it.roster.introduce("b", gone)
+        assert it.events == [("lost", "b", 1)] and not it.roster.member("b").is_running
+        async with dist.Worker("b", secret=SECRET, limits=PATIENT, transport=board.transport("elsewhere")) as anew:
+            anew.membership.leader = "driver"
+            await it.roster.introduce("b", anew.url)
+            await it.roster.introduce("b", anew.url)
+            assert it.events[1:] == [("back", "b", anew.url)]
 
 
 async def test_a_worker_that_is_forgotten_is_unknown_to_all() -> None:

@@ -12,8 +12,8 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.codec import WireReference
-from aiograd.distributed.references import RemoteRef
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.schema import Schema, matches
 from aiograd.distributed.service import Exposed, Service
 from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError, RemoteError

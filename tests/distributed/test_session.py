@@ -5,7 +5,6 @@ Limits are in `test_session_limits`, every state with every frame in `test_sessi
 
 from __future__ import annotations
 
-import itertools
 import math
 import struct
 from dataclasses import replace
@@ -13,14 +12,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from aiograd.distributed import outgoing
-from aiograd.distributed.budget import Budget
-from aiograd.distributed.frame import FrameKind, pack_header, parse
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.session import Abandon, Answered, Expired, Left
+from aiograd.distributed.rpc import outbound
+from aiograd.distributed.rpc.budget import Budget
+from aiograd.distributed.rpc.frames import FrameKind, pack_header
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.session import Abandon, Answered, Expired, PeerLeft
 from aiograd.errors import ArgumentError
-from tests.distributed.link import SMALL, joined, make
 from tests.distributed.pairs import delivered, effects, frames, kinds, nothing_left, pair, pass_on, read
+from tests.distributed.session_link import SMALL, joined, make
 
 MIB = 1 << 20
 
@@ -150,10 +149,10 @@ def test_nothing_is_resent_over_a_reliable_channel_until_it_is_replaced():
         assert all(kind == "HEARTBEAT" for kind, _ in kinds(frames(near, step * 0.3)))
     near.detach(30.0)
     assert frames(near, 30.0) == []
-    near.attach(31.0, True)
+    near.attach(31.0)
     wire = frames(near, 31.0)
     assert kinds(wire) == [("PROBE", 2), ("REQUEST", 1)]  # a large one is asked after first
-    far.attach(31.0, True)
+    far.attach(31.0)
     for frame in wire:
         far.receive(frame, 31.0)
     pass_on(far, near, 31.0)
@@ -169,7 +168,7 @@ def test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next():
         far.receive(joined(near.next_frame(0.0) or ()), 0.0)
     for session in (near, far):
         session.detach(1.0)
-        session.attach(2.0, True, frame_bytes=100)  # cut differently
+        session.attach(2.0, frame_bytes=100)  # cut differently
     for _ in range(3):
         pass_on(near, far, 2.0)
         pass_on(far, near, 2.0)
@@ -180,11 +179,97 @@ def test_a_message_cut_by_the_end_of_its_channel_is_completed_over_the_next():
         near.receive(joined(far.next_frame(2.0) or ()), 2.0)
     for session in (near, far):
         session.detach(3.0)
-        session.attach(4.0, True)
+        session.attach(4.0)
     for _ in range(2):
         pass_on(far, near, 4.0)
         pass_on(near, far, 4.0)
     assert effects(near) == [Answered(1, bytearray(1000), False)]
+
+
+def test_what_was_received_is_asked_after_and_not_sent_again():
+    near, far = pair()
+    near.request(1, [b"?"], 60.0, 0.0)
+    pass_on(near, far)
+    id = delivered(far).id
+    for session in (near, far):
+        session.attach(1.0)
+    wire = frames(near, 1.0)
+    assert kinds(wire) == [("REQUEST", 1)]  # a small one is sent again
+    far.receive(wire[0], 1.0)
+    wire = frames(far, 1.0)
+    assert kinds(wire) == [("RECEIVED", 1)]
+    near.receive(wire[0], 1.0)
+    for session in (near, far):
+        session.attach(2.0)
+    wire = frames(near, 2.0)
+    assert kinds(wire) == [("PROBE", 1)]
+    far.respond(id, [b"!"], 2.0)
+    frames(far, 2.0)  # lost with the channel
+    for session in (near, far):
+        session.attach(3.0)
+    pass_on(near, far, 3.0)
+    pass_on(far, near, 3.0)
+    assert effects(near) == [Answered(1, bytearray(b"!"), False)]
+    assert effects(far) == []
+
+
+def test_what_is_sent_again_after_channels_that_break_soon_is_bounded():
+    """A hundred large requests and two hundred channels without an answer: a few headers each, not their bytes again and again."""
+    near, far = pair(replace(SMALL, requests_per_peer=200, bytes_per_peer=10**6, bytes_total=10**6))
+    for _ in range(100):
+        near.request(1, [bytes(3000)], 1000.0, 0.0)
+    pass_on(near, far)
+    once = near.statistics().bytes_out
+    for number in range(200):
+        for session in (near, far):
+            session.attach(float(number))
+        pass_on(near, far, float(number))
+        pass_on(far, near, float(number))
+    statistics = near.statistics()
+    assert statistics.resent == 100 * 200
+    assert statistics.bytes_out < 5 * once
+    assert len(effects(far)) == 100
+
+
+def test_nothing_of_a_half_message_is_left_with_its_channel():
+    near, far = pair()
+    near.request(1, [bytes(1000)], 60.0, 0.0)
+    far.receive(joined(near.next_frame(0.0) or ()), 0.0)
+    assert (far.statistics().bytes_held, far.statistics().running) == (1000, 1)
+    far.detach(0.0)
+    assert (far.statistics().bytes_held, far.statistics().remembered) == (0, 0)
+    for session in (near, far):
+        session.attach(1.0)
+    while near.has_output or far.has_output:
+        pass_on(near, far, 1.0)
+        pass_on(far, near, 1.0)
+    far.respond(delivered(far).id, [bytes(1000)], 1.0)
+    near.receive(joined(far.next_frame(1.0) or ()), 1.0)
+    assert near.statistics().bytes_held == 1000
+    near.detach(1.0)
+    assert near.statistics().bytes_held == 0
+    for session in (near, far):
+        session.attach(2.0)
+    while near.has_output or far.has_output:
+        pass_on(near, far, 2.0)
+        pass_on(far, near, 2.0)
+    assert effects(near) == [Answered(1, bytearray(1000), False)]
+
+
+def test_cancellation_is_told_again_over_the_next_channel():
+    near, far = pair()
+    id = near.request(1, [b"?"], 60.0, 0.0)
+    pass_on(near, far)
+    effects(far)
+    near.cancel(id, 0.0)
+    assert kinds(frames(near)) == [("CANCEL", id)]  # lost with the channel
+    assert "CANCEL" not in {kind for kind, _ in kinds(frames(near, 5.0))}
+    for session in (near, far):
+        session.attach(6.0)
+    pass_on(near, far, 6.0)
+    assert effects(far) == [Abandon(id)]
+    pass_on(far, near, 6.0)
+    assert near.statistics().outstanding == 0
 
 
 def test_an_answer_cut_by_the_end_of_its_channel_is_sent_again_unasked():
@@ -194,104 +279,18 @@ def test_an_answer_cut_by_the_end_of_its_channel_is_sent_again_unasked():
     far.respond(delivered(far).id, [bytes(600)], 0.0)
     far.request(1, [bytes(700)], 100.0, 0.0)  # has the same id
     assert kinds([joined(far.next_frame(0.0) or ()) for _ in range(2)]) == [("RESPONSE", 1), ("REQUEST", 1)]
-    far.attach(1.0, True)
+    far.attach(1.0)
     assert sorted(kinds(frames(far, 1.0))) == [("REQUEST", 1)] * 3 + [("RESPONSE", 1)] * 3
 
 
 def test_frames_are_no_larger_than_the_peer_takes():
     near, _ = pair()
-    near.attach(0.0, True, frame_bytes=100)
+    near.attach(0.0, frame_bytes=100)
     near.request(1, [bytes(1000)], 10.0, 0.0)
     assert [len(frame.body) for frame in read(frames(near))] == [100] * 10
-    near.attach(0.0, True, frame_bytes=10_000)
+    near.attach(0.0, frame_bytes=10_000)
     near.request(1, [bytes(1000)], 10.0, 0.0)
     assert max(len(frame.body) for frame in read(frames(near))) == SMALL.frame_bytes
-
-
-def test_retries_over_an_unreliable_channel_are_spaced_out():
-    near, _ = pair(reliable=False)
-    near.request(1, [b"?"], 60.0, 0.0)
-    sent, now = [], 0.0
-    while now < 15:
-        sent += [now for kind, _ in kinds(frames(near, now)) if kind == "REQUEST"]
-        now = near.next_tick() or math.inf
-        near.tick(now)
-    gaps = [round(later - sooner, 6) for sooner, later in itertools.pairwise(sent)]
-    assert gaps[:5] == [0.2, 0.4, 0.8, 1.6, 2.0]
-    assert set(gaps[5:]) == {2.0}
-
-
-def test_the_first_retry_waits_for_four_round_trips():
-    near, far = pair(reliable=False)
-    for _ in range(40):
-        near.request(1, [b"?"], 60.0, 5.0)
-        pass_on(near, far, 5.0)
-        far.respond(delivered(far).id, [b"!"], 5.3)
-        pass_on(far, near, 5.3)
-    assert near.statistics().round_trip == pytest.approx(0.3)
-    near.request(1, [b"?"], 60.0, 10.0)
-    frames(near, 10.0)
-    near.tick(11.1)
-    assert ("REQUEST", 41) not in kinds(frames(near, 11.1))
-    near.tick(11.3)
-    assert ("REQUEST", 41) in kinds(frames(near, 11.3))
-
-
-def test_what_was_received_is_asked_after_and_not_sent_again():
-    near, far = pair(reliable=False)
-    near.request(1, [b"?"], 60.0, 0.0)
-    frames(near)  # lost
-    near.tick(0.2)
-    pass_on(near, far, 0.2)
-    id = delivered(far).id
-    near.tick(0.61)
-    wire = frames(near, 0.61)
-    assert kinds(wire) == [("REQUEST", 1)]
-    far.receive(wire[0], 0.61)
-    wire = frames(far, 0.61)
-    assert kinds(wire) == [("RECEIVED", 1)]
-    near.receive(wire[0], 0.61)
-    near.tick(1.5)
-    wire = frames(near, 1.5)
-    assert [kind for kind, _ in kinds(wire)] == ["PROBE", "HEARTBEAT"]
-    far.respond(id, [b"!"], 1.6)
-    frames(far, 1.6)  # lost
-    for frame in wire:
-        far.receive(frame, 1.7)
-    pass_on(far, near, 1.7)
-    assert effects(near) == [Answered(1, bytearray(b"!"), False)]
-
-
-def test_an_answer_that_is_arriving_is_not_asked_after():
-    near, far = pair(reliable=False)
-    near.request(1, [b"?"], 60.0, 0.0)
-    pass_on(near, far)
-    far.respond(delivered(far).id, [bytes(4000)], 0.0)
-    for step, frame in enumerate(frames(far)):
-        now = step * 0.15
-        near.tick(now)
-        assert {kind for kind, _ in kinds(frames(near, now))} <= {"HEARTBEAT"}
-        near.receive(frame, now)
-    assert len(effects(near)) == 1
-    assert near.statistics().resent == 0
-
-
-def test_retry_traffic_during_a_long_partition_is_bounded():
-    """A hundred large requests for a minute without an answer: what goes out is a few headers each, not their bytes again and again."""
-    limits = replace(SMALL, requests_per_peer=200)
-    near, _ = pair(limits, reliable=False)
-    for _ in range(100):
-        near.request(1, [bytes(3000)], 120.0, 0.0)
-    frames(near)
-    once = near.statistics().bytes_out
-    now = 0.0
-    while now < 60:
-        now = near.next_tick() or math.inf
-        near.tick(now)
-        frames(near, now)
-    statistics = near.statistics()
-    assert 100 * 25 <= statistics.resent <= 100 * 35
-    assert statistics.bytes_out < 2 * once
 
 
 # ---- deadlines
@@ -446,38 +445,6 @@ def test_cancellation_stops_what_is_still_being_sent():
     assert (effects(far), far.statistics().bytes_held) == ([], 0)
 
 
-def test_a_cancelled_request_does_not_run_when_it_arrives_late():
-    near, far = pair(reliable=False)
-    id = near.request(1, [b"?"], 10.0, 0.0)
-    request = frames(near)
-    near.cancel(id, 0.0)
-    for frame in [*frames(near), *request, *request]:
-        far.receive(frame, 0.0)
-    assert effects(far) == []
-    pass_on(far, near)
-    assert near.statistics().outstanding == 0
-
-
-def test_cancellation_is_repeated_until_it_is_answered():
-    near, far = pair(reliable=False)
-    id = near.request(1, [b"?"], 60.0, 0.0)
-    pass_on(near, far)
-    effects(far)
-    near.cancel(id, 0.0)
-    times, now = [], 0.0
-    while now < 5:
-        times += [now for kind, _ in kinds(frames(near, now)) if kind == "CANCEL"]
-        now = near.next_tick() or math.inf
-        near.tick(now)
-    assert 4 <= len(times) <= 6
-    near.attach(6.0, True)
-    far.attach(6.0, True)
-    pass_on(near, far, 6.0)
-    assert effects(far) == [Abandon(id)]
-    pass_on(far, near, 6.0)
-    assert near.statistics().outstanding == 0
-
-
 def test_an_answer_that_crosses_the_cancellation_is_dropped():
     near, far = pair()
     id = near.request(1, [b"?"], 10.0, 0.0)
@@ -515,7 +482,7 @@ def test_one_slow_request_does_not_keep_the_answers_of_others():
             near.tick(step * 0.01)
         most = max(most, far.statistics().bytes_stored)
     assert len(effects(near)) == 3000
-    assert most <= 2 * outgoing.UNTOLD_BYTES
+    assert most <= 2 * outbound.UNACKNOWLEDGED_BYTES
     near.tick(100.0)
     pass_on(near, far, 100.0)
     assert far.statistics().remembered == 0  # the slow one has expired, with the peer told so
@@ -540,26 +507,6 @@ def test_heartbeats_name_what_is_unresolved():
     far.receive(wire[0], 0.5)
     assert far.statistics().remembered == 2
     assert effects(far) == []
-
-
-def test_an_overtaken_heartbeat_changes_nothing():
-    near, far = pair(reliable=False)
-    for _ in range(3):
-        near.request(1, [b"?"], 60.0, 0.0)
-    requests = frames(near)
-    for frame in requests:
-        far.receive(frame, 0.0)
-    heartbeats = []
-    for now, id in ((0.5, 2), (1.0, 3)):
-        far.respond(id, [b"!"], now)
-        pass_on(far, near, now)
-        near.tick(now)
-        heartbeats += [frame for frame in frames(near, now) if parse(frame, SMALL).kind is FrameKind.HEARTBEAT]
-    effects(far)
-    for frame in [*heartbeats[::-1], *requests[1:]]:
-        far.receive(frame, 1.0)
-    assert effects(far) == []
-    assert far.statistics().remembered == 1
 
 
 def test_more_unresolved_requests_than_a_heartbeat_names():
@@ -645,7 +592,7 @@ def test_silence():
     near.detach(2.6)
     assert not near.is_silent(9.0)
     assert near.next_tick() is None
-    near.attach(10.0, True)
+    near.attach(10.0)
     assert not near.is_silent(11.0)
 
 
@@ -660,14 +607,14 @@ def test_goodbye_comes_after_short_answers_and_before_the_rest_of_long_ones():
     assert kinds(wire) == [("REQUEST", 3), ("GOODBYE", 0)]
     assert not near.has_output
     far.receive(wire[-1], 0.0)
-    assert effects(far) == [Left()]
+    assert effects(far) == [PeerLeft()]
 
 
 def test_the_end_of_a_session_frees_everything():
     budget = Budget(SMALL.bytes_per_peer, SMALL.bytes_total)
     near, far = make(budget=budget.child()), make()
     for session in (near, far):
-        session.attach(0.0, True)
+        session.attach(0.0)
     waiting, cancelled, answered = (near.request(1, [b"?"], 10.0, 0.0) for _ in range(3))
     pass_on(near, far)
     near.cancel(cancelled, 0.0)

@@ -1,4 +1,4 @@
-"""Sessions over a link that drops, repeats, reorders, alters and closes, as seeds will have it; and that each safeguard is needed."""
+"""Sessions over a link that is slow and breaks, as seeds will have it; and that each protection is needed."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from aiograd.distributed import incoming
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
-from tests.distributed.link import SMALL, Faults, Link, simulate, traffic
+from aiograd.distributed.rpc import inbound
+from tests.chaos.broken import without
+from tests.distributed.session_link import SMALL, Faults, SessionLink, simulate, traffic
 
 
-def slow_handlers(safeguards: Safeguards) -> Link:
+def slow_handlers() -> SessionLink:
     """Handlers use all the time they are given, over a link that is quick enough."""
-    link = Link(1, Faults(latency=0.005), safeguards)
+    link = SessionLink(1, Faults(latency=0.005))
     link.handler_time = lambda timeout: timeout * 0.999  # type: ignore[method-assign]
     link.attach()
     for number in range(5):
@@ -40,7 +40,7 @@ def test_whatever_the_link_does(block):
 @pytest.mark.sim
 def test_over_a_good_link_all_is_answered():
     for seed in range(20):
-        link = Link(seed, Faults(), limits=replace(SMALL, requests_per_peer=50, bytes_per_peer=10**6, bytes_total=10**6))
+        link = SessionLink(seed, Faults(), limits=replace(SMALL, requests_per_peer=50, bytes_per_peer=10**6, bytes_total=10**6))
         link.handler_time = lambda timeout: 0.05  # type: ignore[method-assign]
         link.attach()
         for number in range(40):
@@ -54,36 +54,36 @@ def test_over_a_good_link_all_is_answered():
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("flag", ["dedupe", "dedupe_running", "checksum", "retry_same_id", "return_budget", "propagate_cancel"])
-def test_each_safeguard_is_needed(flag):
-    without = replace(ALL_ON, **{flag: False})
+@pytest.mark.parametrize("protection", ["dedupe", "dedupe_running", "retry_same_id", "return_budget", "propagate_cancel"])
+def test_each_protection_is_needed(protection):
     for seed in range(100):
-        found = simulate(seed, without).faults()
+        with without(protection):
+            found = simulate(seed).faults()
         if found:
             break
     expected = {
         "dedupe": "twice",
         "dedupe_running": "twice",
-        "checksum": "wrong",
         "retry_same_id": "twice",
         "return_budget": "bytes",
         "propagate_cancel": "idle",
-    }[flag]
+    }[protection]
     assert any(fault.startswith(expected) for fault in found), found
     assert simulate(seed).faults() == []
 
 
 @pytest.mark.sim
 def test_deadlines_that_do_not_shrink_are_noticed():
-    assert slow_handlers(ALL_ON).faults() == []
-    assert any(fault.startswith("late") for fault in slow_handlers(replace(ALL_ON, shrink_deadline=False)).faults())
+    assert slow_handlers().faults() == []
+    with without("shrink_deadline"):
+        assert any(fault.startswith("late") for fault in slow_handlers().faults())
 
 
 @pytest.mark.sim
 def test_the_ledger_notices_a_lost_answer(monkeypatch):
     """The checks can fail: an answerer that forgets to send is found out."""
-    monkeypatch.setattr(incoming.Answers, "respond", lambda *_: None)
-    link = Link(0, Faults())
+    monkeypatch.setattr(inbound.InboundRequests, "respond", lambda *_: None)
+    link = SessionLink(0, Faults())
     link.attach()
     traffic(link, 5, 1.0)
     link.run(link.now + 2.0)

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.distributed.driver import endpoint as endpoint_module
-from aiograd.distributed.driver import peer as peer_module
-from aiograd.distributed.frame import HEADER, PROTOCOL_VERSIONS
-from aiograd.distributed.handshake import Answerer, Dialler
-from aiograd.distributed.keyring import Key
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc import endpoint as endpoint_module
+from aiograd.distributed.rpc import peer as peer_module
+from aiograd.distributed.rpc.frames import HEADER, PROTOCOL_VERSIONS
+from aiograd.distributed.rpc.handshake import Answerer, Dialler
+from aiograd.distributed.rpc.keyring import Key
 from aiograd.errors import VersionMismatch
 from tests.distributed.intruder import Intruder, request_frame
 from tests.distributed.memory import Switchboard

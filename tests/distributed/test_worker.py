@@ -88,7 +88,7 @@ async def test_a_worker_is_dialled_by_names_that_it_trusts_only(monkeypatch: pyt
     async def here(peer: Any) -> list[str]:
         return ["127.0.0.1"]
 
-    monkeypatch.setattr("aiograd.distributed.http.transport.resolve", here)
+    monkeypatch.setattr("aiograd.distributed.rpc.http.transport.resolve", here)
     plain = dist.Worker("p", service=service, secret=SECRET)
     trusting = dist.Worker("t", service=service, secret=SECRET, trusted_hosts=["gpu1.example"])
     async with plain, trusting, dist.Worker("me", secret=SECRET, limits=PATIENT) as me:

@@ -11,9 +11,8 @@ import numpy as np
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.context import Context
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
+from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.testing import SimulatedLoop, simulated_run
 from tests.distributed.memory import Switchboard
 
@@ -28,7 +27,6 @@ async def workers(
     service: dist.Service | None = None,
     services: Mapping[str, dist.Service] | None = None,
     board: Switchboard | None = None,
-    safeguards: Safeguards = ALL_ON,
     secrets: Mapping[str, Any] | None = None,
     idle: bool = True,
     **options: Any,
@@ -49,7 +47,7 @@ async def workers(
         for name in names:
             mine = (services or {}).get(name, service)
             secret = (secrets or {}).get(name, SECRET)
-            transport = board.transport(name, safeguards=safeguards)
+            transport = board.transport(name)
             opened.append(await stack.enter_async_context(dist.Worker(name, service=mine, secret=secret, transport=transport, **options)))
         for worker in opened:
             for other in opened:
@@ -89,12 +87,12 @@ async def until(condition: Callable[[], Any], turns: int = 10_000) -> None:
 
 def view(worker: dist.Worker, context: Context) -> Context:
     """A context as another worker sees it."""
-    return next(each for each in worker._office.contexts if (each.key, each.principal) == (context.key, context.principal))
+    return next(each for each in worker._contexts if (each.key, each.principal) == (context.key, context.principal))
 
 
 def knows(worker: dist.Worker, context: Context) -> bool:
     """Whether a worker has a context."""
-    return any((each.key, each.principal) == (context.key, context.principal) for each in worker._office.contexts)
+    return any((each.key, each.principal) == (context.key, context.principal) for each in worker._contexts)
 
 
 def leaf(*values: float, dtype: Any = np.float32) -> Any:

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiograd.distributed.driver import Endpoint, PeerStatistics
-from aiograd.distributed.identity import Identity
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.limits import Limits
-from aiograd.distributed.safeguards import Safeguards
+from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.statistics import PeerStatistics
 from aiograd.errors import WorkerLostError
 from aiograd.testing import simulated_run
 from tests.distributed.memory import Switchboard
@@ -28,16 +28,16 @@ class Node:
         self.name = name
         self.ran: list[Any] = []
         self.cancelled: list[Any] = []
-        self.callers: list[Identity] = []
+        self.callers: list[PeerIdentity] = []
         self.timeouts: list[float] = []
-        self.lost: list[tuple[Identity, WorkerLostError]] = []
+        self.lost: list[tuple[PeerIdentity, WorkerLostError]] = []
         self.gate = asyncio.Event()
-        self.transport = world.board.transport(options.pop("host", name), safeguards=options.pop("safeguards", Safeguards()))
+        self.transport = world.board.transport(options.pop("host", name))
         options.setdefault("keyring", Keyring(SECRET))
         options.setdefault("limits", world.limits)
         self.endpoint = Endpoint(name, transport=self.transport, handler=self.handle, on_lost=lambda *lost: self.lost.append(lost), **options)
 
-    async def handle(self, peer: Identity, kind: int, value: Any, timeout: float) -> Any:
+    async def handle(self, peer: PeerIdentity, kind: int, value: Any, timeout: float) -> Any:
         self.callers.append(peer)
         self.timeouts.append(timeout)
         word, argument = value

@@ -13,10 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import NaNGradientError
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
+from tests.support import leaf
 
 
 @contextmanager

@@ -300,7 +300,7 @@ async def test_a_stuck_rule_ends_with_the_timeout_and_later_passes_find_a_thread
         await rounds(5)
         assert number(x.grad) == 9.0, "the late result was used"
         await function(lambda ctx, g: g * 1.0)(x).backward()
-        assert sum(not lane.is_retired for lane in engine.executor._lanes) == 1
+        assert sum(not thread.is_retired for thread in engine.executor._threads) == 1
     assert number(x.grad) == 10.0
 
 
@@ -412,7 +412,7 @@ def test_an_executor_that_nobody_refers_to_ends_its_threads() -> None:
         loop = asyncio.get_running_loop()
         results = await asyncio.gather(*(executor.submit(loop, contextvars.copy_context(), threading.get_ident) for _ in range(4)))
         assert threading.get_ident() not in results
-        ended = [lane for lane in executor._lanes]
+        ended = [thread for thread in executor._threads]
         del executor
         gc.collect()
         for thread in ended:
@@ -429,7 +429,7 @@ def test_a_loop_that_ends_with_its_default_engine_open_leaves_no_threads() -> No
         x = leaf(1.0)
         await function(lambda ctx, g: g)(x).backward()
         assert threads() != before
-        return list(ag.current_engine().executor._lanes)
+        return list(ag.current_engine().executor._threads)
 
     started = asyncio.run(main())  # knows nothing of aiograd
     gc.collect()

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.engine import turns
-from aiograd.engine.graph_task import DISCOVER_STRIDE
+from aiograd.engine import loop_budget
+from aiograd.engine.plan import DISCOVER_STRIDE
 from aiograd.testing import simulated_run
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
 
@@ -370,7 +370,7 @@ def test_cancelled_waiters_lose_their_place_and_nobody_else_does() -> None:
 
 def test_between_two_budgets_the_loop_gets_enough_rounds_for_a_timer() -> None:
     """A timer or a socket needs two rounds until the coroutine behind it runs."""
-    assert turns.ROUNDS >= 3
+    assert loop_budget.ROUNDS >= 3
 
     async def main() -> int:
         clock = Clock()

@@ -28,11 +28,7 @@ from aiograd.errors import (
     NaNGradientError,
     ShapeError,
 )
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
+from tests.support import leaf
 
 ALL = [cls for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, AiogradError)]
 

@@ -16,10 +16,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
+from tests.support import leaf
 
 
 class Pass(ag.Function):

@@ -11,14 +11,7 @@ import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, UnusedInputError
 from aiograd.ops import ROWS
 from aiograd.ops.op import define
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
+from tests.support import leaf, same
 
 
 class Explodes(ag.Function):

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.engine.graph_task import GraphRoot, GraphTask
-from aiograd.engine.placement import Placement
+from aiograd.engine.graph_root import GraphRoot
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.placement import RulePlacement
 from aiograd.errors import GraphError, UnusedInputError
 from aiograd.graph import Node
 
@@ -30,7 +31,7 @@ class Step(Node):
 def started(*roots: Node, seeds: Any = None, **options: Any) -> GraphTask:
     seeds = [np.float64(1.0)] * len(roots) if seeds is None else seeds
     task = GraphTask([(root, 0) for root in roots], seeds, **options)
-    for _ in task.discover(Placement()):
+    for _ in task.discover(RulePlacement()):
         pass
     task.begin()
     return task
@@ -39,10 +40,12 @@ def started(*roots: Node, seeds: Any = None, **options: Any) -> GraphTask:
 def run(task: GraphTask) -> list[Node]:
     """Run what is ready until nothing is; returns the nodes that ran."""
     order: list[Node] = []
-    while task.has_ready():
-        node, grads = task.pop()
-        if node in task.captures:
-            task.capture(node, grads)
+    ledger = task.ledger
+    assert ledger is not None
+    while ledger.has_ready():
+        node, grads = ledger.pop()
+        if node in task.plan.captures.at:
+            task.plan.capture(node, grads, task.staged)
         outputs = []
         if task.will_run(node):
             order.append(node)
@@ -54,10 +57,11 @@ def run(task: GraphTask) -> list[Node]:
 def test_one_root_is_the_graph_root_and_several_get_one() -> None:
     a, b = Step(), Step()
     task = started(a)
-    assert task.root is a and task.nodes_in_graph == frozenset() and task.dependencies == {a: 0}
+    assert task.plan.root is a and task.nodes_in_graph == frozenset() and task.plan.dependencies == {a: 0}
     task = started(a, b)
-    assert isinstance(task.root, GraphRoot)
-    assert task.root.num_inputs == 0 and task.root.num_outputs == 2
+    root = task.plan.root
+    assert isinstance(root, GraphRoot)
+    assert root.num_inputs == 0 and root.num_outputs == 2
     assert task.nodes_in_graph == {a, b}
     assert task.roots == ((a, 0), (b, 0))
 
@@ -67,18 +71,18 @@ def test_every_edge_is_one_dependency() -> None:
     shared = Step(leaf, leaf)
     root = Step(shared, shared, leaf)
     task = started(root)
-    assert task.dependencies == {root: 0, shared: 2, leaf: 3}
+    assert task.plan.dependencies == {root: 0, shared: 2, leaf: 3}
     assert run(task) == [root, shared, leaf]
-    assert task.outstanding == 0
-    task.check_complete()
+    assert task.outstanding == 0 and task.ledger is not None
+    task.ledger.check_complete()
 
 
 def test_a_repeated_root_counts_twice() -> None:
     root = Step()
     task = started(root, root, seeds=[np.float64(2.0), np.float64(3.0)], inputs=[(root, 0)])
-    assert task.dependencies[root] == 2
+    assert task.plan.dependencies[root] == 2
     run(task)
-    assert task.captured == [5.0]
+    assert task.plan.captures.results == [5.0]
 
 
 def test_outstanding_counts_what_is_ready_or_running() -> None:
@@ -86,22 +90,23 @@ def test_outstanding_counts_what_is_ready_or_running() -> None:
     a, b = Step(leaf), Step(leaf)
     root = Step(a, b)
     task = started(root)
-    assert task.outstanding == 1
-    node, grads = task.pop()
+    ledger = task.ledger
+    assert ledger is not None and task.outstanding == 1
+    node, grads = ledger.pop()
     assert node is root and task.outstanding == 1
     task.complete(root, root.apply(grads))
     assert task.outstanding == 2
-    first, grads = task.pop()
+    first, grads = ledger.pop()
     task.complete(first, first.apply(grads))
     assert task.outstanding == 1  # the leaf still waits for the other
-    second, grads = task.pop()
+    second, grads = ledger.pop()
     task.complete(second, second.apply(grads))
-    assert task.outstanding == 1 and task.has_ready()
-    node, grads = task.pop()
+    assert task.outstanding == 1 and ledger.has_ready()
+    node, grads = ledger.pop()
     assert node is leaf and grads == [2.0]
     task.complete(leaf, [])
-    assert task.outstanding == 0 and not task.has_ready()
-    assert task.completed_nodes == 4
+    assert task.outstanding == 0 and not ledger.has_ready()
+    assert ledger.completed_nodes == 4
 
 
 def test_without_inputs_everything_runs_and_with_inputs_what_leads_to_them() -> None:
@@ -111,12 +116,12 @@ def test_without_inputs_everything_runs_and_with_inputs_what_leads_to_them() -> 
     assert started(root).exec_info is None
     task = started(root, inputs=[(wanted, 0)])
     assert task.exec_info is not None and set(task.exec_info) == {root, left}
-    assert set(task.captures) == {wanted}
+    assert set(task.plan.captures.at) == {wanted}
     assert not task.will_run(wanted) and task.gets_gradient(wanted)
     assert not task.gets_gradient(right)
     assert [task.should_compute(root, i) for i in (0, 1)] == [True, False]
     assert run(task) == [root, left]
-    assert task.captured == [1.0]
+    assert task.plan.captures.results == [1.0]
     task = started(root, inputs=[(wanted, 0)], accumulate=True)
     assert task.exec_info is not None and set(task.exec_info) == {root, left, wanted}
     assert run(task) == [root, left, wanted]
@@ -131,7 +136,7 @@ def test_one_node_may_be_captured_several_times() -> None:
     root = Fork([(wanted, 0), (wanted, 1)], num_inputs=1)
     task = started(root, inputs=[(wanted, 1), (wanted, 0), (wanted, 1)])
     run(task)
-    assert task.captured == [3.0, 2.0, 3.0]
+    assert task.plan.captures.results == [3.0, 2.0, 3.0]
 
 
 def test_a_capture_on_the_way_to_another() -> None:
@@ -140,7 +145,7 @@ def test_a_capture_on_the_way_to_another() -> None:
     root = Step(middle)
     task = started(root, inputs=[(middle, 0), (below, 0)])
     assert run(task) == [root, middle]
-    assert task.captured == [1.0, 1.0]
+    assert task.plan.captures.results == [1.0, 1.0]
 
 
 def test_the_predicted_order_is_that_of_an_undisturbed_pass() -> None:
@@ -164,7 +169,7 @@ def test_an_input_that_cannot_be_reached_is_refused_before_anything_runs() -> No
     root, stranger = Step(Step()), Step()
     task = GraphTask([(root, 0)], [np.float64(1.0)], inputs=[(root, 0), (stranger, 0)], require_inputs=True)
     with pytest.raises(UnusedInputError, match="index 1"):
-        list(task.discover(Placement()))
+        list(task.discover(RulePlacement()))
     assert task.outstanding == 0
 
 
@@ -175,8 +180,9 @@ def test_a_node_that_waits_for_what_never_comes_is_reported() -> None:
     root = Step(a)
     task = started(root)
     run(task)
+    assert task.ledger is not None
     with pytest.raises(GraphError, match="could not compute gradients for some functions: Step"):
-        task.check_complete()
+        task.ledger.check_complete()
     a.set_next_edges([])
 
 
@@ -189,7 +195,7 @@ def test_after_a_failure_nothing_is_ready_and_the_first_error_counts() -> None:
     first = ZeroDivisionError("first")
     task.fail(first)
     task.fail(ValueError("second"))
-    assert task.error is first and not task.has_ready() and not task.staged
+    assert task.error is first and task.ledger is not None and not task.ledger.has_ready() and not task.staged.gradients
     task.finish()
     assert task.completed and x.grad is None
     assert "failed" in repr(task)
@@ -201,7 +207,7 @@ def test_the_commit_writes_everything_at_once() -> None:
     kept: list[Any] = []
     task.stage(x._node, [np.array([2.0], np.float32)])  # type: ignore[arg-type]
     task.stage(w._node, [np.array([3.0], np.float32)])  # type: ignore[arg-type]
-    task.retain(kept.append, "gradient")
+    task.staged.retain(kept.append, "gradient")
     assert x.grad is None and w.grad is None and not kept
     task.commit()
     assert x.grad.item() == 2.0 and w.grad.item() == 3.0 and kept == ["gradient"]

@@ -10,10 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.graph import current_node, execution_order
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
+from tests.support import leaf
 
 
 class Recorder:

@@ -10,8 +10,10 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.engine.graph_task import SORT_NODES, GraphTask
-from aiograd.engine.placement import Placement
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.pass_hooks import PassHooks
+from aiograd.engine.placement import RulePlacement
+from aiograd.engine.plan import SORT_NODES
 from aiograd.engine.run import current_engine, driver, engine, new_graph_task
 from aiograd.engine.sweep import sweep
 from aiograd.errors import UnusedInputError
@@ -21,12 +23,11 @@ from tests.engine.cases import bits, leaf
 SEEDS = 200
 
 
-class GeneralTask(GraphTask):
-    """Never swept."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.is_plain = False
+def new_general_task(*args: Any, **options: Any) -> GraphTask:
+    """One that is never swept."""
+    task = new_graph_task(*args, **options)
+    task.may_sweep = False
+    return task
 
 
 @pytest.fixture
@@ -68,16 +69,16 @@ async def test_gradients_of_some_inputs(swept: list[GraphTask], monkeypatch: pyt
     parts = 0
     for seed in range(SEEDS):
         results = []
-        for kind in (GraphTask, GeneralTask):
+        for make in (new_graph_task, new_general_task):
             leaves, made, loss = program(seed)
             inputs = random.Random(seed).sample([*leaves, *made, loss], 1 + seed % 3)
             with monkeypatch.context() as patch:
-                patch.setattr(engine, "new_graph_task", lambda *args, kind=kind, **options: new_graph_task(*args, kind=kind, **options))
+                patch.setattr(engine, "new_graph_task", make)
                 task = current_engine().execute([get_gradient_edge(loss)], [np.ones(())], inputs=[get_gradient_edge(t) for t in inputs])
             results.append(bits(await task.future))
-            if kind is GraphTask:
+            if make is new_graph_task:
                 assert swept.pop() is task
-                parts += bool(task.special)
+                parts += bool(task.plan.special)
             assert not swept
         assert results[0] == results[1], seed
     assert parts > SEEDS / 4
@@ -172,11 +173,12 @@ async def test_a_rule_that_fails_in_a_part_of_a_graph(swept: list[GraphTask]) ->
 async def test_a_failed_pass_that_had_nothing_to_run_leaves_the_graph_alone(is_plain: bool) -> None:
     x, y = leaf([2.0]), leaf([3.0])
     output = x * x
-    task = new_graph_task([get_gradient_edge(output)], [np.ones(1)], inputs=[get_gradient_edge(y)], kind=GraphTask if is_plain else GeneralTask)
-    for _ in task.discover(Placement()):
+    make = new_graph_task if is_plain else new_general_task
+    task = make([get_gradient_edge(output)], [np.ones(1)], inputs=[get_gradient_edge(y)])
+    for _ in task.discover(RulePlacement()):
         pass
     task.fail(RuntimeError("not today"))
-    for _ in task.spend():
+    for _ in task.release_graph():
         pass
     task.finish()
     await output.backward()
@@ -193,15 +195,19 @@ async def test_large_parts_take_the_general_path(swept: list[GraphTask]) -> None
     assert not swept
 
 
-async def test_gradients_go_to_slots(swept: list[GraphTask]) -> None:
+async def test_gradients_go_where_hooks_say(swept: list[GraphTask]) -> None:
     x, w = leaf([2.0]), leaf([3.0])
     boxes: dict[Any, Any] = {}
 
     class Box:
         grad: Any = None
 
+    class Hooks(PassHooks):
+        def grad_target(self, leaf: Any) -> Any:
+            return boxes.setdefault(leaf.leaf(), Box())
+
     loss = (x * w).sum()
-    task = new_graph_task([get_gradient_edge(loss)], [np.ones(())], slots=lambda node: boxes.setdefault(node.leaf(), Box()), post_hooks=False)
+    task = new_graph_task([get_gradient_edge(loss)], [np.ones(())], hooks=Hooks())
     await current_engine().run(task)
     assert swept == [task]
     assert (boxes[x].grad.item(), boxes[w].grad.item(), x.grad, w.grad) == (3.0, 2.0, None, None)

@@ -12,14 +12,7 @@ import aiograd as ag
 from aiograd.engine.validate import check_outputs, fit
 from aiograd.errors import DeviceMismatchError, GradientError
 from aiograd.graph import Node
-
-
-def leaf(values: Any, dtype: Any = np.float64) -> ag.Tensor:
-    return ag.tensor(values, dtype=dtype, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
+from tests.support import leaf, same
 
 
 def returning(result: Any, *, asynchronous: bool = False) -> Any:

@@ -12,15 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit, own
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
-
+from tests.support import leaf, same
 
 # -------------------------------------------------------------------- accumulation
 

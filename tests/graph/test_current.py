@@ -12,10 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, GraphError
 from aiograd.graph import current_graph_task_id, current_node, execution_order, queue_callback, will_run
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
+from tests.support import leaf
 
 
 def traced(function: Any, *, inline: bool = True) -> Any:

@@ -10,14 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, ShapeError, UnusedInputError
 from aiograd.graph import GradientEdge, get_gradient_edge
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
+from tests.support import leaf, same
 
 
 def test_the_edge_of_a_leaf_and_of_a_result() -> None:

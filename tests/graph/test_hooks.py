@@ -10,15 +10,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, HookError, HookTypeError
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
-
+from tests.support import leaf, same
 
 # -------------------------------------------------------------------- hooks on tensors
 

@@ -11,10 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError
 from aiograd.graph import register_multi_grad_hook
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
+from tests.support import leaf
 
 
 def numbers(grads: Any) -> list[Any]:

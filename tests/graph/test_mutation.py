@@ -10,14 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import GraphError
 from aiograd.graph import allow_mutation_on_saved_tensors
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
+from tests.support import leaf, same
 
 
 async def test_gradients_are_those_of_the_old_values() -> None:

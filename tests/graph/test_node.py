@@ -11,10 +11,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph import Edge, GradientEdge, InputMetadata, Node
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
+from tests.support import leaf
 
 
 class Scale(Node):

@@ -12,14 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, HookTypeError, ModifiedError
 from aiograd.graph import disable_saved_tensors_hooks, saved_tensors_hooks
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
-
-def same(tensor: Any, values: Any) -> None:
-    np.testing.assert_array_equal(tensor.numpy(), values)
+from tests.support import leaf, same
 
 
 class Tally:

@@ -13,12 +13,9 @@ import aiograd.nn.functional as F
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.random import Generator, seed
+from tests.support import draw
 
 Array = np.ndarray[Any, Any]
-
-
-def draw(*shape: int, at: int = 0) -> Array:
-    return np.random.default_rng(at).standard_normal(shape)
 
 
 def close(ours: ag.Tensor, wanted: Any) -> None:

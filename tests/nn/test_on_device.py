@@ -13,10 +13,7 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.offloading import ready
 from aiograd.testing.toy_device import ToyDevice
-
-
-def draw(*shape: int, at: int = 0) -> np.ndarray[Any, Any]:
-    return np.random.default_rng(at).standard_normal(shape)
+from tests.support import draw
 
 
 class Attend(nn.Module):

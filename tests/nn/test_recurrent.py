@@ -11,12 +11,9 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.random import Generator
+from tests.support import draw
 
 Array = np.ndarray[Any, Any]
-
-
-def draw(*shape: int, at: int = 0) -> Array:
-    return np.random.default_rng(at).standard_normal(shape)
 
 
 def sigmoid(x: Array) -> Array:

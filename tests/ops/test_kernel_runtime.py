@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
 import sys
 import threading
 import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from aiograd import kernels
 from aiograd.errors import ArgumentError
 from aiograd.kernels import cache, pool, selection
+from aiograd.testing.leaks import LeakCheck
 
 BIG = selection.THRESHOLD
 X = np.zeros(1, np.float32)
@@ -204,16 +208,105 @@ def test_blocks_cover_the_rows(count: int, work: int) -> None:
     assert blocks <= min(max(count, 0), pool.MOST_BLOCKS)
 
 
+@contextlib.contextmanager
+def pool_of(threads: int) -> Iterator[pool.KernelThreadPool]:
+    """A pool of its own, which leaves no threads."""
+    one = pool.KernelThreadPool(threads)
+    try:
+        yield one
+    finally:
+        one.stop()
+
+
+def named_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name.startswith("aiograd-kernels-")]
+
+
+def meet(one: pool.KernelThreadPool, parties: int = 2) -> None:
+    """Run as many blocks as there are parties; they wait for each other, so each needs a thread of its own."""
+    meeting = threading.Barrier(parties)
+    one.run(lambda block, low, high: meeting.wait(20), parties, 1)
+
+
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_every_block_runs_once_in_some_thread(threads: int) -> None:
     seen: list[tuple[Any, ...]] = []
-    pool.Pool(threads).run(lambda *args: seen.append(args), 23, 5, "first", "second")
+    with pool_of(threads) as one:
+        one.run(lambda *args: seen.append(args), 23, 5, "first", "second")
     assert sorted(seen) == [("first", "second", b, 5 * b, min(23, 5 * b + 5)) for b in range(5)]
 
 
 def test_other_threads_take_blocks() -> None:
-    meeting = threading.Barrier(2)  # two blocks that wait for each other can only end in two threads
-    pool.Pool(2).run(lambda block, low, high: meeting.wait(20), 2, 1)
+    with pool_of(2) as one:
+        meet(one)
+
+
+def test_threads_have_names_and_end_with_their_pool() -> None:
+    before = named_threads()
+    with pool_of(4) as one:
+        assert not one.workers, "they start with the first job"
+        one.run(lambda *args: None, 1, 1)
+        assert not one.workers, "one block needs no thread"
+        meet(one, 4)
+        workers = one.workers
+        assert [worker.name for worker in workers] == [f"aiograd-kernels-{index}" for index in range(3)]
+        assert all(worker.daemon for worker in workers) and set(named_threads()) == {*before, *workers}
+        one.stop()
+        assert not any(worker.is_alive() for worker in workers) and named_threads() == before and not one.workers
+        one.stop()
+        meet(one, 4)
+        assert len(one.workers) == 3 and not set(one.workers) & set(workers), "the next job starts new ones"
+    assert named_threads() == before
+
+
+def test_a_job_that_runs_while_the_threads_are_stopped_is_finished_by_its_caller() -> None:
+    seen: list[int] = []
+    with pool_of(2) as one:
+
+        def kernel(block: int, low: int, high: int) -> None:
+            if threading.current_thread() is threading.main_thread() and not stopped:
+                stopped.append(one.workers)
+                one.stop()
+            seen.append(block)
+
+        stopped: list[tuple[threading.Thread, ...]] = []
+        one.run(kernel, 500, 1)
+        assert sorted(seen) == list(range(500)) and not any(worker.is_alive() for worker in stopped[0])
+
+
+def test_a_closed_pool_works_in_the_caller_alone() -> None:
+    with pool_of(3) as one:
+        meet(one, 3)
+        one.close()
+        callers = set()
+        one.run(lambda *args: callers.add(threading.current_thread()), 8, 1)
+        assert callers == {threading.current_thread()} and not one.workers
+
+
+def test_the_kernel_set_owns_the_threads_of_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pool_of(3) as one, monkeypatch.context() as patch:
+        patch.setattr(pool, "_pool", one)
+        meet(one, 3)
+        workers = kernels.owned_threads()
+        assert workers == one.workers and len(workers) == 2
+        kernels.stop_threads()
+        assert not any(worker.is_alive() for worker in workers) and kernels.owned_threads() == ()
+        meet(one, 3)
+        workers = kernels.owned_threads()
+        assert selection._chosen is None
+        patch.setattr(selection, "_chosen", "numba")
+        kernels.select("numpy")
+        assert not any(worker.is_alive() for worker in workers), "the set that is left takes its threads along"
+
+
+def test_a_leak_check_counts_all_threads_but_those_of_the_kernel_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    check = LeakCheck(grace=0.0)
+    with pool_of(2) as one:
+        meet(one)
+        assert check.find().threads
+        monkeypatch.setattr(pool, "_pool", one)
+        assert not check.find().threads
+    monkeypatch.undo()
 
 
 def test_an_error_in_a_block_reaches_the_caller() -> None:
@@ -221,25 +314,25 @@ def test_an_error_in_a_block_reaches_the_caller() -> None:
         if block == 2:
             raise ZeroDivisionError("in a block")
 
-    one = pool.Pool(3)
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError, match="in a block"):
-            one.run(kernel, 8, 1)
-    one.run(lambda *args: None, 8, 1)
+    with pool_of(3) as one:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError, match="in a block"):
+                one.run(kernel, 8, 1)
+        one.run(lambda *args: None, 8, 1)
 
 
 def test_arguments_are_let_go() -> None:
     class Held:
         pass
 
-    one, held = pool.Pool(2), Held()
-    meeting = threading.Barrier(2)
-    one.run(lambda argument, block, low, high: meeting.wait(20), 2, 1, held)
-    gone = weakref.ref(held)
-    del held
-    again = threading.Barrier(2)
-    one.run(lambda block, low, high: again.wait(20), 2, 1)  # the thread has taken its next job, so it has left the first
-    assert gone() is None
+    held = Held()
+    with pool_of(2) as one:
+        meeting = threading.Barrier(2)
+        one.run(lambda argument, block, low, high: meeting.wait(20), 2, 1, held)
+        gone = weakref.ref(held)
+        del held
+        meet(one)  # the thread has taken its next job, so it has left the first
+        assert gone() is None
 
 
 @pytest.mark.parametrize("value", ["0", "two", "-1"])
@@ -251,22 +344,74 @@ def test_the_number_of_threads_is_checked(value: str, monkeypatch: pytest.Monkey
         pool.thread_count()
 
 
-_FORK = """
+_PROCESS = """
 import os, threading
+from aiograd import kernels
 from aiograd.kernels import pool
-meet = threading.Barrier(2)
-pool._pool = pool.Pool(2)
-pool._pool.run(lambda *args: meet.wait(20), 2, 1)
+def meet():
+    meeting = threading.Barrier(3)
+    pool._pool.run(lambda *args: meeting.wait(20), 3, 1)
+    assert sum(thread.name.startswith("aiograd-kernels-") for thread in threading.enumerate()) == 2
+meet()
+"""
+
+#: what a process does once its pool works, and what it prints at the end
+_ENDS = {
+    "with threads that wait": ("", ""),
+    "after a fork": (
+        """
 child = os.fork()
 if child == 0:
-    meet = threading.Barrier(2)
-    pool._pool.run(lambda *args: meet.wait(20), 2, 1)
+    assert not kernels.owned_threads() and threading.active_count() == 1
+    meet()
+    kernels.stop_threads()
+    assert threading.active_count() == 1
     os._exit(7)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-"""
+meet()
+""",
+        "",
+    ),
+    "while a thread is in a long block": (
+        """
+entered, never = threading.Barrier(3), threading.Event()
+def block(*args):
+    entered.wait(20)
+    never.wait()
+threading.Thread(target=lambda: pool._pool.run(block, 2, 1), daemon=True).start()
+entered.wait(20)
+""",
+        "",
+    ),
+    "with a kernel in a later step of the shutdown": (
+        """
+import atexit
+workers = kernels.owned_threads()
+pool.atexit.unregister(pool._at_exit)
+@atexit.register
+def later():
+    assert not any(worker.is_alive() for worker in workers)
+    blocks = []
+    pool._pool.run(lambda *args: blocks.append(args), 3, 1)
+    print(len(blocks), "blocks,", threading.active_count(), "thread")
+atexit.register(pool._at_exit)
+""",
+        "3 blocks, 1 thread\n",
+    ),
+}
 
 
 @pytest.mark.proc
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="the platform does not fork")
-def test_a_forked_child_has_threads_of_its_own() -> None:
-    subprocess.run([sys.executable, "-W", "ignore::DeprecationWarning", "-c", _FORK], check=True, timeout=60)
+@pytest.mark.parametrize("end", _ENDS)
+def test_a_process_with_kernel_threads_ends_without_hanging(end: str) -> None:
+    if "fork" in end and not hasattr(os, "fork"):
+        pytest.skip("the platform does not fork")
+    code, output = _ENDS[end]
+    ended = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", "-W", "ignore:This process:DeprecationWarning", "-c", _PROCESS + code],
+        env={**os.environ, "AIOGRAD_KERNEL_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, output, "")

@@ -283,9 +283,10 @@ def test_bits_do_not_depend_on_threads(name: str, monkeypatch: pytest.MonkeyPatc
     """One thread, three threads, and four calls at the same time from four threads give the same bits."""
     selection.select("numba")
     call = CASES[name][0](np.random.default_rng(3), np.float32)
-    monkeypatch.setattr(pool, "_pool", pool.Pool(1))
+    monkeypatch.setattr(pool, "_pool", pool.KernelThreadPool(1))
     expected = [a.tobytes() for a in leaves(call())]
-    monkeypatch.setattr(pool, "_pool", pool.Pool(3))
+    three = pool.KernelThreadPool(3)
+    monkeypatch.setattr(pool, "_pool", three)
     results: list[list[bytes]] = []
     barrier = threading.Barrier(4)
 
@@ -299,6 +300,7 @@ def test_bits_do_not_depend_on_threads(name: str, monkeypatch: pytest.MonkeyPatc
         thread.start()
     for thread in threads:
         thread.join(60)
+    three.stop()
     assert len(results) == 12
     assert all(result == expected for result in results)
 

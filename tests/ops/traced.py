@@ -14,7 +14,7 @@ import numpy as np
 
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS, Op, unbroadcast
 from aiograd.ops.indexing import select
-from aiograd.ops.partial import dense
+from aiograd.ops.slice_gradient import dense
 
 STEP = 1e-5
 

@@ -13,15 +13,12 @@ from aiograd import nn, optim
 from aiograd.errors import ArgumentError
 from aiograd.offloading import ready
 from aiograd.testing.toy_device import ToyDevice
+from tests.support import draw
 
 Array = np.ndarray[Any, Any]
 #: of one element, small, several axes, and larger than what is packed or updated by the shortest way
 SHAPES = [(), (3,), (2, 3), (40, 500), (0, 2)]
 STEPS = 4
-
-
-def draw(*shape: int, at: int = 0) -> Array:
-    return np.random.default_rng(at).standard_normal(shape)
 
 
 def naive_sgd(p: Array, grads: list[Array], o: dict[str, Any]) -> Array:

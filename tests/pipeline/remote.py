@@ -78,4 +78,4 @@ def behind(module: Any, *opened: dist.Worker) -> Any:
     if not isinstance(module, dist.RemoteModule):
         return module
     worker = next(each for each in opened if each.name == module.peer)
-    return worker._office.objects.table._held[module.ref.key].value  # on whosever behalf
+    return worker._objects.table._held[module.ref.key].value  # on whosever behalf

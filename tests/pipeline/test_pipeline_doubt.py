@@ -14,10 +14,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.keyring import Keyring, kid_of
+from aiograd.distributed.rpc.keyring import Keyring, kid_of
 from aiograd.errors import CommitUnknown, DistributedError, PipelineError, RemoteError, StepError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
-from aiograd.pipeline.run.watch import kept_for
+from aiograd.pipeline.run.session import kept_for
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.distributed.workers import SECRET
 from tests.pipeline.models import blocks, data, gradients, mean_square, serial, values
@@ -86,7 +86,7 @@ class World:
                 return await main(self)
 
     def find_hosts(self) -> None:
-        for remote in self.pipe._fleet.remotes:
+        for remote in self.pipe._coordinator.remotes:
             self.hosts[remote.owner] = behind(dist.RemoteModule(self.driver, remote.owner, remote.ref), *self.workers.values())
 
     def before(self, owner: str, method: str, action: Callable[[], Any]) -> None:
@@ -114,7 +114,7 @@ class World:
 
     def at_decision(self, action: Callable[[], Any]) -> None:
         """Do something when the driver has decided to commit, before anybody is told; once."""
-        local = self.pipe._fleet.local
+        local = self.pipe._coordinator.local
         original = local._commit
 
         def wrapped(session: Any) -> Any:
@@ -138,7 +138,7 @@ class World:
     @property
     def state(self) -> str:
         """How the last step is, host by host."""
-        return " ".join(f"{name}:{host._session.state}" for name, host in sorted(self.hosts.items()))
+        return " ".join(f"{name}:{host._session.transaction.outcome}" for name, host in sorted(self.hosts.items()))
 
     @property
     def staged(self) -> list[str]:
@@ -147,7 +147,7 @@ class World:
         for name, host in self.hosts.items():
             session = host._session
             values = [*session.outbox._entries, *(value for box in session.mailboxes.values() for value in box._values.values())]
-            if session.site is not None or values or session.runner is not None or session.watcher is not None:
+            if session.execution is not None or values or session.runner is not None or session.watcher is not None:
                 held.append(name)
         return held
 
@@ -196,7 +196,7 @@ def test_the_driver_dies_before_anything_is_prepared(after: float, silent: bool)
             await driving
         assert world.staged
         await asyncio.sleep(LEASE)
-        assert world.staged == [] and world.state == "a:dropped b:dropped"
+        assert world.staged == [] and world.state == "a:aborted b:aborted"
         assert [world.found(0), world.found(1)] == [NOTHING, NOTHING]
 
     simulate(world, test, main)
@@ -225,10 +225,10 @@ def test_the_driver_dies_when_all_are_prepared(silent: bool) -> None:
             await asyncio.wait_for(world.hosts["a"].run(3, True, {}), 5)
         assert caught.value.workers == ("a",)
         with pytest.raises(CommitUnknown, match="gradients may not be complete: nobody could tell a whether step 2"):
-            world.workers["a"]._office.objects.check_certain(leaves=[each._node for each in world.real[0].parameters()])
-        world.workers["a"]._office.objects.check_certain(leaves=[each._node for each in world.real[1].parameters()])
-        assert await world.hosts["a"].abort(2) and world.state == "a:dropped b:unknown"
-        world.workers["a"]._office.objects.check_certain(leaves=[each._node for each in world.real[0].parameters()])
+            world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[0].parameters()])
+        world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[1].parameters()])
+        assert await world.hosts["a"].abort(2) and world.state == "a:aborted b:unknown"
+        world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[0].parameters()])
         assert await world.hosts["a"].receive(3, 0, "entry", 0, 0, (BATCH[:1], {}))
 
     simulate(world, test, main)
@@ -270,7 +270,7 @@ def test_one_that_has_dropped_the_step_settles_it_too() -> None:
             await driving
         await world.hosts["b"].abort(2)
         await asyncio.sleep(2.5)
-        assert world.staged == [] and world.state == "a:dropped b:dropped"
+        assert world.staged == [] and world.state == "a:aborted b:aborted"
 
     simulate(world, test, main)
 
@@ -345,7 +345,7 @@ def test_a_worker_that_is_not_told_asks_the_others(homes: str) -> None:
             assert world.state == "b:prepared"
         world.heal()
         if homes == ".b":
-            world.pipe._fleet.local.unconfirmed = tuple  # as on a driver that knows nothing of it
+            world.pipe._coordinator.local.unconfirmed = tuple  # as on a driver that knows nothing of it
             with pytest.raises(StepError, match="may not be complete: step 2 of a pipeline is prepared on b, which does not know yet"):
                 await optimizer.step()
         await world.pipe.settle()
@@ -401,11 +401,11 @@ def test_a_step_that_is_given_up_while_a_worker_is_cut_off(seconds: float) -> No
         world.before("a", "check", lambda: world.cut("b", "driver", "a"))
         with pytest.raises(DistributedError):
             await step(world)
-        assert world.state == "a:dropped b:prepared"
+        assert world.state == "a:aborted b:prepared"
         with pytest.raises(CommitUnknown, match="step 3 .* cannot begin .*step 2 of a pipeline is prepared on b, which does not know yet"):
             await world.hosts["b"].receive(3, 1, "forward", 1, 0, ((), ()))
         await asyncio.sleep(seconds)
-        assert world.state == ("a:dropped b:prepared" if seconds < LEASE else "a:dropped b:unknown")
+        assert world.state == ("a:aborted b:prepared" if seconds < LEASE else "a:aborted b:unknown")
         world.heal()
         await step(world)
         assert [world.found(0), world.found(1)] == wanted
@@ -463,7 +463,7 @@ def test_one_that_waits_for_others_for_longer_than_its_lease_keeps_its_gradients
                 heads = [each.ref for each in world.modules[:1]], await place_head(world)
                 async with Pipeline([*heads[0], heads[1]], order(2)) as pipe:
                     await pipe.step(*BATCH)
-                    assert pipe._fleet._local_ref is None
+                    assert pipe._coordinator._local_ref is None
             assert NOTHING not in [world.found(0), world.found(1)]
             return "done"
 
@@ -479,20 +479,46 @@ async def place_head(world: World) -> Any:
     return ref
 
 
+def test_an_evaluation_may_take_longer_on_another_worker_than_a_lease() -> None:
+    """The one that is done asks, and hears that the others are still at it."""
+    world = World()
+
+    async def main(world: World) -> str:
+        late = getattr(world.real[1], "inner", world.real[1])
+        forward, took = late.forward, []
+
+        async def slow(x: Any) -> Any:
+            if not took:
+                took.append(True)
+                await asyncio.sleep(3 * LEASE)
+            return forward(x)
+
+        late.forward = slow
+        world.real[1].forward = slow
+        await world.pipe.eval(BATCH[0])
+        assert took
+        return "done"
+
+    async def test(driving: asyncio.Future[Any]) -> None:
+        assert await driving == "done"
+
+    simulate(world, test, main)
+
+
 def test_a_step_that_a_host_was_asked_about_and_never_heard_of_cannot_run_there() -> None:
     world = World()
 
     async def main(world: World) -> str:
-        host, ref = world.hosts["b"], world.pipe._fleet.remotes[1].ref
-        assert await ref.call("outcome", 2) == "dropped"
+        host, ref = world.hosts["b"], world.pipe._coordinator.remotes[1].ref
+        assert await ref.call("outcome", 2) == "aborted"
         assert not await ref.call("receive", 2, 1, "forward", 1, 0, ((), ()))
         with pytest.raises(RemoteError, match="too late"):
             await ref.call("run", 2, True, {})
-        assert await world.pipe._fleet.local.outcome(9) == "unknown", "the driver's steps are its own"
+        assert await world.pipe._coordinator.local.outcome(9) == "unknown", "the driver's steps are its own"
         with pytest.raises(PipelineError, match="too late"):
             await step(world)
         await step(world)
-        assert await ref.call("outcome", 3) == "committed" and await ref.call("outcome", 2) == "dropped"
+        assert await ref.call("outcome", 3) == "committed" and await ref.call("outcome", 2) == "aborted"
         await host.abort(100)
         assert await ref.call("outcome", 3) == "committed" and await ref.call("outcome", 4) == "unknown", "too long ago"
         return "done"
@@ -507,12 +533,12 @@ def test_values_for_a_step_that_nobody_runs_are_dropped() -> None:
     world = World()
 
     async def main(world: World) -> str:
-        ref = world.pipe._fleet.remotes[0].ref
+        ref = world.pipe._coordinator.remotes[0].ref
         assert await ref.call("receive", 2, 0, "entry", 0, 0, (BATCH[:1], {}))
         await asyncio.sleep(kept_for(LEASE) - 1)
         assert world.staged == ["a"]
         await asyncio.sleep(LEASE - kept_for(LEASE) + 1)
-        assert world.staged == [] and world.state.startswith("a:dropped")
+        assert world.staged == [] and world.state.startswith("a:aborted")
         return "done"
 
     async def test(driving: asyncio.Future[Any]) -> None:
@@ -529,10 +555,10 @@ def test_a_host_that_is_let_go_of_drops_what_it_holds() -> None:
         with pytest.raises(CommitUnknown):
             await step(world)
         assert world.staged == ["b"]
-        held = world.pipe._fleet.remotes[1].ref
+        held = world.pipe._coordinator.remotes[1].ref
         world.network.heal("driver", "b")
         await held.delete()
-        assert world.staged == [] and not world.workers["b"]._office.objects.adapters
+        assert world.staged == [] and not world.workers["b"]._objects.adapters
         return "done"
 
     async def test(driving: asyncio.Future[Any]) -> None:
@@ -549,6 +575,7 @@ def test_a_pipeline_that_is_closed_tells_of_the_commit_first() -> None:
         with pytest.raises(CommitUnknown):
             await step(world)
         world.hosts["b"]._session.watcher.cancel()  # it would find out by itself
+        await asyncio.sleep(2.0)  # until what it has asked has been given up
         world.heal()
         await asyncio.sleep(0.1)
         assert world.state == "b:prepared"
@@ -588,7 +615,7 @@ def test_a_driver_that_cannot_commit_itself() -> None:
     world = World(".b")
 
     async def main(world: World) -> str:
-        local = world.pipe._fleet.local
+        local = world.pipe._coordinator.local
 
         def fail(session: Any) -> Any:
             del local._commit
@@ -598,7 +625,7 @@ def test_a_driver_that_cannot_commit_itself() -> None:
         with pytest.raises(MemoryError) as caught:
             await step(world)
         assert not getattr(caught.value, "committed", False)
-        assert world.state == "b:dropped" and world.staged == [] and [world.found(0), world.found(1)] == [NOTHING, NOTHING]
+        assert world.state == "b:aborted" and world.staged == [] and [world.found(0), world.found(1)] == [NOTHING, NOTHING]
         return "done"
 
     async def test(driving: asyncio.Future[Any]) -> None:
@@ -636,13 +663,13 @@ def test_a_host_that_says_for_how_long_it_keeps_a_step_counts_from_then() -> Non
 
     async def main(world: World) -> str:
         def forget() -> None:
-            world.hosts["b"]._session.heard = 0.0
+            world.hosts["b"]._session.transaction.due = 0.0
 
-        heard: list[float] = []
+        due: list[float] = []
         world.before("b", "check", forget)
-        world.at_decision(lambda: heard.append(world.hosts["b"]._session.heard))
+        world.at_decision(lambda: due.append(world.hosts["b"]._session.transaction.due))
         await step(world)
-        assert heard[0] > asyncio.get_running_loop().time() - 0.1
+        assert due[0] > asyncio.get_running_loop().time() + LEASE / 8 - 0.1
         return "done"
 
     async def test(driving: asyncio.Future[Any]) -> None:
@@ -731,11 +758,11 @@ def unlucky(seed: int) -> str:
             assert isinstance(driving.exception(), HostKilledError), "the driver ends, unless it was killed"
         living = {name: host for name, host in world.hosts.items() if not world.network.find(name).owner.is_dead}
         assert not {*living} & {*world.staged}, "nothing stays staged"
-        states = {name: host._session.state for name, host in living.items()}
+        states = {name: str(host._session.transaction.outcome) for name, host in living.items()}
         for index, home in enumerate(world.homes):
             if home in states:
                 assert world.found(index) == (wanted[index] if states[home] == "committed" else NOTHING)
-        assert not {"committed", "dropped"} <= {*states.values()}, "never on one and given up on another"
+        assert not {"committed", "aborted"} <= {*states.values()}, "never on one and given up on another"
         is_committed = {name: state == "committed" for name, state in states.items()}
         if "done" in told or "settled" in told:
             assert all(is_committed.values())

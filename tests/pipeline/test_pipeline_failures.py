@@ -93,6 +93,20 @@ async def test_a_failure_names_stage_microbatch_and_action(order: Schedule, stag
     assert gradients(modules) == gradients(alone)
 
 
+async def test_a_pipeline_within_a_stage_fails() -> None:
+    inner = Pipeline([blocks(1)[0], Trapped(blocks(1)[0], "F", 2, ZeroDivisionError("by nought"))], make_schedule("GPipe", 2, 4))
+
+    async def evaluates(x: Any) -> Any:
+        await inner.eval(x)
+        return x
+
+    with pytest.raises(PipelineError, match="pipeline action 0F0 failed .*PipelineError: pipeline action 1F") as caught:
+        await Pipeline([evaluates, blocks(1)[0]], make_schedule("GPipe", 2, 2), loss_fn=mean_square).step(*data(16))
+    assert (caught.value.stage, caught.value.microbatch, caught.value.rank) == (0, 0, 0)
+    within = caught.value.__cause__
+    assert isinstance(within, PipelineError) and (within.stage, within.rank) == (1, 1) and isinstance(within.__cause__, ZeroDivisionError)
+
+
 async def test_the_loss_fails() -> None:
     modules = blocks(2)
     for loss_fn in (lambda y, t: 1 / 0, lambda y: y):

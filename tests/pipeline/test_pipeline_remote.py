@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.errors import (
     ArgumentError,
     CommitUnknown,
@@ -17,10 +19,10 @@ from aiograd.errors import (
     PipelineError,
     ReferenceLostError,
     RemoteError,
+    RemotePipelineError,
     WorkerLostError,
 )
 from aiograd.pipeline import Pipeline, Stage, make_schedule
-from aiograd.pipeline.run.host import ADAPTER
 from aiograd.testing import ToyDevice, simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
@@ -131,7 +133,8 @@ async def test_a_stage_on_a_worker_fails(homes: str) -> None:
                     await pipe.step(x, target)
                 failure = caught.value
                 assert (failure.stage, failure.microbatch, failure.action, failure.rank) == (at, call - 1, f"{at}F{call - 1}", at)
-                assert isinstance(failure.__cause__, RemoteError) and failure.__cause__.correlation_id
+                assert isinstance(failure, RemotePipelineError) and failure.correlation_id
+                assert failure.path == (failure.worker,) == (homes[at],)
                 assert not any(gradients(behind(module, *opened) for module in modules))
             with pytest.raises(PipelineError, match="ZeroDivisionError"):
                 await modules[at].ref.call("fail_at", 2)
@@ -155,8 +158,8 @@ async def test_what_was_prepared_elsewhere_is_dropped() -> None:
         async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
             with pytest.raises(PipelineError, match="0B3 failed"):
                 await pipe.step(*data(8))
-            hosts = [behind(dist.RemoteModule(opened[0], remote.owner, remote.ref), *opened) for remote in pipe._fleet.remotes]
-            assert [host._session.state for host in hosts] == ["dropped", "dropped"] and not any(host._session.site for host in hosts)
+            hosts = [behind(dist.RemoteModule(opened[0], remote.owner, remote.ref), *opened) for remote in pipe._coordinator.remotes]
+            assert [host._session.state for host in hosts] == ["aborted", "aborted"] and not any(host._session.execution for host in hosts)
 
 
 async def test_a_value_that_cannot_be_sent() -> None:
@@ -235,7 +238,7 @@ async def test_a_worker_that_has_lost_a_prepared_step() -> None:
         modules = await place(opened[0], ["a", "b"])
         async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
             await pipe.eval(x)
-            host = pipe._fleet.remotes[1].ref
+            host = pipe._coordinator.remotes[1].ref
             real = behind(dist.RemoteModule(opened[0], "b", host), *opened)
             commit = real.commit
 
@@ -264,13 +267,36 @@ async def test_a_hook_that_fails_on_a_worker() -> None:
             assert caught.value.committed and all(gradients(behind(module, *opened) for module in modules))
 
 
+async def test_a_step_asks_every_host_three_times() -> None:
+    """To carry it out, whether it is prepared, and to commit; an evaluation ends with an abort."""
+    async with workers("driver", "a", "b", service=service) as opened:
+        async with Pipeline(await place(opened[0], ["a", "b"]), make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+            await pipe.eval(data(8)[0])
+            asked: Counter[str] = Counter()
+            request = pipe._coordinator.remotes[0].ref._request
+
+            def spied(ref: Any, what: str, values: Any, timeout: Any) -> Any:
+                asked[values[0] if what == "call" else what] += 1
+                return request(ref, what, values, timeout)
+
+            for remote in pipe._coordinator.remotes:
+                remote.ref._request = spied
+            await pipe.step(*data(8))
+            del asked["receive"]
+            assert asked == {"run": 2, "check": 2, "commit": 2}
+            asked.clear()
+            await pipe.eval(data(8)[0])
+            del asked["receive"]
+            assert asked == {"run": 2, "check": 2, "abort": 2}
+
+
 async def test_steps_that_come_too_late() -> None:
     x, target = data(8)
     async with workers("driver", "a", service=service) as opened:
         modules = await place(opened[0], ["a", None])
         async with Pipeline(modules, make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
             await pipe.step(x, target)
-            host = pipe._fleet.remotes[0].ref
+            host = pipe._coordinator.remotes[0].ref
             before = gradients(behind(module, *opened) for module in modules)
             assert await host.call("commit", 1) and await host.call("check", 1)  # again, which does nothing
             for method, args in (("run", (1, True, {})), ("run", (0, True, {})), ("commit", (0,)), ("commit", (2,))):
@@ -281,7 +307,7 @@ async def test_steps_that_come_too_late() -> None:
                 with pytest.raises(RemoteError, match="malformed|wrong place"):
                     await host.call("receive", *wrong)
             assert gradients(behind(module, *opened) for module in modules) == before
-            await pipe._fleet.abort(pipe._fleet.open(6))
+            await pipe._coordinator.abort(pipe._coordinator.open(6))
             pipe._steps = 6
             await pipe.step(x, target)
 
@@ -297,7 +323,7 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
         with pytest.raises(NotExposedError, match="no adapter 'pipeline.moon'"):
             await ref.adapt("pipeline.moon", [], {})
         with pytest.raises(NotExposedError, match="cannot be called"):
-            await weight.adapt(ADAPTER, [], {})
+            await weight.adapt(STAGE_HOST_ADAPTER, [], {})
         plan = {
             "stages": {"0": [None, None, False]},
             "training": {"0": "0F0 0B0"},
@@ -306,7 +332,7 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
             "microbatches": 1,
         }
         plan |= {"loss_stage": 0, "last_stage": 0, "scale": 1.0, "recovers": False}
-        host = await ref.adapt(ADAPTER, [], plan)
+        host = await ref.adapt(STAGE_HOST_ADAPTER, [], plan)
         for private in ("_find", "_commit", "__init__"):
             with pytest.raises(NotExposedError):
                 await host.call(private, 1)
@@ -322,9 +348,9 @@ async def test_hosts_are_made_around_what_may_be_called() -> None:
             {"scale": "x"},
         ):
             with pytest.raises(RemoteError, match="malformed"):
-                await ref.adapt(ADAPTER, [], {} if not wrong else plan | wrong)
+                await ref.adapt(STAGE_HOST_ADAPTER, [], {} if not wrong else plan | wrong)
         with pytest.raises(RemoteError, match="malformed"):
-            await ref.adapt(ADAPTER, [ref], plan)
+            await ref.adapt(STAGE_HOST_ADAPTER, [ref], plan)
 
 
 async def test_places_that_do_not_work() -> None:

@@ -10,8 +10,8 @@ import pytest
 
 import aiograd as ag
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
-from aiograd.pipeline.costs import Costs
-from aiograd.pipeline.simulation import simulate
+from aiograd.pipeline.schedule.costs import Costs
+from aiograd.pipeline.schedule.simulation import simulate
 from aiograd.testing import simulated_run
 from tests.pipeline.models import schedule
 

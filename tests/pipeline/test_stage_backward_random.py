@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
-from aiograd.engine.halves import InputHalf, WeightHalf
-from aiograd.engine.run import driver
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.run import driver, new_graph_task
+from aiograd.engine.split_backward import InputPlan, WeightPlan
 from aiograd.engine.sweep import sweep
 from aiograd.graph.node import Node
 from aiograd.pipeline import backward, stage_backward, stage_backward_input, stage_backward_weight
@@ -26,15 +27,16 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[tuple[Node, int]], l
     """What both halves compute: how often each output of each node, and which nodes run in which half."""
     made: Counter[tuple[Node, int]] = Counter()
     runs: list[tuple[Node, bool]] = []
-    for half in (InputHalf, WeightHalf):
+    original = GraphTask.complete
 
-        def complete(self: Any, node: Any, outputs: Any, original: Any = half.complete, is_first: bool = half is InputHalf) -> None:
-            if len(outputs) and (node is not self.root or node.num_inputs):
-                runs.append((node, is_first))
-                made.update([(node, i) for i, output in enumerate(outputs) if output is not None])
-            original(self, node, outputs)
+    def complete(task: GraphTask, node: Any, outputs: Any) -> None:
+        is_half = isinstance(task.plan, (InputPlan, WeightPlan))
+        if is_half and len(outputs) and (node is not task.plan.root or node.num_inputs):
+            runs.append((node, isinstance(task.plan, InputPlan)))
+            made.update([(node, i) for i, output in enumerate(outputs) if output is not None])
+        original(task, node, outputs)
 
-        monkeypatch.setattr(half, "complete", complete)
+    monkeypatch.setattr(GraphTask, "complete", complete)
     return made, runs
 
 
@@ -64,20 +66,11 @@ async def test_two_halves_are_the_whole(monkeypatch: pytest.MonkeyPatch) -> None
     assert halved > SEEDS / 4  # the programs do contain what this is about
 
 
-class GeneralInputHalf(InputHalf):
-    """Never swept."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.is_plain = False
-
-
-class GeneralWeightHalf(WeightHalf):
-    """Never swept."""
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self.is_plain = False
+def new_general_task(*args: Any, **options: Any) -> GraphTask:
+    """One that is never swept."""
+    task = new_graph_task(*args, **options)
+    task.may_sweep = False
+    return task
 
 
 async def test_halves_that_are_swept_are_those_that_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -100,14 +93,13 @@ async def test_halves_that_are_swept_are_those_that_are_not(monkeypatch: pytest.
         await stage_backward_weight(stage.listed(), groups)
         assert bits(dinputs) == bits(whole_inputs), seed
         assert bits(stage.weight_grads()) == bits(whole.weight_grads()), seed
-        first_halves += sum(isinstance(task, InputHalf) for task in tasks)
-        second_halves += sum(isinstance(task, WeightHalf) for task in tasks)
+        first_halves += sum(isinstance(task.plan, InputPlan) for task in tasks)
+        second_halves += sum(isinstance(task.plan, WeightPlan) for task in tasks)
         undivided += terms > 0
         if len(tasks) == 2:
-            halved += not set(tasks[0].plan).isdisjoint(tasks[1].plan)
+            halved += not set(tasks[0].plan.order).isdisjoint(tasks[1].plan.order)
         with monkeypatch.context() as patch:
-            patch.setattr(backward, "InputHalf", GeneralInputHalf)
-            patch.setattr(backward, "WeightHalf", GeneralWeightHalf)
+            patch.setattr(backward, "new_graph_task", new_general_task)
             stage = Stage(seed, is_plain=True)
             tasks.clear()
             others, groups = await stage_backward_input(*stage.run(), stage.inputs, stage.listed())

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.engine.halves import ParameterGroup
+from aiograd.engine.split_backward import ParameterGroup
 from aiograd.errors import StageBackwardError
 from aiograd.nn import functional as F
 from aiograd.ops import nn_attention, nn_normalization, nn_recurrent

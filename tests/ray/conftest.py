@@ -1,16 +1,8 @@
-"""A Ray cluster of several nodes on this machine, shared by all tests here, which are collected only where Ray is installed.
-
-Note [Nodes]
-    Each node has an address of its own in 127.0.0.0/8, so nodes are as separate as machines and nothing listens beyond this one. Starting them
-    takes long, so they are started once. A test that removes a node adds one for itself first.
-"""
+"""A Ray cluster of several nodes, shared by all tests here, which are collected only where Ray is installed."""
 
 from __future__ import annotations
 
 import asyncio
-import itertools
-import logging
-import warnings
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,66 +11,27 @@ from typing import Any
 import pytest
 
 import aiograd.distributed as dist
+from tests.ray.nodes import LONGEST, Nodes, running_nodes
 from tests.ray.training import SERVICE
 from tests.watchdog import SECONDS
 
 if find_spec("ray") is None:
     collect_ignore_glob = ["test_*.py"]
 
-ROOT = Path(__file__).parents[2]
-HEAD = "127.0.0.2"
-#: what the processes of Ray's nodes find in their environment
-ENVIRONMENT = {"PYTHONPATH": str(ROOT), "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS": "0"}
 
-
-class Nodes:
-    """The nodes, as tests see them."""
-
-    def __init__(self, cluster: Any) -> None:
-        self._cluster = cluster
-        self._hosts = itertools.count(5)
-
-    @property
-    def address(self) -> str:
-        """Of the head node."""
-        return str(self._cluster.address)
-
-    @property
-    def logs(self) -> Path:
-        """Where processes of all nodes log."""
-        return Path(self._cluster.head_node.get_session_dir_path()) / "logs"
-
-    async def add(self, **options: Any) -> tuple[Any, str]:
-        """Another node, and its id."""
-        host = f"127.0.0.{next(self._hosts)}"
-        node = await asyncio.to_thread(self._cluster.add_node, node_ip_address=host, **options)
-        return node, node.node_id
-
-    async def remove(self, node: Any) -> None:
-        """End a node as when its machine fails."""
-        await asyncio.to_thread(self._cluster.remove_node, node, allow_graceful=False)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give tests time for nodes to start in, and let those that start a Ray of their own begin, before there is one that they would find."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.timeout(LONGEST))
+    items.sort(key=lambda item: item.path != Path(__file__).parent / "test_own_ray.py")
 
 
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[Nodes]:
     """Three nodes; the third has two devices, which are made up."""
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of Ray, about itself
-        for name, value in ENVIRONMENT.items():
-            patch.setenv(name, value)
-        import ray
-        from ray.cluster_utils import Cluster
-
-        patch.setattr("ray._private.utils.set_sigterm_handler", lambda handler: None)  # so that a node can be added from a thread
-        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "node_ip_address": HEAD, "include_dashboard": False})
-        try:
-            cluster.add_node(num_cpus=4, node_ip_address="127.0.0.3")
-            cluster.add_node(num_cpus=4, num_gpus=2, node_ip_address="127.0.0.4")
-            ray.init(address=cluster.address, _node_ip_address=HEAD, logging_level=logging.WARNING, log_to_driver=False)
-            yield Nodes(cluster)
-        finally:
-            ray.shutdown()
-            cluster.shutdown()
+    with running_nodes() as running:
+        yield running
 
 
 Start = Callable[..., dist.RayCluster]
@@ -95,7 +48,7 @@ def start(nodes: Nodes) -> Start:
 
 
 @pytest.fixture(autouse=True)
-def _no_leaks(nodes: Nodes, _no_unhandled_errors: None, request: pytest.FixtureRequest) -> None:
+def _no_leaks(_no_unhandled_errors: None, request: pytest.FixtureRequest) -> None:
     """As everywhere, but for threads and descriptors, of which Ray opens some whenever it likes."""
     if request.node.get_closest_marker("asyncio") is not None:
         request.getfixturevalue("_tasks_left_on_the_loop")
@@ -113,12 +66,11 @@ async def left_behind(*pids: int) -> None:
 
     async with asyncio.timeout(SECONDS / 2):
         while living():
-
             await asyncio.sleep(0.05)
 
 
 def is_running(pid: int) -> bool:
-    """Whether there is such a process; one that only waits to be buried by Ray is none."""
+    """True if there is such a process; one that only waits to be buried by Ray is none."""
     try:
         return b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from aiograd.distributed.cluster.ray_cluster import _check_reachable
+from aiograd.distributed.cluster.ray_connection import check_reachable
 from aiograd.distributed.cluster.ray_worker import RayWorker
 from aiograd.errors import AiogradError, ArgumentError, ClusterError, VersionMismatch, WorkerLostError
-from tests.ray.conftest import Nodes, Start, left_behind
+from tests.ray.conftest import Start, left_behind
+from tests.ray.nodes import Nodes
 
 pytestmark = pytest.mark.proc
 
@@ -65,4 +66,13 @@ class Silent(RayWorker):
 
 
 async def test_the_address_of_a_ray_is_found_to_be_one(nodes: Nodes) -> None:
-    await _check_reachable(nodes.address)
+    await check_reachable(nodes.address)
+
+
+@pytest.mark.parametrize("options", [{"address": "ray://127.0.0.1:10001"}, {}])
+async def test_a_ray_client_is_refused_at_once(start: Start, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    if not options:
+        monkeypatch.setattr("ray.util.client.ray.is_connected", lambda: True)
+    with pytest.raises(ClusterError, match=r"Ray's client.*Run the driver on a node of the Ray cluster"):
+        async with start(1, **options):
+            pass

@@ -11,7 +11,8 @@ import pytest
 
 import aiograd.distributed as dist
 from aiograd.errors import ArgumentError, UnknownPeerError, WorkerLostError
-from tests.ray.conftest import Nodes, Start
+from tests.ray.conftest import Start
+from tests.ray.nodes import Nodes
 from tests.ray.training import SERVICE, train
 
 pytestmark = pytest.mark.proc
@@ -23,10 +24,21 @@ class Events:
     def __init__(self) -> None:
         self.lost: list[tuple[str, int]] = []
         self.returned: list[tuple[str, str]] = []
+        self._changed = asyncio.Event()
 
     @property
     def callbacks(self) -> dict[str, Any]:
-        return {"on_lost": lambda *event: self.lost.append(event), "on_return": lambda *event: self.returned.append(event)}
+        return {"on_lost": lambda *event: self.lost.append(event), "on_return": self._return}
+
+    def _return(self, name: str, url: str) -> None:
+        self.returned.append((name, url))
+        self._changed.set()
+
+    async def wait_returned(self, count: int) -> None:
+        """Wait until so many workers are back; they can be called a little before all others have been told."""
+        while len(self.returned) < count:
+            self._changed.clear()
+            await self._changed.wait()
 
 
 async def test_an_actor_that_is_killed_is_back_under_its_name_and_training_goes_on_to_the_same_bits(start: Start) -> None:
@@ -50,6 +62,7 @@ async def test_an_actor_that_is_killed_is_back_under_its_name_and_training_goes_
 
         assert await train(cluster, 5, trouble) == expected
         assert events.lost == [("worker1", 1), ("worker0", 1)]
+        await events.wait_returned(2)
         assert events.returned == [("worker1", cluster.urls["worker1"]), ("worker0", cluster.urls["worker0"])]
         assert not set(cluster.pids.values()) & set(pids.values()) and not set(cluster.urls.values()) & set(urls.values())
         for name, other in (("worker0", "worker1"), ("worker1", "worker0")):  # each knows where the other is now
@@ -57,7 +70,8 @@ async def test_an_actor_that_is_killed_is_back_under_its_name_and_training_goes_
 
 
 async def test_a_worker_that_ray_does_not_make_again_is_lost_until_it_is_restarted(start: Start) -> None:
-    async with start(2, max_restarts=1) as cluster:
+    events = Events()
+    async with start(2, max_restarts=1, **events.callbacks) as cluster:
         for _ in range(2):
             await cluster.wait_running("worker0")
             os.kill(cluster.pids["worker0"], signal.SIGKILL)
@@ -70,6 +84,9 @@ async def test_a_worker_that_ray_does_not_make_again_is_lost_until_it_is_restart
         pid = cluster.pids["worker0"]
         await asyncio.gather(cluster.restart("worker0"), cluster.restart("worker0"))  # one restart for both
         assert cluster.pids["worker0"] not in (pid, cluster.pids["worker1"])
+        assert events.lost == [("worker0", 1)] * 2, "a restart that was asked for is no loss"
+        await events.wait_returned(3)
+        assert [name for name, _ in events.returned] == ["worker0"] * 3
 
 
 async def test_workers_on_a_node_that_is_removed_come_back_on_another(nodes: Nodes, start: Start) -> None:
@@ -83,13 +100,17 @@ async def test_workers_on_a_node_that_is_removed_come_back_on_another(nodes: Nod
 
         async def trouble(step: int) -> None:
             if step == 1 and not second:
-                await nodes.remove(node)
-                second.extend(await nodes.add(num_cpus=1, resources={"spare": 2}))
-                await asyncio.gather(*map(cluster.wait_lost, cluster.workers))
+                async with asyncio.TaskGroup() as losses:
+                    for name in cluster.workers:  # as they now are: they may be back before the second node is known to have started
+                        losses.create_task(cluster.wait_lost(name))
+                    await asyncio.sleep(0)  # each has begun to wait
+                    await nodes.remove(node)
+                    second.extend(await nodes.add(num_cpus=1, resources={"spare": 2}))
 
         try:
             assert await train(cluster, 3, trouble) == expected
             assert {cluster.node_of(name) for name in cluster.workers} == {second[1]}
+            await events.wait_returned(2)
             assert sorted(events.returned) == sorted(cluster.urls.items())
         finally:
             await nodes.remove(second[0])

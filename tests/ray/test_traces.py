@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import re
 import subprocess
 import sys
@@ -11,10 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.ray.conftest import HEAD, ROOT, Nodes, Start, left_behind
+from tests.ray.conftest import Start, left_behind
+from tests.ray.nodes import HEAD, ROOT, Nodes
+from tests.ray.tables import of_ray, spellings
 from tests.watchdog import SECONDS
 
 pytestmark = pytest.mark.proc
+
+#: how Linux spells this state in its tables
+TIME_WAIT = "06"
 
 DRIVER = """
 import asyncio, functools, sys
@@ -22,9 +26,10 @@ import ray
 import aiograd.distributed as dist
 
 async def main():
-    async with dist.RayCluster(2, service="tests.ray.service:service", address=sys.argv[1]) as cluster:
+    async with dist.RayCluster(2, service="tests.ray.service:service", address=sys.argv[1], start_timeout=300.0) as cluster:
         await cluster.driver.call("worker1", "complain", "something to say")
         print("pids", *cluster.pids.values(), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)  # Ray hands on what workers log a little later
         if sys.argv[3] == "stay":
             await asyncio.Event().wait()
 
@@ -32,31 +37,6 @@ ray.init = functools.partial(ray.init, _node_ip_address=sys.argv[2])
 asyncio.run(main())
 assert not ray.is_initialized()
 """
-
-
-def spellings(secret: bytes) -> list[bytes]:
-    """The ways in which a key may be written."""
-    return [secret, secret.hex().encode(), secret.hex().upper().encode(), base64.b64encode(secret).rstrip(b"="), repr(secret)[2:-1].encode()]
-
-
-def of_ray() -> dict[str, bytes]:
-    """What Ray's tables hold: whole records of actors, jobs, workers, placement groups and tasks, and every value that is stored by key."""
-    from ray._private.state import state
-    from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
-
-    tables = state._connect_and_get_accessor()
-    records = {
-        "actors": tables.get_actor_table(None, None),
-        "jobs": tables.get_job_table(skip_submission_job_info_field=True, skip_is_running_tasks_field=True),
-        "workers": tables.get_worker_table(),
-        "groups": tables.get_placement_group_table(),
-        "tasks": tables.get_task_events(),
-    }
-    found = {f"{name} {i}": record for name, several in records.items() for i, record in enumerate(several)}
-    for namespace in (None, "fun", "job", "session", "cluster", "dashboard", "healthcheck", "tracing", "ray_pdb"):
-        for key in _internal_kv_list(b"", namespace=namespace):
-            found[f"{namespace} {key!r}"] = _internal_kv_get(key, namespace=namespace) or b""
-    return found
 
 
 async def test_the_key_is_in_no_table_log_command_line_or_environment(start: Start, nodes: Nodes) -> None:
@@ -85,7 +65,21 @@ async def test_nothing_is_left_after_the_block(start: Start) -> None:
         pids = list(cluster.pids.values())
         await cluster.add("late")
         pids.append(cluster.pids["late"])
+        ports = {int(url.rpartition(":")[2]) for url in cluster.urls.values()}
+        assert await cluster.driver.call("worker0", "double_at", "late", 1.0) == 2.0
+        assert ports == {port for port in ports if sockets(port)}, "they are found while they are there"
     await left_behind(*pids)
+    assert not [line for port in ports for line in sockets(port)]
+
+
+def sockets(port: int) -> list[str]:
+    """TCP sockets of this machine that listen at, or are connected to or from, a port. Those that only wait for late packets belong to nobody."""
+    found = []
+    for line in [line for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]:
+        _, local, remote, state, *_ = line.split()
+        if state != TIME_WAIT and f"{port:04X}" in (local.rpartition(":")[2], remote.rpartition(":")[2]):
+            found.append(line)
+    return found
 
 
 async def test_nothing_is_left_of_a_cluster_that_is_cancelled_while_it_starts(start: Start) -> None:
@@ -102,9 +96,10 @@ async def test_nothing_is_left_of_a_cluster_that_is_cancelled_while_it_starts(st
 @pytest.mark.parametrize("how", ["stay", "leave"])
 async def test_nothing_is_left_of_a_driver_that_is_killed_and_its_workers_log_with_their_names(nodes: Nodes, how: str) -> None:
     command = [sys.executable, "-c", DRIVER, nodes.address, HEAD, how]
-    driver = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)  # noqa: ASYNC220 - its lines are read in a thread
+    pipe = subprocess.PIPE
+    driver = subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, text=True)  # noqa: ASYNC220 - read in a thread
     try:
-        assert driver.stdout is not None
+        assert driver.stdout is not None and driver.stdin is not None
         lines: list[str] = []
         async with asyncio.timeout(SECONDS):
             while not (any(line.startswith("pids") for line in lines) and any("something to say" in line for line in lines)):
@@ -114,6 +109,9 @@ async def test_nothing_is_left_of_a_driver_that_is_killed_and_its_workers_log_wi
         assert any(re.search(r"\(worker1 pid=.*something to say", line) for line in lines), lines
         if how == "stay":
             driver.kill()
+        else:
+            driver.stdin.write("go on\n")
+            driver.stdin.flush()
         assert (await asyncio.to_thread(driver.wait, SECONDS) == 0) == (how == "leave")
         pids = next(line for line in lines if line.startswith("pids")).split()[1:]
         await left_behind(*map(int, pids))

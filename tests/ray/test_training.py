@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,11 +13,14 @@ import pytest
 import aiograd as ag
 import aiograd.distributed as dist
 from aiograd.distributed import moe
+from aiograd.errors import ArgumentError
 from aiograd.pipeline import Pipeline, make_schedule
 from tests.pipeline.models import blocks, data, mean_square, serial, values
 from tests.pipeline.remote import place
-from tests.ray.conftest import Start
+from tests.ray.conftest import Start, left_behind
+from tests.ray.nodes import HEAD, ROOT, Nodes
 from tests.ray.service import EXPERTS
+from tests.ray.tables import of_ray, spellings
 from tests.ray.training import SERVICE, train
 
 pytestmark = pytest.mark.proc
@@ -63,3 +69,52 @@ async def test_experts_across_nodes_learn_the_same_as_in_local_processes(start: 
     async with start(2) as cluster:
         assert await learn(cluster) == expected
     assert len(set(expected)) == len(expected)
+
+
+async def test_variables_reach_the_workers_and_the_key_is_not_among_them(start: Start) -> None:
+    async with start(1, runtime_env={"env_vars": {"GREETING": "hello"}}) as cluster:
+        assert await cluster.driver.call("worker0", "variable", "GREETING") == "hello"
+        environment = Path(f"/proc/{cluster.pids['worker0']}/environ").read_bytes()
+        for where, value in {"its environment": environment, **of_ray()}.items():
+            assert not any(spelling in value for spelling in spellings(cluster._secret)), f"the key is in {where}"
+    await left_behind()
+
+
+async def test_a_folder_is_refused_where_ray_cannot_take_it_in_any_more(start: Start, tmp_path: Path) -> None:
+    with pytest.raises(ArgumentError, match=r"working_dir.*ray\.init\(\)"):
+        async with start(1, runtime_env={"working_dir": str(tmp_path)}):
+            pass
+    await left_behind()
+
+
+def test_a_folder_brings_the_service_to_the_nodes(nodes: Nodes, tmp_path: Path) -> None:
+    (tmp_path / "shipped.py").write_text(SHIPPED)
+    command = [sys.executable, "-c", DRIVER, nodes.address, HEAD, str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and done.stdout.split() == ["hello", "you"], done
+
+
+DRIVER = """
+import asyncio, functools, sys
+import ray
+import aiograd.distributed as dist
+
+async def main():
+    runtime_env = {"working_dir": sys.argv[3], "env_vars": {"GREETING": "hello"}}
+    async with dist.RayCluster(1, service="shipped:service", address=sys.argv[1], runtime_env=runtime_env, start_timeout=300.0) as cluster:
+        print(await cluster.driver.call("worker0", "greet", "you"))
+
+ray.init = functools.partial(ray.init, _node_ip_address=sys.argv[2], log_to_driver=False)
+asyncio.run(main())
+"""
+
+SHIPPED = """
+import os
+import aiograd.distributed as dist
+
+service = dist.Service()
+
+@service.function
+async def greet(name: str) -> str:
+    return f"{os.environ['GREETING']} {name}"
+"""

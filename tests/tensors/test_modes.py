@@ -14,11 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError, ModeError
 from aiograd.modes import current_mode
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
-
+from tests.support import leaf
 
 # -------------------------------------------------------------------- blocks
 

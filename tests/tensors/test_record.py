@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,8 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS, Op
-from aiograd.tensors.record import binary, call, unary
+from aiograd.tensors.record import call
+from aiograd.tensors.unrolled import binary, unary
 
 DTYPES = (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64, np.longdouble, np.complex64, np.complex128)
 FAST = [op for op in ROWS.values() if not op.statics and op.variadic is None and op.outputs == 1 and not op.view and len(op.arrays) in (1, 2)]
@@ -63,6 +65,22 @@ def test_a_forward_runs_once_whatever_the_dtype(op: Op) -> None:
             assert type(made.grad_fn) is type(reference.grad_fn)
             np.testing.assert_array_equal(made.detach().numpy(), reference.detach().numpy())
     assert ran
+
+
+#: rows that `unary` and `binary` may serve: `complex` makes complex numbers of real ones
+REAL = [op for op in FAST if all(name in op.rules for name in op.arrays) and op.name != "complex"]
+
+
+@pytest.mark.parametrize("op", REAL, ids=lambda op: op.name)
+def test_a_result_of_real_arguments_is_real(op: Op) -> None:
+    for dtypes in product((np.float32, np.float64), (np.float32, np.float64, np.int64, np.bool_)):
+        arrays = [np.array([[0.5, 0.25], [0.25, 0.75]]).astype(dtype) for dtype in dtypes[: len(op.arrays)]]
+        with np.errstate(all="ignore"):
+            try:
+                found = np.asarray(op.forward(*arrays)).dtype
+            except (TypeError, KeyError, np.linalg.LinAlgError):  # a row of other numbers
+                continue
+        assert found in (np.float32, np.float64), dtypes
 
 
 async def test_a_result_of_other_dtypes_is_differentiated() -> None:

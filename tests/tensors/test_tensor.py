@@ -14,11 +14,8 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentTypeError, GraphError, IndexRangeError, NotReadyError, ShapeError
 from aiograd.tensors.core import make
+from tests.support import leaf
 from tests.tolerance import tolerance
-
-
-def leaf(values: Any) -> ag.Tensor:
-    return ag.tensor(values, dtype=np.float64, requires_grad=True)
 
 
 def same(tensor: Any, values: Any) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
 import subprocess
 import sys
@@ -17,7 +16,7 @@ import pytest
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.failpoints import reach
-from aiograd.distributed.transport import Channel
+from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from aiograd.testing.network.faults import FAULT_KINDS
@@ -77,7 +76,7 @@ async def test_frames_pass_on_any_loop() -> None:
     for _ in range(5):
         await asyncio.sleep(0)
     assert client.frames == server.frames == frames
-    assert client.channel.is_reliable and client.channel.remote == "sim://b" and server.channel.remote == "sim://a"
+    assert client.channel.remote == "sim://b" and server.channel.remote == "sim://a"
     assert client.channel.certified_names is None
     client.channel.close()
     client.channel.close()
@@ -157,16 +156,18 @@ def test_a_full_channel_asks_to_stop_and_says_when_to_go_on() -> None:
 
 def test_links_have_latencies_of_their_own_and_jitter_per_frame() -> None:
     async def main() -> None:
-        network = SimulatedNetwork(3, faults=Faults(latency=(0.1, 0.5), jitter=0.01), reliable=False)
+        network = SimulatedNetwork(3, faults=Faults(latency=(0.1, 0.5), jitter=0.01))
         client, server = await _pair(network)
         start = asyncio.get_running_loop().time()
         for _ in range(200):
             client.channel.send(b"")
             server.channel.send(b"")
+            await asyncio.sleep(0.1)  # so that none waits for the one before
         await asyncio.sleep(2)
-        there, back = min(server.times) - start, min(client.times) - start
+        took = [[time - start - 0.1 * number for number, time in enumerate(end.times)] for end in (server, client)]
+        there, back = map(min, took)
         assert 0.1 <= there <= 0.5 and 0.1 <= back <= 0.5 and abs(there - back) > 1e-3
-        assert 0.005 < sum(server.times) / 200 - start - there < 0.02
+        assert 0.005 < sum(took[0]) / 200 - there < 0.02
 
     simulated_run(main)
 
@@ -283,9 +284,9 @@ def test_a_reset_can_hit_the_connecting_itself() -> None:
 # ---- faults
 
 
-def _delivered(faults: Faults, seed: int = 0, frames: int = 400, reliable: bool | None = None) -> tuple[list[bytes], dict[str, int]]:
-    async def main() -> tuple[list[bytes], dict[str, int]]:
-        network = SimulatedNetwork(seed, reliable=reliable)
+def _delivered(faults: Faults, seed: int = 0, frames: int = 60) -> tuple[End, list[bytes], dict[str, int]]:
+    async def main() -> tuple[End, list[bytes], dict[str, int]]:
+        network = SimulatedNetwork(seed)
         client, server = await _pair(network)
         network.set_faults("a", "b", faults)
         for number in range(frames):
@@ -295,76 +296,89 @@ def _delivered(faults: Faults, seed: int = 0, frames: int = 400, reliable: bool 
         statistics = network.statistics()["a", "b"]
         assert (statistics.sent, statistics.bytes) == (frames, 4 * frames) or client.closed
         assert statistics.delivered == len(server.frames)
-        return server.frames, dict(statistics.faults)
+        return client, server.frames, dict(statistics.faults)
 
     return simulated_run(main).value
 
 
 def test_each_fault_does_what_it_says_at_its_rate() -> None:
-    sent = _numbers(400)
-
-    got, hits = _delivered(Faults(drop=0.3), reliable=False)
-    assert 80 < hits["drop"] < 160 and len(got) == 400 - hits["drop"] and got == sorted(got)
-
-    got, hits = _delivered(Faults(duplicate=0.3), reliable=False)
-    assert 80 < hits["duplicate"] < 160 and len(got) == 400 + hits["duplicate"] and set(got) == set(sent)
-
-    got, hits = _delivered(Faults(reorder=0.3, reorder_by=0.05), reliable=False)
-    assert 80 < hits["reorder"] < 160 and got != sent and sorted(got) == sent
-    late = [frame for before, frame in itertools.pairwise(got) if frame < before]
-    assert 20 < len(late) and max(abs(got.index(frame) - int(frame)) for frame in sent) <= 60
-
-    got, hits = _delivered(Faults(flip=0.3), reliable=False)
-    changed = [(a, b) for a, b in zip(sent, got, strict=True) if a != b]
-    assert 80 < hits["flip"] < 160 and len(changed) == hits["flip"]
-    assert all((int.from_bytes(a, "big") ^ int.from_bytes(b, "big")).bit_count() == 1 for a, b in changed)
-
-    got, hits = _delivered(Faults(truncate=0.3), reliable=False)
-    short = [(a, b) for a, b in zip(sent, got, strict=True) if a != b]
-    assert len(short) == hits["truncate"] > 80 and all(len(b) < 4 and a.startswith(b) for a, b in short)
-
-    cut, hits = 0, 0
-    for seed in range(40):
-        got, faults = _delivered(Faults(reset=0.02), seed, reliable=seed % 2 == 0, frames=60)
-        hits += faults.get("reset", 0)
-        cut += len(got) < 60
-        assert got == sent[: len(got)]
-    assert 10 < cut == hits < 40, "a channel is reset once"
+    sent = _numbers(60)
+    struck: Counter[str] = Counter()
+    for seed in range(80):
+        kind = ("reset", "stall")[seed % 2]
+        client, got, hits = _delivered(Faults(**{kind: 0.02}, latency=(0.0, 0.005)), seed)  # type: ignore[arg-type]
+        is_hit = hits.get(kind, 0)
+        assert got == sent[: len(got)] and (len(got) < 60 or not is_hit or kind == "reset")
+        assert [type(error) for error in client.closed] == [ConnectionResetError] * (is_hit if kind == "reset" else 0)
+        struck[kind] += bool(is_hit)
+    assert 15 < struck["reset"] < 40 and 15 < struck["stall"] < 40
 
 
-def test_a_reliable_channel_is_spared_what_would_make_it_unreliable() -> None:
-    got, hits = _delivered(Faults(drop=0.5, duplicate=0.5, reorder=0.5, flip=0.5, truncate=0.5, jitter=0.01), reliable=True)
-    assert got == _numbers(400) and hits == {}
-    assert SimulatedNetwork(faults=Faults(jitter=1)).is_reliable and not SimulatedNetwork(faults=Faults(flip=0.1)).is_reliable
+def test_of_what_is_on_its_way_over_a_connection_that_breaks_an_unknown_part_arrives() -> None:
+    async def main(seed: int) -> int:
+        network = SimulatedNetwork(seed, faults=Faults(latency=(0.1, 0.1)))
+        client, server = await _pair(network)
+        for frame in _numbers(5):
+            client.channel.send(frame)
+            server.channel.send(frame)
+        network.reset("a", "b")
+        assert network.statistics()["a", "b"].delivered == 0
+        await asyncio.sleep(1)
+        assert server.frames == _numbers(5)[: len(server.frames)] and client.frames == []
+        assert [type(error) for error in (*client.closed, *server.closed)] == [ConnectionResetError] * 2
+        return len(server.frames)
+
+    assert {simulated_run(main, seed).value for seed in range(60)} == set(range(6))
+
+
+def test_a_connection_that_goes_silent_stays_open_and_fills_up() -> None:
+    async def main() -> None:
+        network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)), room=3000)
+        client, server = await _pair(network)
+        client.channel.send(b"before")
+        network.force("a", "b", "stall")
+        assert [client.channel.send(bytes(1000)) for _ in range(4)] == [True, True, False, False]
+        server.channel.send(b"the other way")
+        await asyncio.sleep(60)
+        assert server.frames == [b"before"] and client.frames == [b"the other way"]
+        assert client.closed == server.closed == [] and client.writable == 0
+        other = (await _pair(network, "a", "b2"))[0]
+        assert other.channel.send(b"another connection") and network.open_channels == 4
+        client.channel.close()
+        await asyncio.sleep(60)
+        assert client.closed == [None] and server.closed == [], "nobody is told"
+        server.channel.close()
+        await asyncio.sleep(1)
+        assert network.open_channels == 2
+
+    simulated_run(main)
 
 
 @pytest.mark.parametrize("kind", FAULT_KINDS)
 def test_a_fault_can_be_forced(kind: Any) -> None:
     async def main() -> None:
-        network = SimulatedNetwork(reliable=False)
+        network = SimulatedNetwork(faults=Faults(latency=(0.01, 0.01)))
         client, server = await _pair(network)
+        client.channel.send(b"before")
+        await asyncio.sleep(1)
         network.force("a", "b", kind, count=2)
-        with pytest.raises(ArgumentError, match="expected one of drop"):
+        with pytest.raises(ArgumentError, match="expected one of reset, stall"):
             network.force("a", "b", "explode")  # type: ignore[arg-type]
         for number in range(4):
             client.channel.send(b"%d" % number * 10)
         await asyncio.sleep(1)
         assert network.statistics()["a", "b"].faults == {kind: 1 if kind == "reset" else 2}
-        if kind == "reorder":
-            assert server.frames[:2] == [b"2" * 10, b"3" * 10] and len(server.frames) == 4
-        elif kind != "reset":
-            assert server.frames[-2:] == [b"2" * 10, b"3" * 10]
-        else:
-            assert [type(error) for error in (client.closed + server.closed)] == [ConnectionResetError] * 2
+        assert server.frames[0] == b"before" and server.frames[1:] in ([], [b"0" * 10])
+        assert [type(error) for error in (client.closed + server.closed)] == ([ConnectionResetError] * 2 if kind == "reset" else [])
 
     simulated_run(main)
 
 
 @pytest.mark.parametrize("order", ["fifo", "permuted"])
-def test_reliable_channels_stay_reliable_whatever_happens(order: Any) -> None:
+def test_a_beginning_of_what_was_sent_arrives_whatever_happens(order: Any) -> None:
     async def main(seed: int) -> str:
         random = Random(seed)
-        network = SimulatedNetwork(seed, faults=Faults.drawn(random), reliable=True)
+        network = SimulatedNetwork(seed, faults=Faults.drawn(random).without("stall"))
         try:
             client, server = await _pair(network)
         except ConnectionResetError:
@@ -397,15 +411,15 @@ def test_drawn_faults_differ_from_seed_to_seed() -> None:
     assert drawn[:5] == [Faults.drawn(Random(seed)) for seed in range(5)] and len(set(drawn)) == 400
     for kind in (*FAULT_KINDS, "slow"):
         assert 50 < sum(kind in faults.kinds for faults in drawn) < 300
-    assert 20 < sum(not faults.kinds for faults in drawn) < 80
-    mixed = next(faults for faults in drawn if {"drop", "slow"} <= set(faults.kinds))
-    assert {"drop", "slow"} - set(mixed.without("drop", "slow").kinds) == {"drop", "slow"}
+    assert 60 < sum(not faults.kinds for faults in drawn) < 160
+    mixed = next(faults for faults in drawn if {"stall", "slow"} <= set(faults.kinds))
+    assert {"stall", "slow"} - set(mixed.without("stall", "slow").kinds) == {"stall", "slow"}
 
 
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"drop": 1.5}, "probability"),
+        ({"stall": 1.5}, "probability"),
         ({"reset": -0.1}, "probability"),
         ({"latency": (0.2, 0.1)}, "range of seconds"),
         ({"jitter": -1}, "at least 0"),
@@ -422,10 +436,9 @@ def test_faults_that_cannot_be(wrong: dict[str, Any], message: str) -> None:
 # ---- cuts
 
 
-@pytest.mark.parametrize("reliable", [False, True])
-def test_a_cut_is_silent_and_one_way_if_asked(reliable: bool) -> None:
+def test_a_cut_is_silent_and_one_way_if_asked() -> None:
     async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)), reliable=reliable)
+        network = SimulatedNetwork(faults=Faults(latency=(0.1, 0.1)))
         client, server = await _pair(network)
         client.channel.send(b"on its way when the link is cut")
         await asyncio.sleep(0.05)
@@ -434,14 +447,13 @@ def test_a_cut_is_silent_and_one_way_if_asked(reliable: bool) -> None:
         server.channel.send(b"back")
         await asyncio.sleep(10)
         assert server.frames == [] and client.frames == [b"back"] and client.closed == server.closed == []
-        assert network.statistics()["a", "b"].faults == {"cut": 1 if reliable else 2}
+        assert network.statistics()["a", "b"].faults == {"cut": 1}
         network.heal("a", "b")
         client.channel.send(b"after")
         await asyncio.sleep(0.09)
         assert server.frames == []
         await asyncio.sleep(1)
-        lost = [b"on its way when the link is cut", b"into the cut"] if reliable else []
-        assert server.frames == [*lost, b"after"]
+        assert server.frames == [b"on its way when the link is cut", b"into the cut", b"after"]
         client.channel.close()
         await asyncio.sleep(0.05)
         network.cut("a", "b")
@@ -460,18 +472,20 @@ def test_a_cut_is_silent_and_one_way_if_asked(reliable: bool) -> None:
 
 def test_partitions_and_clogs() -> None:
     async def main() -> None:
-        network = SimulatedNetwork(reliable=False)
+        network = SimulatedNetwork()
         names = ("a", "b", "c", "d")
         ends = {(a, b): await _pair(network, a, b) for a, b in (("a", "b"), ("a", "c"), ("b", "d"))}
+        asked = 0
         for a, b in (("a", "b"), ("a", "c"), ("b", "d")):
             assert network.find(a) and network.find(b)
 
         async def passes() -> str:
-            for client, server in ends.values():
-                server.frames.clear()
-                client.channel.send(b"?")
+            nonlocal asked
+            asked += 1
+            for client, _ in ends.values():
+                client.channel.send(b"%d" % asked)
             await asyncio.sleep(1)
-            return " ".join(a + b for (a, b), (_, server) in ends.items() if server.frames)
+            return " ".join(a + b for (a, b), (_, server) in ends.items() if server.frames[-1:] == [b"%d" % asked])
 
         assert await passes() == "ab ac bd"
         network.partition(["a"], ["b", "c"])
@@ -506,9 +520,9 @@ def test_reset_breaks_all_connections_between_two_hosts() -> None:
 
 def test_calm_ends_all_faults() -> None:
     async def main() -> None:
-        network = SimulatedNetwork(faults=Faults(drop=1.0, latency=(0.1, 0.1)))
+        network = SimulatedNetwork(faults=Faults(stall=1.0, latency=(0.1, 0.1)))
         client, server = await _pair(network)
-        network.force("a", "b", "drop")
+        network.force("a", "b", "stall")
         network.clog("a")
         network.cut("a", "b")
         network.calm()
@@ -585,10 +599,9 @@ def test_spawn_hands_over_outcomes() -> None:
     simulated_run(main)
 
 
-@pytest.mark.parametrize("reliable", [False, True])
-def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way(reliable: bool) -> None:
+def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way() -> None:
     async def main(seed: int) -> list[bytes]:
-        network = SimulatedNetwork(seed, faults=Faults(latency=(0.01, 0.01)), reliable=reliable)
+        network = SimulatedNetwork(seed, faults=Faults(latency=(0.01, 0.01)))
         client, server = await _pair(network)
         for frame in _numbers(6):
             server.channel.send(frame)
@@ -605,8 +618,7 @@ def test_a_crash_closes_connections_and_loses_some_of_what_was_on_its_way(reliab
 
     got = [simulated_run(main, seed).value for seed in range(30)]
     sent = _numbers(6)
-    assert all(frames == [frame for frame in sent if frame in frames] for frames in got)
-    assert all(frames == sent[: len(frames)] for frames in got) == reliable
+    assert all(frames == sent[: len(frames)] for frames in got)
     assert len(set(map(len, got))) > 3
 
 
@@ -733,26 +745,27 @@ def test_a_host_is_killed_at_a_protocol_point() -> None:
 
 def test_coverage_counts_what_met_what() -> None:
     async def main() -> SimulatedNetwork:
-        network = SimulatedNetwork(reliable=False)
+        network = SimulatedNetwork()
         network.observe_points()
         client, _ = await _pair(network)
+        other, _ = await _pair(network, "a", "c")
         request = b"AGRD\x01\x01" + bytes(10)
         response = b"AGRD\x01\x02" + bytes(10)
 
-        async def sends(point: str, frame: bytes, kind: Any) -> None:
+        async def sends(point: str, end: End, frame: bytes, kind: Any) -> None:
             reach(point)
-            network.force("a", "b", kind)
-            client.channel.send(frame)
+            network.force("a", end.channel.remote[-1], kind)
+            end.channel.send(frame)
 
-        await network.spawn("a", sends("fwd.mid_send", request, "drop"))
-        await network.spawn("a", sends("fwd.mid_send", response, "drop"))
-        await network.spawn("a", sends("fwd.after_send", b"encrypted", "duplicate"))
+        await network.spawn("a", sends("fwd.mid_send", client, request, "stall"))
+        await network.spawn("a", sends("fwd.mid_send", client, response, "stall"))
+        await network.spawn("a", sends("fwd.after_send", other, b"encrypted", "reset"))
         network.kill("a")
         return network
 
     network = simulated_run(main).value
-    assert network.coverage == {("drop", 1): 1, ("drop", 2): 1, ("duplicate", None): 1, ("kill", None): 1}
-    assert network.point_coverage == {("fwd.mid_send", "drop"): 2, ("fwd.after_send", "duplicate"): 1, ("fwd.after_send", "kill"): 1}
+    assert network.coverage == {("stall", 1): 1, ("stall", 2): 1, ("reset", None): 1, ("kill", None): 1}
+    assert network.point_coverage == {("fwd.mid_send", "stall"): 2, ("fwd.after_send", "reset"): 1, ("fwd.after_send", "kill"): 1}
 
 
 # ---- repeating a run
@@ -760,7 +773,7 @@ def test_coverage_counts_what_met_what() -> None:
 
 async def _busy(seed: int) -> tuple[str, str]:
     """A run with a bit of everything."""
-    network = SimulatedNetwork(seed, faults=Faults.drawn(Random(seed)), reliable=False)
+    network = SimulatedNetwork(seed, faults=Faults.drawn(Random(seed)))
     names = ["a", "b", "c"]
 
     async def host(name: str) -> None:

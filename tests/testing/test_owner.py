@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from aiograd.testing import DeadlockError, SimulatedLoop, simulated_run
-from aiograd.testing.owner import OWNER, Killed, Owner, bare_context, context_of
+from aiograd.testing.owner import OWNER, HandleOwner, Killed, bare_context, context_of
 
 
 def _loop() -> SimulatedLoop:
@@ -23,7 +23,7 @@ def _loop() -> SimulatedLoop:
     return loop
 
 
-def _start(owner: Owner, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+def _start(owner: HandleOwner, main: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
     return _loop().create_task(main, context=context_of(owner))
 
 
@@ -67,7 +67,7 @@ def test_nothing_of_a_killed_owner_runs_again() -> None:
 
     async def main() -> list[str]:
         loops.append(_loop())
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
         task = _start(owner, process())
         await asyncio.sleep(1.5)
         late = _start(owner, child())  # killed before its first step
@@ -108,7 +108,7 @@ def test_what_clean_up_does_after_the_end_reaches_nobody() -> None:
             tasks.append(loop.create_task(asyncio.sleep(1)))  # raises, and the coroutine is never awaited
 
     async def main() -> None:
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
         _start(owner, stubborn())
         _start(owner, spawns())
         await asyncio.sleep(0)
@@ -126,7 +126,7 @@ def test_code_that_kills_its_own_owner_ends_there(place: str) -> None:
     seen: list[str] = []
 
     async def main() -> None:
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
 
         def suicide() -> None:
             _loop().kill(owner)
@@ -161,7 +161,7 @@ def test_code_that_kills_its_own_owner_ends_there(place: str) -> None:
 
 def test_others_may_kill_without_being_killed() -> None:
     async def main() -> str:
-        owner, other = Owner("w0"), Owner("w1")
+        owner, other = HandleOwner("w0"), HandleOwner("w1")
 
         async def killer() -> str:
             _loop().kill(owner)
@@ -180,7 +180,7 @@ def test_a_frozen_owner_goes_on_later_in_order() -> None:
     async def main() -> list[tuple[str, float]]:
         loop = _loop()
         seen: list[tuple[str, float]] = []
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
 
         async def process() -> None:
             for number in range(3):
@@ -205,7 +205,7 @@ def test_a_killed_owner_is_not_thawed() -> None:
     seen: list[str] = []
 
     async def main() -> None:
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
         context_of(owner).run(_loop().call_later, 1, seen.append, "ran")
         _loop().freeze(owner)
         await asyncio.sleep(2)
@@ -233,7 +233,7 @@ def test_jobs_belong_to_whoever_hands_them_in() -> None:
             await asyncio.get_running_loop().run_in_executor(None, job)
 
         await asyncio.get_running_loop().run_in_executor(None, job)
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
         await _start(owner, process())
         _start(owner, process())
         await asyncio.sleep(0)
@@ -246,7 +246,7 @@ def test_jobs_belong_to_whoever_hands_them_in() -> None:
 
 def test_a_deadlock_names_the_living_only() -> None:
     async def main() -> None:
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
         _loop().create_task(asyncio.Event().wait(), name="dead", context=context_of(owner))
         _loop().create_task(asyncio.Event().wait(), name="alive")
         await asyncio.sleep(1)
@@ -264,7 +264,7 @@ def test_errors_of_the_living_are_still_reported() -> None:
     async def main() -> None:
         loop = _loop()
         loop.set_exception_handler(lambda _, context: reports.append(context))
-        owner = Owner("w0")
+        owner = HandleOwner("w0")
         context_of(owner).run(loop.call_soon, lambda: 1 / 0)
         await asyncio.sleep(0)
         await asyncio.sleep(0)
@@ -274,9 +274,9 @@ def test_errors_of_the_living_are_still_reported() -> None:
 
 
 def test_contexts_belong_to_whom_they_are_made_for() -> None:
-    owner = Owner("w0")
+    owner = HandleOwner("w0")
     context = context_of(owner)
     assert context[OWNER] is owner and list(context) == [OWNER]
     assert context.run(bare_context)[OWNER] is owner
     assert list(bare_context()) == []
-    assert repr(owner) == "<Owner w0>"
+    assert repr(owner) == "<HandleOwner w0>"

@@ -50,7 +50,7 @@ class Arguments:
         self._pack(self._values, 0, *[value.memory.address + value.offset if value.__class__ is Pointer else value for value in args])
 
     def read(self) -> bytes:
-        """What the slots hold, for tests and messages."""
+        """The contents of the slots, for tests and messages."""
         return self._values.raw
 
 

@@ -65,7 +65,7 @@ class Bindings:
         return self._call("cuDeviceGet", ordinal)
 
     def name(self, device: Any) -> str:
-        """What the maker calls it."""
+        """The name of the device, as the driver reports it."""
         name: bytes = self._call("cuDeviceGetName", 128, device)
         return name.split(b"\0")[0].decode()
 
@@ -169,7 +169,7 @@ class Bindings:
             raise self._error("cuEventRecord", status)
 
     def is_done(self, event: Any) -> bool:
-        """Whether the device has come to an event."""
+        """True if the device has come to an event."""
         (status,) = self._query(event)
         if status == 0:
             return True

@@ -36,10 +36,10 @@ _Callback = Callable[[], None]
 
 
 class Completions(Protocol):
-    """What calls back."""
+    """Calls functions back when events complete."""
 
     def notify(self, stream: Any, event: Any, callback: _Callback) -> None:
-        """Call back once the device has come to an event just recorded on a stream, or has failed."""
+        """Call back once the device has reached an event just recorded on a stream, or has failed."""
 
     def close(self) -> None:
         """End the threads; what is outstanding is called back. Idempotent."""
@@ -77,7 +77,7 @@ class HostFunctionCompletions:
 
     Args:
         call_on_host: lets a stream call a C function by address, with an argument.
-        is_done: whether an event has come to pass; raises where the device failed.
+        is_done: returns True if an event has completed; raises if the device has failed.
         name: of the thread.
         heartbeat: seconds.
     """

@@ -58,7 +58,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 }  # fmt: skip
 
 
-class Memory(Protocol):
+class WorkspaceAllocator(Protocol):
     """Where workspaces come from."""
 
     def allocate(self, nbytes: int, stream: Any) -> Any: ...
@@ -77,7 +77,7 @@ class Cublas:
         AttributeError: the library is too old (before version 12).
     """
 
-    def __init__(self, library: Any, memory: Memory, *, allow_tf32: bool | None = None) -> None:
+    def __init__(self, library: Any, memory: WorkspaceAllocator, *, allow_tf32: bool | None = None) -> None:
         for name, types in _SIGNATURES.items():
             function = getattr(library, name)
             function.argtypes = types
@@ -170,5 +170,5 @@ def _address(pointer: Pointer) -> int:
 
 
 def supports(dtype: np.dtype[Any]) -> bool:
-    """Whether `Cublas.gemm` multiplies matrices of this dtype."""
+    """True if `Cublas.gemm` multiplies matrices of this dtype."""
     return dtype.name in _TYPES

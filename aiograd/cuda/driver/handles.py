@@ -1,4 +1,4 @@
-"""What the hardware's driver hands out besides blocks of its pool: events, and memory that is somebody else's."""
+"""Handles of the hardware's driver besides blocks of its memory pool: events, and memory that another library owns."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class Foreign:
         self.owner = owner
 
 
-class Event:
+class EventHandle:
     """A place in a stream. When nobody refers to it any more, its handle is used for another."""
 
     __slots__ = ("handle", "timing", "done", "_spare")

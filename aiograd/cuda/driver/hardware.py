@@ -29,7 +29,7 @@ import numpy as np
 from aiograd.cuda.driver.arguments import Arguments
 from aiograd.cuda.driver.bindings import INVALID_CONTEXT, STICKY, Bindings, CallError
 from aiograd.cuda.driver.completion import Completions, HostFunctionCompletions, WaitingThreads
-from aiograd.cuda.driver.handles import Event, Foreign
+from aiograd.cuda.driver.handles import EventHandle, Foreign
 from aiograd.cuda.driver.memory import DeviceMemory
 from aiograd.cuda.driver.pool import Block
 from aiograd.cuda.driver.protocol import Pointer, Properties
@@ -43,7 +43,7 @@ _REMEMBERED = 5
 
 
 class Code(Protocol):
-    """What a compiler gives."""
+    """The result of a compiler."""
 
     @property
     def name(self) -> str: ...
@@ -91,7 +91,7 @@ class HardwareDriver:
         self._device = calls.device(ordinal)
         self.properties = _properties(calls, self._device)
         self._context = calls.retain_context(self._device)
-        #: whether the context is current on the calling thread
+        #: thread-local: set if the context is current on the calling thread
         self._thread = threading.local()
         self._memory = DeviceMemory(f"cuda:{ordinal}", calls, self._failure, self.synchronize, self.is_done)
         self._staging = Staging(calls.allocate_host, calls.free_host, self.is_done, self.wait)
@@ -117,12 +117,12 @@ class HardwareDriver:
     # ---------------------------------------------------------------- memory
 
     def allocate(self, nbytes: int, stream: Any) -> Block:
-        """See `Driver.allocate`. Out of memory waits for the device once, gives back what lies in reserve, and tries again."""
+        """See `DeviceDriver.allocate`. Out of memory waits for the device once, gives back what lies in reserve, and tries again."""
         self._enter("allocating memory")
         return self._memory.allocate(nbytes, self.stream_address(stream))
 
     def free(self, memory: Any, stream: Any) -> None:
-        """See `Driver.free`."""
+        """See `DeviceDriver.free`."""
         if self._closed:
             return
         if isinstance(memory, Block):
@@ -131,11 +131,11 @@ class HardwareDriver:
             self._memory.let_go(memory, self.record(stream))
 
     def memory_stats(self) -> dict[str, int]:
-        """See `Driver.memory_stats`; and ``pinned``, bytes of the host."""
+        """See `DeviceDriver.memory_stats`; and ``pinned``, bytes of the host."""
         return {**self._memory.stats(), "pinned": self._staging.pinned}
 
     def trim(self) -> None:
-        """See `Driver.trim`; waits for the device."""
+        """See `DeviceDriver.trim`; waits for the device."""
         self.synchronize()
         self._memory.give_back(self.stream_address(None))
         self._staging.trim()
@@ -154,7 +154,7 @@ class HardwareDriver:
         return Foreign(address, nbytes, owner)
 
     def upload(self, memory: Any, offset: int, host: np.ndarray[Any, Any], stream: Any) -> None:
-        """See `Driver.upload`. Ordinary memory is copied into pinned memory first, piece by piece."""
+        """See `DeviceDriver.upload`. Ordinary memory is copied into pinned memory first, piece by piece."""
         self._enter("copying to the device")
         _check_range("copying to the device", memory, offset, host.nbytes)
         handle, source, target = self._stream(stream), host.ctypes.data, memory.address + offset
@@ -175,7 +175,7 @@ class HardwareDriver:
                 self._staging.give(block, event)
 
     def download(self, host: np.ndarray[Any, Any], memory: Any, offset: int, stream: Any) -> None:
-        """See `Driver.download`. Returns at once for a `host_array`, otherwise when the copy is done."""
+        """See `DeviceDriver.download`. Returns at once for a `host_array`, otherwise when the copy is done."""
         self._enter("copying to the host")
         _check_range("copying to the host", memory, offset, host.nbytes)
         if not host.nbytes:
@@ -187,7 +187,7 @@ class HardwareDriver:
             lent.event = self.record(stream)
 
     def copy(self, target: Any, target_offset: int, source: Any, source_offset: int, nbytes: int, stream: Any) -> None:
-        """See `Driver.copy`."""
+        """See `DeviceDriver.copy`."""
         self._enter("copying")
         _check_range("copying", target, target_offset, nbytes)
         _check_range("copying", source, source_offset, nbytes)
@@ -197,7 +197,7 @@ class HardwareDriver:
             )
 
     def fill_zero(self, memory: Any, offset: int, nbytes: int, stream: Any) -> None:
-        """See `Driver.fill_zero`."""
+        """See `DeviceDriver.fill_zero`."""
         self._enter("filling memory")
         _check_range("filling memory", memory, offset, nbytes)
         if nbytes:
@@ -208,7 +208,7 @@ class HardwareDriver:
     def launch(
         self, kernel: Callable[..., None], grid: tuple[int, int, int], block: tuple[int, int, int], args: tuple[Any, ...], stream: Any
     ) -> None:
-        """See `Driver.launch`."""
+        """See `DeviceDriver.launch`."""
         self._enter("starting a kernel")
         key = (kernel, *[value.dtype if value.__class__ is Pointer else value.__class__ for value in args])
         loaded = self._loaded.get(key)
@@ -248,12 +248,12 @@ class HardwareDriver:
     # ---------------------------------------------------------------- streams and events
 
     def create_stream(self, priority: int = 0) -> Any:
-        """See `Driver.create_stream`; lower numbers go first, as the CUDA driver has it."""
+        """See `DeviceDriver.create_stream`; lower numbers go first, as the CUDA driver has it."""
         self._enter("creating a stream")
         return self._guard("creating a stream", self._calls.create_stream, priority)
 
     def close_stream(self, stream: Any) -> None:
-        """See `Driver.close_stream`."""
+        """See `DeviceDriver.close_stream`."""
         if self._closed or self._lost is not None:
             return
         self._enter("closing a stream")
@@ -267,26 +267,26 @@ class HardwareDriver:
         return self._calls.foreign_stream(address)
 
     def stream_address(self, stream: Any) -> int:
-        """What other libraries know a stream by."""
+        """The address of a stream, by which other libraries know it."""
         return int(self._stream(stream))
 
-    def record(self, stream: Any, *, timing: bool = False) -> Event:
-        """See `Driver.record`."""
+    def record(self, stream: Any, *, timing: bool = False) -> EventHandle:
+        """See `DeviceDriver.record`."""
         self._enter("recording an event")
         spare = self._spare[timing]
         handle = spare.pop() if spare else self._guard("recording an event", self._calls.create_event, timing)
-        event = Event(handle, timing, spare)
+        event = EventHandle(handle, timing, spare)
         self._guard("recording an event", self._calls.record, handle, self._stream(stream))
         return event
 
-    def wait_for(self, stream: Any, event: Event) -> None:
-        """See `Driver.wait_for`."""
+    def wait_for(self, stream: Any, event: EventHandle) -> None:
+        """See `DeviceDriver.wait_for`."""
         if not event.done:
             self._enter("waiting for an event")
             self._guard("waiting for an event", self._calls.wait_for, self._stream(stream), event.handle)
 
-    def is_done(self, event: Event) -> bool:
-        """See `Driver.is_done`; any thread."""
+    def is_done(self, event: EventHandle) -> bool:
+        """See `DeviceDriver.is_done`; any thread."""
         if event.done:
             return True
         if self._lost is not None:
@@ -306,32 +306,32 @@ class HardwareDriver:
             raise self._failure("polling an event", error) from error
         return event.done
 
-    def elapsed_ms(self, start: Event, end: Event) -> float:
-        """See `Driver.elapsed_ms`."""
+    def elapsed_ms(self, start: EventHandle, end: EventHandle) -> float:
+        """See `DeviceDriver.elapsed_ms`."""
         self._enter("measuring time")
         elapsed: float = self._guard("measuring time", self._calls.elapsed_ms, start.handle, end.handle)
         return elapsed
 
-    def wait(self, event: Event) -> None:
-        """See `Driver.wait`."""
+    def wait(self, event: EventHandle) -> None:
+        """See `DeviceDriver.wait`."""
         if not event.done:
             self._enter("waiting for the device")
             self._guard("waiting for the device", self._calls.wait, event.handle)
             event.done = True
 
-    def notify(self, stream: Any, event: Event, callback: Callable[[], None]) -> None:
-        """See `Driver.notify`."""
+    def notify(self, stream: Any, event: EventHandle, callback: Callable[[], None]) -> None:
+        """See `DeviceDriver.notify`."""
         self._enter("waiting for the device")
         self._guard("waiting for the device", self._completions.notify, self._stream(stream), event, callback)
 
     def synchronize(self) -> None:
-        """See `Driver.synchronize`."""
+        """See `DeviceDriver.synchronize`."""
         self._enter("waiting for the device")
         self._guard("waiting for the device", self._calls.synchronize)
         self._memory.reap()
 
     def close(self) -> None:
-        """See `Driver.close`. Host arrays that are still in use stay valid."""
+        """See `DeviceDriver.close`. Host arrays that are still in use stay valid."""
         if self._closed:
             return
         if self._lost is None:

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from typing import Any
 
 from aiograd.cuda.driver.bindings import OUT_OF_MEMORY, Bindings, CallError
-from aiograd.cuda.driver.handles import Event, Foreign
-from aiograd.cuda.driver.pool import Block, Pool, segment_sizes
+from aiograd.cuda.driver.handles import EventHandle, Foreign
+from aiograd.cuda.driver.pool import Block, MemoryPool, segment_sizes
 from aiograd.errors import DeviceError, DeviceMemoryError
 
 
@@ -25,7 +25,7 @@ class DeviceMemory:
         calls: the CUDA driver.
         failure: makes an error for users of a call that failed, and of what was attempted.
         wait_for_everything: blocks until the device has nothing to do.
-        is_done: whether an event has come to pass.
+        is_done: returns True if an event has completed.
     """
 
     def __init__(
@@ -34,16 +34,16 @@ class DeviceMemory:
         calls: Bindings,
         failure: Callable[[str, CallError], DeviceError],
         wait_for_everything: Callable[[], None],
-        is_done: Callable[[Event], bool],
+        is_done: Callable[[EventHandle], bool],
     ) -> None:
         self._name = name
         self._calls = calls
         self._failure = failure
         self._wait_for_everything = wait_for_everything
         self._is_done = is_done
-        self._pool = Pool()
+        self._pool = MemoryPool()
         #: memory of others that was freed here while a stream may still use it
-        self._leaving: deque[tuple[Event, Any]] = deque()
+        self._leaving: deque[tuple[EventHandle, Any]] = deque()
 
     def allocate(self, nbytes: int, key: int) -> Block:
         """A block for a stream.
@@ -72,7 +72,7 @@ class DeviceMemory:
         """Take a block back in the order of a stream."""
         self._pool.give(block, key)
 
-    def let_go(self, memory: Foreign, event: Event) -> None:
+    def let_go(self, memory: Foreign, event: EventHandle) -> None:
         """Keep the owner of somebody else's memory until an event."""
         self._leaving.append((event, memory.owner))
         memory.owner = None

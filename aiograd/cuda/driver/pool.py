@@ -5,7 +5,7 @@ Pure: it moves numbers about and asks nobody for anything. `aiograd.cuda.driver.
 Note [Streams and free blocks]
     Getting memory from a CUDA device, and giving it back, waits for the device; a pass that did so for each array would never run ahead of it.
     So memory comes in large segments, which are cut into blocks. A block that is freed goes to the free list of the stream that frees it
-    and may be given out again for that stream at once: what was asked of the stream before still runs before what comes. To any other stream it
+    and may be given out again for that stream at once: earlier work of the stream still runs before later work. To any other stream it
     is worth nothing until the device has been waited for (`settle`), and so free neighbours are joined only where they belong to one stream.
 
 Note [Sizes]
@@ -73,7 +73,7 @@ def segment_sizes(nbytes: int) -> tuple[int, ...]:
     return (_LARGE_SEGMENT, exact) if size < _SHARED else (exact,)
 
 
-class Pool:
+class MemoryPool:
     """Segments of one device, and the blocks they are cut into."""
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
-"""What a driver offers to the thread of a device.
+"""The interface of a driver to the thread of a device.
 
-Note [Who calls a driver]
-    All of it is called on the thread of its device, one call at a time, except `is_done`, which any thread may call: the event loop polls
-    events and never does anything else with a device. Nothing here waits for the device, save `synchronize` and `wait`.
+Note [Threads of a driver]
+    All methods are called on the thread of the device, one call at a time, except `is_done`, which any thread may call: the event loop polls
+    events and does nothing else with a device. Only `synchronize` and `wait` block until the device has finished.
 
 Note [Order]
     Work on one stream is done in the order in which it was asked for. Between streams the caller puts `wait_for`; a driver orders nothing by
@@ -23,7 +23,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Properties:
-    """What is known of a device.
+    """Properties of a device.
 
     Sizes are in bytes.
     """
@@ -36,11 +36,11 @@ class Properties:
     multiprocessors: int
     #: shared memory a block may have without asking for more
     shared_memory: int
-    #: how many threads kernels should put in a block: a power of two
+    #: the number of threads that kernels should put in a block: a power of two
     threads: int
-    #: how many blocks at most a kernel that goes through its elements in strides should start
+    #: the largest number of blocks for a kernel with a grid-stride loop
     blocks: int
-    #: whether threads run one after the other in Python
+    #: True if threads run one after the other in Python
     is_simulated: bool
 
 
@@ -56,7 +56,7 @@ class Pointer:
     extent: int
 
 
-class Driver(Protocol):
+class DeviceDriver(Protocol):
     """One device. `stream`, `event` and `memory` are opaque handles that this driver made; stream None is the device's own first one."""
 
     ordinal: int
@@ -122,7 +122,7 @@ class Driver(Protocol):
         """Let what is asked of `stream` from now on wait for an event."""
 
     def is_done(self, event: Any) -> bool:
-        """Whether the device has come to an event; any thread.
+        """True if the device has come to an event; any thread.
 
         Raises:
             DeviceLostError: the device failed on the way.

@@ -15,7 +15,7 @@ from aiograd.cuda.driver.protocol import Pointer
 
 
 def key_of(args: tuple[Any, ...]) -> tuple[Any, ...]:
-    """What tells the types of arguments apart; cheap to make and to hash."""
+    """A key that distinguishes the types of arguments; cheap to make and to hash."""
     return tuple([value.dtype if value.__class__ is Pointer else value.__class__ for value in args])
 
 

@@ -3,8 +3,8 @@
 Note [Copies that overlap]
     A copy from ordinary host memory makes the caller wait, often for everything asked of the stream before it. From pinned memory it does
     not, but getting pinned memory waits for the whole device. So blocks are kept, in sizes that double, and used again when the last
-    copy that touched them is done. What is in flight at the same time has a bound: beyond it the oldest copy is waited for, which is the
-    device's own speed.
+    copy that touched them is done. The number of copies in flight is bounded: beyond it the oldest copy is waited for, so that
+    the device sets the pace.
 
 Note [Who touches a block]
     Blocks are taken and pinned on the device's thread. A block that backs an array comes back when the array is collected, on any thread: it

@@ -2,7 +2,8 @@
 
 Note [Forward]
     A block has a tile of queries and goes through the keys by tiles. Each row keeps the largest score so far and the sum of exponentials
-    below it; when the largest grows, what was summed is scaled down. What remains for backward is the logarithm of the sum for each query.
+    below it; when the largest grows, what was summed is scaled down (`aiograd.cuda.kernels.online_softmax`). Saved for backward is the
+    logarithm of the sum for each query.
 
 Note [Backward]
     The weights are computed again from the scores. One launch has queries of its own and goes through keys (gradient of `q`), one has
@@ -24,8 +25,8 @@ from typing import Any
 
 from numba import cuda
 
-from aiograd.cuda.kernels.gemm import ALIGNED
-from aiograd.cuda.kernels.scalar import TYPES
+from aiograd.cuda.kernels.gemm_microkernel import ALIGNED, PADDING, cleared, gemm_microkernel, place_in_tile, tile_loader
+from aiograd.cuda.kernels.online_softmax import shrinkage
 
 
 @functools.lru_cache(maxsize=64)
@@ -43,13 +44,18 @@ def attended(
         masked: ``""``, ``"allowed"`` (nonzero takes part) or ``"added"`` (to the scores).
     """
     run_q, run_k, run_v = rows // down, keys // across, width // across
-    piece = min(4, run_v)
     threads, shift, mask_x = down * across, across.bit_length() - 1, across - 1
-    bits_d, last_d, bits_v, last_v = depth.bit_length() - 1, depth - 1, width.bit_length() - 1, width - 1
-    step_q, step_k, step_v = rows + 4, keys + 4, width + 4
+    step_q, step_k, step_v = rows + PADDING, keys + PADDING, width + PADDING
     size_q, size_kv, size_p = depth * step_q, max(depth * step_k, keys * step_v), keys * step_q
+    load_q, load_k = tile_loader(number, rows, depth, step_q, threads, False), tile_loader(number, keys, depth, step_k, threads, False)
+    load_v = tile_loader(number, keys, width, step_v, threads, True)
+    clear_scores, clear_result = cleared(number, run_q, run_k), cleared(number, run_q, run_v)
+    multiply_qk = gemm_microkernel(number, run_q, run_k, down, across, step_q, step_k, run_q, run_k)
+    multiply_pv = gemm_microkernel(number, run_q, run_v, down, across, step_q, step_v, run_q)
+    place_v = place_in_tile(run_v, across, min(4, run_v))
     allowed, added = masked == "allowed", masked == "added"
-    at, infinity, nothing = TYPES["u8"], number(float("inf")), number(0)
+    infinity, nothing = number(float("inf")), number(0)
+    shrink = shrinkage(number, exp)
 
     def attention(
         out: Any, sums: Any, q: Any, k: Any, v: Any, mask: Any, scale: Any, queries: int, length: int, features: int, values: int, inner: int,
@@ -61,12 +67,9 @@ def attended(
         weights = cuda.shared.array(size_p, number, alignment=ALIGNED)
         largest = cuda.shared.array(rows, number)
         total = cuda.shared.array(rows, number)
-        shrink = cuda.shared.array(rows, number)
+        factors = cuda.shared.array(rows, number)
         result = cuda.local.array((run_q, run_v), number)
         score = cuda.local.array((run_q, run_k), number)
-        of_q = cuda.local.array(run_q, number)
-        of_k = cuda.local.array(run_k, number)
-        of_v = cuda.local.array(run_v, number)
         t = cuda.threadIdx.x
         y = t >> shift
         x = t & mask_x
@@ -74,43 +77,20 @@ def attended(
         head = cuda.blockIdx.x // tiles
         b = head // inner
         h = head % inner
-        for e in range(t, rows * depth, threads):
-            r = first + (e >> bits_d)
-            f = e & last_d
-            value = number(0)
-            if r < queries and f < features:
-                value = number(q[b * q_b + h * q_h + r * q_r + f * q_f])
-            tile_q[f * step_q + (e >> bits_d)] = value
+        load_q(tile_q, q, b * q_b + h * q_h, first, queries, features, q_r, q_f, t)
         for r in range(t, rows, threads):
             largest[r] = -infinity
             total[r] = number(0)
-        for i in range(run_q):
-            for j in range(run_v):
-                result[i, j] = number(0)
+        clear_result(result)
         stop = length
         if causal:
             stop = min(length, first + rows)
         for begin in range(0, stop, keys):
             cuda.syncthreads()
-            for e in range(t, keys * depth, threads):
-                r = begin + (e >> bits_d)
-                f = e & last_d
-                value = number(0)
-                if r < length and f < features:
-                    value = number(k[b * k_b + h * k_h + r * k_r + f * k_f])
-                tile_kv[f * step_k + (e >> bits_d)] = value
+            load_k(tile_kv, k, b * k_b + h * k_h, begin, length, features, k_r, k_f, t)
             cuda.syncthreads()
-            for i in range(run_q):
-                for j in range(run_k):
-                    score[i, j] = number(0)
-            for f in range(depth):
-                for i in range(run_q):
-                    of_q[i] = tile_q[at(f * step_q + y * run_q + i)]
-                for j in range(run_k):
-                    of_k[j] = tile_kv[at(f * step_k + x * run_k + j)]
-                for i in range(run_q):
-                    for j in range(run_k):
-                        score[i, j] += of_q[i] * of_k[j]
+            clear_scores(score)
+            multiply_qk(score, tile_q, tile_kv, depth, y, x)
             for i in range(run_q):
                 r = first + y * run_q + i
                 for j in range(run_k):
@@ -141,30 +121,17 @@ def attended(
                     value = exp(weights[c * step_q + r] - base)
                     weights[c * step_q + r] = value
                     sum_here += value
-                factor = exp(before - base)
+                factor = shrink(before, top)
                 largest[r] = top
-                shrink[r] = factor
+                factors[r] = factor
                 total[r] = total[r] * factor + sum_here
-            for e in range(t, keys * width, threads):
-                r = begin + (e >> bits_v)
-                f = e & last_v
-                value = number(0)
-                if r < length and f < values:
-                    value = number(v[b * v_b + h * v_h + r * v_r + f * v_f])
-                tile_kv[(e >> bits_v) * step_v + f] = value
+            load_v(tile_kv, v, b * v_b + h * v_h, begin, length, values, v_r, v_f, t)
             cuda.syncthreads()
             for i in range(run_q):
-                factor = shrink[y * run_q + i]
+                factor = factors[y * run_q + i]
                 for j in range(run_v):
                     result[i, j] *= factor
-            for c in range(keys):
-                for i in range(run_q):
-                    of_q[i] = weights[at(c * step_q + y * run_q + i)]
-                for j in range(run_v):
-                    of_v[j] = tile_kv[at(c * step_v + (j // piece) * (piece * across) + x * piece + j % piece)]
-                for i in range(run_q):
-                    for j in range(run_v):
-                        result[i, j] += of_q[i] * of_v[j]
+            multiply_pv(result, weights, tile_kv, keys, y, x)
         cuda.syncthreads()
         for i in range(run_q):
             r = first + y * run_q + i
@@ -172,7 +139,7 @@ def attended(
             if divisor == nothing:
                 divisor = number(1)
             for j in range(run_v):
-                f = (j // piece) * (piece * across) + x * piece + j % piece
+                f = place_v(j, x)
                 if r < queries and f < values:
                     out[b * o_b + h * o_h + r * o_r + f * o_f] = made(result[i, j] / divisor)
         for r in range(t, rows, threads):
@@ -194,19 +161,24 @@ def derived(
     Args:
         number, made, exp, down, across, depth, width, masked: as of `attended`.
         rows, others: in a tile of its own side and of the other.
-        by_key: whether keys and values are its own side, queries and gradients the other.
-        kept: whether the slopes of the scores are written as well (queries are its own side then).
+        by_key: True if keys and values are its own side, queries and gradients the other.
+        kept: True if the slopes of the scores are written as well (queries are its own side then).
     """
     run_r, run_c, run_d, run_v = rows // down, others // across, depth // across, width // across
-    piece_d, piece_v = min(4, run_d), min(4, run_v)
     threads, shift, mask_x = down * across, across.bit_length() - 1, across - 1
-    bits_d, last_d, bits_v, last_v = depth.bit_length() - 1, depth - 1, width.bit_length() - 1, width - 1
-    step_r, step_c, step_d, step_v = rows + 4, others + 4, depth + 4, width + 4
+    step_r, step_c, step_d, step_v = rows + PADDING, others + PADDING, depth + PADDING, width + PADDING
     size_1, size_2, size_p = depth * step_r, width * step_r, others * step_r
     size_other = max(depth * step_c, width * step_c, others * step_d, others * step_v)
     size_w = size_p if by_key else 4
+    load_1, load_2 = tile_loader(number, rows, depth, step_r, threads, False), tile_loader(number, rows, width, step_r, threads, False)
+    load_depth, load_width = tile_loader(number, others, depth, step_c, threads, False), tile_loader(number, others, width, step_c, threads, False)
+    load_rows_1, load_rows_2 = tile_loader(number, others, depth, step_d, threads, True), tile_loader(number, others, width, step_v, threads, True)
+    clear_scores, clear_first, clear_second = cleared(number, run_r, run_c), cleared(number, run_r, run_d), cleared(number, run_r, run_v)
+    multiply_scores = gemm_microkernel(number, run_r, run_c, down, across, step_r, step_c, run_r, run_c)
+    multiply_first = gemm_microkernel(number, run_r, run_d, down, across, step_r, step_d, run_r)
+    multiply_second = gemm_microkernel(number, run_r, run_v, down, across, step_r, step_v, run_r)
+    place_d, place_v = place_in_tile(run_d, across, min(4, run_d)), place_in_tile(run_v, across, min(4, run_v))
     allowed, added = masked == "allowed", masked == "added"
-    at = TYPES["u8"]
 
     def attention_grad(
         first_out: Any, second_out: Any, slopes_out: Any, own_1: Any, own_2: Any, other_1: Any, other_2: Any, mask: Any, sums: Any, deltas: Any,
@@ -224,10 +196,6 @@ def derived(
         second_sum = cuda.local.array((run_r, run_v), number)
         score = cuda.local.array((run_r, run_c), number)
         slope = cuda.local.array((run_r, run_c), number)
-        of_r = cuda.local.array(run_r, number)
-        of_c = cuda.local.array(run_c, number)
-        of_d = cuda.local.array(run_d, number)
-        of_v = cuda.local.array(run_v, number)
         t = cuda.threadIdx.x
         y = t >> shift
         x = t & mask_x
@@ -238,25 +206,11 @@ def derived(
         queries = count
         if by_key:
             queries = length
-        for e in range(t, rows * depth, threads):
-            r = first + (e >> bits_d)
-            f = e & last_d
-            value = number(0)
-            if r < count and f < features:
-                value = number(own_1[b * a_b + h * a_h + r * a_r + f * a_f])
-            tile_1[f * step_r + (e >> bits_d)] = value
-        for e in range(t, rows * width, threads):
-            r = first + (e >> bits_v)
-            f = e & last_v
-            value = number(0)
-            if r < count and f < values:
-                value = number(own_2[b * b_b + h * b_h + r * b_r + f * b_f])
-            tile_2[f * step_r + (e >> bits_v)] = value
-        for i in range(run_r):
-            for j in range(run_d):
-                first_sum[i, j] = number(0)
-            for j in range(run_v):
-                second_sum[i, j] = number(0)
+        base_1, base_2 = b * c_b + h * c_h, b * d_b + h * d_h
+        load_1(tile_1, own_1, b * a_b + h * a_h, first, count, features, a_r, a_f, t)
+        load_2(tile_2, own_2, b * b_b + h * b_h, first, count, values, b_r, b_f, t)
+        clear_first(first_sum)
+        clear_second(second_sum)
         start = 0
         stop = length
         if causal:
@@ -266,43 +220,15 @@ def derived(
                 stop = min(length, first + rows)
         for begin in range(start, stop, others):
             cuda.syncthreads()
-            for e in range(t, others * depth, threads):
-                r = begin + (e >> bits_d)
-                f = e & last_d
-                value = number(0)
-                if r < length and f < features:
-                    value = number(other_1[b * c_b + h * c_h + r * c_r + f * c_f])
-                tile[f * step_c + (e >> bits_d)] = value
+            load_depth(tile, other_1, base_1, begin, length, features, c_r, c_f, t)
             cuda.syncthreads()
-            for i in range(run_r):
-                for j in range(run_c):
-                    score[i, j] = number(0)
-                    slope[i, j] = number(0)
-            for f in range(depth):
-                for i in range(run_r):
-                    of_r[i] = tile_1[at(f * step_r + y * run_r + i)]
-                for j in range(run_c):
-                    of_c[j] = tile[at(f * step_c + x * run_c + j)]
-                for i in range(run_r):
-                    for j in range(run_c):
-                        score[i, j] += of_r[i] * of_c[j]
+            clear_scores(score)
+            clear_scores(slope)
+            multiply_scores(score, tile_1, tile, depth, y, x)
             cuda.syncthreads()
-            for e in range(t, others * width, threads):
-                r = begin + (e >> bits_v)
-                f = e & last_v
-                value = number(0)
-                if r < length and f < values:
-                    value = number(other_2[b * d_b + h * d_h + r * d_r + f * d_f])
-                tile[f * step_c + (e >> bits_v)] = value
+            load_width(tile, other_2, base_2, begin, length, values, d_r, d_f, t)
             cuda.syncthreads()
-            for f in range(width):
-                for i in range(run_r):
-                    of_r[i] = tile_2[at(f * step_r + y * run_r + i)]
-                for j in range(run_c):
-                    of_c[j] = tile[at(f * step_c + x * run_c + j)]
-                for i in range(run_r):
-                    for j in range(run_c):
-                        slope[i, j] += of_r[i] * of_c[j]
+            multiply_scores(slope, tile_2, tile, width, y, x)
             for i in range(run_r):
                 for j in range(run_c):
                     r = first + y * run_r + i
@@ -331,48 +257,22 @@ def derived(
                         weights[(x * run_c + j) * step_r + y * run_r + i] = weight
             cuda.syncthreads()
             if by_key:
-                for e in range(t, others * width, threads):
-                    r = begin + (e >> bits_v)
-                    f = e & last_v
-                    value = number(0)
-                    if r < length and f < values:
-                        value = number(other_2[b * d_b + h * d_h + r * d_r + f * d_f])
-                    tile[(e >> bits_v) * step_v + f] = value
+                load_rows_2(tile, other_2, base_2, begin, length, values, d_r, d_f, t)
                 cuda.syncthreads()
-                for c in range(others):
-                    for i in range(run_r):
-                        of_r[i] = weights[at(c * step_r + y * run_r + i)]
-                    for j in range(run_v):
-                        of_v[j] = tile[at(c * step_v + (j // piece_v) * (piece_v * across) + x * piece_v + j % piece_v)]
-                    for i in range(run_r):
-                        for j in range(run_v):
-                            second_sum[i, j] += of_r[i] * of_v[j]
+                multiply_second(second_sum, weights, tile, others, y, x)
                 cuda.syncthreads()
-            for e in range(t, others * depth, threads):
-                r = begin + (e >> bits_d)
-                f = e & last_d
-                value = number(0)
-                if r < length and f < features:
-                    value = number(other_1[b * c_b + h * c_h + r * c_r + f * c_f])
-                tile[(e >> bits_d) * step_d + f] = value
+            load_rows_1(tile, other_1, base_1, begin, length, features, c_r, c_f, t)
             cuda.syncthreads()
-            for c in range(others):
-                for i in range(run_r):
-                    of_r[i] = slopes[at(c * step_r + y * run_r + i)]
-                for j in range(run_d):
-                    of_d[j] = tile[at(c * step_d + (j // piece_d) * (piece_d * across) + x * piece_d + j % piece_d)]
-                for i in range(run_r):
-                    for j in range(run_d):
-                        first_sum[i, j] += of_r[i] * of_d[j]
+            multiply_first(first_sum, slopes, tile, others, y, x)
         for i in range(run_r):
             r = first + y * run_r + i
             for j in range(run_d):
-                f = (j // piece_d) * (piece_d * across) + x * piece_d + j % piece_d
+                f = place_d(j, x)
                 if r < count and f < features:
                     first_out[b * o_b + h * o_h + r * o_r + f * o_f] = made(first_sum[i, j] * scale)
             if by_key:
                 for j in range(run_v):
-                    f = (j // piece_v) * (piece_v * across) + x * piece_v + j % piece_v
+                    f = place_v(j, x)
                     if r < count and f < values:
                         second_out[b * p_b + h * p_h + r * p_r + f * p_f] = made(second_sum[i, j])
 

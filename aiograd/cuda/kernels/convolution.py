@@ -21,7 +21,7 @@ from typing import Any
 
 from numba import cuda
 
-from aiograd.cuda.kernels.gemm import ALIGNED
+from aiograd.cuda.kernels.gemm_microkernel import ALIGNED, PADDING, cleared, gemm_microkernel, place_in_tile, tile_writer
 from aiograd.cuda.kernels.scalar import TYPES
 
 
@@ -36,20 +36,21 @@ def convolved(
         index: unsigned numba type that counts the places of all images.
         tile_m, tile_n, tile_k, run_m, run_n: powers of two; the threads are a multiple of `tile_n`.
         height, width: of the window.
-        biased: whether a bias is added.
+        biased: True if a bias is added.
     """
     across, down = tile_n // run_n, tile_m // run_m
-    threads = across * down
+    threads, shift, mask = across * down, across.bit_length() - 1, across - 1
     loads_a, loads_b = tile_m * tile_k // threads, tile_n * tile_k // threads
-    piece_m, piece_n = min(4, run_m), min(4, run_n)
-    shift, mask = across.bit_length() - 1, across - 1
+    size_a, size_b = tile_k * (tile_m + PADDING), tile_k * (tile_n + PADDING)
+    place_m, place_n = place_in_tile(run_m, down, min(4, run_m)), place_in_tile(run_n, across, min(4, run_n))
+    multiply = gemm_microkernel(number, run_m, run_n, down, across, tile_m + PADDING, tile_n + PADDING)
+    clear = cleared(number, run_m, run_n)
+    write_a, write_b = tile_writer(tile_m, tile_k, threads, True), tile_writer(tile_n, tile_k, threads, False)
     bits_n, bits_k = tile_n.bit_length() - 1, tile_k.bit_length() - 1
     last_n, last_k = tile_n - 1, tile_k - 1
     skipped = threads // tile_n
     small, whole = TYPES["u4"], TYPES["i8"]
     taps, across_taps = small(height * width), small(width)
-    wide_a, wide_b = tile_m + 4, tile_n + 4
-    at = TYPES["u8"]
 
     def convolve(
         out: Any, x: Any, weight: Any, bias: Any, m: int, n: int, k: int, chunk: int, groups: int, tiles: int, tiles_n: int, o_part: int,
@@ -58,11 +59,9 @@ def convolved(
         x_image: int, x_group: int, x_channel: int, x_y: int, x_x: int, w_first: int, w_group: int, w_m: int, w_channel: int, w_y: int, w_x: int,
         o_first: int, o_image: int, o_channel: int, o_y: int, o_x: int,
     ) -> None:  # fmt: skip
-        left = cuda.shared.array((tile_k, wide_a), number, alignment=ALIGNED)
-        right = cuda.shared.array((tile_k, wide_b), number, alignment=ALIGNED)
+        left = cuda.shared.array(size_a, number, alignment=ALIGNED)
+        right = cuda.shared.array(size_b, number, alignment=ALIGNED)
         total = cuda.local.array((run_m, run_n), number)
-        column = cuda.local.array(run_m, number)
-        row = cuda.local.array(run_n, number)
         next_a = cuda.local.array(loads_a, number)
         next_b = cuda.local.array(loads_b, number)
         t = cuda.threadIdx.x
@@ -81,9 +80,7 @@ def convolved(
         x0 = whole(place % index(columns)) * times_x + first_x
         x_first = whole(index(mine) // index(rows * columns)) * x_image + group * x_group
         weights = w_first + group * w_group
-        for i in range(run_m):
-            for j in range(run_n):
-                total[i, j] = number(0)
+        clear(total)
         for k0 in range(start - tile_k, stop, tile_k):
             for a in range(loads_a):
                 e = t + a * threads
@@ -103,28 +100,18 @@ def convolved(
                 if mine < n and jk < stop and 0 <= yy and yy < x_height and 0 <= xx and xx < x_width:
                     next_b[b] = number(x[x_first + whole(small(jk) // taps) * x_channel + yy * x_y + xx * x_x])
             if k0 >= start:
-                for kk in range(tile_k):
-                    for i in range(run_m):
-                        column[i] = left[at(kk), at((i // piece_m) * (piece_m * down) + ty * piece_m + i % piece_m)]
-                    for j in range(run_n):
-                        row[j] = right[at(kk), at((j // piece_n) * (piece_n * across) + tx * piece_n + j % piece_n)]
-                    for i in range(run_m):
-                        for j in range(run_n):
-                            total[i, j] += column[i] * row[j]
+                multiply(total, left, right, tile_k, ty, tx)
             cuda.syncthreads()
-            for a in range(loads_a):
-                e = t + a * threads
-                left[e & last_k, e >> bits_k] = next_a[a]
-            for b in range(loads_b):
-                right[(t >> bits_n) + b * skipped, t & last_n] = next_b[b]
+            write_a(left, next_a, t)
+            write_b(right, next_b, t)
             cuda.syncthreads()
         for j in range(run_n):
-            jn = n0 + (j // piece_n) * (piece_n * across) + tx * piece_n + j % piece_n
+            jn = n0 + place_n(j, tx)
             place = index(index(jn) % index(rows * columns))
             image = whole(index(jn) // index(rows * columns))
             there = part * o_part + o_first + image * o_image + whole(place // index(columns)) * o_y + whole(place % index(columns)) * o_x
             for i in range(run_m):
-                im = m0 + (i // piece_m) * (piece_m * down) + ty * piece_m + i % piece_m
+                im = m0 + place_m(i, ty)
                 if im < m and jn < n:
                     if biased:
                         out[there + (group * m + im) * o_channel] = made(total[i, j] + number(bias[group * m + im]))
@@ -178,16 +165,17 @@ def weighed(
     Args: as of `convolved`; the threads are a multiple of `tile_k`.
     """
     across, down = tile_n // run_n, tile_m // run_m
-    threads = across * down
+    threads, shift, mask = across * down, across.bit_length() - 1, across - 1
     loads_a, loads_b = tile_m * tile_k // threads, tile_n * tile_k // threads
-    piece_m, piece_n = min(4, run_m), min(4, run_n)
-    shift, mask = across.bit_length() - 1, across - 1
+    size_a, size_b = tile_k * (tile_m + PADDING), tile_k * (tile_n + PADDING)
+    place_m, place_n = place_in_tile(run_m, down, min(4, run_m)), place_in_tile(run_n, across, min(4, run_n))
+    multiply = gemm_microkernel(number, run_m, run_n, down, across, tile_m + PADDING, tile_n + PADDING)
+    clear = cleared(number, run_m, run_n)
+    write_a, write_b = tile_writer(tile_m, tile_k, threads, True), tile_writer(tile_n, tile_k, threads, True)
     bits_k, last_k = tile_k.bit_length() - 1, tile_k - 1
     skipped = threads // tile_k
     small, whole = TYPES["u4"], TYPES["i8"]
     taps, across_taps = small(height * width), small(width)
-    wide_a, wide_b = tile_m + 4, tile_n + 4
-    at = TYPES["u8"]
 
     def weight_grad(
         out: Any, x: Any, y: Any, m: int, n: int, k: int, chunk: int, groups: int, tiles: int, tiles_n: int,
@@ -195,11 +183,9 @@ def weighed(
         times_y: int, times_x: int, first_y: int, first_x: int, step_y: int, step_x: int,
         x_image: int, x_group: int, x_channel: int, x_y: int, x_x: int, y_image: int, y_channel: int, y_y: int, y_x: int,
     ) -> None:  # fmt: skip
-        left = cuda.shared.array((tile_k, wide_a), number, alignment=ALIGNED)
-        right = cuda.shared.array((tile_k, wide_b), number, alignment=ALIGNED)
+        left = cuda.shared.array(size_a, number, alignment=ALIGNED)
+        right = cuda.shared.array(size_b, number, alignment=ALIGNED)
         total = cuda.local.array((run_m, run_n), number)
-        column = cuda.local.array(run_m, number)
-        row = cuda.local.array(run_n, number)
         next_a = cuda.local.array(loads_a, number)
         next_b = cuda.local.array(loads_b, number)
         t = cuda.threadIdx.x
@@ -212,9 +198,7 @@ def weighed(
         n0 = (tile % tiles_n) * tile_n
         start = part * chunk
         stop = min(k, start + chunk)
-        for i in range(run_m):
-            for j in range(run_n):
-                total[i, j] = number(0)
+        clear(total)
         for k0 in range(start - tile_k, stop, tile_k):
             mine = k0 + tile_k + (t & last_k)
             place = index(index(mine) % index(rows * columns))
@@ -235,25 +219,16 @@ def weighed(
                 if jn < n and mine < stop and 0 <= yy and yy < x_height and 0 <= xx and xx < x_width:
                     next_b[b] = number(x[image * x_image + group * x_group + whole(small(jn) // taps) * x_channel + yy * x_y + xx * x_x])
             if k0 >= start:
-                for kk in range(tile_k):
-                    for i in range(run_m):
-                        column[i] = left[at(kk), at((i // piece_m) * (piece_m * down) + ty * piece_m + i % piece_m)]
-                    for j in range(run_n):
-                        row[j] = right[at(kk), at((j // piece_n) * (piece_n * across) + tx * piece_n + j % piece_n)]
-                    for i in range(run_m):
-                        for j in range(run_n):
-                            total[i, j] += column[i] * row[j]
+                multiply(total, left, right, tile_k, ty, tx)
             cuda.syncthreads()
-            for a in range(loads_a):
-                left[t & last_k, (t >> bits_k) + a * skipped] = next_a[a]
-            for b in range(loads_b):
-                right[t & last_k, (t >> bits_k) + b * skipped] = next_b[b]
+            write_a(left, next_a, t)
+            write_b(right, next_b, t)
             cuda.syncthreads()
         first = (part * groups + group) * m * n
         for i in range(run_m):
-            im = m0 + (i // piece_m) * (piece_m * down) + ty * piece_m + i % piece_m
+            im = m0 + place_m(i, ty)
             for j in range(run_n):
-                jn = n0 + (j // piece_n) * (piece_n * across) + tx * piece_n + j % piece_n
+                jn = n0 + place_n(j, tx)
                 if im < m and jn < n:
                     out[first + im * n + jn] = made(total[i, j])
 

@@ -5,10 +5,8 @@ counted by two axes, of which `inner` is the length of the second.
 
 Note [Tiles]
     A block computes a tile of ``TILE_M`` by ``TILE_N`` elements. It brings ``TILE_K`` columns of the left and rows of the right operand at a
-    time into shared memory, where both lie by `k` first; each thread keeps a small rectangle of the result in registers, made of runs of
-    four neighbours, so that a run is read from shared memory at once. What is multiplied next is loaded into registers before the multiplication
+    time into shared memory, where `aiograd.cuda.kernels.gemm_microkernel` multiplies them; what is multiplied next is loaded into registers before it
     starts. Which way threads go along an operand when they load it is fixed at compile time (``*_by_k``): along its contiguous axis.
-    `at` makes an index unsigned, so that it is not asked whether it counts from the end, which would hide the alignment of a run.
 
 Note [Order]
     An element is summed by one thread in ascending order. Where the result is small and the sums are long, the sums are cut into
@@ -25,10 +23,35 @@ from typing import Any
 
 from numba import cuda
 
-from aiograd.cuda.kernels.scalar import SIMULATED, TYPES
+from aiograd.cuda.kernels.block import lane_sum
+from aiograd.cuda.kernels.device_function import device_function
+from aiograd.cuda.kernels.gemm_microkernel import ALIGNED, PADDING, cleared, gemm_microkernel, place_in_tile, tile_writer
 
-#: bytes to which tiles are aligned; the simulator knows no alignment
-ALIGNED = None if SIMULATED else 16
+
+@functools.cache
+def _loader(number: Any, tile: int, tile_k: int, threads: int, by_k: bool) -> Callable[..., Any]:
+    """A device function ``(loaded, source, base, first, first_k, count, stop, stride, stride_k, t)`` that brings a thread's part of a tile into
+    registers: rows or columns from `first` on and `k` from `first_k` on, zeros from `count` and `stop` on."""
+    loads = tile * tile_k // threads
+    bits, last = (tile_k if by_k else tile).bit_length() - 1, (tile_k if by_k else tile) - 1
+
+    @device_function
+    def load(
+        loaded: Any, source: Any, base: int, first: int, first_k: int, count: int, stop: int, stride: int, stride_k: int, t: int
+    ) -> None:
+        for r in range(loads):
+            e = t + r * threads
+            if by_k:
+                i = first + (e >> bits)
+                k = first_k + (e & last)
+            else:
+                i = first + (e & last)
+                k = first_k + (e >> bits)
+            loaded[r] = number(0)
+            if i < count and k < stop:
+                loaded[r] = number(source[base + i * stride + k * stride_k])
+
+    return load
 
 
 @functools.lru_cache(maxsize=256)
@@ -42,29 +65,27 @@ def tiled(
         made: that of the result.
         tile_m, tile_n, tile_k: see Note [Tiles]; powers of two.
         run_m, run_n: rows and columns of the tile that a thread keeps.
-        a_by_k, b_by_k: whether threads load neighbours along `k`.
-        biased: whether a bias is added.
+        a_by_k, b_by_k: True if threads load neighbours along `k`.
+        biased: True if a bias is added.
     """
     across, down = tile_n // run_n, tile_m // run_m
-    threads = across * down
+    threads, shift, mask = across * down, across.bit_length() - 1, across - 1
     loads_a, loads_b = tile_m * tile_k // threads, tile_n * tile_k // threads
-    piece_m, piece_n = min(4, run_m), min(4, run_n)
-    shift, mask = across.bit_length() - 1, across - 1
-    bits_m, bits_n, bits_k = tile_m.bit_length() - 1, tile_n.bit_length() - 1, tile_k.bit_length() - 1
-    last_m, last_n, last_k = tile_m - 1, tile_n - 1, tile_k - 1
-    wide_a, wide_b = tile_m + 4, tile_n + 4
-    at = TYPES["u8"]
+    size_a, size_b = tile_k * (tile_m + PADDING), tile_k * (tile_n + PADDING)
+    place_m, place_n = place_in_tile(run_m, down, min(4, run_m)), place_in_tile(run_n, across, min(4, run_n))
+    multiply = gemm_microkernel(number, run_m, run_n, down, across, tile_m + PADDING, tile_n + PADDING)
+    clear = cleared(number, run_m, run_n)
+    load_a, load_b = _loader(number, tile_m, tile_k, threads, a_by_k), _loader(number, tile_n, tile_k, threads, b_by_k)
+    write_a, write_b = tile_writer(tile_m, tile_k, threads, a_by_k), tile_writer(tile_n, tile_k, threads, b_by_k)
 
     def gemm(
         out: Any, a: Any, b: Any, bias: Any, m: int, n: int, k: int, chunk: int, batch: int, inner: int, tiles: int, tiles_n: int,
         a_outer: int, a_inner: int, a_m: int, a_k: int, b_outer: int, b_inner: int, b_k: int, b_n: int,
         o_part: int, o_outer: int, o_inner: int, o_m: int, o_n: int, bias_m: int, bias_n: int,
     ) -> None:  # fmt: skip
-        left = cuda.shared.array((tile_k, wide_a), number, alignment=ALIGNED)
-        right = cuda.shared.array((tile_k, wide_b), number, alignment=ALIGNED)
+        left = cuda.shared.array(size_a, number, alignment=ALIGNED)
+        right = cuda.shared.array(size_b, number, alignment=ALIGNED)
         total = cuda.local.array((run_m, run_n), number)
-        column = cuda.local.array(run_m, number)
-        row = cuda.local.array(run_n, number)
         next_a = cuda.local.array(loads_a, number)
         next_b = cuda.local.array(loads_b, number)
         t = cuda.threadIdx.x
@@ -80,60 +101,21 @@ def tiled(
         b0 = (place // inner) * b_outer + (place % inner) * b_inner
         start = part * chunk
         stop = min(k, start + chunk)
-        for i in range(run_m):
-            for j in range(run_n):
-                total[i, j] = number(0)
+        clear(total)
         for k0 in range(start - tile_k, stop, tile_k):
-            for r in range(loads_a):
-                e = t + r * threads
-                if a_by_k:
-                    im = m0 + (e >> bits_k)
-                    ik = k0 + tile_k + (e & last_k)
-                else:
-                    im = m0 + (e & last_m)
-                    ik = k0 + tile_k + (e >> bits_m)
-                next_a[r] = number(0)
-                if im < m and ik < stop:
-                    next_a[r] = number(a[a0 + im * a_m + ik * a_k])
-            for r in range(loads_b):
-                e = t + r * threads
-                if b_by_k:
-                    jn = n0 + (e >> bits_k)
-                    jk = k0 + tile_k + (e & last_k)
-                else:
-                    jn = n0 + (e & last_n)
-                    jk = k0 + tile_k + (e >> bits_n)
-                next_b[r] = number(0)
-                if jn < n and jk < stop:
-                    next_b[r] = number(b[b0 + jn * b_n + jk * b_k])
+            load_a(next_a, a, a0, m0, k0 + tile_k, m, stop, a_m, a_k, t)
+            load_b(next_b, b, b0, n0, k0 + tile_k, n, stop, b_n, b_k, t)
             if k0 >= start:
-                for kk in range(tile_k):
-                    for i in range(run_m):
-                        column[i] = left[at(kk), at((i // piece_m) * (piece_m * down) + y * piece_m + i % piece_m)]
-                    for j in range(run_n):
-                        row[j] = right[at(kk), at((j // piece_n) * (piece_n * across) + x * piece_n + j % piece_n)]
-                    for i in range(run_m):
-                        for j in range(run_n):
-                            total[i, j] += column[i] * row[j]
+                multiply(total, left, right, tile_k, y, x)
             cuda.syncthreads()
-            for r in range(loads_a):
-                e = t + r * threads
-                if a_by_k:
-                    left[e & last_k, e >> bits_k] = next_a[r]
-                else:
-                    left[e >> bits_m, e & last_m] = next_a[r]
-            for r in range(loads_b):
-                e = t + r * threads
-                if b_by_k:
-                    right[e & last_k, e >> bits_k] = next_b[r]
-                else:
-                    right[e >> bits_n, e & last_n] = next_b[r]
+            write_a(left, next_a, t)
+            write_b(right, next_b, t)
             cuda.syncthreads()
         o0 = part * o_part + (place // inner) * o_outer + (place % inner) * o_inner
         for i in range(run_m):
-            im = m0 + (i // piece_m) * (piece_m * down) + y * piece_m + i % piece_m
+            im = m0 + place_m(i, y)
             for j in range(run_n):
-                jn = n0 + (j // piece_n) * (piece_n * across) + x * piece_n + j % piece_n
+                jn = n0 + place_n(j, x)
                 if im < m and jn < n:
                     if biased:
                         out[o0 + im * o_m + jn * o_n] = made(total[i, j] + number(bias[im * bias_m + jn * bias_n]))
@@ -151,22 +133,18 @@ def dots(number: Any, made: Any, rows: int, lanes: int, by_k: bool, biased: bool
         number: numba type in which to multiply and add.
         made: that of the result.
         rows, lanes: powers of two.
-        by_k: whether neighbouring threads go along the row.
-        biased: whether a bias is added.
+        by_k: True if neighbouring threads go along the row.
+        biased: True if a bias is added.
     """
+    sum_lanes = lane_sum(number, rows, lanes, by_k)
 
     def gemv(
         out: Any, a: Any, b: Any, bias: Any, m: int, k: int, chunk: int, count: int, inner: int, blocks: int,
         a_outer: int, a_inner: int, a_m: int, a_k: int, b_outer: int, b_inner: int, b_k: int, o_part: int, bias_m: int,
     ) -> None:  # fmt: skip
-        sums = cuda.shared.array((rows, lanes), number)
         t = cuda.threadIdx.x
-        if by_k:
-            row = t // lanes
-            lane = t % lanes
-        else:
-            row = t % rows
-            lane = t // rows
+        row = t // lanes if by_k else t % rows
+        lane = t % lanes if by_k else t // rows
         part = cuda.blockIdx.x // blocks
         place = (cuda.blockIdx.x % blocks) * rows + row
         start = part * chunk
@@ -179,18 +157,12 @@ def dots(number: Any, made: Any, rows: int, lanes: int, by_k: bool, biased: bool
             b0 = (batch // inner) * b_outer + (batch % inner) * b_inner
             for ik in range(start + lane, stop, lanes):
                 total += number(a[a0 + ik * a_k]) * number(b[b0 + ik * b_k])
-        sums[row, lane] = total
-        width = lanes // 2
-        while width > 0:
-            cuda.syncthreads()
-            if lane < width:
-                sums[row, lane] += sums[row, lane + width]
-            width //= 2
+        total = sum_lanes(t, lane, total)
         if lane == 0 and place < count:
             if biased:
-                out[part * o_part + place] = made(sums[row, 0] + number(bias[im * bias_m]))
+                out[part * o_part + place] = made(total + number(bias[im * bias_m]))
             else:
-                out[part * o_part + place] = made(sums[row, 0])
+                out[part * o_part + place] = made(total)
 
     return gemv
 

@@ -28,7 +28,9 @@ _i8 = TYPES["i8"]
 CHUNK = 64
 
 
-def _gather(unsigned: Any) -> Any:
+def _gather(unsigned: Any, along: bool) -> Any:
+    """A kernel that takes whole rows at `picks` indices or, `along`, each element at an index of its own."""
+
     def gather(
         out: Any, x: Any, index: Any, n: int, inner: int, picks: int, length: int,
         stride_outer: int, stride_axis: int, stride_inner: int, missing: Any,
@@ -37,7 +39,7 @@ def _gather(unsigned: Any) -> Any:
             row = unsigned(i) // unsigned(inner)
             c = _i8(unsigned(i) - row * unsigned(inner))
             a = row // unsigned(picks)
-            j = _i8(index[_i8(row - a * unsigned(picks))])
+            j = _i8(index[i]) if along else _i8(index[_i8(row - a * unsigned(picks))])
             if j < 0:
                 j += length
             if j >= 0 and j < length:
@@ -45,27 +47,8 @@ def _gather(unsigned: Any) -> Any:
             else:
                 out[i] = missing
 
+    gather.__name__ = "gather_along" if along else "gather"
     return gather
-
-
-def _gather_along(unsigned: Any) -> Any:
-    def gather_along(
-        out: Any, x: Any, index: Any, n: int, inner: int, picks: int, length: int,
-        stride_outer: int, stride_axis: int, stride_inner: int, missing: Any,
-    ) -> None:  # fmt: skip
-        for i in range(cuda.grid(1), n, cuda.gridsize(1)):
-            row = unsigned(i) // unsigned(inner)
-            c = _i8(unsigned(i) - row * unsigned(inner))
-            a = row // unsigned(picks)
-            j = _i8(index[i])
-            if j < 0:
-                j += length
-            if j >= 0 and j < length:
-                out[i] = x[_i8(a) * stride_outer + j * stride_axis + c * stride_inner]
-            else:
-                out[i] = missing
-
-    return gather_along
 
 
 def _put(unsigned: Any) -> Any:
@@ -158,9 +141,11 @@ def _add_runs(unsigned: Any, wide: Any, narrow: Any) -> Any:
     return add_runs
 
 
-def _add_along(unsigned: Any) -> Any:
-    def add_along(out: Any, g: Any, index: Any, columns: int, inner: int, picks: int, length: int) -> None:
-        """A thread for each column of `out`, which holds zeros: it adds in the order of the indices."""
+def _write_along(unsigned: Any, adds: bool) -> Any:
+    """A kernel with a thread for each column of `out`, in the order of the indices: what comes is added, or of several values for one place the
+    last stays."""
+
+    def write_along(out: Any, values: Any, index: Any, columns: int, inner: int, picks: int, length: int) -> None:
         for i in range(cuda.grid(1), columns, cuda.gridsize(1)):
             a = unsigned(i) // unsigned(inner)
             c = _i8(unsigned(i) - a * unsigned(inner))
@@ -171,37 +156,23 @@ def _add_along(unsigned: Any) -> Any:
                 if j < 0:
                     j += length
                 if j >= 0 and j < length:
-                    out[(a * length + j) * inner + c] += g[place]
+                    if adds:
+                        out[(a * length + j) * inner + c] += values[place]
+                    else:
+                        out[(a * length + j) * inner + c] = values[place]
 
-    return add_along
-
-
-def _put_along(unsigned: Any) -> Any:
-    def put_along(out: Any, values: Any, index: Any, columns: int, inner: int, picks: int, length: int) -> None:
-        """A thread for each column: of several values for one place the last stays."""
-        for i in range(cuda.grid(1), columns, cuda.gridsize(1)):
-            a = unsigned(i) // unsigned(inner)
-            c = _i8(unsigned(i) - a * unsigned(inner))
-            a = _i8(a)
-            for b in range(picks):
-                place = (a * picks + b) * inner + c
-                j = _i8(index[place])
-                if j < 0:
-                    j += length
-                if j >= 0 and j < length:
-                    out[(a * length + j) * inner + c] = values[place]
-
-    return put_along
+    write_along.__name__ = "add_along" if adds else "put_along"
+    return write_along
 
 
 _WIDTHS = {False: TYPES["u4"], True: TYPES["u8"]}
-#: whether elements are counted in 64 bits -> kernel
-GATHER = {wide: _gather(unsigned) for wide, unsigned in _WIDTHS.items()}
-GATHER_ALONG = {wide: _gather_along(unsigned) for wide, unsigned in _WIDTHS.items()}
+#: True if elements are counted in 64 bits -> kernel
+GATHER = {wide: _gather(unsigned, False) for wide, unsigned in _WIDTHS.items()}
+GATHER_ALONG = {wide: _gather(unsigned, True) for wide, unsigned in _WIDTHS.items()}
 PUT = {wide: _put(unsigned) for wide, unsigned in _WIDTHS.items()}
-ADD_ALONG = {wide: _add_along(unsigned) for wide, unsigned in _WIDTHS.items()}
-PUT_ALONG = {wide: _put_along(unsigned) for wide, unsigned in _WIDTHS.items()}
-#: (whether elements are counted in 64 bits, letters of the sum, letters of the result) -> kernel
+ADD_ALONG = {wide: _write_along(unsigned, True) for wide, unsigned in _WIDTHS.items()}
+PUT_ALONG = {wide: _write_along(unsigned, False) for wide, unsigned in _WIDTHS.items()}
+#: (True if elements are counted in 64 bits, letters of the sum, letters of the result) -> kernel
 _ACCUMULATE = (("f4", "f2"), ("f4", "f4"), ("f8", "f8"), ("i8", "i8"), ("i4", "i4"))
 CHUNK_SUMS = {(wide, total): _chunk_sums(unsigned, TYPES[total]) for wide, unsigned in _WIDTHS.items() for total in ("f4", "f8", "i8", "i4")}
 ADD_RUNS = {

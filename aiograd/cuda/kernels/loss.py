@@ -14,6 +14,8 @@ from typing import Any
 
 from numba import cuda
 
+from aiograd.cuda.kernels.block import lane_sum, line_of_thread
+from aiograd.cuda.kernels.online_softmax import normaliser
 from aiograd.cuda.kernels.scalar import TYPES, function
 
 
@@ -25,66 +27,27 @@ def cross_entropy(precision: str, columns: int, lanes: int, along: bool, weighte
     `even` what each class does.
     """
     T: Any = TYPES[precision]
-    exp, log = function("exp", precision), function("log", precision)
-    threads = columns * lanes
-    apart = 1 if along else columns
-    lowest, zero, one, nan = T(float("-inf")), T(0), T(1), T(float("nan"))
+    log = function("log", precision)
+    line, normalise = line_of_thread(columns, lanes, along), normaliser(precision, columns, lanes, along)
+    sum_lanes = lane_sum(T, columns, lanes, along)
+    zero, one, nan = T(0), T(1), T(float("nan"))
 
     def cross_entropy_forward(
         loss: Any, count: Any, shift: Any, x: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int, hard: Any, even: Any
     ) -> None:
-        tid = cuda.threadIdx.x
-        lane = tid % lanes if along else tid // columns
-        column = tid // lanes if along else tid % columns
-        i = cuda.blockIdx.x * columns + column
-        base = i * n if along else (i // inner) * n * inner + i % inner
-        tops = cuda.shared.array(threads, T)
-        totals = cuda.shared.array(threads, T)
-        top = lowest
-        total = zero
-        if i < m:
-            for j in range(lane, n, lanes):
-                v = T(x[base + j * inner])
-                if v > top:
-                    total = total * exp(top - v) + (v - v + one)  # NaN for an infinity, as it is for numpy
-                    top = v
-                elif v != lowest:
-                    total += exp(v - top)
-        tops[tid] = top
-        totals[tid] = total
-        cuda.syncthreads()
-        half = lanes // 2
-        while half > 0:
-            if lane < half:
-                first, second = tops[tid], tops[tid + half * apart]
-                larger = first if first > second else second
-                if larger == lowest:
-                    totals[tid] += totals[tid + half * apart]
-                else:
-                    totals[tid] = totals[tid] * exp(first - larger) + totals[tid + half * apart] * exp(second - larger)
-                tops[tid] = larger
-            cuda.syncthreads()
-            half //= 2
-        normaliser = tops[tid - lane * apart] + log(totals[tid - lane * apart])
+        tid, lane, i, base = line(n, inner)
+        top, total = normalise(x, base, n, inner, tid, lane, i < m)
+        level = top + log(total)
         spread = zero
         if smooth:
-            cuda.syncthreads()
             if i < m:
                 for j in range(lane, n, lanes):
                     share = T(weight[j]) if weighted else one
                     if share != zero:
-                        spread += share * (normaliser - T(x[base + j * inner]))
-            totals[tid] = spread
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    totals[tid] += totals[tid + half * apart]
-                cuda.syncthreads()
-                half //= 2
-            spread = totals[tid - lane * apart]
+                        spread += share * (level - T(x[base + j * inner]))
+            spread = sum_lanes(tid, lane, spread)
         if i < m and lane == 0:
-            shift[i] = normaliser
+            shift[i] = level
             chosen = target[i]
             result = zero
             share = zero
@@ -96,7 +59,7 @@ def cross_entropy(precision: str, columns: int, lanes: int, along: bool, weighte
                     share = T(weight[chosen]) if weighted else one
                     factor = hard * share
                     if factor != zero:
-                        result = factor * (normaliser - T(x[base + chosen * inner]))
+                        result = factor * (level - T(x[base + chosen * inner]))
                     if smooth:
                         result += even * spread
             loss[i] = result
@@ -112,22 +75,20 @@ def cross_entropy_backward(
     """``(dx, g, x, shift, target, weight, m, n, inner, ignored, hard, even, total, by)``: the gradient of the logits.
 
     Args:
-        each: whether there is a gradient per sample, rather than one for all; it is divided by `by`. `total` is the sum of all weights.
+        each: True if there is a gradient per sample, rather than one for all; it is divided by `by`. `total` is the sum of all weights.
     """
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
     exp = function("exp", precision)
     zero, one, nan = T(0), T(1), T(float("nan"))
+    line = line_of_thread(columns, lanes, along)
 
     def cross_entropy_logits(
         dx: Any, g: Any, x: Any, shift: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int, hard: Any, even: Any, total: Any,
         by: Any,
     ) -> None:
-        tid = cuda.threadIdx.x
-        lane = tid % lanes if along else tid // columns
-        i = cuda.blockIdx.x * columns + (tid // lanes if along else tid % columns)
+        _, lane, i, base = line(n, inner)
         if i < m:
-            base = i * n if along else (i // inner) * n * inner + i % inner
             chosen = target[i]
             kept = chosen != ignored
             scale, peak, level, normaliser = zero, zero, zero, shift[i]
@@ -180,13 +141,11 @@ def nll_backward(precision: str, stored: str, columns: int, lanes: int, along: b
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
     zero, one, nan = T(0), T(1), T(float("nan"))
+    line = line_of_thread(columns, lanes, along)
 
     def nll_log_probabilities(dx: Any, g: Any, target: Any, weight: Any, m: int, n: int, inner: int, ignored: int, by: Any) -> None:
-        tid = cuda.threadIdx.x
-        lane = tid % lanes if along else tid // columns
-        i = cuda.blockIdx.x * columns + (tid // lanes if along else tid % columns)
+        _, lane, i, base = line(n, inner)
         if i < m:
-            base = i * n if along else (i // inner) * n * inner + i % inner
             chosen = target[i]
             scale = zero
             share = zero

@@ -13,6 +13,7 @@ from typing import Any
 
 from numba import cuda
 
+from aiograd.cuda.kernels.block import lane_sum, lane_sums
 from aiograd.cuda.kernels.scalar import TYPES, function
 
 
@@ -30,14 +31,14 @@ def forward(
         stored: dtype of elements.
         columns, lanes: of the tile.
         centred: subtract the mean.
-        weighted, biased: whether there is a weight, and a bias; else anything may be given for it.
-        channelled: whether weights belong to channels.
+        weighted, biased: True if there is a weight, and a bias; else anything may be given for it.
+        channelled: True if weights belong to channels.
     """
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
     sqrt = function("sqrt", precision)
     U: Any = TYPES["u4"]
-    threads = columns * lanes
+    sum_lanes = lane_sum(T, columns, lanes, True)
     zero, one = T(0), T(1)
 
     def standardize(
@@ -47,37 +48,19 @@ def forward(
         lane = tid % lanes
         i = cuda.blockIdx.x * columns + tid // lanes
         base = i * n
-        shared = cuda.shared.array(threads, T)
         centre = zero
         if centred:
             total = zero
             if i < m:
                 for j in range(lane, n, lanes):
                     total += T(x[base + j])
-            shared[tid] = total
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    shared[tid] += shared[tid + half]
-                cuda.syncthreads()
-                half //= 2
-            centre = shared[tid - lane] / count
-            cuda.syncthreads()
+            centre = sum_lanes(tid, lane, total) / count
         total = zero
         if i < m:
             for j in range(lane, n, lanes):
                 v = T(x[base + j]) - centre
                 total += v * v
-        shared[tid] = total
-        cuda.syncthreads()
-        half = lanes // 2
-        while half > 0:
-            if lane < half:
-                shared[tid] += shared[tid + half]
-            cuda.syncthreads()
-            half //= 2
-        scale = one / sqrt(shared[tid - lane] / count + eps)
+        scale = one / sqrt(sum_lanes(tid, lane, total) / count + eps)
         if i < m:
             if lane == 0:
                 rstd[i] = scale
@@ -104,7 +87,7 @@ def backward(precision: str, stored: str, columns: int, lanes: int, centred: boo
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
     U: Any = TYPES["u4"]
-    threads = columns * lanes
+    sum_lanes = lane_sums(T, columns, lanes, True)
     zero = T(0)
 
     def standardize_backward(
@@ -129,21 +112,10 @@ def backward(precision: str, stored: str, columns: int, lanes: int, centred: boo
                     v = v * T(weight[place])
                 level += v
                 slope += v * ((T(x[base + j]) - centre) * scale)
-        levels = cuda.shared.array(threads, T)
-        slopes = cuda.shared.array(threads, T)
-        levels[tid] = level
-        slopes[tid] = slope
-        cuda.syncthreads()
-        half = lanes // 2
-        while half > 0:
-            if lane < half:
-                levels[tid] += levels[tid + half]
-                slopes[tid] += slopes[tid + half]
-            cuda.syncthreads()
-            half //= 2
+        level, slope = sum_lanes(tid, lane, level, slope)
         if i < m:
-            level = levels[tid - lane] / count if centred else zero
-            slope = slopes[tid - lane] / count
+            level = level / count if centred else zero
+            slope = slope / count
             for j in range(lane, n, lanes):
                 v = T(g[base + j])
                 place = j
@@ -163,7 +135,7 @@ def weight_gradients(precision: str, columns: int, lanes: int, centred: bool) ->
     Neighbouring threads take neighbouring places; lines are shared by the lanes of a place, and by the blocks along the second axis of the grid.
     """
     T: Any = TYPES[precision]
-    threads = columns * lanes
+    sum_lanes = lane_sums(T, columns, lanes, False)
     zero = T(0)
 
     def standardize_weights(dweight: Any, dbias: Any, g: Any, x: Any, mean: Any, rstd: Any, m: int, n: int, chunk: int) -> None:
@@ -180,20 +152,9 @@ def weight_gradients(precision: str, columns: int, lanes: int, centred: bool) ->
                     unit = unit - mean[i]
                 slope += v * (unit * rstd[i])
                 level += v
-        slopes = cuda.shared.array(threads, T)
-        levels = cuda.shared.array(threads, T)
-        slopes[tid] = slope
-        levels[tid] = level
-        cuda.syncthreads()
-        half = lanes // 2
-        while half > 0:
-            if lane < half:
-                slopes[tid] += slopes[tid + half * columns]
-                levels[tid] += levels[tid + half * columns]
-            cuda.syncthreads()
-            half //= 2
+        slope, level = sum_lanes(tid, lane, slope, level)
         if j < n and lane == 0:
-            dweight[part * n + j] = slopes[tid]
-            dbias[part * n + j] = levels[tid]
+            dweight[part * n + j] = slope
+            dbias[part * n + j] = level
 
     return standardize_weights

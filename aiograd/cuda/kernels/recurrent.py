@@ -20,7 +20,7 @@ def step(precision: str, stored: str, added: bool) -> Callable[..., None]:
 
     Args:
         precision, stored: to compute in, and of elements.
-        added: whether `more` is added to the gates first.
+        added: True if `more` is added to the gates first.
     """
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
@@ -57,8 +57,8 @@ def step_backward(precision: str, stored: str, from_out: bool, from_next: bool, 
     """``(dgates, dbefore, active, before, after, g, dh, dc, size, hidden)``: the gradients of the gates and of the cell state before the step.
 
     Args:
-        from_out, from_next: whether there is a gradient `g`, and `dh`, of the hidden state; they are added.
-        from_cell: whether there is a gradient `dc` of the cell state.
+        from_out, from_next: True if there is a gradient `g`, and `dh`, of the hidden state; they are added.
+        from_cell: True if there is a gradient `dc` of the cell state.
     """
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]

@@ -17,7 +17,7 @@ import numpy as np
 from numba.core import config
 from numba.cuda import libdevice, types
 
-#: whether kernels run in numba's simulator
+#: True if kernels run in numba's simulator
 SIMULATED = bool(config.ENABLE_CUDASIM)
 
 _MATH = {

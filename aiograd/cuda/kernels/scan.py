@@ -1,7 +1,7 @@
 """Kernels of cumulative sums, products and linear recurrences.
 
 Arrays are ``(outer, n, inner)`` in C order; line i is ``i // inner, :, i % inner``. A thread goes through one chunk of one line; neighbouring
-threads take neighbouring lines. What enters a chunk, the state after the one before it, comes from a scan over the ends of chunks.
+threads take neighbouring lines. The initial state of a chunk, i.e. the state after the one before it, comes from a scan over the ends of chunks.
 
 ``sum``: ``h + x``; ``prod``: ``h * x``; ``linear``: ``x + f * h``, where `f` of the first element is not looked at.
 """
@@ -61,7 +61,7 @@ def apply(kind: str, precision: str, stored: str, reverse: bool, exclusive: bool
 
     Args:
         exclusive: leave out each element itself: what is written is the state before it.
-        carried: whether there is a carry; else there is one chunk.
+        carried: True if there is a carry; else there is one chunk.
         guarded: a state of zero stays so whatever it is multiplied by: factors that are products of others may have overflowed.
     """
     T: Any = TYPES[precision]

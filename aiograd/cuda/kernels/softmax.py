@@ -1,13 +1,6 @@
 """Kernels of softmax, its logarithm and their gradients.
 
 Arrays are ``(outer, n, inner)`` in C order; result i is the line at ``i // inner, :, i % inner``. Blocks as in `aiograd.cuda.tiles`.
-
-Note [One pass for the normaliser]
-    A lane keeps the largest element so far and the sum of exponentials relative to it; a larger element scales the sum. So a line is read
-    twice, once for the two numbers and once to be written, rather than three times. While nothing but −inf was seen there is no number to
-    subtract, and nothing is added, except NaN.
-
-Source: Milakov and Gimelshein, "Online normalizer calculation for softmax" (2018).
 """
 
 from __future__ import annotations
@@ -16,8 +9,8 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from numba import cuda
-
+from aiograd.cuda.kernels.block import lane_sum, line_of_thread
+from aiograd.cuda.kernels.online_softmax import normaliser
 from aiograd.cuda.kernels.scalar import TYPES, function
 
 
@@ -34,48 +27,13 @@ def forward(precision: str, stored: str, columns: int, lanes: int, along: bool, 
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
     exp, log = function("exp", precision), function("log", precision)
-    threads = columns * lanes
-    apart = 1 if along else columns
-    lowest, zero, one = T(float("-inf")), T(0), T(1)
+    line, normalise = line_of_thread(columns, lanes, along), normaliser(precision, columns, lanes, along)
+    zero, one = T(0), T(1)
     is_log, is_safe = mode == "log", mode == "safe"
 
     def softmax_forward(out: Any, x: Any, m: int, n: int, inner: int) -> None:
-        tid = cuda.threadIdx.x
-        lane = tid % lanes if along else tid // columns
-        column = tid // lanes if along else tid % columns
-        i = cuda.blockIdx.x * columns + column
-        base = i * n if along else (i // inner) * n * inner + i % inner
-        top = lowest
-        total = zero
-        if i < m:
-            for j in range(lane, n, lanes):
-                v = T(x[base + j * inner])
-                if v > top:
-                    total = total * exp(top - v) + (v - v + one)  # NaN for an infinity, as it is for numpy
-                    top = v
-                elif v != lowest:
-                    total += exp(v - top)
-        if lanes > 1:
-            tops = cuda.shared.array(threads, T)
-            totals = cuda.shared.array(threads, T)
-            tops[tid] = top
-            totals[tid] = total
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    first, second = tops[tid], tops[tid + half * apart]
-                    larger = first if first > second else second
-                    if larger == lowest:
-                        totals[tid] += totals[tid + half * apart]
-                    else:
-                        totals[tid] = totals[tid] * exp(first - larger) + totals[tid + half * apart] * exp(second - larger)
-                    tops[tid] = larger
-                cuda.syncthreads()
-                half //= 2
-            start = tid - lane * apart
-            top = tops[start]
-            total = totals[start]
+        tid, lane, i, base = line(n, inner)
+        top, total = normalise(x, base, n, inner, tid, lane, i < m)
         if i < m:
             if is_safe and total == zero:
                 for j in range(lane, n, lanes):
@@ -99,16 +57,11 @@ def backward(precision: str, stored: str, columns: int, lanes: int, along: bool,
     T: Any = TYPES[precision]
     S: Any = TYPES[stored]
     exp = function("exp", precision)
-    threads = columns * lanes
-    apart = 1 if along else columns
+    line, sum_lanes = line_of_thread(columns, lanes, along), lane_sum(T, columns, lanes, along)
     zero = T(0)
 
     def softmax_backward(dx: Any, g: Any, out: Any, m: int, n: int, inner: int) -> None:
-        tid = cuda.threadIdx.x
-        lane = tid % lanes if along else tid // columns
-        column = tid // lanes if along else tid % columns
-        i = cuda.blockIdx.x * columns + column
-        base = i * n if along else (i // inner) * n * inner + i % inner
+        tid, lane, i, base = line(n, inner)
         total = zero
         if i < m:
             for j in range(lane, n, lanes):
@@ -117,17 +70,7 @@ def backward(precision: str, stored: str, columns: int, lanes: int, along: bool,
                     total += T(g[there])
                 else:
                     total += T(g[there]) * T(out[there])
-        if lanes > 1:
-            totals = cuda.shared.array(threads, T)
-            totals[tid] = total
-            cuda.syncthreads()
-            half = lanes // 2
-            while half > 0:
-                if lane < half:
-                    totals[tid] += totals[tid + half * apart]
-                cuda.syncthreads()
-                half //= 2
-            total = totals[tid - lane * apart]
+        total = sum_lanes(tid, lane, total)
         if i < m:
             for j in range(lane, n, lanes):
                 there = base + j * inner
@@ -143,47 +86,14 @@ def backward(precision: str, stored: str, columns: int, lanes: int, along: bool,
 @functools.lru_cache(maxsize=256)
 def log_sum_exp(precision: str, stored: str, columns: int, lanes: int, along: bool) -> Callable[..., None]:
     """``(out, x, m, n, inner)``: one number for each line; ±inf where the largest element is."""
-    T: Any = TYPES[precision]
     S: Any = TYPES[stored]
-    exp, log = function("exp", precision), function("log", precision)
-    threads = columns * lanes
-    apart = 1 if along else columns
-    lowest, zero, one = T(float("-inf")), T(0), T(1)
+    log = function("log", precision)
+    line, normalise = line_of_thread(columns, lanes, along), normaliser(precision, columns, lanes, along, infinite=True)
 
     def logsumexp(out: Any, x: Any, m: int, n: int, inner: int) -> None:
-        tid = cuda.threadIdx.x
-        lane = tid % lanes if along else tid // columns
-        i = cuda.blockIdx.x * columns + (tid // lanes if along else tid % columns)
-        base = i * n if along else (i // inner) * n * inner + i % inner
-        top = lowest
-        total = zero
-        if i < m:
-            for j in range(lane, n, lanes):
-                v = T(x[base + j * inner])
-                if v > top:
-                    total = total * exp(top - v) + one
-                    top = v
-                elif v != lowest:
-                    total += one if v == top else exp(v - top)
-        tops = cuda.shared.array(threads, T)
-        totals = cuda.shared.array(threads, T)
-        tops[tid] = top
-        totals[tid] = total
-        cuda.syncthreads()
-        half = lanes // 2
-        while half > 0:
-            if lane < half:
-                first, second = tops[tid], tops[tid + half * apart]
-                if first == second:
-                    totals[tid] += totals[tid + half * apart]
-                elif first > second:
-                    totals[tid] += totals[tid + half * apart] * exp(second - first)
-                else:
-                    totals[tid] = totals[tid] * exp(first - second) + totals[tid + half * apart]
-                    tops[tid] = second
-            cuda.syncthreads()
-            half //= 2
+        tid, lane, i, base = line(n, inner)
+        top, total = normalise(x, base, n, inner, tid, lane, i < m)
         if i < m and lane == 0:
-            out[i] = S(tops[tid] + log(totals[tid]))
+            out[i] = S(top + log(total))
 
     return logsumexp

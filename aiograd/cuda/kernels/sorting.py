@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 from numba import cuda
 
+from aiograd.cuda.kernels.device_function import device_function
 from aiograd.cuda.kernels.scalar import TYPES
 
 _u4 = TYPES["u4"]
@@ -58,8 +59,34 @@ def sortable(kind: str, descending: bool) -> Any:
 
 
 @functools.cache
+def _run_merger(tile: int) -> Any:
+    """A device function ``(k, v, start, size, stride)``: the steps from a stride on, within a tile, of the merge of runs of `size`."""
+
+    @device_function
+    def merge_runs(k: Any, v: Any, start: int, size: int, stride: int) -> None:
+        while stride > 0:
+            for p in range(cuda.threadIdx.x, tile // 2, cuda.blockDim.x):
+                low = 2 * p - (p & (stride - 1))
+                high = low + stride
+                later = k[low] > k[high] or (k[low] == k[high] and v[low] > v[high])
+                if later == (((start + low) & size) == 0):
+                    key = k[low]
+                    k[low] = k[high]
+                    k[high] = key
+                    position = v[low]
+                    v[low] = v[high]
+                    v[high] = position
+            cuda.syncthreads()
+            stride = stride // 2
+
+    return merge_runs
+
+
+@functools.cache
 def block_sort(tile: int) -> Any:
     """A kernel that sorts tiles of rows, each in the direction that the merges after it want."""
+
+    merge_runs = _run_merger(tile)
 
     def sort_tiles(keys: Any, order: Any, source: Any, length: int, padded: int, stored: int) -> None:
         k = cuda.shared.array(tile, _u8)
@@ -76,21 +103,7 @@ def block_sort(tile: int) -> Any:
         cuda.syncthreads()
         size = 2
         while size <= tile:
-            stride = size // 2
-            while stride > 0:
-                for p in range(cuda.threadIdx.x, tile // 2, cuda.blockDim.x):
-                    low = 2 * p - (p & (stride - 1))
-                    high = low + stride
-                    later = k[low] > k[high] or (k[low] == k[high] and v[low] > v[high])
-                    if later == (((start + low) & size) == 0):
-                        key = k[low]
-                        k[low] = k[high]
-                        k[high] = key
-                        position = v[low]
-                        v[low] = v[high]
-                        v[high] = position
-                cuda.syncthreads()
-                stride = stride // 2
+            merge_runs(k, v, start, size, size // 2)
             size = size * 2
         for i in range(cuda.threadIdx.x, tile, cuda.blockDim.x):
             if start + i < stored:
@@ -104,6 +117,8 @@ def block_sort(tile: int) -> Any:
 def block_merge(tile: int) -> Any:
     """A kernel that finishes, within tiles, the merge of runs of `size`."""
 
+    merge_runs = _run_merger(tile)
+
     def merge_tiles(keys: Any, order: Any, padded: int, size: int) -> None:
         k = cuda.shared.array(tile, _u8)
         v = cuda.shared.array(tile, _i4)
@@ -115,21 +130,7 @@ def block_merge(tile: int) -> Any:
             k[i] = keys[base + i]
             v[i] = order[base + i]
         cuda.syncthreads()
-        stride = tile // 2
-        while stride > 0:
-            for p in range(cuda.threadIdx.x, tile // 2, cuda.blockDim.x):
-                low = 2 * p - (p & (stride - 1))
-                high = low + stride
-                later = k[low] > k[high] or (k[low] == k[high] and v[low] > v[high])
-                if later == (((start + low) & size) == 0):
-                    key = k[low]
-                    k[low] = k[high]
-                    k[high] = key
-                    position = v[low]
-                    v[low] = v[high]
-                    v[high] = position
-            cuda.syncthreads()
-            stride = stride // 2
+        merge_runs(k, v, start, size, tile // 2)
         for i in range(cuda.threadIdx.x, tile, cuda.blockDim.x):
             keys[base + i] = k[i]
             order[base + i] = v[i]

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from aiograd.cuda import elementwise as elementwise
-from aiograd.cuda import fallback as fallback
-from aiograd.cuda import importing as importing
+from aiograd.cuda import fallback, tables
 from aiograd.cuda.operations import attention as attention
 from aiograd.cuda.operations import convolution as convolution
 from aiograd.cuda.operations import creation as creation
@@ -24,3 +23,5 @@ from aiograd.cuda.operations import softmax as softmax
 from aiograd.cuda.operations import sorting as sorting
 from aiograd.cuda.operations import special as special
 from aiograd.cuda.operations import views as views
+
+tables.ARRAY_OPERATIONS = tables.ArrayOperations(fallback.on_host, elementwise.cast, indexing.getitem, indexing.setitem)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, as_cuda, device_of, empty, zeros
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.array import CudaArray, as_cuda, check_same, device_of, empty, zeros
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.kernels import attention as kernels
 from aiograd.cuda.kernels.scalar import function, precision_of
 from aiograd.cuda.launching import launch
@@ -34,7 +34,7 @@ def _padded(features: int, least: int) -> int:
     return max(least, 1 << (features - 1).bit_length())
 
 
-def forward_tile(device: CudaDevice, size: int, depth: int, width: int) -> Tile | None:
+def forward_tile(device: DeviceCore, size: int, depth: int, width: int) -> Tile | None:
     """Tiles for the kernel forward; `size` is that of a number, in bytes. None: shared memory is too small for so many features."""
     if device.properties.is_simulated:
         return (4, 4, 2, 2) if max(depth, width) <= 16 else None
@@ -45,7 +45,7 @@ def forward_tile(device: CudaDevice, size: int, depth: int, width: int) -> Tile 
     return None
 
 
-def backward_tile(device: CudaDevice, size: int, depth: int, width: int) -> Tile | None:
+def backward_tile(device: DeviceCore, size: int, depth: int, width: int) -> Tile | None:
     """Likewise for the kernel backward."""
     if device.properties.is_simulated:
         return (4, 4, 2, 2) if max(depth, width) <= 16 else None
@@ -109,7 +109,7 @@ def _heads(q: Any, k: Any, v: Any, mask: Any, scale: float | None) -> Heads | No
     rows.check_attention(q, k, v, mask)
     device = device_of(q, k, v, mask)
     arrays = [None if array is None else as_cuda(device, array) for array in (q, k, v, mask)]
-    device.check_same("attention", arrays)
+    check_same(device, "attention", arrays)
     dtype = np.result_type(*[array.dtype for array in arrays if array is not None and array.dtype.kind != "b"])
     if dtype.kind != "f" or dtype.itemsize > 8:
         return None

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, as_cuda, device_of, empty, zeros
+from aiograd.cuda.array import CudaArray, as_cuda, check_same, device_of, empty, zeros
 from aiograd.cuda.kernels import convolution as kernels
 from aiograd.cuda.kernels.scalar import TYPES, precision_of
 from aiograd.cuda.launching import launch, spread
@@ -77,7 +77,7 @@ def _floats(*arrays: Any) -> list[CudaArray] | None:
     """On the device and of one dtype; None where that is not floating."""
     device = device_of(*arrays)
     found = [as_cuda(device, array) for array in arrays if array is not None]
-    device.check_same("convolution", found)
+    check_same(device, "convolution", found)
     dtype = np.result_type(*[array.dtype for array in found])
     if dtype.kind != "f" or dtype.itemsize > 8:
         return None

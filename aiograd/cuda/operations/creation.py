@@ -11,12 +11,12 @@ import numpy as np
 
 from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray, device_of, zeros
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.expression import pending
 from aiograd.types import Shape
 
 
-def constant(device: CudaDevice, shape: Shape, value: Any, dtype: Any) -> CudaArray:
+def constant(device: DeviceCore, shape: Shape, value: Any, dtype: Any) -> CudaArray:
     """An array of one value.
 
     Args:
@@ -26,7 +26,7 @@ def constant(device: CudaDevice, shape: Shape, value: Any, dtype: Any) -> CudaAr
     """
     target = np.dtype(dtype)
     if target.kind not in "fiub":
-        host: CudaArray = device.from_host(np.full(shape, value, target))
+        host: CudaArray = CudaArray.from_host(device, np.full(shape, value, target))
         return host
     source = value.dtype if isinstance(value, CudaArray) else target
     if isinstance(value, np.ndarray) and value.ndim:

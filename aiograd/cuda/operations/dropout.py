@@ -7,15 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray, empty
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.kernels import random as kernels
 from aiograd.cuda.launching import launch, spread
 from aiograd.types import Shape
 
 
-def dropout_mask(device: CudaDevice, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> CudaArray:
+def dropout_mask(device: DeviceCore, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> CudaArray:
     """See `aiograd.devices.DrawsMasks`."""
     out = empty(device, shape, dtype)
     if out.size:
@@ -25,5 +24,3 @@ def dropout_mask(device: CudaDevice, seed: tuple[int, int], shape: Shape, p: flo
         launch(kernels.mask, *spread(device, math.ceil(out.size / 4)), *args, writes=(out,))
     return out
 
-
-tables.FUNCTIONS["dropout_mask"] = dropout_mask

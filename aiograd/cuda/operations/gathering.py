@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda.array import CudaArray, as_cuda, bits, empty, zeros
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.kernels import indexing as kernels
 from aiograd.cuda.launching import launch, spread
+from aiograd.cuda.operations.advanced_index import AdvancedIndex
 from aiograd.cuda.operations.ordering import sorted_pairs
-from aiograd.cuda.operations.picks import Picks
 from aiograd.types import Shape
 
 _WIDE = 2**31
@@ -25,15 +25,15 @@ _HOST_ORDERS = 2**15
 _COLUMNS, _FEW = 4096, 16
 
 
-def gathered(picks: Picks) -> CudaArray:
+def gathered(advanced: AdvancedIndex) -> CudaArray:
     """The elements picked, in C order."""
-    view, (_, length, inner, count) = picks.view, picks.sizes
-    out = empty(view.device, picks.shape, view.dtype)
+    view, (_, length, inner, count) = advanced.view, advanced.sizes
+    out = empty(view.device, advanced.shape, view.dtype)
     n = bits(out).size
     if n:
         inner *= n // out.size
-        x, index = bits(view), as_cuda(view.device, picks.index)
-        strides = _three_strides(x, picks.outer, picks.indexed)
+        x, index = bits(view), as_cuda(view.device, advanced.index)
+        strides = _three_strides(x, advanced.outer, advanced.indexed)
         if strides is None:
             x = bits(view.contiguous())
             strides = (length * inner, inner, 1)
@@ -51,7 +51,7 @@ def gathered_along(x: CudaArray, index: CudaArray, axis: int) -> CudaArray:
     index = _broadcast(index, (*others[:axis], index.shape[axis], *others[axis + 1 :])).contiguous()
     if x.itemsize == 16:
         flat: Any = source.contiguous().reshape(-1)
-        return gathered(Picks(flat, 0, 1, flat_along(index, source.shape, axis), index.shape, True))
+        return gathered(AdvancedIndex(flat, 0, 1, flat_along(index, source.shape, axis), index.shape, True))
     out = empty(x.device, index.shape, x.dtype)
     if out.size:
         x_bits = bits(source)
@@ -68,26 +68,26 @@ def gathered_along(x: CudaArray, index: CudaArray, axis: int) -> CudaArray:
     return out
 
 
-def put(picks: Picks, value: Any) -> None:
+def put(advanced: AdvancedIndex, value: Any) -> None:
     """Write a value, which broadcasts to the shape of the picks; of several values for one element the last stays."""
-    view, (outer, length, inner, count) = picks.view, picks.sizes
+    view, (outer, length, inner, count) = advanced.view, advanced.sizes
     device = view.device
     if not outer * inner * count:
         return
     inner *= 2 if view.itemsize == 16 else 1
-    values = _broadcast(as_cuda(device, value, view.dtype), picks.shape)
+    values = _broadcast(as_cuda(device, value, view.dtype), advanced.shape)
     if values.buffer is view.buffer:
         values = values.copy()
-    of = _three_strides(bits(values), picks.outer, len(picks.picked))
+    of = _three_strides(bits(values), advanced.outer, len(advanced.picked))
     if of is None:
         values = values.contiguous()
         of = (count * inner, inner, 1)
-    target, to = view, _three_strides(bits(view), picks.outer, picks.indexed)
+    target, to = view, _three_strides(bits(view), advanced.outer, advanced.indexed)
     if to is None:
         target, to = view.contiguous(), (length * inner, inner, 1)
     wide = max(outer * inner * max(count, length), values.size) >= _WIDE
     n = outer * count * inner
-    keys = _sorted_keys(device, picks.index, length, repeats=picks.repeats)
+    keys = _sorted_keys(device, advanced.index, length, repeats=advanced.repeats)
     launch(
         kernels.PUT[wide], *spread(device, n), bits(target), bits(values), keys, n, inner, count, length, *to, *of,
         writes=(target,),
@@ -156,7 +156,7 @@ def put_along(out: CudaArray, index: CudaArray, values: CudaArray, axis: int) ->
         launch(kernels.PUT_ALONG[wide], *spread(out.device, columns), *args, writes=(out,))
         return
     flat = out.reshape(-1)
-    put(Picks(flat, 0, 1, flat_along(index, shape, axis), (values.size,), True), values.reshape(-1))
+    put(AdvancedIndex(flat, 0, 1, flat_along(index, shape, axis), (values.size,), True), values.reshape(-1))
 
 
 def flat_along(index: Any, shape: Shape, axis: int) -> Any:
@@ -173,12 +173,12 @@ def flat_along(index: Any, shape: Shape, axis: int) -> Any:
     return np.where(valid, flat, np.int64(math.prod(shape))).reshape(-1)
 
 
-def _sorted_keys(device: CudaDevice, index: Any, length: int, *, repeats: bool) -> CudaArray:
+def _sorted_keys(device: DeviceCore, index: Any, length: int, *, repeats: bool) -> CudaArray:
     """Keys ``index * picks + position`` in ascending order; see `aiograd.cuda.kernels.indexing`."""
     count = math.prod(index.shape)
     if not isinstance(index, CudaArray) and (count <= _HOST_ORDERS or not repeats):
         host = index.astype(np.int64) * count + np.arange(count)
-        return device.from_host(np.sort(host) if repeats else host)
+        return CudaArray.from_host(device, np.sort(host) if repeats else host)
     index = as_cuda(device, index)
     keys = empty(device, (count,), np.int64)
     launch(kernels.keys_of, *spread(device, count), keys, index, count, length, writes=(keys,))
@@ -197,7 +197,7 @@ def _broadcast(array: CudaArray, shape: Shape) -> CudaArray:
 
 
 def _missing(array: CudaArray) -> Any:
-    """What stands for an element that there is not: all bits set, which is a NaN in every floating dtype, -1 in signed ones, and true."""
+    """The value of an element out of range: all bits set, which is NaN in every floating dtype, -1 in signed integers, and true."""
     size = min(array.itemsize, 8)
     return np.dtype(f"u{size}").type(1 if array.dtype.kind == "b" else 2 ** (8 * size) - 1)
 

@@ -10,17 +10,19 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import fallback, generate, tables
-from aiograd.cuda.array import CudaArray, as_cuda, bits, device_of, empty, zeros
-from aiograd.cuda.driver.protocol import Driver, Pointer
+from aiograd.cuda.array import CudaArray, as_cuda, bits, check_same, device_of, empty, zeros
+from aiograd.cuda.command import enqueue
+from aiograd.cuda.driver.protocol import DeviceDriver, Pointer
+from aiograd.cuda.layout import lowest
+from aiograd.cuda.operations.advanced_index import advanced_index_of
 from aiograd.cuda.operations.gathering import added, added_along, gathered, gathered_along, put, put_along
-from aiograd.cuda.operations.picks import picks_of
 from aiograd.cuda.operations.views import imagined, view_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
 from aiograd.types import Shape
 
 
 def is_basic(index: Any) -> bool:
-    """Whether an index gives a view: integers, slices, ``...`` and new axes only."""
+    """True if an index gives a view: integers, slices, ``...`` and new axes only."""
     parts = index if isinstance(index, tuple) else (index,)
     numbers = (int, np.integer, slice)
     return all(
@@ -37,8 +39,8 @@ def getitem(array: CudaArray, index: Any) -> Any:
         if not isinstance(view, np.ndarray):  # one element: numpy would have read it
             view = stand_in[(*index, ...) if isinstance(index, tuple) else (index, ...)]
         return view_like(array, stand_in, view)
-    picks = picks_of(array, index)
-    return fallback.on_host("getitem", operator.getitem, (array, index), {}) if picks is None else gathered(picks)
+    advanced = advanced_index_of(array, index)
+    return fallback.on_host("getitem", operator.getitem, (array, index), {}) if advanced is None else gathered(advanced)
 
 
 def setitem(array: CudaArray, index: Any, value: Any) -> None:
@@ -56,12 +58,12 @@ def setitem(array: CudaArray, index: Any, value: Any) -> None:
         if np.ndim(value) <= rest:  # one value for each element that is true
             assign(array, np.where(index.reshape((*index.shape, *(1,) * rest)), value, array).astype(array.dtype, copy=False))
             return
-    picks = picks_of(array, index)
-    if picks is None:
+    advanced = advanced_index_of(array, index)
+    if advanced is None:
         assign(array, fallback.on_host("setitem", _changed, (array, index, value), {}))
         return
-    _check_fits(np.shape(value), picks.shape)
-    put(picks, value)
+    _check_fits(np.shape(value), advanced.shape)
+    put(advanced, value)
 
 
 def _changed(array: np.ndarray[Any, Any], index: Any, value: Any) -> np.ndarray[Any, Any]:
@@ -77,8 +79,8 @@ def assign(target: CudaArray, value: Any) -> None:
         ShapeError: it cannot be broadcast to the array's shape.
     """
     device = target.device
-    source = value if isinstance(value, CudaArray) else device.from_host(np.asarray(value, target.dtype))
-    device.check_same("writing into an array", (source,))
+    source = value if isinstance(value, CudaArray) else CudaArray.from_host(device, np.asarray(value, target.dtype))
+    check_same(device, "writing into an array", (source,))
     if len(source.shape) > len(target.shape) and source.size == target.size:
         source = source.reshape(target.shape)
     _check_fits(source.shape, target.shape)
@@ -97,17 +99,17 @@ def assign(target: CudaArray, value: Any) -> None:
             source = source.copy()  # it may overlap with what is written
             source.flush()
         kernel, arguments = generate.assignment(target, source)
-        device.before_write(target.buffer)
-        grid, block = generate.grid_of(device, target.shape)
+        target.buffer.flush_readers()
+        grid, block = generate.grid_of(device.properties, target.shape)
         read, written = source.buffer, target.buffer
-        from_offset, to_offset = source.offset - generate.lowest(source), target.offset - generate.lowest(target)
+        from_offset, to_offset = source.offset + lowest(source.shape, source.strides), target.offset + lowest(target.shape, target.strides)
 
-        def run(driver: Driver, stream: Any) -> None:
+        def run(driver: DeviceDriver, stream: Any) -> None:
             to = Pointer(written.memory, to_offset, target.dtype, (written.nbytes - to_offset) // target.itemsize)
             of = Pointer(read.memory, from_offset, source.dtype, (read.nbytes - from_offset) // source.itemsize)
             driver.launch(kernel, grid, block, (to, of, *arguments), stream)
 
-        device.enqueue("setitem", run, (read,), (written,))
+        enqueue(device, "setitem", run, (read,), (written,))
 
 
 def _check_fits(shape: Shape, target: Shape) -> None:
@@ -117,9 +119,6 @@ def _check_fits(shape: Shape, target: Shape) -> None:
     if math.prod(shape[:extra]) != 1 or any(n not in (1, m) for n, m in zip(reversed(inner), reversed(target), strict=False)):
         raise ShapeError(f"writing an array of shape {list(shape)} into one of shape {list(target)}: it cannot be broadcast to that")
 
-
-tables.FUNCTIONS["getitem"] = getitem
-tables.FUNCTIONS["setitem"] = setitem
 
 
 @tables.row("getitem_adjoint")
@@ -135,18 +134,18 @@ def index_adjoint(g: CudaArray, /, index: Any, shape: Shape) -> Any:
     """Zeros of `shape` with `g` added at an index with arrays, once for every mention of an element."""
     if g.dtype.kind not in "fi" or g.dtype.itemsize < (2 if g.dtype.kind == "f" else 4):
         return NotImplemented
-    picks = picks_of(empty(g.device, tuple(shape), g.dtype), index)  # whose memory nobody asks for
-    if picks is None:
+    advanced = advanced_index_of(empty(g.device, tuple(shape), g.dtype), index)  # whose memory nobody asks for
+    if advanced is None:
         return NotImplemented
-    outer, length, inner, count = picks.sizes
-    if picks.repeats and picks.view.is_whole:
-        return added(g.reshape((outer, count, inner)), picks.index, outer, length, inner).reshape(shape)
+    outer, length, inner, count = advanced.sizes
+    if advanced.repeats and advanced.view.is_whole:
+        return added(g.reshape((outer, count, inner)), advanced.index, outer, length, inner).reshape(shape)
     out = zeros(g.device, tuple(shape), g.dtype)
-    target = out.view(picks.view.shape, picks.view.strides, picks.view.offset)
-    if picks.repeats:
-        assign(target, added(g.reshape((outer, count, inner)), picks.index, outer, length, inner).reshape(target.shape))
+    target = out.view(advanced.view.shape, advanced.view.strides, advanced.view.offset)
+    if advanced.repeats:
+        assign(target, added(g.reshape((outer, count, inner)), advanced.index, outer, length, inner).reshape(target.shape))
     else:
-        put(replace(picks, view=target), g)
+        put(replace(advanced, view=target), g)
     return out
 
 
@@ -154,7 +153,7 @@ def index_adjoint(g: CudaArray, /, index: Any, shape: Shape) -> Any:
 def setitem_row(x: Any, value: Any, /, index: Any) -> Any:
     """A copy of `x` in which the elements at an index are `value`."""
     device = device_of(x, value)
-    out = x.copy() if isinstance(x, CudaArray) else device.from_host(np.asarray(x))
+    out = x.copy() if isinstance(x, CudaArray) else CudaArray.from_host(device, np.asarray(x))
     setitem(out, index, value)
     return out
 
@@ -249,7 +248,7 @@ def _scattered(out: CudaArray, indices: Any, value: Any, axis: int) -> None:
 def scatter(x: Any, indices: Any, value: Any, /, axis: int = -1) -> Any:
     """A copy of `x` in which the elements at indices along an axis are `value`."""
     device = device_of(x, indices, value)
-    out = x.copy() if isinstance(x, CudaArray) else device.from_host(np.asarray(x))
+    out = x.copy() if isinstance(x, CudaArray) else CudaArray.from_host(device, np.asarray(x))
     _scattered(out, indices, value, axis)
     return out
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, as_cuda, empty
+from aiograd.cuda.array import CudaArray, as_cuda, check_same, empty
 from aiograd.cuda.kernels import loss as kernels
 from aiograd.cuda.kernels.scalar import precision_of
 from aiograd.cuda.launching import launch, spread
@@ -40,7 +40,7 @@ def _checked(name: str, x: CudaArray, target: Any, weight: Any, ignore_index: in
     check_reduction(name, reduction)
     check_weight(name, x.shape, weight)
     if isinstance(target, CudaArray):
-        x.device.check_same(name, (target,))
+        check_same(x.device, name, (target,))
         # zeros are classes whatever the number of classes, so that what is checked is shape and dtype
         check_targets(name, x.shape, np.broadcast_to(np.zeros((), target.dtype), target.shape), ignore_index)
     else:
@@ -53,12 +53,12 @@ def _on_host(x: CudaArray, weight: Any) -> _Weights:
 
 
 def _on_device(x: CudaArray, target: Any, weight: _Weights) -> tuple[CudaArray, CudaArray | None]:
-    classes = target if isinstance(target, CudaArray) else x.device.from_host(target)
-    return classes.astype(np.int64, copy=False).reshape(-1).contiguous(), None if weight is None else x.device.from_host(weight)
+    classes = target if isinstance(target, CudaArray) else CudaArray.from_host(x.device, target)
+    return classes.astype(np.int64, copy=False).reshape(-1).contiguous(), None if weight is None else CudaArray.from_host(x.device, weight)
 
 
 def _denominator(target: Any, weight: _Weights, ignore_index: int, reduction: str) -> float:
-    """What the mean of losses divides by: how much all samples count; 1 where there is no mean, or the device has to find out."""
+    """The divisor of the mean of losses, i.e. the total weight of all samples; 1 if there is no mean, or the device computes the divisor."""
     if reduction != "mean" or isinstance(target, CudaArray):
         return 1.0
     target = np.asarray(target)

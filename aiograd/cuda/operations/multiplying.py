@@ -23,12 +23,14 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda.array import CudaArray, empty
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.command import enqueue
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.driver.cublas import supports
-from aiograd.cuda.driver.protocol import Driver, Pointer
+from aiograd.cuda.driver.protocol import DeviceDriver, Pointer
 from aiograd.cuda.kernels import gemm as kernels
 from aiograd.cuda.kernels.scalar import TYPES, precision_of
 from aiograd.cuda.launching import launch, spread
+from aiograd.cuda.layout import merged
 from aiograd.types import Shape
 
 #: calls of cuBLAS for one product; with more, the kernel is used
@@ -52,7 +54,7 @@ class Problem:
     a: tuple[int, int, int, int]
     b: tuple[int, int, int, int]
     out: tuple[int, int, int, int]
-    #: what to go on in a bias for a row, and for a column
+    #: strides of the bias along rows and along columns
     bias: tuple[int, int] = (0, 1)
 
     @property
@@ -73,15 +75,8 @@ def describe(out: CudaArray, a: CudaArray, b: CudaArray) -> Problem | None:
     """``out = a @ b`` as a `Problem`; None where the batch has more than two axes that do not merge."""
     size = out.itemsize
     leading = out.shape[:-2]
-    along = [_leading(array, leading) for array in (a, b, out)]
-    axes: list[list[int]] = []
-    for length, *strides in zip(leading, *along, strict=True):
-        if length == 1:
-            continue
-        if axes and all(last == now * length for last, now in zip(axes[-1][1:], strides, strict=True)):
-            axes[-1] = [axes[-1][0] * length, *strides]
-        else:
-            axes.append([length, *strides])
+    extents, strides = merged(leading, [_leading(array, leading) for array in (a, b, out)])
+    axes = [list(axis) for axis in zip(extents, *strides, strict=True) if axis[0] != 1]
     m, n, k = out.shape[-2], out.shape[-1], a.shape[-1]
     rows, columns, result = ([stride // size for stride in array.strides[-2:]] for array in (a, b, out))
     while axes and axes[-1][2] == 0 and (m == 1 or (axes[-1][1] == m * rows[0] and axes[-1][3] == m * result[0])):
@@ -162,7 +157,7 @@ def types_of(dtype: np.dtype[Any]) -> tuple[Any, Any]:
     return TYPES[precision_of(dtype)], TYPES[f"f{dtype.itemsize}"]
 
 
-def parts_of(device: CudaDevice, blocks: int, k: int, least: int, step: int) -> tuple[int, int]:
+def parts_of(device: DeviceCore, blocks: int, k: int, least: int, step: int) -> tuple[int, int]:
     """Into how many parts to cut sums of `k` products, none of fewer than `least`, and the length of a part, a multiple of `step`."""
     multiprocessors = device.properties.multiprocessors
     wanted = 1 if blocks >= multiprocessors else min(math.ceil(2 * multiprocessors / blocks), k // least, _PARTS)
@@ -196,7 +191,7 @@ def join(out: CudaArray, parts: CudaArray, bias: CudaArray | None, inner: int = 
     launch(kernel, *spread(out.device, out.size), out, parts, parts if bias is None else bias, out.size, parts.shape[0], inner, n, writes=(out,))
 
 
-def tile_of(device: CudaDevice, dtype: np.dtype[Any], m: int, n: int, batch: int) -> Tile:
+def tile_of(device: DeviceCore, dtype: np.dtype[Any], m: int, n: int, batch: int) -> Tile:
     """Tiles for a product; see the kernels' Note [Tiles]."""
     if device.properties.is_simulated:
         return 16, 8, 8, 8, 2
@@ -260,7 +255,7 @@ def _by_library(out: CudaArray, a: CudaArray, b: CudaArray, problem: Problem) ->
     dtype = out.dtype
     shape_a, shape_b, shape_out = (*layout_a, found.a[many]), (*layout_b, found.b[many]), (layout_out[0], found.out[many])
 
-    def run(driver: Driver, stream: Any) -> None:
+    def run(driver: DeviceDriver, stream: Any) -> None:
         for i in range(count):
             starts = [(buffer, offset + i * strides[calls] * dtype.itemsize) for buffer, offset, strides in places]
             pointers = [Pointer(buffer.memory, start, dtype, (buffer.nbytes - start) // dtype.itemsize) for buffer, start in starts]
@@ -269,6 +264,6 @@ def _by_library(out: CudaArray, a: CudaArray, b: CudaArray, problem: Problem) ->
     with device.lock:
         a.flush()
         b.flush()
-        device.before_write(out.buffer)
-        device.enqueue("gemm", run, tuple({id(x.buffer): x.buffer for x in (a, b)}.values()), (out.buffer,))
+        out.buffer.flush_readers()
+        enqueue(device, "gemm", run, tuple({id(x.buffer): x.buffer for x in (a, b)}.values()), (out.buffer,))
     return True

@@ -15,10 +15,11 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, as_cuda, contiguous_strides, empty
+from aiograd.cuda.array import CudaArray, as_cuda, empty
 from aiograd.cuda.kernels import normalization as kernels
 from aiograd.cuda.kernels.scalar import precision_of
 from aiograd.cuda.launching import launch
+from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.tiles import tile
 from aiograd.ops.op import ROWS, Fused
 from aiograd.types import Shape
@@ -79,7 +80,7 @@ def _backward(g: CudaArray, x: CudaArray, weight: CudaArray | None, mean: CudaAr
 
 
 def _or(given: CudaArray | None, other: CudaArray) -> CudaArray:
-    """What a kernel is given for something that is absent, and does not read."""
+    """The contiguous argument of a kernel; `other` takes the place of an absent one, which the kernel does not read."""
     return other if given is None else given.contiguous()
 
 

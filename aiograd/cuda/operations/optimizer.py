@@ -18,9 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray, empty, zeros
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.generate import compile_text
 from aiograd.cuda.launching import launch
 
@@ -72,7 +71,7 @@ def _adam(states: int, o: Mapping[str, Any]) -> Rule:
 _RULES: dict[str, Callable[[int, Mapping[str, Any]], Rule]] = {"sgd": _sgd, "adam": _adam}
 
 
-def update(device: CudaDevice, kind: str, members: Sequence[Member], options: Mapping[str, Any]) -> bool:
+def update(device: DeviceCore, kind: str, members: Sequence[Member], options: Mapping[str, Any]) -> bool:
     """Update parameters and their state in place; see `aiograd.devices.UpdatesParameters`."""
     if kind not in _RULES or not all(_fits(device, member) for member in members):
         return False
@@ -94,7 +93,7 @@ def update(device: CudaDevice, kind: str, members: Sequence[Member], options: Ma
     return True
 
 
-def sum_of_squares(device: CudaDevice, arrays: Sequence[Any]) -> CudaArray | None:
+def sum_of_squares(device: DeviceCore, arrays: Sequence[Any]) -> CudaArray | None:
     """See `aiograd.devices.ScalesGradients`: sums of blocks, whose order follows from the sizes, then their sum."""
     if not _alike(device, arrays):
         return None
@@ -114,7 +113,7 @@ def sum_of_squares(device: CudaDevice, arrays: Sequence[Any]) -> CudaArray | Non
     return np.sum(sums)  # type: ignore[return-value,call-overload,no-any-return,unused-ignore]
 
 
-def scaled(device: CudaDevice, arrays: Sequence[Any], scale: Any) -> Sequence[CudaArray] | None:
+def scaled(device: DeviceCore, arrays: Sequence[Any], scale: Any) -> Sequence[CudaArray] | None:
     """See `aiograd.devices.ScalesGradients`."""
     if not _alike(device, arrays) or not isinstance(scale, CudaArray) or scale.device is not device:
         return None
@@ -129,8 +128,8 @@ def scaled(device: CudaDevice, arrays: Sequence[Any], scale: Any) -> Sequence[Cu
     return results
 
 
-def _alike(device: CudaDevice, arrays: Sequence[Any]) -> bool:
-    """Whether arrays are floating ones of this device, of one dtype."""
+def _alike(device: DeviceCore, arrays: Sequence[Any]) -> bool:
+    """True if arrays are floating ones of this device, of one dtype."""
     return all(
         isinstance(array, CudaArray) and array.device is device and array.dtype.kind == "f" and array.dtype == arrays[0].dtype for array in arrays
     )
@@ -148,8 +147,8 @@ def _parts(rows: list[tuple[Any, ...]], span: int) -> Iterator[tuple[list[tuple[
         yield part + part[-1:] * missing, ends + ends[-1:] * missing
 
 
-def _fits(device: CudaDevice, member: Member) -> bool:
-    """Whether a kernel can update a parameter where it lies."""
+def _fits(device: DeviceCore, member: Member) -> bool:
+    """True if a kernel can update a parameter where it lies."""
     parameter, gradient, states = member
     if not isinstance(parameter, CudaArray) or parameter.device is not device or parameter.dtype.kind != "f":
         return False
@@ -206,7 +205,3 @@ def _compiled(
     body += [*(f"    {line}" for line in each), *after]
     return compile_text(name, f"def {name}({', '.join(parameters)}):\n" + "".join(f"    {line}\n" for line in body))
 
-
-tables.FUNCTIONS["update_parameters"] = update
-tables.FUNCTIONS["sum_of_squares"] = sum_of_squares
-tables.FUNCTIONS["scaled"] = scaled

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, as_cuda, device_of, empty
+from aiograd.cuda.array import CudaArray, as_cuda, check_same, device_of, empty
+from aiograd.cuda.fallback import on_host
 from aiograd.cuda.kernels import pooling as kernels
 from aiograd.cuda.kernels.scalar import TYPES, precision_of
 from aiograd.cuda.launching import launch, spread
@@ -25,14 +26,14 @@ def _geometry(win: Window, outputs: tuple[int, int], size: tuple[int, int]) -> t
 
 def _host(name: str, *args: Any, **kwargs: Any) -> Any:
     """The row on the host, which also says what is wrong with arguments that do not fit."""
-    return tables.FUNCTIONS["host"](name, ROWS[name].forward, args, kwargs)
+    return on_host(name, ROWS[name].forward, args, kwargs)
 
 
 def _planes(*arrays: Any) -> list[CudaArray]:
     """On the device, contiguous."""
     device = device_of(*arrays)
     found = [as_cuda(device, array) for array in arrays]
-    device.check_same("pooling", found)
+    check_same(device, "pooling", found)
     return [array.contiguous() for array in found]
 
 
@@ -62,7 +63,7 @@ def scatter(y: CudaArray, taps: CudaArray, win: Window, size: tuple[int, int]) -
 
 
 def _known(x: Any) -> bool:
-    """Whether the maximum has a kernel."""
+    """True if the maximum has a kernel."""
     return x.ndim == 4 and x.dtype.kind in "fiu" and x.dtype.itemsize <= 8
 
 

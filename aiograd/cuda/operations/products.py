@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.cuda import tables
-from aiograd.cuda.array import CudaArray, as_cuda, contiguous_strides, device_of, empty, zeros
+from aiograd.cuda.array import CudaArray, as_cuda, check_same, device_of, empty, zeros
+from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.operations.multiplying import multiply
 from aiograd.errors import ShapeError
 from aiograd.ops import einsum as einsums
@@ -36,7 +37,7 @@ def product(x1: CudaArray, x2: CudaArray, bias: CudaArray | None = None) -> Any:
     if dtype.kind not in ("fiub" if bias is None else "f") or dtype.itemsize > 8:
         return NotImplemented
     device = x1.device
-    device.check_same("matmul", (x1, x2, bias))
+    check_same(device, "matmul", (x1, x2, bias))
     a, b = (x.astype(dtype, copy=False) for x in (x1, x2))
     a, b = a if a.ndim > 1 else a.reshape(1, -1), b if b.ndim > 1 else b.reshape(-1, 1)
     try:
@@ -136,7 +137,7 @@ def einsum(subscripts: Any, /, *operands: Any, optimize: Any = False, **kwargs: 
 
 
 def _composed(implementation: Callable[..., Any]) -> Callable[..., Any]:
-    """What rows are put together to give, for arrays and numbers (lists are left to the host)."""
+    """A function composed of rows, as an implementation for arrays and numbers (lists are left to the host)."""
 
     def answer(a: Any, b: Any, *args: Any, **kwargs: Any) -> Any:
         known = all(hasattr(value, "shape") or isinstance(value, (int, float, complex)) for value in (a, b))

@@ -18,12 +18,13 @@ from typing import Any
 import numpy as np
 from numpy.lib.array_utils import normalize_axis_tuple
 
-from aiograd.cuda.array import CudaArray, contiguous_strides, empty
+from aiograd.cuda.array import CudaArray, empty
 from aiograd.cuda.driver.protocol import Properties
-from aiograd.cuda.expression import Expression, order
-from aiograd.cuda.generate import Step, describe, dtype_letters, lowest
+from aiograd.cuda.expression import Expression, describe, order
+from aiograd.cuda.generate import Step, dtype_letters
 from aiograd.cuda.launching import launch
-from aiograd.cuda.reduce_generate import FOLDS, kernel, merged, recipe_for
+from aiograd.cuda.layout import contiguous_strides, lowest, merged
+from aiograd.cuda.reduce_generate import FOLDS, kernel, recipe_for
 from aiograd.cuda.tiles import tile
 from aiograd.types import Shape
 
@@ -37,7 +38,7 @@ _computed: weakref.WeakSet[Expression] = weakref.WeakSet()
 
 
 def is_supported(*dtypes: np.dtype[Any]) -> bool:
-    """Whether kernels take elements of these dtypes."""
+    """True if kernels take elements of these dtypes."""
     return all(dtype.kind in "fiub" and dtype.itemsize <= 8 and dtype.isnative for dtype in dtypes)
 
 
@@ -66,14 +67,14 @@ def reduce(
         keepdims: leave them in place, with length 1.
         taken: the dtype in which elements are taken.
         result: the dtype of the result.
-        finish, by: what is done to each result (`aiograd.cuda.reduce_generate.FINISHES`), and its scalar.
+        finish, by: the last step on each result (`aiograd.cuda.reduce_generate.FINISHES`), and its scalar.
     """
     device = array.device
     taken, result = np.dtype(taken), np.dtype(result)
     out = empty(device, tuple(1 if axis in axes else extent for axis, extent in enumerate(array.shape) if keepdims or axis not in axes), result)
     with device.lock:
         steps, sources, scalars = _pending_in(array)
-        outlines = tuple([(source.shape, source.strides, dtype_letters(source.dtype), lowest(source)) for source in sources])
+        outlines = tuple([(source.shape, source.strides, dtype_letters(source.dtype), -lowest(source.shape, source.strides)) for source in sources])
         dtypes = dtype_letters(taken), dtype_letters(result)
         plan = _plan(device.properties, fold, array.shape, array.strides, axes, steps, outlines, len(scalars), *dtypes, finish)
         last = (plan.accumulator(by),) if finish else ()
@@ -151,7 +152,13 @@ def _plan(
 def _pending_in(array: CudaArray) -> tuple[tuple[Step, ...], list[CudaArray], list[Any]]:
     """Operations to compute on the way, what they read, and their scalars; the lock is held."""
     expression = array.buffer.expression
-    if expression is None or expression in _computed or not expression.arrays or not array.is_whole or array.shape != expression.shape:
+    if (
+        not isinstance(expression, Expression)
+        or expression in _computed
+        or not expression.arrays
+        or not array.is_whole
+        or array.shape != expression.shape
+    ):
         array.flush()
         return (), [array], []
     _computed.add(expression)
@@ -175,7 +182,7 @@ def _outermost_first(axes: Sequence[int], strides: Shape) -> list[int]:
 
 
 def _is_along(shape: Shape, strides: Shape, axes: tuple[int, ...]) -> bool:
-    """Whether neighbours in memory belong to the same result."""
+    """True if neighbours in memory belong to the same result."""
     steps = {axis: abs(stride) for axis, (extent, stride) in enumerate(zip(shape, strides, strict=True)) if extent > 1 and stride}
     return not steps or min(steps, key=lambda axis: (steps[axis], -axis)) in axes
 

@@ -59,11 +59,11 @@ def reduce_ufunc(
 
 
 def _of_nothing(array: CudaArray, axes: tuple[int, ...], keepdims: bool, value: Any, dtype: Any, function: Callable[[Any], Any]) -> CudaArray:
-    """What an empty array is reduced to; where there is no such thing, numpy says so."""
+    """The result of reducing an empty array to `value`; if the reduction has no identity, numpy raises."""
     if value is None:
         function(np.empty(array.shape, array.dtype))  # raises, save where there are no results either
     shape = tuple(1 if axis in axes else extent for axis, extent in enumerate(array.shape) if keepdims or axis not in axes)
-    return array.device.from_host(np.full(shape, 0 if value is None else value, dtype))
+    return CudaArray.from_host(array.device, np.full(shape, 0 if value is None else value, dtype))
 
 
 def _flag(keepdims: Any) -> bool:
@@ -103,13 +103,13 @@ _register(np.fmin, takes_dtype=False)
 
 @tables.function(np.any)
 def any_(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
-    """Whether some element is true."""
+    """True if some element is true."""
     return _into(out, reduce_ufunc(np.logical_or, a, axis, None, keepdims, None, where))
 
 
 @tables.function(np.all)
 def all_(a: Any, axis: Any = None, out: Any = None, keepdims: Any = False, *, where: Any = True) -> Any:
-    """Whether all elements are true."""
+    """True if all elements are true."""
     return _into(out, reduce_ufunc(np.logical_and, a, axis, None, keepdims, None, where))
 
 
@@ -198,7 +198,7 @@ tables.function(np.std)(_moment(root=True))
 
 
 def _composed(function: Any) -> None:
-    """What aiograd composes of rows for Tensors serves arrays of a device as well."""
+    """Register aiograd's composition of rows for a function as its implementation for device arrays."""
     composed = FUNCTIONS[function]
 
     def implementation(*args: Any, **kwargs: Any) -> Any:

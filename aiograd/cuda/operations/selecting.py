@@ -15,7 +15,7 @@ _KINDS = "fiub"
 
 
 def kind_of(value: Any) -> Any:
-    """What promotion asks of an operand: its dtype, or the number itself, which adapts."""
+    """An operand as dtype promotion takes it: its dtype, or the Python number itself, which adapts to the other operands."""
     return value.dtype if isinstance(value, (CudaArray, np.ndarray, np.generic)) else value
 
 
@@ -79,7 +79,7 @@ def round_(a: Any, decimals: int = 0, out: Any = None) -> Any:
 
 @tables.function(np.isclose)
 def isclose(a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
-    """Whether ``|a - b| <= atol + rtol * |b|``."""
+    """True if ``|a - b| <= atol + rtol * |b|``."""
     if "c" in (np.dtype(kind_of(a)).kind if hasattr(a, "dtype") else "f", np.dtype(kind_of(b)).kind if hasattr(b, "dtype") else "f"):
         return NotImplemented
     if hasattr(b, "dtype") and b.dtype.kind != "f":
@@ -106,8 +106,8 @@ def triu(m: CudaArray, k: int = 0) -> Any:
 def _triangle(m: CudaArray, k: int, *, lower: bool) -> Any:
     if m.ndim < 2 or m.dtype.kind not in _KINDS:
         return NotImplemented
-    rows = m.device.from_host(np.arange(m.shape[-2], dtype=np.int32)[:, None])
-    columns = m.device.from_host(np.arange(-k, m.shape[-1] - k, dtype=np.int32))
+    rows = CudaArray.from_host(m.device, np.arange(m.shape[-2], dtype=np.int32)[:, None])
+    columns = CudaArray.from_host(m.device, np.arange(-k, m.shape[-1] - k, dtype=np.int32))
     return where(columns <= rows if lower else columns >= rows, m, m.dtype.type(0))
 
 

@@ -115,7 +115,7 @@ def searchsorted_row(x1: Any, x2: Any, /, *, side: str = "left") -> Any:
 
 @tables.row("isin")
 def isin(x: Any, elements: Any, /, *, invert: bool = False) -> Any:
-    """Whether each element of `x` is among `elements`."""
+    """True if each element of `x` is among `elements`."""
     device = device_of(x, elements)
     dtype = np.result_type(kind_of(x), kind_of(elements))
     if dtype.kind not in "fiu" or dtype == np.float16:

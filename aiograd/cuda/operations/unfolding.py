@@ -15,9 +15,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.cuda import tables
+from aiograd.cuda import fallback, tables
 from aiograd.cuda.array import CudaArray, empty
-from aiograd.cuda.device import CudaDevice
+from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.driver.cublas import supports
 from aiograd.cuda.kernels import convolution as kernels
 from aiograd.cuda.launching import launch, spread
@@ -33,13 +33,13 @@ _PLACES = 32
 _ELEMENTS = 1 << 26
 
 
-def pays(device: CudaDevice, dtype: np.dtype[Any], channels: int) -> bool:
+def pays(device: DeviceCore, dtype: np.dtype[Any], channels: int) -> bool:
     """See Note [When unfolding pays]."""
     return hasattr(device.driver, "gemm") and supports(dtype) and channels >= _CHANNELS[dtype.name]
 
 
 def sums_well(dtype: np.dtype[Any], places: int) -> bool:
-    """Whether sums over images may be made one by one."""
+    """True if sums over images may be made one by one."""
     return dtype != np.float16 and places >= _PLACES
 
 
@@ -124,7 +124,7 @@ def weight_grad(out: CudaArray, x: CudaArray, y: CudaArray, win: Window, groups:
 
 def on_host(name: str, *args: Any, **kwargs: Any) -> Any:
     """The row on the host, which also says what is wrong with arguments that do not fit."""
-    return tables.FUNCTIONS["host"](name, ROWS[name].forward, args, kwargs)
+    return fallback.on_host(name, ROWS[name].forward, args, kwargs)
 
 
 @tables.row("im2col")

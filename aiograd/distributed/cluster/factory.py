@@ -12,9 +12,9 @@ from aiograd.distributed.cluster.protocol import Cluster
 from aiograd.distributed.cluster.ray_cluster import RayCluster
 from aiograd.errors import ArgumentError
 
-#: what `make_cluster` can make
+#: the kinds of clusters that `make_cluster` makes
 KINDS = ("local", "ray", "join")
-#: where the driver of a `JoinCluster` listens, unless told otherwise
+#: the default port of the driver of a `JoinCluster`
 JOIN_PORT = 7000
 
 
@@ -27,7 +27,7 @@ def make_cluster(on: str, n: int, *, service: str, names: Sequence[str] | None =
     Args:
         on: "local", "ray" or "join".
         n: how many workers.
-        service: what they serve, ``"module:name"`` of a `Service`.
+        service: the service of the workers, ``"module:name"`` of a `Service`.
         names: of the workers; ``worker0`` and so on by default.
         options: further arguments of `LocalCluster`, `RayCluster` or `JoinCluster`.
 

@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from types import TracebackType
 from typing import Any, Self
 
+from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.cluster.joining import LEADER
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
-from aiograd.distributed.contexts import Caller
-from aiograd.distributed.driver.membership import RESTART
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.keyring import Keyring
-from aiograd.distributed.limits import Limits, check_number
+from aiograd.distributed.membership import RESTART
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch, WorkerLostError
@@ -28,7 +28,7 @@ GOODBYE_SECONDS = 2.0
 UNKNOWN_STATUS = 1
 
 
-class JoinCluster:
+class JoinCluster(BaseCluster):
     """Workers that come by themselves, and a driver that waits for them. An async context manager::
 
         async with JoinCluster(expect=4, port=7000, secret=dist.read_secret_file("cluster.key")) as cluster:      # until all four are there
@@ -43,7 +43,7 @@ class JoinCluster:
     Args:
         expect: how many workers to wait for.
         at_most: how many may join; `expect` by default.
-        service: what the driver lets its workers call.
+        service: the functions and classes of the driver that its workers may use.
         host, port, secret, ssl, client_ssl, allow_plaintext, trusted_hosts, limits, encoding, gradient_encoding: of the driver, as of `Worker`.
         timeout: seconds to wait for them.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
@@ -72,6 +72,7 @@ class JoinCluster:
         on_lost: LostCallback | None = None,
         on_return: ReturnCallback | None = None,
     ) -> None:
+        super().__init__()
         self._expect = expect
         self._at_most = expect if at_most is None else at_most
         if expect < 0 or self._at_most < max(expect, 1):
@@ -85,24 +86,13 @@ class JoinCluster:
         )  # fmt: skip
         self._incarnations: dict[str, bytes] = {}
         self._joined = asyncio.Condition()
-        self._roster: Roster | None = None
         self._is_closing = False
-        self._exits = contextlib.AsyncExitStack()
 
     # ---------------------------------------------------------------- what there is
 
     @property
-    def driver(self) -> Worker:
-        """The worker in this process, named ``driver``, which knows all others.
-
-        Raises:
-            EngineClosedError: outside of the ``async with`` block.
-        """
-        return self._open().driver
-
-    @property
     def url(self) -> str:
-        """What workers join: known as soon as the driver listens, which is before all of them are there.
+        """The URL that workers join: known as soon as the driver listens, which is before all of them are there.
 
         Raises:
             DistributedError: the driver does not listen yet.
@@ -113,24 +103,6 @@ class JoinCluster:
     def workers(self) -> tuple[str, ...]:
         """Names of the workers that have joined, sorted: the order in which they came is an accident."""
         return () if self._roster is None else tuple(sorted(self._roster.names))
-
-    @property
-    def urls(self) -> dict[str, str]:
-        """Where each worker listens."""
-        return self._open().urls
-
-    def _open(self) -> Roster:
-        if self._roster is None:
-            raise EngineClosedError("JoinCluster: this exists inside of the cluster's `async with` block only")
-        return self._roster
-
-    async def wait_lost(self, name: str) -> int:
-        """Wait until this worker, as it now is, is lost; returns a status other than 0. Cancelling changes nothing.
-
-        Raises:
-            UnknownPeerError: no such worker.
-        """
-        return await self._open().wait_lost(name)
 
     async def wait_running(self, name: str) -> None:
         """Wait until this worker is there: at once if it is, or when it is back. Cancelling changes nothing.
@@ -200,13 +172,9 @@ class JoinCluster:
         await roster.dismiss(GOODBYE_SECONDS, name)
         await roster.forget(name)
 
-    async def aclose(self) -> None:
-        """Tell the workers that the cluster is closed, and close the driver. Idempotent. Cancelled, some may not have been told."""
-        await self._exits.aclose()
-
     # ---------------------------------------------------------------- workers come and go
 
-    async def _take_in(self, caller: Caller, url: str, version: str) -> None:
+    async def _take_in(self, caller: PeerIdentity, url: str, version: str) -> None:
         """A worker asks to join. Asking again changes nothing: its first question's answer may have been lost."""
         roster, name = self._roster, caller.name
         if roster is None:
@@ -259,9 +227,6 @@ class JoinCluster:
                 ) from None
             self._exits = exits.pop_all()
         return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._exits.__aexit__(kind, error, trace)
 
     async def _say_goodbye(self) -> None:
         self._is_closing = True

@@ -12,25 +12,25 @@ import logging
 import socket
 from collections.abc import Iterable
 
-from aiograd.distributed.driver.membership import JOIN
-from aiograd.distributed.http.addresses import parse_url, resolve
+from aiograd.distributed.membership import JOIN
+from aiograd.distributed.rpc.http.addresses import parse_url, resolve
 from aiograd.distributed.worker import Worker
 from aiograd.errors import AddressError, DeadlineError, DistributedError, NameTakenError, Overloaded, WorkerLostError
 from aiograd.version import __version__
 
 log = logging.getLogger("aiograd.distributed")
 
-#: what workers call the driver of their cluster
+#: the name of the driver of a cluster
 LEADER = "driver"
 #: seconds between two attempts to join, at first and at most
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0
 #: seconds that a driver has to answer
 ASK_SECONDS = 10.0
-#: how many times as long as it takes to notice a silent worker a new one of its name waits for that
+#: how long a new worker waits for the old one of its name to be noticed as lost, as a multiple of the time that noticing takes
 TAKEN = 2.0
 
 
-class Ending(enum.Enum):
+class StopReason(enum.Enum):
     """Why a worker no longer serves."""
 
     STOPPED = "it was asked to stop"
@@ -39,7 +39,7 @@ class Ending(enum.Enum):
     ORPHANED = "its driver was lost"
 
 
-async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoin_seconds: float = 60.0) -> Ending:
+async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoin_seconds: float = 60.0) -> StopReason:
     """Join the cluster of the driver at `url` with an open worker, and serve it; returns why that is over.
 
     Cancelling it leaves the worker open and the driver to notice.
@@ -77,18 +77,18 @@ async def serve_cluster(worker: Worker, url: str, stopping: asyncio.Event, rejoi
                 if isinstance(error, AddressError) and await way_to(url) is not None:
                     raise  # there is such a host: it speaks TLS and we do not, or the other way round
                 if until is not None and loop.time() >= until:
-                    return Ending.ORPHANED
+                    return StopReason.ORPHANED
                 _say_once(worker.name, url, pause, error)
             if await _first([stopping], pause) is not None:
-                return Ending.STOPPED
+                return StopReason.STOPPED
             pause = min(2 * pause, LONGEST_PAUSE)
         happened = await _first([stopping, membership.dismissed, membership.restarting, membership.leader_lost])
         if happened is stopping:
-            return Ending.STOPPED
+            return StopReason.STOPPED
         if happened is membership.dismissed:
-            return Ending.DISMISSED
+            return StopReason.DISMISSED
         if happened is membership.restarting:
-            return Ending.RESTART
+            return StopReason.RESTART
         until = loop.time() + rejoin_seconds
 
 

@@ -1,4 +1,4 @@
-"""What a process needs to become a worker: the Service that it is told to serve, and TLS from files. Used by the command line and by actors."""
+"""Loading: the Service that a process is told to serve, and TLS from files. Used by the command line and by actors."""
 
 from __future__ import annotations
 

@@ -11,15 +11,15 @@ import os
 import secrets
 import sys
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Self
 
+from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.cluster.names import check_names, check_service
 from aiograd.distributed.cluster.process import WorkerProcess, through_cancellation
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster, describe_status
-from aiograd.distributed.driver.membership import PEERS
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits, check_number
+from aiograd.distributed.membership import PEERS
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
 
@@ -34,18 +34,18 @@ LOG_LEVELS = ("debug", "info", "warning", "error", "critical")
 ONE_THREAD = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "VECLIB_MAXIMUM_THREADS")}
 
 
-class LocalCluster:
+class LocalCluster(BaseCluster):
     """Workers in processes of their own, and a driver that calls them. An async context manager::
 
         async with LocalCluster(2, service="my_service:service") as cluster:
             await cluster.driver.call("worker0", "predict", x)
 
-    The workers share a random secret with the driver and know each other. They end with the block, and when this process is killed. What they
-    print comes out on standard error here, each line with the worker's name before it.
+    The workers share a random secret with the driver and know each other. They end with the block, and when this process is killed. Their
+    output is printed to standard error here, each line with the worker's name before it.
 
     Args:
         n: how many workers.
-        service: what they serve, ``"module:name"`` of a `Service`; imported in each worker, with this process's ``sys.path``.
+        service: the service of the workers, ``"module:name"`` of a `Service`; imported in each worker, with this process's ``sys.path``.
         names: of the workers; ``worker0`` and so on by default.
         host: the address they listen on, each at a free port.
         max_restarts: how often a worker that ended without being asked to is started again, each; it has lost its state.
@@ -80,7 +80,7 @@ class LocalCluster:
         log_level: str = "warning",
         start_timeout: float = 30.0,
     ) -> None:
-        self._names = check_names("LocalCluster", n, names)
+        super().__init__(check_names("LocalCluster", n, names))
         check_service("LocalCluster", service)
         check_number("LocalCluster(): start_timeout", start_timeout)
         if max_restarts < 0:
@@ -107,39 +107,13 @@ class LocalCluster:
         self._dismissed: set[WorkerProcess] = set()
         self._restarting: dict[str, asyncio.Task[None]] = {}
         self._is_closing = False
-        self._roster: Roster | None = None
-        self._exits = contextlib.AsyncExitStack()
 
     # ---------------------------------------------------------------- what there is
-
-    @property
-    def driver(self) -> Worker:
-        """The worker in this process, named ``driver``, which knows all others.
-
-        Raises:
-            EngineClosedError: outside of the ``async with`` block.
-        """
-        return self._open().driver
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Names of the workers."""
-        return self._names if self._roster is None else self._roster.names
 
     @property
     def pids(self) -> dict[str, int]:
         """Process number of each worker."""
         return {name: self._processes[name].pid for name in self.workers if name in self._processes}
-
-    @property
-    def urls(self) -> dict[str, str]:
-        """Where each worker listens."""
-        return {name: self._processes[name].url for name in self.workers if name in self._processes}
-
-    def _open(self) -> Roster:
-        if self._roster is None:
-            raise EngineClosedError("LocalCluster: this exists inside of the cluster's `async with` block only")
-        return self._roster
 
     # ---------------------------------------------------------------- losing and restarting
 
@@ -321,17 +295,6 @@ class LocalCluster:
             exits.push_async_callback(self._stop_restarting)
             self._exits = exits.pop_all()
         return self
-
-    async def aclose(self) -> None:
-        """Close the driver and end the workers, as leaving the block does. Idempotent."""
-        await self._exits.aclose()
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        """Close the driver and end the workers: they are asked to, and killed after 5 seconds.
-
-        Cancelled, it kills them at once, and still waits until they are gone.
-        """
-        await self._exits.__aexit__(kind, error, trace)
 
     async def _stop_restarting(self) -> None:
         self._is_closing = True

@@ -2,7 +2,7 @@
 
 Note [Parent and child]
     The child is started with ``--managed``. It writes one line of JSON to its standard output when it listens, ``{"name", "url", "pid"}``;
-    everything after that goes through the worker itself. What the service prints goes to standard error and is passed on with a prefix. When the
+    everything after that goes through the worker itself. Output of the service goes to standard error and is passed on with a prefix. When the
     child's standard input closes, it ends: a parent that was killed leaves no workers behind. The child has a session of its own, so that Ctrl-C
     at a terminal reaches the driver alone, which then ends its workers in order.
 

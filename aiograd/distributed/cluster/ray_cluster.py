@@ -7,7 +7,7 @@ Note [Who does what]
 
 Note [Coming back]
     Ray makes a dead actor again, on another node if need be. It is a new process without key, state or URL. The driver starts a worker in it
-    under the old name, tells the others the new URL and reports its return. What the worker held is gone: restore it from a checkpoint.
+    under the old name, tells the others the new URL and reports its return. The state of the worker is lost: restore it from a checkpoint.
 
 Source: Ray's documentation of actors, fault tolerance and placement groups (2.60).
 """
@@ -18,38 +18,32 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
-import math
 import os
 import secrets
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self
 
+from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.cluster.local import LOG_LEVELS
 from aiograd.distributed.cluster.names import check_names, check_service
 from aiograd.distributed.cluster.process import through_cancellation
+from aiograd.distributed.cluster.ray_connection import Connection, connect, import_ray, story
+from aiograd.distributed.cluster.ray_placement import PLACE_SECONDS, STRATEGIES, RayPlacement, bundle_of
 from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
-from aiograd.distributed.driver.membership import PEERS
-from aiograd.distributed.driver.walk import together
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.membership import PEERS
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
+from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, VersionMismatch, WorkerLostError
 from aiograd.version import __version__
 
 log = logging.getLogger("aiograd.distributed")
 
-STRATEGIES = ("SPREAD", "STRICT_SPREAD", "PACK", "STRICT_PACK")
-#: seconds in which a Ray that listens answers
-REACH_SECONDS = 3.0
-#: how a client begins to speak HTTP/2, with settings that are empty; a server begins with its own (RFC 9113)
-HTTP2_PREFACE, HTTP2_SETTINGS = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\x00\x00\x00\x04\x00\x00\x00\x00\x00", 4
-#: seconds until all workers have been placed and listen
-START_SECONDS = 30.0
-#: the same where no node that is there has what a worker needs
-HOPELESS_SECONDS = 5.0
+#: seconds until a worker that has been placed listens
+START_SECONDS = PLACE_SECONDS
 #: seconds that workers have to close in order when the cluster does, and that Ray has to report their end
 STOP_GRACE = 5.0
 #: seconds between questions to an actor that Ray is making again, at first and at most; the latter is also what a worker has to show it is there
@@ -58,7 +52,7 @@ ASK_SECONDS = 0.05, 1.0
 UNKNOWN_STATUS = 1
 
 
-class RayCluster:
+class RayCluster(BaseCluster):
     """Workers on a Ray cluster, and a driver in this process. An async context manager::
 
         async with RayCluster(4, service="my_service:service", resources={"num_cpus": 1, "num_gpus": 1}) as cluster:
@@ -70,15 +64,17 @@ class RayCluster:
 
     Args:
         n: how many workers.
-        service: what they serve, ``"module:name"`` of a `Service`.
-        address: of Ray's head node, ``"10.0.0.2:6379"``; ``"auto"``: the Ray that runs on this machine.
-        resources: what each worker needs, as Ray's options say it: ``num_cpus``, ``num_gpus``, ``memory`` in bytes, ``resources`` of your own. With
+        service: the service of the workers, ``"module:name"`` of a `Service`.
+        address: of Ray's head node, ``"10.0.0.2:6379"``; ``"auto"``: the Ray that runs on this machine. Not ``"ray://..."``: the driver talks to its
+            workers directly, so it runs on a node of the cluster.
+        resources: resources of each worker, by Ray's options: ``num_cpus``, ``num_gpus``, ``memory`` in bytes, ``resources`` of your own. With
             ``num_gpus`` each worker sees the devices that Ray gave it alone: ``cuda:0`` is its own.
         strategy: how Ray places them: "SPREAD" over nodes where it can, "STRICT_SPREAD", "PACK", "STRICT_PACK".
-        runtime_env: files, packages and variables for the workers, as of Ray.
+        runtime_env: files, packages and variables for the workers, as of Ray. Where ``ray.init`` has been called before, folders of this machine
+            are given to that.
         names: of the workers; ``worker0`` and so on by default.
-        max_restarts: how often Ray makes each worker again; -1: always.
-        host: what workers listen on; by default the address that their node has for Ray, and 127.0.0.1 in a Ray that was started here.
+        max_restarts: the number of times that Ray restarts each worker; -1: always.
+        host: the address that workers listen on; by default the address that their node has for Ray, and 127.0.0.1 in a Ray that was started here.
         certificate, key, ca: TLS files (PEM) of the workers, present on every node, as of ``aiograd worker``.
         client_ssl: an ``ssl.SSLContext`` for the driver's connections to them.
         allow_plaintext: let workers listen beyond their machine without TLS; messages are encrypted all the same.
@@ -116,7 +112,7 @@ class RayCluster:
         log_level: str = "warning",
         start_timeout: float | None = None,
     ) -> None:
-        self._names = check_names("RayCluster", n, names)
+        super().__init__(check_names("RayCluster", n, names))
         check_service("RayCluster", service)
         if str(strategy).upper() not in STRATEGIES:
             raise ArgumentError(f"RayCluster(strategy={strategy!r}): expected one of {', '.join(STRATEGIES)}")
@@ -125,16 +121,18 @@ class RayCluster:
         if log_level not in LOG_LEVELS:
             raise ArgumentError(f"RayCluster(log_level={log_level!r}): expected one of {', '.join(LOG_LEVELS)}")
         self._resources = {"num_cpus": 1, **(resources or {})}
-        self._bundle = _bundle_of(self._resources)
-        self._ray = _import_ray()
+        bundle = bundle_of(self._resources)
+        self._ray = import_ray()
+        self._id = f"aiograd-{secrets.token_hex(4)}"
+        self._placement = RayPlacement(self._ray, self._id, bundle, strategy.upper(), start_timeout)
         self._address = address
-        self._strategy = strategy.upper()
         self._runtime_env = dict(runtime_env or {})
+        #: the part of the runtime environment that has to be given to each actor
+        self._actor_env = self._runtime_env
         self._max_restarts = max_restarts
         self._on_lost, self._on_return = on_lost, on_return
         self._limits = Limits() if limits is None else limits
         self._start_timeout = START_SECONDS if start_timeout is None else start_timeout
-        self._hopeless_timeout = HOPELESS_SECONDS if start_timeout is None else start_timeout
         self._client_ssl = client_ssl
         defaults = dataclasses.asdict(Limits())
         self._settings = Settings(
@@ -142,36 +140,13 @@ class RayCluster:
             limits={name: value for name, value in dataclasses.asdict(self._limits).items() if value != defaults[name]},
             encoding=Encoding(encoding).name, gradient_encoding=Encoding(gradient_encoding).name, log_level=log_level,
         )  # fmt: skip
-        self._id = secrets.token_hex(4)
         self._secret = secrets.token_bytes(32)
-        self._groups: dict[str, tuple[Any, int]] = {}
         self._actors: dict[str, Any] = {}
         self._greetings: dict[str, Greeting] = {}
         self._watching: dict[str, asyncio.Task[None]] = {}
         self._locks: dict[str, asyncio.Lock] = {}
-        self._roster: Roster | None = None
-        self._exits = contextlib.AsyncExitStack()
 
     # ---------------------------------------------------------------- what there is
-
-    @property
-    def driver(self) -> Worker:
-        """The worker in this process, named ``driver``, which knows all others.
-
-        Raises:
-            EngineClosedError: outside of the ``async with`` block.
-        """
-        return self._open().driver
-
-    @property
-    def workers(self) -> tuple[str, ...]:
-        """Names of the workers."""
-        return self._names if self._roster is None else self._roster.names
-
-    @property
-    def urls(self) -> dict[str, str]:
-        """Where each worker listens."""
-        return self._open().urls
 
     @property
     def pids(self) -> dict[str, int]:
@@ -185,14 +160,6 @@ class RayCluster:
             UnknownPeerError: no such worker.
         """
         return self._greetings[self._open().member(name).name].node
-
-    async def wait_lost(self, name: str) -> int:
-        """Wait until this worker, as it now is, has died; returns a status other than 0. Cancelling changes nothing.
-
-        Raises:
-            UnknownPeerError: no such worker.
-        """
-        return await self._open().wait_lost(name)
 
     async def wait_running(self, name: str) -> None:
         """Wait until this worker runs: at once if it answers, or when Ray has made it again. Cancelling changes nothing.
@@ -214,11 +181,6 @@ class RayCluster:
             except TimeoutError:
                 return  # busy
 
-    def _open(self) -> Roster:
-        if self._roster is None:
-            raise EngineClosedError("RayCluster: this exists inside of the cluster's `async with` block only")
-        return self._roster
-
     # ---------------------------------------------------------------- changing it
 
     async def restart(self, name: str) -> None:
@@ -236,7 +198,7 @@ class RayCluster:
             if member.is_running and member.url != url:
                 return  # somebody else has just restarted it
             await self._end(name)
-            roster.lost(name, UNKNOWN_STATUS, is_returning=True)
+            roster.lost(name, UNKNOWN_STATUS, is_returning=True, was_asked=True)
             try:
                 await self._begin(name)
             except BaseException:
@@ -253,14 +215,14 @@ class RayCluster:
         check_names("RayCluster", 1, [name])
         if name in roster.names:
             raise ArgumentError(f"RayCluster.add({name!r}): there is a worker of this name; expected another name, or restart({name!r})")
-        free = next((old for old in self._groups if old not in roster.names), None)
         self._locks[name] = asyncio.Lock()
         roster.add(name)
         try:
-            self._groups[name] = self._groups.pop(free) if free is not None else (await self._place(1), 0)
+            await self._placement.reserve([name])
             await self._begin(name)
         except BaseException:
             await self._end(name)
+            self._placement.release(name)
             await roster.forget(name)
             raise
 
@@ -276,15 +238,9 @@ class RayCluster:
         roster.member(name)
         async with self._locks[name]:
             await self._end(name, STOP_GRACE)
+            self._placement.release(name)
             await roster.forget(name)
             del self._locks[name]
-
-    async def aclose(self) -> None:
-        """Close the driver and end the workers, their placement groups and a Ray that was started here. Idempotent.
-
-        Cancelled, it kills what has not ended by itself, and still leaves nothing behind.
-        """
-        await self._exits.aclose()
 
     # ---------------------------------------------------------------- starting and stopping
 
@@ -292,13 +248,17 @@ class RayCluster:
         """Start everything. Cancelled, or where something fails, it ends what has been started.
 
         Raises:
-            ClusterError: Ray cannot be reached, or has not what was asked for, within `start_timeout`. VersionMismatch: the nodes have another
-            version of aiograd. What importing the service raises.
+            ClusterError: Ray cannot be reached, or lacks the requested resources, within `start_timeout`. VersionMismatch: the nodes have another
+            version of aiograd. Exceptions of importing the service.
         """
         if self._roster is not None:
             raise EngineClosedError("RayCluster: its `async with` block was entered twice; make another RayCluster")
         async with contextlib.AsyncExitStack() as exits:
-            await self._connect(exits)
+            cpus = max(os.cpu_count() or 1, round(self._resources["num_cpus"] * len(self._names)))  # workers wait more than they compute
+            connection = await connect(self._ray, self._address, self._id, self._runtime_env, cpus, exits)
+            self._actor_env = self._runtime_env if connection is Connection.FOUND else {}
+            if connection is Connection.STARTED:  # then all workers are on this machine
+                self._settings = dataclasses.replace(self._settings, host=self._settings.host or "127.0.0.1")
             driver = Worker(
                 "driver", secret=self._secret, limits=self._limits, client_ssl=self._client_ssl,
                 encoding=Encoding[self._settings.encoding], gradient_encoding=Encoding[self._settings.gradient_encoding],
@@ -306,87 +266,29 @@ class RayCluster:
             exits.callback(setattr, self, "_roster", None)
             exits.push_async_callback(self._stop)
             self._roster = Roster("RayCluster", await exits.enter_async_context(driver), self._on_lost, self._on_return)
-            group = await self._place(len(self._names))
-            for i, name in enumerate(self._names):
-                self._groups[name] = group, i
+            await self._placement.reserve(self._names)
+            for name in self._names:
                 self._locks[name] = asyncio.Lock()
                 self._roster.add(name)
             await together([self._begin(name) for name in self._names])
             self._exits = exits.pop_all()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        await self._exits.__aexit__(kind, error, trace)
-
-    async def _connect(self, exits: contextlib.AsyncExitStack) -> None:
-        """Be a driver of a Ray: the one that this process has, or another until the block ends."""
-        ray = self._ray
-        if ray.is_initialized():
-            return
-        options: dict[str, Any] = {"namespace": f"aiograd-{self._id}", "logging_level": "warning", "configure_logging": False}
-        address = self._address or os.environ.get("RAY_ADDRESS")
-        if address is not None and address != "auto":
-            await _check_reachable(address)
-        exits.push_async_callback(asyncio.to_thread, ray.shutdown)
-        try:
-            await through_cancellation(asyncio.to_thread(ray.init, address=address or "auto", **options))
-        except Exception as error:  # of many kinds: nobody there, another version of Ray or of Python
-            if address is not None or not isinstance(error, ConnectionError):
-                raise ClusterError(f"RayCluster(address={address!r}): connecting to Ray failed: {_story(error)}") from error
-            room = max(os.cpu_count() or 1, round(self._bundle.get("CPU", 0.0) * len(self._names)))  # workers wait more than they compute
-            await through_cancellation(asyncio.to_thread(ray.init, num_cpus=room, include_dashboard=False, **options))
-            self._settings = dataclasses.replace(self._settings, host=self._settings.host or "127.0.0.1")  # all workers are on this machine
-
-    async def _place(self, count: int) -> Any:
-        """A placement group of `count` bundles, placed."""
-        util = self._ray.util
-        group = util.placement_group([self._bundle] * count, strategy=self._strategy, name=f"aiograd-{self._id}-{secrets.token_hex(2)}")
-        try:
-            left = self._start_timeout if self._could_hold(count) else self._hopeless_timeout
-            while not await asyncio.to_thread(group.wait, min(left, 1.0)):
-                left -= 1.0
-                if left <= 0:
-                    raise ClusterError(
-                        f"RayCluster: {count} worker(s) of {_spelt(self._bundle)} each (strategy {self._strategy}) were not placed in time: "
-                        f"{self._missing(count)}. Ask for less, add nodes, or raise start_timeout where nodes come on demand."
-                    )
-        except BaseException:
-            util.remove_placement_group(group)
-            raise
-        return group
-
-    def _nodes(self) -> list[dict[str, float]]:
-        """What each node has in all."""
-        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-
-    def _could_hold(self, count: int) -> bool:
-        """Whether the nodes that are there would have room for `count` workers if they were idle."""
-        room = [min(math.floor(round(node.get(name, 0.0) / amount, 6)) for name, amount in self._bundle.items()) for node in self._nodes()]
-        if self._strategy == "STRICT_PACK":
-            return max(room, default=0) >= count
-        return sum(min(n, 1) if self._strategy == "STRICT_SPREAD" else n for n in room) >= count
-
-    def _missing(self, count: int) -> str:
-        """Why Ray has no room."""
-        ray, nodes = self._ray, self._nodes()
-        lacking = [name for name, amount in self._bundle.items() if not any(node.get(name, 0.0) >= amount for node in nodes)]
-        if lacking:
-            return f"no node has {_spelt({name: self._bundle[name] for name in lacking})}"
-        free = ray.available_resources()
-        short = {name: free.get(name, 0.0) for name, amount in self._bundle.items() if free.get(name, 0.0) < amount * count}
-        if not short:
-            return f"{len(nodes)} node(s) cannot hold them in this way"
-        return f"{len(nodes)} node(s) together have only {_spelt(short)} free"
-
     async def _begin(self, name: str) -> None:
         """Make an actor, start the worker in it, introduce it, and watch over it."""
         ray = self._ray
-        group, index = self._groups[name]
-        strategy = ray.util.scheduling_strategies.PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=index)
-        options = {**self._resources, "max_restarts": self._max_restarts, "max_concurrency": 1000, "scheduling_strategy": strategy}
-        if self._runtime_env:
-            options["runtime_env"] = self._runtime_env
-        actor = ray.remote(RayWorker).options(**options).remote(name)
+        options = {
+            **self._resources, "max_restarts": self._max_restarts, "max_concurrency": 1000, "scheduling_strategy": self._placement.strategy_of(name),
+        }  # fmt: skip
+        if self._actor_env:
+            options["runtime_env"] = self._actor_env
+        try:
+            actor = ray.remote(RayWorker).options(**options).remote(name)
+        except (TypeError, ValueError) as error:
+            raise ArgumentError(
+                f"RayCluster(runtime_env={self._runtime_env}): {story(error)}. Folders of this machine are taken in only where RayCluster itself "
+                "connects to Ray; where ray.init() has been called before, they are given to that."
+            ) from error
         self._actors[name] = actor
         try:
             async with asyncio.timeout(self._start_timeout) as limit:
@@ -399,7 +301,7 @@ class RayCluster:
                     "when it is imported"
                 ) from None
             if isinstance(error, ray.exceptions.RayError):
-                raise WorkerLostError(f"worker {name} ended while it was being started: {_story(error)}", worker=name, stage="start") from error
+                raise WorkerLostError(f"worker {name} ended while it was being started: {story(error)}", worker=name, stage="start") from error
             raise
         self._watching[name] = asyncio.get_running_loop().create_task(self._watch(name, actor), name=f"watch over {name}")
 
@@ -415,7 +317,7 @@ class RayCluster:
         await self._open().introduce(name, url)
 
     async def _result(self, name: str, reference: Any) -> Any:
-        """What a method of an actor returns or raises; cancelling stops the waiting only."""
+        """Await a method of an actor; cancelling stops the waiting only."""
         try:
             return await reference
         except self._ray.exceptions.RayTaskError as error:
@@ -437,7 +339,7 @@ class RayCluster:
             except Exception as error:
                 if self._actors.get(name) is not actor:
                     return
-                log.error("worker %s does not come back: %s", name, _story(error))
+                log.error("worker %s does not come back: %s", name, story(error))
                 self._open().lost(name, UNKNOWN_STATUS, is_returning=False)
                 return
 
@@ -472,59 +374,7 @@ class RayCluster:
         try:
             await asyncio.gather(*(self._end(name, STOP_GRACE) for name in list(self._actors)))
         finally:
-            for group in {id(group): group for group, _ in self._groups.values()}.values():
-                self._ray.util.remove_placement_group(group)
-            self._groups = {}
-
-
-def _import_ray() -> Any:
-    try:
-        import ray
-        import ray.util.scheduling_strategies
-    except ImportError as error:
-        raise ClusterError("RayCluster needs Ray: pip install 'aiograd[ray]'") from error
-    return ray
-
-
-def _bundle_of(resources: Mapping[str, Any]) -> dict[str, float]:
-    """What a worker's options ask for, as a bundle of a placement group."""
-    names = {"num_cpus": "CPU", "num_gpus": "GPU", "memory": "memory"}
-    own = resources.get("resources") or {}
-    unknown = [name for name in resources if name not in names and name != "resources"]
-    amounts = {**{names[name]: amount for name, amount in resources.items() if name in names}, **own}
-    if unknown:
-        raise ArgumentError(
-            f"RayCluster(resources=...): Ray has no {unknown[0]!r}; expected {', '.join(names)}, and resources={{name: amount}} of your own"
-        )
-    for name, amount in amounts.items():
-        if not isinstance(amount, (int, float)) or not 0 <= amount < float("inf"):
-            raise ArgumentError(f"RayCluster(resources=...): {name}={amount!r}; expected a number of at least 0")
-    bundle = {name: float(amount) for name, amount in amounts.items() if amount}
-    return bundle or {"CPU": 0.001}  # a bundle of nothing is refused
-
-
-async def _check_reachable(address: str) -> None:
-    """See that a gRPC server listens there; Ray itself would try for minutes.
-
-    Raises:
-        ClusterError: it does not.
-    """
-    host, _, port = address.rpartition(":")
-    if "://" in address or not host or not port.isdigit() or os.environ.get("RAY_USE_TLS", "0") not in ("0", "false"):
-        return  # another kind of address, or none at all: Ray says so at once
-    try:
-        async with asyncio.timeout(REACH_SECONDS):
-            reader, writer = await asyncio.open_connection(host.strip("[]"), int(port))
-            try:
-                writer.write(HTTP2_PREFACE)
-                is_grpc = (await reader.readexactly(9))[3] == HTTP2_SETTINGS
-            finally:
-                writer.close()
-    except (OSError, TimeoutError, EOFError, OverflowError) as error:
-        reason = str(error) or type(error).__name__
-        raise ClusterError(f"RayCluster(address={address!r}): no Ray answers there ({reason}); is it the head node's?") from error
-    if not is_grpc:
-        raise ClusterError(f"RayCluster(address={address!r}): what listens there is no Ray; expected the head node's address, port 6379 by default")
+            self._placement.close()
 
 
 async def _settled(reference: Any) -> None:
@@ -532,12 +382,3 @@ async def _settled(reference: Any) -> None:
     if reference is not None:
         with contextlib.suppress(Exception):
             await reference
-
-
-def _spelt(resources: Mapping[str, float]) -> str:
-    return ", ".join(f"{amount:g} {name}" for name, amount in resources.items())
-
-
-def _story(error: BaseException) -> str:
-    """What an error says, on one line."""
-    return " ".join(str(error).split())

@@ -15,8 +15,8 @@ from typing import Any
 
 from aiograd.distributed.cluster.loading import load_service, make_tls
 from aiograd.distributed.cluster.sealed import Recipient
-from aiograd.distributed.encodings import Encoding
-from aiograd.distributed.limits import Limits
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError
 from aiograd.version import __version__
@@ -24,7 +24,7 @@ from aiograd.version import __version__
 
 @dataclasses.dataclass(frozen=True)
 class Greeting:
-    """What a new actor says of itself."""
+    """The answer of a new actor to `RayWorker.greet`."""
 
     version: str
     public: bytes
@@ -68,7 +68,7 @@ class RayWorker:
         return self._name
 
     async def greet(self) -> Greeting:
-        """Who this is."""
+        """Version, public key, process, node and, if it has been started, URL of the worker."""
         return Greeting(__version__, self._recipient.public, os.getpid(), *_whereabouts(), "" if self._worker is None else self._worker.url)
 
     async def start(self, settings: Settings, sealed: bytes) -> str:

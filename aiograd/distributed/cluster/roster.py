@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from aiograd.distributed.driver.membership import DISMISS, PEERS
+from aiograd.distributed.membership import DISMISS, PEERS
 from aiograd.distributed.worker import Worker
 from aiograd.errors import UnknownPeerError, WorkerLostError
 
@@ -24,18 +24,20 @@ ReturnCallback = Callable[[str, str], None]
 class Member:
     """One worker of a cluster."""
 
-    __slots__ = ("name", "url", "ended", "is_running", "is_returning", "changed")
+    __slots__ = ("name", "url", "ended", "is_running", "is_returning", "was_lost", "changed")
 
     def __init__(self, name: str) -> None:
         self.name = name
-        #: where it listens; empty until it does
+        #: its URL; empty until it listens
         self.url = ""
-        #: whether it listens and has been introduced, as far as is known
+        #: True if it listens and has been introduced to the others, as far as is known
         self.is_running = False
         #: the exit status, negative for a signal, of the process that is this worker now
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        #: whether somebody starts it again
+        #: True if it will be started again
         self.is_returning = True
+        #: true from a loss until it has been introduced again, however many attempts that takes
+        self.was_lost = False
         #: set, and replaced, with each change
         self.changed = asyncio.Event()
 
@@ -95,8 +97,7 @@ class Roster:
             WorkerLostError: it is `name` itself that is lost.
         """
         member = self.member(name)
-        is_back = member.ended.done()
-        if is_back:
+        if member.ended.done():
             member.ended = asyncio.get_running_loop().create_future()
         member.url = url  # known from here on, so that of two that are introduced at the same time each is told of the other
         self.driver.add_peer(name, url)
@@ -108,6 +109,7 @@ class Roster:
                 raise result
         if member.ended.done():
             raise WorkerLostError(f"worker {name} was lost while it was being introduced to the others", worker=name, stage="start")
+        is_back, member.was_lost = member.was_lost, False
         member.is_running, member.is_returning = True, False
         self._wake(member)
         if is_back and self._on_return is not None:
@@ -116,7 +118,7 @@ class Roster:
     def lost(self, name: str, status: int, *, is_returning: bool, was_asked: bool = False) -> None:
         """A worker has ended; `on_lost` is called unless it `was_asked` to."""
         member = self.member(name)
-        member.is_running, member.is_returning = False, is_returning
+        member.is_running, member.is_returning, member.was_lost = False, is_returning, True
         if not member.ended.done():
             member.ended.set_result(status)
             if self._on_lost is not None and not was_asked:

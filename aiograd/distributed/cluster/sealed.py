@@ -34,7 +34,7 @@ class Recipient:
         return self._private.public_key().public_bytes_raw()
 
     def open(self, sealed: bytes) -> bytes:
-        """What `seal` was given.
+        """The secret that `seal` was given.
 
         Raises:
             AuthenticationError: it was sealed for somebody else, or altered.

@@ -96,7 +96,7 @@ class _Pools:
 
 
 async def _in_batches(pool: TaskPool, columns: Sequence[Any]) -> list[Any]:
-    """What a pool answers to these rows, in as many tasks as its batches need."""
+    """The outputs of a pool for these rows, submitted in tasks of at most the pool's batch size."""
     rows = max((column.shape[0] for column in columns if isinstance(column, TensorCore) and column.ndim), default=0)
     if rows <= pool.max_batch_size:
         return _as_list(await pool.submit(tuple(columns)))

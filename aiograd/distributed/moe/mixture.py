@@ -114,7 +114,7 @@ class RemoteMixtureOfExperts:
         return split_scores(af.matmul(gate_input, self.weight.T) + self.bias, self.grid.shape)
 
     async def _ask(self, chosen: Sequence[Sequence[tuple[int, ...]]], x: Any, more: Sequence[Any]) -> tuple[CallManyResult, Any]:
-        """What the chosen experts answer, and that as a Tensor ``(batch, k, ...)`` also if nobody did."""
+        """The answers of the chosen experts, and their outputs as a Tensor ``(batch, k, ...)`` even if no expert answered."""
         self.last = result = await call_many([[self.experts[place] for place in places] for places in chosen], (x, *more), **self.options)
         if result.mask.any():
             self._answer_shape = result.outputs.shape[2:]
@@ -145,7 +145,7 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         jitter: the gate, and nobody else, sees the input multiplied by random numbers from ``1 - jitter`` to ``1 + jitter``.
         grid_dropout: probability that a coordinate is left out of a dimension's choice (never all of them).
         utilization_alpha: weight of the past in the running mean of how often each coordinate is used.
-        training: whether jitter and dropout are on.
+        training: True if jitter and dropout are on.
     """
 
     def __init__(

@@ -1,6 +1,7 @@
 """The asyncio side of the engine: everything that awaits.
 
-`driver` runs one pass; `engine` owns threads and limits and starts passes; `main` is ``aiograd.run``; `loop` answers questions about the loop.
+`driver` runs one pass; `engine` owns threads and limits and starts passes; `main` is ``aiograd.run``; `loop` answers questions about the loop;
+`paced_collector` and `tuned_gc` keep Python's garbage collector from holding the loop up.
 """
 
 from __future__ import annotations
@@ -17,3 +18,4 @@ from aiograd.engine.run.loop import running_loop as running_loop
 from aiograd.engine.run.loop import running_task as running_task
 from aiograd.engine.run.main import run as run
 from aiograd.engine.run.statistics import EngineStatistics as EngineStatistics
+from aiograd.engine.run.tuned_gc import tuned_gc as tuned_gc

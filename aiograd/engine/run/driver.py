@@ -1,9 +1,9 @@
-"""Driver: runs one GraphTask on the caller's event loop.
+"""PassDriver: runs one GraphTask on the caller's event loop.
 
 Note [A coroutine per node, a task only for what waits]
-    One driver coroutine per pass pops ready nodes and runs their rules inline. Only what really waits becomes concurrent: a rule on the
-    executor or a device is a future, a coroutine gets an asyncio Task, unless nothing else could run meanwhile, in which case it is
-    awaited right here. A parent never awaits its child, so the depth of a graph costs no stack.
+    One driver coroutine per pass pops ready nodes and runs their rules inline. Only nodes that wait become concurrent: a rule on the
+    executor or a device is a future, a coroutine gets an asyncio Task, unless nothing else could run meanwhile; then it is
+    awaited in the driver itself. A parent never awaits its child, so the depth of a graph costs no stack.
 
 Note [How a pass ends]
     The driver leaves `drive` only when no coroutine of the pass is running any more: on an error or a cancellation those in flight are
@@ -26,12 +26,13 @@ from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import InputBuffer
 from aiograd.engine.interruptible import Interruptible
-from aiograd.engine.placement import Placement
+from aiograd.engine.loop_budget import LoopBudget
+from aiograd.engine.placement import RulePlacement
 from aiograd.engine.run.ending import outlast
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.loop import not_none
+from aiograd.engine.run.paced_collector import LARGE_TABLE, PROCESS_COLLECTOR
 from aiograd.engine.sweep import sweep
-from aiograd.engine.turns import Turns
 from aiograd.errors import EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
@@ -39,19 +40,19 @@ from aiograd.graph.node import Node
 from aiograd.modes import ModeScope, current_mode, restore_mode
 
 
-class Limits(Protocol):
-    """What a driver needs of its engine."""
+class EngineSettings(Protocol):
+    """The part of the engine that a driver uses."""
 
     concurrency: int | None
     cancel_grace: float
-    placement: Placement
+    placement: RulePlacement
 
     @property
     def executor(self) -> ComputeExecutor:
-        """Where expensive rules run."""
+        """The executor of expensive rules."""
 
 
-class Driver:
+class PassDriver:
     """The state of one running pass."""
 
     __slots__ = (
@@ -59,27 +60,27 @@ class Driver:
         "holds_turn", "in_flight", "done", "waker", "current", "rest",
     )  # fmt: skip
 
-    def __init__(self, engine: Limits, task: GraphTask, turns: Turns) -> None:
+    def __init__(self, engine: EngineSettings, task: GraphTask, turns: LoopBudget) -> None:
         self.engine = engine
         self.task = task
         self.turns = turns
-        #: the asyncio task that awaits the pass, and how often it had been cancelled before
+        #: the asyncio task that awaits the pass, and the number of its cancellations before the pass
         self.runner: asyncio.Task[Any] = not_none(asyncio.current_task())
         self.cancellations = self.runner.cancelling()
-        #: whether closing the engine has cancelled the runner
+        #: True if closing the engine has cancelled the runner
         self.is_interrupted = False
-        #: a coroutine of the pass has been given a task and has not begun yet
+        #: True if a coroutine of the pass has been given a task and has not begun yet
         self.is_fresh = False
-        #: resolves when the pass is over; made by whoever waits for that
+        #: resolves when the pass is over; created by `interrupt`
         self.ended: asyncio.Future[None] | None = None
         self.holds_turn = False
-        #: future -> what to do with its result
+        #: future -> callback for its result
         self.in_flight: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
         self.done: deque[asyncio.Future[Any]] = deque()
         self.waker: asyncio.Future[None] | None = None
         #: an evaluation that waits for an awaitable while nothing else can run
         self.current: tuple[Node, Evaluation, Any] | None = None
-        #: what was left of a coroutine that went on after it had been cancelled
+        #: task of the rest of a coroutine that went on after it had been cancelled
         self.rest: asyncio.Task[Any] | None = None
 
     async def take_turn(self) -> None:
@@ -89,8 +90,8 @@ class Driver:
             self.holds_turn = True
 
     async def pause(self) -> None:
-        if self.task.on_wait is not None:
-            self.task.on_wait()
+        if self.task.hooks is not None:
+            self.task.hooks.on_wait()
         self.holds_turn = False
         await self.turns.pause()
         self.holds_turn = True
@@ -107,13 +108,15 @@ class Driver:
         for _ in walk:
             if turns.over():
                 await self.pause()
-        if task.crossings:
+        if len(task.plan.dependencies) >= LARGE_TABLE:
+            PROCESS_COLLECTOR.skip_next()
+        if task.plan.crossings:
             self.close()
-            if await task.crossings[0].carry(task):  # type: ignore[attr-defined]
+            if await task.plan.crossings[0].carry(task):  # type: ignore[attr-defined]
                 return
-            task.check_used()
+            task.plan.check_used()
             await self.take_turn()
-        if task.is_plain:
+        if task.plan.is_plain:
             failed_at: list[Node] = []
             try:
                 for _ in sweep(task, turns.over, failed_at):
@@ -127,14 +130,17 @@ class Driver:
         outer = current_mode().collect
         with ModeScope(grad=task.create_graph, collect=task.collect if task.create_graph else None):
             await self.general()
-            task.check_complete()
-            task.renumber(outer)
+            if task.recorded is not None:
+                task.recorded.renumber(outer)
             await self.arrive()
             await self.restage()
-            leaves = [leaf for leaf in task.staged if leaf.post_accumulate_hooks] if task.post_hooks else []
-            if task.gate is not None:
+            hooks = task.hooks
+            leaves: list[AccumulateGrad] = []
+            if hooks is None or hooks.runs_post_accumulate_hooks:
+                leaves = [leaf for leaf in task.staged.gradients if leaf.post_accumulate_hooks]
+            if hooks is not None and not hooks.is_local:
                 self.close()
-                await task.gate()
+                await hooks.before_commit()
             task.commit()
             await self.after_commit(leaves)
 
@@ -143,33 +149,31 @@ class Driver:
     async def general(self) -> None:
         task, turns = self.task, self.turns
         limit = self.engine.concurrency or (1 << 60)
-        if task.slots is not None:
-            task.on_delivery = self.wake
-            task.busy = self.busy
-        task.begin()
+        ledger = task.begin(self)
         while True:
-            if task.intruder is not None:
-                raise task.intruder
+            if task.external_error is not None:
+                raise task.external_error
             if self.done:
                 self.settle(self.done.popleft())
-            elif task.folds:
-                self.fold(*task.folds.popleft())
+            elif ledger.folds:
+                self.fold(*ledger.folds.popleft())
             elif self.current is not None:
                 await self.await_here()
-            elif task.has_ready() and len(self.in_flight) < limit:
-                self.start(*task.pop())
+            elif ledger.has_ready() and len(self.in_flight) < limit:
+                self.start(*ledger.pop())
                 if self.is_fresh:
                     self.is_fresh = False
                     await asyncio.sleep(0)  # what was started last begins before anything less urgent: a request goes out before local work
-            elif self.in_flight or task.waiting:
+            elif self.in_flight or ledger.waiting:
                 await self.wait()
             else:
+                ledger.check_complete()
                 return
             if turns.over():
                 await self.pause()
 
     async def arrive(self) -> None:
-        """Wait for the data of what the pass delivers: a device may still be computing it, and may fail, which has to come before the commit."""
+        """Wait until the gradients that the pass delivers are computed: a device may still be working, and may only fail before the commit."""
         pending = [(node, array) for node, array in self.task.delivered() if hasattr(array, "__aiograd_wait__")]
         for _, array in pending:
             array.__aiograd_is_ready__()  # starts what a device has only made a note of: all of it, before the first wait
@@ -184,11 +188,11 @@ class Driver:
         await self.take_turn()
 
     async def restage(self) -> None:
-        """Make large sums that other passes have overtaken again off the loop, so that the commit stays short.
+        """Recompute large stale sums (another pass has committed to the same leaf) off the loop, so that the commit stays short.
 
-        Once: whoever is overtaken again adds up in the commit.
+        Done once: a sum that gets stale again is recomputed in the commit.
         """
-        for staged in self.task.stale():
+        for staged in self.task.staged.stale():
             self.close()
             await self.offload(staged.add_up)
         await self.take_turn()
@@ -214,7 +218,7 @@ class Driver:
         self.advance(node, evaluate(task, node, grads), None, None)
 
     def where(self, node: Node, grads: list[Any]) -> Callable[[Callable[[], Any]], asyncio.Future[Any]] | None:
-        """None for here, else what submits a function to where the node's rule runs."""
+        """The function that submits a call to the executor or device that runs the node's rule; None: it runs inline."""
         placement = self.engine.placement
         name = placement.device_of(node)
         if name != "cpu":
@@ -230,7 +234,7 @@ class Driver:
         return self.engine.executor.submit(asyncio.get_running_loop(), contextvars.copy_context(), function)
 
     def advance(self, node: Node, evaluation: Evaluation, value: Any, error: BaseException | None) -> None:
-        """Run an evaluation until it waits for something or is done."""
+        """Run an evaluation until it waits for something or has ended."""
         task = self.task
         try:
             while True:
@@ -262,10 +266,12 @@ class Driver:
             raise
 
     def alone(self) -> bool:
-        """Whether nothing else of this pass runs or could run while a node waits."""
-        if self.task.slots is not None:
+        """True if nothing else of this pass runs or could run while a node waits."""
+        task = self.task
+        if task.hooks is not None and not task.hooks.is_local:
             return False  # something may come from elsewhere
-        return not self.in_flight and not self.task.folds and (self.engine.concurrency == 1 or not self.task.has_ready())
+        ledger = not_none(task.ledger)
+        return not self.in_flight and not ledger.folds and (self.engine.concurrency == 1 or not ledger.has_ready())
 
     def spawn(self, node: Node, command: Await) -> asyncio.Future[Any]:
         awaitable = command.awaitable
@@ -287,7 +293,7 @@ class Driver:
         self.advance(node, evaluation, value, error)
 
     async def result_of(self, node: Node | None, awaitable: Any) -> Any:
-        """Wait for what user code returned, in this task and without a turn. See Note [Cancelled while awaited inline]."""
+        """Wait for an awaitable of user code, in this task and without a turn. See Note [Cancelled while awaited inline]."""
         self.close()
         token = CURRENT.set(Current(self.task, node))
         mode = current_mode()
@@ -308,7 +314,7 @@ class Driver:
             CURRENT.reset(token)
 
     def is_cancelled(self) -> bool:
-        """Whether the pass has been cancelled."""
+        """True if the pass has been cancelled."""
         return bool(self.runner.cancelling() > self.cancellations)
 
     def fold(self, node: Node, buffer: InputBuffer) -> None:
@@ -320,9 +326,9 @@ class Driver:
         except BaseException as error:
             annotate(error, self.task, node)
             raise
-        self.task.fold_done(node, buffer)
+        not_none(self.task.ledger).fold_done(node, buffer)
 
-    # ---------------------------------------------------------------- what is in flight
+    # ---------------------------------------------------------------- futures in flight
 
     def watch(self, future: asyncio.Future[Any], then: Callable[[asyncio.Future[Any]], None]) -> None:
         self.in_flight[future] = then
@@ -333,15 +339,15 @@ class Driver:
         self.wake()
 
     def wake(self) -> None:
-        """There is something to do for a driver that waits."""
+        """Wake the driver if it waits."""
         if self.waker is not None and not self.waker.done():
             self.waker.set_result(None)
 
     async def wait(self) -> None:
         if self.done:
             return
-        if self.task.on_wait is not None:
-            self.task.on_wait()
+        if self.task.hooks is not None:
+            self.task.hooks.on_wait()
         self.close()
         self.waker = asyncio.get_running_loop().create_future()
         try:
@@ -386,7 +392,7 @@ class Driver:
         return self.ended
 
     def was_interrupted(self) -> bool:
-        """Whether closing the engine, and nobody else, has cancelled the runner; takes that cancellation back."""
+        """True if closing the engine, and nobody else, has cancelled the runner; takes that cancellation back."""
         if not self.is_interrupted:
             return False
         self.is_interrupted = False
@@ -396,15 +402,13 @@ class Driver:
         """End the pass with an error.
 
         Returns:
-            What to raise instead of it, or None.
+            The exception to raise instead of it, or None.
         """
         task = self.task
         instead: BaseException | None = None
         if self.was_interrupted() and isinstance(error, asyncio.CancelledError):
             instead = EngineClosedError("the Engine was closed while a pass was running on it: await passes before leaving its block")
-        if instead is None and isinstance(error, asyncio.CancelledError):
-            task.cancelled()
-        task.fail(instead or error)
+        task.fail(instead or error, is_cancelled=instead is None and isinstance(error, asyncio.CancelledError))
         try:
             cancelled = await self.abort()
         finally:
@@ -416,7 +420,7 @@ class Driver:
         return instead
 
     async def abort(self) -> asyncio.CancelledError | None:
-        """Cancel what is in flight; wait for coroutines, abandon threads; release what the graph saved.
+        """Cancel everything in flight, wait for coroutines, abandon jobs in threads, and release the saved values of the graph.
 
         Returns:
             A cancellation that came meanwhile; it does not cut any of this short.
@@ -436,7 +440,7 @@ class Driver:
         if self.rest is not None:
             coroutines.append(self.rest)
         cancelled = await outlast(coroutines, self.engine.cancel_grace) if coroutines else None
-        for _ in self.task.spend():
+        for _ in self.task.release_graph():
             if cancelled is None and self.turns.over():
                 try:
                     await self.pause()
@@ -455,7 +459,7 @@ class Driver:
             await self.perform(None, final_callback(task, callback))
 
     async def perform(self, node: Node | None, steps: Generator[Await, Any, None]) -> None:
-        """Run `steps` to their end, waiting for whatever they wait for."""
+        """Run `steps` to their end, awaiting what they yield."""
         value, error = None, None
         if self.turns.over() and self.holds_turn:
             await self.pause()

@@ -16,19 +16,19 @@ def _names(tasks: Tasks) -> str:
 
 
 async def end(tasks: Tasks, grace: float, name: Callable[[Tasks], str] = _names) -> asyncio.CancelledError | None:
-    """Cancel tasks, and `outlast` them."""
+    """Cancel tasks and wait for them; see `outlast`."""
     for task in tasks:
         task.cancel()
     return await outlast(tasks, grace, name)
 
 
 async def outlast(tasks: Tasks, grace: float, name: Callable[[Tasks], str] = _names) -> asyncio.CancelledError | None:
-    """Wait until cancelled tasks have ended, or the grace period has: what still runs then is reported and left running.
+    """Wait until cancelled tasks or the grace period have ended; tasks that still run then are reported and left running.
 
     Args:
-        tasks: whose results and errors nobody needs any more.
+        tasks: cancelled tasks; their results and errors are dropped.
         grace: seconds; an engine's `cancel_grace`.
-        name: says in the report whose tasks they are.
+        name: names the tasks in the report.
 
     Returns:
         A cancellation that came meanwhile; it does not cut this short.

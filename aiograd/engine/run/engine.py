@@ -6,27 +6,27 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import threading
 import time
 import weakref
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar, overload
+from typing import Any, Self
 
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
-from aiograd.engine.placement import INLINE_NS, Placement
-from aiograd.engine.run.driver import Driver
+from aiograd.engine.loop_budget import LoopBudget
+from aiograd.engine.pass_futures import PassFutures
+from aiograd.engine.placement import INLINE_NS, RulePlacement
+from aiograd.engine.run.driver import PassDriver
 from aiograd.engine.run.failures import clear_frames, mark_committed
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.run.statistics import EngineStatistics
-from aiograd.engine.turns import Turns
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
 from aiograd.modes import current_mode
 from aiograd.types import Array
-
-Task = TypeVar("Task", bound=GraphTask)
 
 #: default seconds of computation on the loop between two pauses
 BUDGET = 0.0015
@@ -40,7 +40,7 @@ class Engine:
     in whatever task it was entered (the lifespan of a web application, say, for its handlers), else one that is made on first use.
 
     Args:
-        threads: of the executor; one per core by default.
+        threads: number of threads of the executor; one per core by default.
         concurrency: how many nodes of one pass may be in flight at once; None for no limit. 1 makes the order of execution exactly the order
             of priority, whatever suspends.
         budget: seconds of computation on the loop between two pauses.
@@ -72,7 +72,7 @@ class Engine:
                 raise ArgumentError(f"Engine({name}={number}): expected a number above 0")
         self.concurrency = concurrency
         self.cancel_grace = cancel_grace
-        self.placement = Placement(inline_ns)
+        self.placement = RulePlacement(inline_ns)
         self._threads = threads
         self._budget = budget
         self._clock = clock
@@ -81,13 +81,13 @@ class Engine:
         self._is_default = default
         #: the loop's default engine before this one became it
         self._replaced: Engine | None = None
-        #: weak, so that a loop's default engine does not keep the loop alive
+        #: a weak reference, so that a loop's default engine does not keep the loop alive
         self._loop: weakref.ref[asyncio.AbstractEventLoop] | None = None
         self._executor: ComputeExecutor | None = None
-        self._turns: Turns | None = None
-        #: the tasks of passes started with `execute`, and every pass there is; in order, so that a simulated run can be repeated
+        self._loop_budget: LoopBudget | None = None
+        #: tasks of the passes started with `execute`, and all running passes; dicts, which keep their order, so that a simulated run can be repeated
         self._running: dict[asyncio.Task[Any], None] = {}
-        self._drivers: dict[Driver, None] = {}
+        self._drivers: dict[PassDriver, None] = {}
         self._committed = self._failed = self._cancelled = 0
         self._closed = False
         self._token: contextvars.Token[Engine | None] | None = None
@@ -123,7 +123,7 @@ class Engine:
         await self.aclose()
 
     def _step_down(self, loop: asyncio.AbstractEventLoop) -> None:
-        """Make the engine that this one replaced the loop's default again, unless another has taken this one's place."""
+        """Restore the default engine that this one replaced, unless another engine has become the default since."""
         if _default_engines.get(loop) is self:
             before = self._replaced
             while before is not None and before._closed:
@@ -134,7 +134,7 @@ class Engine:
                 _default_engines[loop] = before
 
     async def aclose(self) -> None:
-        """End everything: passes started with `execute` are cancelled, passes that somebody awaits raise `EngineClosedError`, threads end.
+        """Close the engine: passes started with `execute` are cancelled, passes that are being awaited raise `EngineClosedError`, threads end.
 
         The pass that this is called from, if any, goes on until it needs the engine again. Idempotent.
         """
@@ -163,7 +163,9 @@ class Engine:
         if self._loop is None:
             self._loop = weakref.ref(loop)
             by_default = _time_of(self._loop) if hasattr(loop, "aiograd_submit") else time.perf_counter
-            self._turns = Turns(self._loop, self._budget, self._clock or by_default)
+            self._loop_budget = LoopBudget(self._loop, self._budget, self._clock or by_default)
+            with _engines_lock:
+                _engines.add(self)
         elif self._loop() is not loop:
             raise LoopError("this Engine belongs to another event loop; make one per loop, or use the default one")
 
@@ -179,7 +181,7 @@ class Engine:
     def statistics(self) -> EngineStatistics:
         """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page."""
         begun = self._committed + self._failed + self._cancelled + len(self._drivers)
-        lag, longest = (0.0, 0.0) if self._turns is None else (self._turns.lag, self._turns.longest_lag)
+        lag, longest = (0.0, 0.0) if self._loop_budget is None else (self._loop_budget.lag, self._loop_budget.longest_lag)
         return EngineStatistics(
             begun=begun,
             committed=self._committed,
@@ -210,16 +212,15 @@ class Engine:
             accumulate: accumulate into `inputs` instead of returning their gradients.
 
         Returns:
-            The GraphTask; ``await task.future`` gives the captured gradients. Several may await it. Cancelling the one who called this while
-            he awaits it cancels the pass, and so does `aclose`; others only stop waiting.
+            The GraphTask; ``await task.future`` gives the captured gradients. Several tasks may await it. Cancelling the task that called
+            `execute` while it awaits the future cancels the pass, and so does `aclose`; other tasks that are cancelled only stop waiting.
         """
         loop = asyncio.get_running_loop()
         self._bind(loop)
         task = new_graph_task(roots, grads, inputs=inputs, accumulate=accumulate, keep_graph=keep_graph, create_graph=create_graph)
         task.loop = loop
-        task.delivered_by_future = True
         runner = loop.create_task(self._execute(task), name=f"aiograd:graph-task-{task.id}")
-        task.on_future = functools.partial(_stop_with_starter, asyncio.current_task(), runner)
+        task.futures = PassFutures(loop, functools.partial(_stop_with_starter, asyncio.current_task(), runner), must_report=True)
         self._running[runner] = None
         runner.add_done_callback(functools.partial(self._executed, task))
         return task
@@ -233,10 +234,9 @@ class Engine:
 
     def _executed(self, task: GraphTask, runner: asyncio.Task[None]) -> None:
         self._running.pop(runner, None)
-        task.on_future = None
+        not_none(task.futures).on_future = None
         if not task.completed:  # cancelled before it could begin
-            task.cancelled()
-            task.fail(asyncio.CancelledError())
+            task.fail(asyncio.CancelledError(), is_cancelled=True)
             task.finish()
         elif not runner.cancelled():
             runner.exception()
@@ -281,7 +281,7 @@ class Engine:
         return await self.executor.submit(loop, contextvars.copy_context(), function)
 
     async def _drive(self, task: GraphTask) -> None:
-        driver = Driver(self, task, not_none(self._turns))
+        driver = PassDriver(self, task, not_none(self._loop_budget))
         self._drivers[driver] = None
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
@@ -303,9 +303,8 @@ class Engine:
             if profiler is not None:
                 profiler.end_pass(began, task)
 
-
     def _count(self, task: GraphTask) -> None:
-        """A pass has ended."""
+        """Count a pass that has ended in the statistics."""
         if task.committed:
             self._committed += 1
         elif isinstance(task.error, asyncio.CancelledError):
@@ -314,24 +313,25 @@ class Engine:
             self._failed += 1
 
 
-@overload
-def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], *, kind: type[Task], **options: Any) -> Task: ...
-
-
-@overload
-def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> GraphTask: ...
-
-
-def new_graph_task(roots: Sequence[tuple[Node, int]], grads: Sequence[Array], *, kind: type[GraphTask] = GraphTask, **options: Any) -> GraphTask:
-    """A GraphTask (or one of `kind`) for the running code: its nesting depth, anomaly mode and profiler are the caller's."""
+def new_graph_task(roots: Sequence[tuple[Node, int]] = (), grads: Sequence[Array] = (), **options: Any) -> GraphTask:
+    """A new GraphTask with the caller's nesting depth, anomaly mode and profiler."""
     current = CURRENT.get()
     mode = current_mode()
     depth = 0 if current is None else current.task.reentrant_depth + 1
-    return kind(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
+    return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
 
 
 _engine: contextvars.ContextVar[Engine | None] = contextvars.ContextVar("aiograd_engine", default=None)
 _default_engines: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, Engine] = weakref.WeakKeyDictionary()
+#: the engines of all loops and threads that have been used
+_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines_lock = threading.Lock()
+
+
+def passes_in_flight() -> int:
+    """Passes that run or wait for their turn, on all engines of the process."""
+    with _engines_lock:
+        return sum(len(engine._drivers) for engine in _engines)
 
 
 def current_engine() -> Engine:

@@ -1,4 +1,4 @@
-"""What is done to an exception before it leaves the engine."""
+"""Preparing an exception before it leaves the engine."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import contextlib
 
 
 def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None:
-    """Let an exception hold on to the user's frames only.
+    """Clear the engine's frames in the traceback of an exception, so that it keeps only the user's frames alive.
 
     The engine's frames refer to the pass, which refers to the error: a cycle that would keep the graph until the garbage collector runs.
 
     Args:
-        package: whose frames are cleared.
+        package: prefix of the modules whose frames are cleared.
     """
     chain: list[BaseException] = [error]
     for link in chain:
@@ -25,7 +25,7 @@ def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None
 
 
 def mark_committed(error: BaseException) -> None:
-    """Say that the gradients had been committed when this was raised."""
+    """Mark an exception as raised after the gradients had been committed."""
     try:
         error.committed = True  # type: ignore[attr-defined]
     except AttributeError:

@@ -1,4 +1,4 @@
-"""What the calling thread can ask about its event loop, and whether a pass can be awaited here."""
+"""Questions about the event loop of the calling thread, and the check that a pass can be awaited here."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aiograd.graph.current import CURRENT
 
 
 def loop_is_running() -> bool:
-    """Whether the calling thread is inside a running event loop."""
+    """True if the calling thread is inside a running event loop."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -55,5 +55,5 @@ def check_can_run(what: str) -> None:
 
 
 def not_none(value: Any) -> Any:
-    """The value, for the type checker known not to be None."""
+    """Return the value; tells the type checker that it is not None."""
     return value

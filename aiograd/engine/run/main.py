@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
 from aiograd.engine.run.engine import aclose_default_engine
 from aiograd.engine.run.loop import loop_is_running
+from aiograd.engine.run.tuned_gc import tuned_gc
 from aiograd.errors import ArgumentTypeError, LoopError
 
 try:
@@ -16,12 +18,13 @@ except ImportError:  # it does not exist for every platform
     uvloop = None  # type: ignore[assignment]
 
 
-def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:
+def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: bool = True) -> Any:
     """Run a coroutine to its end on a fresh event loop, uvloop's where it is installed, and close the default engine.
 
     Args:
         main: the coroutine.
         debug: asyncio's debug mode.
+        tune_gc: keep pauses of Python's garbage collector short while the coroutine runs, see `tuned_gc`; False leaves it as it is.
 
     Raises:
         ArgumentTypeError: `main` is no coroutine. LoopError: a loop is running already, as in a notebook; `main` has been closed.
@@ -33,14 +36,15 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None) -> Any:
         main.close()
         raise LoopError(f"ag.run({name}()) inside a running event loop, such as a notebook's: use `await {name}()`")
     with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
-        return runner.run(_main(main))
+        return runner.run(_main(main, tune_gc))
 
 
-async def _main(main: Coroutine[Any, Any, Any]) -> Any:
-    try:
-        return await main
-    finally:
-        await aclose_default_engine()
+async def _main(main: Coroutine[Any, Any, Any], tune_gc: bool) -> Any:
+    async with tuned_gc() if tune_gc else contextlib.nullcontext():
+        try:
+            return await main
+        finally:
+            await aclose_default_engine()
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

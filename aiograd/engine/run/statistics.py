@@ -11,7 +11,7 @@ class EngineStatistics:
 
     #: passes that began
     begun: int
-    #: passes whose gradients were delivered; among them those of which a hook or callback failed afterwards
+    #: passes whose gradients were committed, including those with a hook or callback that failed afterwards
     committed: int
     #: passes that raised, and changed nothing
     failed: int
@@ -19,8 +19,8 @@ class EngineStatistics:
     cancelled: int
     #: passes that run or wait for their turn
     in_flight: int
-    #: seconds by which the event loop was late, for whatever reason, the last time it was measured beside a pass: a callback that was due
-    #: when a pass began to compute had to wait that long
+    #: seconds by which the event loop was late, for whatever reason, when it was last measured: the delay of a callback that was due
+    #: when a pass began to compute
     lag: float
     #: the longest `lag` so far
     longest_lag: float

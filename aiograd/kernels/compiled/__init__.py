@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from aiograd.kernels.compiled import activation, attention, convolution, layout, normalization, optimizer, recurrent, reduction, softmax, tile, window
+from aiograd.kernels.compiled import activation, attention, convolution, layout, normalization, optimizer, recurrent, reduction, softmax, window
+from aiograd.kernels.compiled import gemm_microkernel as gemm_microkernel
 from aiograd.kernels.compiled.jit import compile_all
 
 __all__ = [
@@ -16,6 +17,6 @@ __all__ = [
     "recurrent",
     "reduction",
     "softmax",
-    "tile",
+    "gemm_microkernel",
     "window",
 ]

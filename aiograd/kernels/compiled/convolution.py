@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 from numba import types
 
+from aiograd.kernels.compiled.gemm_microkernel import ROWS, gemm_microkernel
 from aiograd.kernels.compiled.jit import inline, kernel, reads, whole, writes
 from aiograd.kernels.compiled.matrix import blocks
-from aiograd.kernels.compiled.tile import ROWS, tile
-from aiograd.kernels.compiled.turn import turn
+from aiograd.kernels.compiled.transpose import transposed_copy
 
-#: windows whose results are turned into NCHW order together; a multiple of ROWS and of the side of what `turn` turns
+#: windows whose results are turned into NCHW order together; a multiple of ROWS and of the side of what `transposed_copy` copies
 _BAND = 24
 
 
@@ -62,7 +62,7 @@ def convolve(
                 rows = min(_BAND, count - row)
                 for column_block in range(column_blocks):
                     for r in range(0, rows, ROWS):
-                        tile(
+                        gemm_microkernel(
                             padded, group * group_size, windows, row + r, taps, depth, panels,
                             (group * column_blocks + column_block) * depth * width, band, r * width, width,
                         )
@@ -74,7 +74,7 @@ def convolve(
                             line = band[r]
                             for j in range(used):
                                 line[j] += shift[j]
-                    turn(band, 0, width, rows, used, out, (n * out.shape[1] + first) * count + row, count)
+                    transposed_copy(band, 0, width, rows, used, out, (n * out.shape[1] + first) * count + row, count)
 
 
 @kernel(reads(4), reads(3), writes(4), reads(1, types.int64), reads(1, types.int64), whole, whole, whole)
@@ -108,9 +108,9 @@ def weight_grad(
                 first = column_block * width
                 panel = panels[column_block]
                 used = min(width, channels - first)
-                turn(g, (n * g.shape[1] + group * channels + first) * count, count, used, count, panel, 0, width)
+                transposed_copy(g, (n * g.shape[1] + group * channels + first) * count, count, used, count, panel, 0, width)
                 for row in range(0, depth, ROWS):
-                    tile(
+                    gemm_microkernel(
                         padded, group * group_size, taps, row, windows, count, panels, column_block * count * width, corner, 0, width
                     )
                     for r in range(min(ROWS, depth - row)):

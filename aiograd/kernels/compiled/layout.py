@@ -7,7 +7,7 @@ from typing import Any
 from numba import types
 
 from aiograd.kernels.compiled.jit import kernel, reads, writes
-from aiograd.kernels.compiled.turn import turn
+from aiograd.kernels.compiled.transpose import transposed_copy
 
 #: rows and columns turned together: whole cache lines on both sides
 _LINE = 16
@@ -22,7 +22,7 @@ def transpose(x: Any, out: Any, block: int, low: int, high: int) -> None:
         start = strip // strips * rows * columns
         first = strip % strips * _LINE
         for top in range(0, rows, _LINE):
-            turn(
+            transposed_copy(
                 x, start + top * columns + first, columns, min(_LINE, rows - top), min(_LINE, columns - first), out,
                 start + first * rows + top, rows,
             )

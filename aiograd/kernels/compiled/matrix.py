@@ -1,4 +1,4 @@
-"""Matrix products inside kernels, on blocks of `tile`; for matrices that are small, oddly laid out, or one of many at once.
+"""Matrix products inside kernels, on blocks of `gemm_microkernel`; for matrices that are small, oddly laid out, or one of many at once.
 
 Large plain products stay with BLAS.
 """
@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.kernels.compiled.gemm_microkernel import ROWS, gemm_microkernel
 from aiograd.kernels.compiled.jit import inline
-from aiograd.kernels.compiled.tile import ROWS, tile
 
 
 @inline
@@ -79,7 +79,7 @@ def product(a: Any, a_start: int, row_offsets: Any, count: int, depth_offsets: A
         return
     for block in range(blocks(columns, width)):
         for row in range(0, count, ROWS):
-            tile(
+            gemm_microkernel(
                 a, a_start, row_offsets, row, depth_offsets, depth, panels, block * panels.shape[1] * width,
                 out, row * stride + block * width, stride,
             )

@@ -21,7 +21,7 @@ def inside(offset: int, stride: int, length: int, count: int) -> tuple[int, int]
 
 @inline
 def _better(value: Any, top: Any) -> bool:
-    """Whether a value replaces the best so far: it is larger, or NaN; a NaN that came first stays."""
+    """True if a value replaces the best so far: it is larger, or NaN; a NaN that came first stays."""
     return not (value <= top) and top == top
 
 

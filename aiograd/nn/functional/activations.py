@@ -1,4 +1,4 @@
-"""Activations as functions. What PyTorch calls ``dim`` may be called ``axis`` as well."""
+"""Activations as functions. PyTorch's parameter ``dim`` may be called ``axis`` as well."""
 
 from __future__ import annotations
 
@@ -10,11 +10,6 @@ from aiograd.array_functions.elementwise import tanh as _tanh
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError
 from aiograd.tensors.tensor import Tensor
-
-__all__ = [
-    "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "logsigmoid", "tanh", "softmax", "log_softmax",
-]  # fmt: skip
-
 
 
 def relu(input: ArrayLike) -> Tensor:

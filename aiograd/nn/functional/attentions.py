@@ -15,10 +15,7 @@ from aiograd.random import Generator, default_generator
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
-__all__ = ["dropout", "scaled_dot_product_attention"]
-
 _attention = row("scaled_dot_product_attention")
-
 
 
 def dropout(input: ArrayLike, p: float = 0.5, training: bool = True, *, generator: Generator | None = None) -> Tensor:
@@ -27,8 +24,8 @@ def dropout(input: ArrayLike, p: float = 0.5, training: bool = True, *, generato
     Args:
         input: any shape, real floating.
         p: in [0, 1].
-        training: whether to drop.
-        generator: what to draw from; the default generator if None.
+        training: True to drop.
+        generator: the generator to draw from; the default generator if None.
     """
     x = as_tensor(input)
     if not 0 <= p <= 1:

@@ -15,11 +15,6 @@ from aiograd.errors import ArgumentError, ShapeError
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
-__all__ = [
-    "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss",
-    "smooth_l1_loss",
-]  # fmt: skip
-
 _cross_entropy, _nll_loss, _mse_loss = row("cross_entropy"), row("nll_loss"), row("mse_loss")
 _huber_loss, _smooth_l1_loss, _binary = row("huber_loss"), row("smooth_l1_loss"), row("binary_cross_entropy_with_logits")
 
@@ -42,7 +37,7 @@ def _same_shape(name: str, input: ArrayLike, target: ArrayLike) -> tuple[Tensor,
 
 
 def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
-    """What the row is given: targets that live on the input's device stay there where it has kernels for the row; others are read and checked."""
+    """The target for the row: the device array if the input's device has it and a kernel for the row; else the Tensor, whose values are checked."""
     place = input.device if isinstance(input, Tensor) else "cpu"
     if place == "cpu" or target.device != place:
         return target

@@ -14,12 +14,9 @@ from aiograd.tensors.core import make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
-__all__ = ["linear", "embedding", "one_hot", "conv2d", "max_pool2d", "avg_pool2d", "pad"]
-
 Pair: TypeAlias = int | tuple[int, int]
 
 _linear, _conv2d, _embedding, _max_pool2d, _avg_pool2d = (row(name) for name in ("linear", "conv2d", "embedding", "max_pool2d", "avg_pool2d"))
-
 
 
 def linear(input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.elementwise import maximum, sqrt
@@ -14,10 +16,7 @@ from aiograd.tensors import inplace
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
-__all__ = ["layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize", "cosine_similarity"]
-
 _layer_norm, _rms_norm, _group_norm, _batch_norm = (row(name) for name in ("layer_norm", "rms_norm", "group_norm", "batch_norm"))
-
 
 
 def _normalized(name: str, x: Tensor, normalized_shape: int | Sequence[int]) -> int:
@@ -72,7 +71,7 @@ def batch_norm(
         input: (N, C, ...).
         running_mean, running_var: (C,) or None; in training updated in place (with the unbiased variance).
         weight, bias: (C,) or None.
-        training: whether to measure, rather than use the running statistics.
+        training: True to measure, rather than use the running statistics.
         momentum: how much of the running statistics a batch replaces.
         eps: added to the variance.
     """
@@ -82,9 +81,10 @@ def batch_norm(
         if count < 2:
             raise ShapeError(f"batch_norm in training: found an input of shape {list(x.shape)}, expected more than one value per channel")
         out, mean, var = call(_batch_norm, (x, weight, bias), {"eps": eps})
-        for running, measured in ((running_mean, mean._data), (running_var, var._data * (count / (count - 1)))):
-            if running is not None:
-                inplace.write(running, running._data + momentum * (measured - running._data))
+        if running_mean is not None:
+            inplace.perform("track", functools.partial(_track, running_mean, momentum, 1.0), mean)
+        if running_var is not None:
+            inplace.perform("track", functools.partial(_track, running_var, momentum, count / (count - 1)), var)
         return out  # type: ignore[no-any-return]
     if running_mean is None or running_var is None:
         raise ArgumentError("batch_norm in evaluation: expected running_mean and running_var, found None; pass training=True to measure")
@@ -96,6 +96,13 @@ def batch_norm(
     if bias is not None:
         shift = shift + as_tensor(bias)
     return x * scale.reshape(along) + shift.reshape(along)
+
+
+def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> None:
+    """Move a running statistic towards what a batch measures, times `factor`."""
+    if factor != 1.0:
+        measured = measured * factor
+    inplace.write(running, running._data + momentum * (measured - running._data))
 
 
 def normalize(input: ArrayLike, p: float = 2.0, dim: int | None = None, eps: float = 1e-12, *, axis: int | None = None) -> Tensor:

@@ -4,40 +4,34 @@ On a worker it is made around the modules of its stages, by name (see `aiograd.d
 the `Pipeline`: to carry out a step, to commit it, or to drop it. Hosts send values to each other directly.
 
 Note [Steps]
-    Steps are numbered by the pipeline, and every number is tried once. What comes for a number above the last one makes the host drop what it
-    had of earlier ones; what comes for a lower one comes too late and changes nothing. A step that has been carried out is *prepared*: its
-    gradients wait in the staging until they are committed, all in one moment, or dropped. A host on a worker takes no further step before it
+    Steps are numbered by the pipeline, and every number is tried once. A message with a number above the last one makes the host drop its
+    earlier steps; one with a lower number comes too late and changes nothing. A step that has been carried out is *prepared*: its
+    gradients wait in the accumulator until they are committed, all in one moment, or dropped. A host on a worker takes no further step before it
     knows which of the two: the pipeline sees to it that it does, and if nothing is heard of the pipeline the host finds out by itself
-    (see Note [In doubt] in `watch`).
+    (see Note [In doubt] in `session`).
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiograd.engine.run.failures import mark_committed
-from aiograd.errors import ArgumentError, CommitUnknown, PipelineError
+from aiograd.errors import ArgumentError, CommitUnknown, PipelineError, TransactionError
 from aiograd.offloading import ready
-from aiograd.pipeline.run.charge import Charge
-from aiograd.pipeline.run.local import Site, Work
 from aiograd.pipeline.run.outbox import received
-from aiograd.pipeline.run.session import Session
-from aiograd.pipeline.run.watch import COMMITTED, DROPPED, OPEN, PREPARED, RUNNING, UNKNOWN, Home, kept_for, watch
-from aiograd.pipeline.step_random import StepRandom
+from aiograd.pipeline.run.session import DRIVER, HostWorker, StepSession, kept_for
+from aiograd.pipeline.run.stage_assignment import StageAssignment
+from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
+from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.transaction import AbortDecided, CommitDecided, Failed, History, Outcome, Prepared, TransactionState
 
 logger = logging.getLogger("aiograd.pipeline")
 
-#: name under which hosts are made on workers
-ADAPTER = "pipeline.host"
 #: committed steps that are remembered, for hosts that ask
 REMEMBERED = 64
-#: seconds for which the pipeline's own process keeps a step
-FOREVER = 1e9
-#: what to do about a step that is in doubt
+#: the advice for a step that is in doubt
 ADVICE = "Let the pipeline settle() it, or restore all workers from one checkpoint and make a new Pipeline."
 
 
@@ -46,15 +40,15 @@ class StageHost:
 
     Args:
         modules: of the stages, in the order of `charge`.
-        charge: what it is in charge of; from another worker a dict, see `Charge.to_wire`.
+        charge: the assignment of stages to the host; from another worker a dict, see `StageAssignment.to_wire`.
         home: the worker that it was made on for a pipeline elsewhere; None in the pipeline's own process, which decides.
     """
 
-    def __init__(self, modules: list[Any], charge: Any, home: Home | None = None) -> None:
-        self._charge = charge if isinstance(charge, Charge) else Charge.parse(modules, charge)
-        self._home = home
-        self._session: Session | None = None
-        self._committed: deque[int] = deque(maxlen=REMEMBERED)
+    def __init__(self, modules: list[Any], assignment: Any, worker: HostWorker | None = None) -> None:
+        self._assignment = assignment if isinstance(assignment, StageAssignment) else StageAssignment.parse(modules, assignment)
+        self._worker = worker
+        self._session: StepSession | None = None
+        self._committed: History[int] = History(REMEMBERED)
         #: names of the workers that have not confirmed a commit, as the pipeline tells its own host
         self.unconfirmed: Callable[[], Sequence[str]] = tuple
 
@@ -65,8 +59,8 @@ class StageHost:
         session = self._find(step)
         if session is None:
             return False
-        charge = self._charge
-        if rank not in session.mailboxes or stage not in charge.stages or not 0 <= microbatch < charge.microbatches:
+        assignment = self._assignment
+        if rank not in session.mailboxes or stage not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
             raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
         session.mailboxes[rank].put((kind, stage, microbatch), received(kind, value))
         return True
@@ -89,66 +83,61 @@ class StageHost:
         """
         random = StepRandom(seed)
         session = self._find(step)
-        if session is None or session.state != OPEN:
+        if session is None or session.has_begun:
             raise PipelineError(f"step {step} of a pipeline comes too late: its host has seen a later one, or this one before")
-        session.runner = asyncio.current_task()
-        session.state = RUNNING
-        session.trains = trains
-        session.driver = driver
+        session.begin(trains, driver)
         session.outbox.route(peers)
-        charge = self._charge
-        work = Work(
-            rows=charge.training if trains else charge.evaluation,
-            stages=charge.stages,
-            stage_to_rank=charge.stage_to_rank,
-            microbatches=charge.microbatches,
-            last=charge.loss_stage if trains else charge.last_stage,
+        assignment = self._assignment
+        spec = StepSpec(
+            rows=assignment.training if trains else assignment.evaluation,
+            stages=assignment.stages,
+            stage_to_rank=assignment.stage_to_rank,
+            microbatches=assignment.microbatches,
+            last=assignment.loss_stage if trains else assignment.last_stage,
             trains=trains,
-            loss_fn=charge.loss_fn,
-            scale=charge.scale,
+            loss_fn=assignment.loss_fn,
+            scale=assignment.scale,
             keep_outputs=session.keeps_outputs,
             random=random,
-            handlers=charge.handlers,
+            handlers=assignment.handlers,
         )
         try:
-            site = Site(work, session, charge.events)
-            await site.run()
+            execution = StepExecution(spec, session, assignment.events)
+            await execution.run()
             await session.outbox.drain()
-            await site.prepare()
-            losses, outputs = site.results()
+            await execution.prepare()
+            losses, outputs = execution.results()
             await ready((losses, outputs))
         except BaseException:
             session.runner = None
-            session.drop()
+            session.handle(Failed())
             raise
-        session.runner = None
-        session.site = site
-        session.leaves = site.leaves
-        session.state = PREPARED
-        session.hear()
+        session.end(execution)
         return {"losses": losses, "outputs": outputs}
 
     async def check(self, step: int) -> float:
         """For how many seconds, from now on, a step is surely kept that is prepared here; 0: it is not."""
         session = self._session
-        if session is None or session.step != step or session.state not in (PREPARED, COMMITTED):
+        if self._worker is None or session is None or session.step != step:
+            return 0.0
+        if not session.transaction.is_prepared and session.state is not TransactionState.COMMITTED:
             return 0.0
         session.hear()
-        return FOREVER if self._home is None else kept_for(self._home.lease)
+        return kept_for(self._worker.lease)
 
     async def outcome(self, step: int) -> str:
-        """What became of a step here, or how far it is: one of the states in `watch`. See Note [In doubt] there."""
+        """The `Outcome` of a step here, or how far it is. See Note [In doubt] in `session`."""
         if step in self._committed:
-            return COMMITTED
+            return Outcome.COMMITTED.value
         session = self._session
         if session is None or session.step < step:
-            if self._home is None:
-                return UNKNOWN
+            if self._worker is None:
+                return Outcome.UNKNOWN.value
             session = self._begin(step)
-            session.drop()  # who asks believes from now on that the step was dropped, so it must never run here
+            session.handle(Failed())  # who asks believes from now on that the step was dropped, so it must never run here
         if session.step == step:
-            return session.state
-        return DROPPED if session.step - step < REMEMBERED else UNKNOWN
+            return session.transaction.outcome.value
+        return (Outcome.ABORTED if session.step - step < REMEMBERED else Outcome.UNKNOWN).value
 
     async def reroute(self, step: int, peers: dict[str, Any]) -> bool:
         """Ranks that were lost are somewhere else now: repeat what they had been sent."""
@@ -166,33 +155,36 @@ class StageHost:
         if step in self._committed:
             return True
         session = self._session
-        if session is None or session.step != step or session.state != PREPARED:
+        try:
+            if self._worker is None or session is None or session.step != step:
+                raise TransactionError("there is no such step")
+            execution = session.handle(CommitDecided())
+        except TransactionError:
             raise PipelineError(
                 f"step {step} of a pipeline cannot be committed: it is not prepared on this worker, or is no more; its gradients are gone. Restore "
                 "all workers from one checkpoint"
-            )
-        site = self._commit(session)
-        await self._after_commit(site)
+            ) from None
+        await self._after_commit(execution)
         return True
 
     async def abort(self, step: int) -> bool:
-        """Drop a step; one that was in doubt is so no more. What is committed stays."""
+        """Drop a step, which is then no longer in doubt. A committed step stays."""
         session = self._session
         if session is None or session.step != step:
             session = self._find(step)
         if session is not None:
-            session.drop()
+            session.handle(Failed() if self._worker is None else AbortDecided())
         return session is not None
 
     # ---------------------------------------------------------------- inside
 
-    def _begin(self, step: int) -> Session:
+    def _begin(self, step: int) -> StepSession:
         session = self._find(step)
         if session is None:
             raise PipelineError(f"step {step} of a pipeline has been begun before")
         return session
 
-    def _find(self, step: int) -> Session | None:
+    def _find(self, step: int) -> StepSession | None:
         """The session of a step, made if it is the first time that it is heard of; None if it comes too late.
 
         Raises:
@@ -200,53 +192,45 @@ class StageHost:
         """
         session = self._session
         if session is not None and session.step >= step:
-            return session if session.step == step and session.state not in (DROPPED, UNKNOWN) else None
+            return session if session.step == step and session.state not in (TransactionState.ABORTED, TransactionState.IN_DOUBT) else None
         if session is not None:
-            if self._home is not None and session.is_in_doubt:
-                doubt = self._describe_doubt(session, self._home)
-                raise CommitUnknown(f"step {step} of a pipeline cannot begin on this worker: {doubt}", workers=(self._home.name,))
-            session.drop()
-        charge = self._charge
-        self._session = session = Session(step, charge.training.keys() | charge.evaluation.keys(), charge.recovers)
-        if self._home is not None:
-            session.watcher = self._home.keep(self._watch(session, self._home), f"pipeline step {step}")
+            if self._worker is not None and session.transaction.is_doubtful:
+                doubt = self._describe_doubt(session, self._worker)
+                raise CommitUnknown(f"step {step} of a pipeline cannot begin on this worker: {doubt}", workers=(self._worker.name,))
+            session.give_up()
+        assignment = self._assignment
+        ranks = assignment.training.keys() | assignment.evaluation.keys()
+        self._session = session = StepSession(step, ranks, assignment.recovers, self._worker, self._ended)
         return session
 
-    def _commit(self, session: Session) -> Site | None:
-        site = session.site
-        if site is not None:
-            site.commit()
-        session.state = COMMITTED
-        self._committed.append(session.step)
-        session.drop()
-        return site
+    def _commit(self, session: StepSession) -> StepExecution | None:
+        """This process, which decides, is prepared as well: write the gradients of a step, unless what others have promised is over by now."""
+        return session.handle(Prepared(peer=DRIVER))
 
-    async def _after_commit(self, site: Site | None) -> None:
-        if site is None:
+    def _ended(self, session: StepSession) -> None:
+        """A step is over here."""
+        if session.state is TransactionState.COMMITTED:
+            self._committed.remember(session.step, Outcome.COMMITTED)
+        elif session.transaction.is_doubtful and self._worker is not None:
+            logger.warning("worker %s: %s", self._worker.name, self._describe_doubt(session, self._worker))
+
+    async def _after_commit(self, execution: StepExecution | None) -> None:
+        if execution is None:
             return
         try:
-            await site.after_commit()
+            await execution.after_commit()
         except BaseException as error:
             mark_committed(error)
             raise
 
-    async def _watch(self, session: Session, home: Home) -> None:
-        outcome = await watch(session, home.lease)
-        if outcome == COMMITTED:
-            await self._after_commit(self._commit(session))
-            return
-        session.drop(outcome)
-        if outcome == UNKNOWN:
-            logger.warning("worker %s: %s", home.name, self._describe_doubt(session, home))
-
     # ---------------------------------------------------------------- what the worker itself asks
 
     def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
-        """What to raise if gradients of these leaves, or those on these workers, are in doubt."""
+        """The error if gradients of these leaves, or those on these workers, are in doubt; else None."""
         session = self._session
-        if self._home is not None and session is not None and session.is_in_doubt and not session.leaves.isdisjoint(leaves):
-            text = f"the gradients may not be complete: {self._describe_doubt(session, self._home)}"
-            return CommitUnknown(text, workers=(self._home.name,))
+        if self._worker is not None and session is not None and session.transaction.is_doubtful and not session.leaves.isdisjoint(leaves):
+            text = f"the gradients may not be complete: {self._describe_doubt(session, self._worker)}"
+            return CommitUnknown(text, workers=(self._worker.name,))
         unconfirmed = sorted({*owners} & {*self.unconfirmed()})
         if unconfirmed:
             text = f"the gradients on {', '.join(unconfirmed)} may not be complete: a step of a pipeline is not known to be committed there. {ADVICE}"
@@ -256,10 +240,11 @@ class StageHost:
     def _leave(self) -> None:
         """The pipeline is closed."""
         if self._session is not None:
-            self._session.drop(UNKNOWN if self._session.is_in_doubt else DROPPED)
+            self._session.give_up()
 
     @staticmethod
-    def _describe_doubt(session: Session, home: Home) -> str:
-        if session.state == PREPARED:
-            return f"step {session.step} of a pipeline is prepared on {home.name}, which does not know yet whether it was committed. {ADVICE}"
-        return f"nobody could tell {home.name} whether step {session.step} of a pipeline was committed, so its gradients were dropped there. {ADVICE}"
+    def _describe_doubt(session: StepSession, worker: HostWorker) -> str:
+        if session.transaction.is_prepared:
+            return f"step {session.step} of a pipeline is prepared on {worker.name}, which does not know yet whether it was committed. {ADVICE}"
+        step = f"step {session.step} of a pipeline"
+        return f"nobody could tell {worker.name} whether {step} was committed, so its gradients were dropped there. {ADVICE}"

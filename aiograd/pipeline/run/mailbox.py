@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from aiograd.errors import GraphError
-from aiograd.pipeline.rank import Key
+from aiograd.pipeline.step.rank import Key
 
 
 class Mailbox:

@@ -1,9 +1,9 @@
-"""Outbox: the values on their way from one process to ranks on others.
+"""StepOutbox: the values on their way from one process to ranks on others.
 
 Note [Repeating what was sent]
     Where lost workers are replaced, an outbox keeps what it has sent until the step is over. A replacement begins with nothing: it carries out its
     ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop what they have already.
-    So all it needs of the others is that they repeat what they had sent. What could not be delivered is tried again until it can, or until the
+    So all it needs of the others is that they repeat what they had sent. An undelivered message is sent again until it is delivered, or until the
     rank is somewhere else: it may be that only the two of them have lost contact.
 """
 
@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError, PipelineError, ReferenceLostError, UnknownPeerError, WorkerLostError
-from aiograd.pipeline.parcel import Parcel
-from aiograd.pipeline.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
+from aiograd.pipeline.step.message import StageMessage
+from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
 
 #: how it shows that a worker, or what it had in its memory, is gone
 GONE = (WorkerLostError, ReferenceLostError)
@@ -38,7 +38,7 @@ class Entry:
         self.is_delivered = False
 
 
-class Outbox:
+class StepOutbox:
     """The values of one step on their way to ranks on other workers.
 
     Args:
@@ -76,7 +76,7 @@ class Outbox:
 
     def post(self, rank: int, key: Key, value: Any) -> None:
         """Send a value, and go on."""
-        entry = Entry(rank, key, tuple(value) if isinstance(value, Parcel) else value)
+        entry = Entry(rank, key, tuple(value) if isinstance(value, StageMessage) else value)
         self._entries[entry] = None
         task = asyncio.get_running_loop().create_task(self._send(entry), name=f"aiograd:pipeline:send {key[0]}")
         self._tasks.add(task)
@@ -119,7 +119,7 @@ class Outbox:
 
     @property
     def is_idle(self) -> bool:
-        """Whether everything has been delivered."""
+        """True if everything has been delivered."""
         return all(entry.is_delivered for entry in self._entries)
 
     async def drain(self) -> None:
@@ -151,8 +151,8 @@ def received(kind: str, value: Any) -> Any:
         raise ArgumentError(f"a malformed value between ranks of a pipeline: {kind[:40]!r} of type {type(value).__name__}")
     if kind == FORWARD:
         if len(value) != 2 or value[1].__class__ is not tuple or any(flag.__class__ is not bool for flag in value[1]):
-            raise ArgumentError("a malformed parcel between ranks of a pipeline")
-        return Parcel(*value)
+            raise ArgumentError("a malformed message between ranks of a pipeline")
+        return StageMessage(*value)
     if kind == ENTRY and (len(value) != 2 or value[0].__class__ is not tuple or value[1].__class__ is not dict):
         raise ArgumentError("malformed arguments for the first stage of a pipeline")
     return value

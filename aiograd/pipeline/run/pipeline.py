@@ -7,8 +7,8 @@
     optimizer.step()
 
 Note [One commit point]
-    Gradients of a step accumulate in a staging of its own. When every rank is done they are written to the leaves in one synchronous step;
-    before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in `fleet`.
+    Each step has a `GradientAccumulator`. When every rank is done its sums are written to the leaves in one synchronous step;
+    before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in `coordinator`.
 
 Note [Scaling]
     Losses are means over their microbatches as a rule, so that the mean of the losses is the loss of the batch: 1/m scales the seed of each
@@ -22,25 +22,25 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from aiograd.checkpointing import leaves_of
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
 from aiograd.modes import current_mode, no_grad
-from aiograd.pipeline.action import Action, ActionKind
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
-from aiograd.pipeline.plan import Plan
-from aiograd.pipeline.rank import ENTRY, TARGET
-from aiograd.pipeline.run.charge import Charge
-from aiograd.pipeline.run.fleet import Fleet, owner_of
-from aiograd.pipeline.run.local import Event
-from aiograd.pipeline.run.session import Session
-from aiograd.pipeline.schedule import Schedule
-from aiograd.pipeline.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
-from aiograd.pipeline.timeline import Timeline
+from aiograd.pipeline.run.coordinator import PipelineCoordinator, owner_of
+from aiograd.pipeline.run.session import StepSession
+from aiograd.pipeline.run.stage_assignment import StageAssignment
+from aiograd.pipeline.run.step_execution import ExecutedAction
+from aiograd.pipeline.schedule.action import Action, ActionKind
+from aiograd.pipeline.schedule.plan import StepPlan
+from aiograd.pipeline.schedule.schedule import Schedule
+from aiograd.pipeline.schedule.timeline.timeline import Timeline
+from aiograd.pipeline.step.rank import ENTRY, TARGET
+from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
 from aiograd.tensors.core import TensorCore
+from aiograd.trees import leaves_of
 
-#: what a handler can be given for: what computes, and what is about parameters
+#: action kinds that can have a handler: those that compute and those about parameters
 HANDLED = tuple(kind for kind in ActionKind if not (kind.is_send or kind.is_receive))
 
 
@@ -92,14 +92,14 @@ class Pipeline:
         self.schedule = schedule
         self.loss_fn = loss_fn
         last = len(listed) - 1
-        #: what the last step or evaluation has done in this process
-        self.events: list[Event] = []
+        #: the events of the last step or evaluation in this process
+        self.events: list[ExecutedAction] = []
         self._specs = (arg_specs, kwarg_specs, result_specs)
-        self._plan = Plan(schedule, loss_apart=loss_fn is not None and listed[last].is_remote)
+        self._plan = StepPlan(schedule, loss_apart=loss_fn is not None and listed[last].is_remote)
         if self._plan.loss_apart:
             listed[last + 1] = Stage(_as_it_is, where="loop")
         self._handlers: dict[ActionKind, Callable[[Action], Any]] = {}
-        charge = Charge(
+        assignment = StageAssignment(
             stages=listed,
             training=dict(enumerate(self._plan.training)),
             evaluation=dict(enumerate(self._plan.evaluation)),
@@ -113,8 +113,8 @@ class Pipeline:
             handlers=self._handlers,
             events=self.events,
         )
-        self._charge = charge
-        self._fleet = Fleet(charge, respawn, worker, timeout)
+        self._assignment = assignment
+        self._coordinator = PipelineCoordinator(assignment, respawn, worker, timeout)
         self._turn = asyncio.Lock()
         self._steps = 0
         self._closed = False
@@ -129,12 +129,12 @@ class Pipeline:
         """Let other workers forget the pipeline. Waits for a step that is under way. Idempotent; cancelled, some may keep what they have."""
         async with self._turn:
             self._closed = True
-            await self._fleet.aclose()
+            await self._coordinator.aclose()
 
     @property
     def stages(self) -> tuple[Any, ...]:
         """The stages, with those that have taken the place of lost ones."""
-        return tuple(self._fleet.stages[index].module for index in range(self._charge.last_stage + 1))
+        return tuple(self._coordinator.stages[index].module for index in range(self._assignment.last_stage + 1))
 
     @property
     def timeline(self) -> Timeline:
@@ -174,7 +174,7 @@ class Pipeline:
             new Pipeline.
         """
         async with self._turn:
-            await self._fleet.settle()
+            await self._coordinator.settle()
 
     # ---------------------------------------------------------------- training
 
@@ -217,8 +217,8 @@ class Pipeline:
     ) -> Any:
         """Forward and backward of a batch: adds its gradients to the ``grad`` of every leaf.
 
-        Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. What forwards change besides (running
-        statistics of normalisation layers, generators that stages have of their own) stays changed. Random numbers of the default generator, such
+        Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. Other changes by forwards (running
+        statistics of normalisation layers, generators that stages have of their own) persist. Random numbers of the default generator, such
         as those of dropout, are drawn by stage and microbatch and the same under every schedule; see `StepRandom`. Cancelling stops every rank.
         Steps of one pipeline run one after the other.
 
@@ -263,17 +263,17 @@ class Pipeline:
         async with self._turn:
             session = await self._begin(calls, targets)
             session.keeps_outputs = keeps_outputs
-            results = await self._fleet.run(session, True)
+            results = await self._coordinator.run(session, True)
             losses = results["losses"]
             if losses is None or len(losses) != self._plan.microbatches:
-                await self._fleet.abort(session)
+                await self._coordinator.abort(session)
                 raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._plan.microbatches} microbatches")
             try:
                 outputs = merge_microbatches(results["outputs"] or [], self._specs[2]) if keeps_outputs else None
             except BaseException:
-                await self._fleet.abort(session)
+                await self._coordinator.abort(session)
                 raise
-            await self._fleet.commit(session)
+            await self._coordinator.commit(session)
             return (list(losses), outputs) if keeps_outputs else list(losses)
 
     async def eval(self, x: Any = (), *, arg_mbs: Any = None, kwarg_mbs: Any = None, **kwargs: Any) -> Any:
@@ -301,26 +301,26 @@ class Pipeline:
     async def _eval(self, calls: list[Call]) -> Any:
         async with self._turn:
             session = await self._begin(calls, None)
-            outputs = (await self._fleet.run(session, False))["outputs"]
-            await self._fleet.abort(session)  # there is nothing to commit
+            outputs = (await self._coordinator.run(session, False))["outputs"]
+            await self._coordinator.abort(session)  # there is nothing to commit
         return merge_microbatches(outputs or [], self._specs[2])
 
     # ---------------------------------------------------------------- parts
 
-    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> Session:
+    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> StepSession:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
         if self._closed:
             raise PipelineError("this Pipeline has been closed; make a new one")
-        await self._fleet.settle()
-        await self._fleet.connect()
+        await self._coordinator.settle()
+        await self._coordinator.connect()
         self.events.clear()
         self._steps += 1
-        session = self._fleet.open(self._steps)
+        session = self._coordinator.open(self._steps)
         ranks = self._plan.stage_to_rank
         for microbatch in range(len(calls)):
             session.put(ranks[0], (ENTRY, 0, microbatch), calls[microbatch])
         calls.clear()  # nobody but the first stage holds on to the microbatches
-        last = self._charge.loss_stage
+        last = self._assignment.loss_stage
         for microbatch in range(self._plan.microbatches):
             session.put(ranks[last], (TARGET, last, microbatch), () if targets is None else (targets[microbatch],))
         return session
@@ -329,9 +329,9 @@ class Pipeline:
         self, x: Any, kwargs: dict[str, Any], target: Any, arg_mbs: Any, kwarg_mbs: Any, target_mbs: Any
     ) -> tuple[list[Call], list[Any] | None]:
         args = x if x.__class__ is tuple else (x,)
-        stages = self._fleet.stages
+        stages = self._coordinator.stages
         self._check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
-        self._check_arguments((target, target_mbs), owner_of(stages[self._charge.loss_stage]) is not None)
+        self._check_arguments((target, target_mbs), owner_of(stages[self._assignment.loss_stage]) is not None)
         calls, targets = microbatches_of(
             args, kwargs, target, self._plan.microbatches,
             arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self._specs[0], kwarg_specs=self._specs[1],

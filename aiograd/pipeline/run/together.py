@@ -1,4 +1,4 @@
-"""Several coroutines that stand or fall together."""
+"""Several coroutines of a pipeline that stand or fall together, by name."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-from aiograd.engine.run import current_engine
-from aiograd.engine.run.ending import end
+from aiograd.engine.run.together import first_failure
 from aiograd.errors import PipelineError
 
 
@@ -30,39 +29,8 @@ async def together(
         return {}
     loop = asyncio.get_running_loop()
     tasks = {name: loop.create_task(coroutine, name=f"aiograd:{name}") for name, coroutine in coroutines.items()}
-    names = {task: name for name, task in tasks.items()}
-    ended: list[asyncio.Task[Any]] = []
-    waker = loop.create_future()
-
-    def on_done(task: asyncio.Task[Any]) -> None:
-        ended.append(task)
-        if not waker.done() and (len(ended) == len(tasks) or task.cancelled() or task.exception() is not None):
-            waker.set_result(None)
-
-    def on_failure(future: asyncio.Future[None]) -> None:
-        if not waker.done() and not future.cancelled():
-            waker.set_exception(future.exception() or RuntimeError)
-
-    for task in tasks.values():
-        task.add_done_callback(on_done)
-    if failure is not None:
-        failure.add_done_callback(on_failure)
-    try:
-        await waker
-    except (Exception, asyncio.CancelledError):
-        cancelled = await end(tasks.values(), current_engine().cancel_grace)
-        if cancelled is not None:
-            raise cancelled from None
-        raise
-    finally:
-        if failure is not None:
-            failure.remove_done_callback(on_failure)
-    failed = next((task for task in ended if task.cancelled() or task.exception() is not None), None)
-    if failed is None:
-        return {name: task.result() for name, task in tasks.items()}
-    cancelled = await end(tasks.values(), current_engine().cancel_grace)
-    if cancelled is not None:
-        raise cancelled
-    if failed.cancelled():
-        raise PipelineError(f"{names[failed]} of a pipeline was cancelled by its own code{whereabouts(names[failed])}")
-    raise failed.exception() or RuntimeError
+    failed = await first_failure(tasks.values(), failure)
+    if failed is not None and failed.cancelled():
+        name = next(name for name, task in tasks.items() if task is failed)
+        raise PipelineError(f"{name} of a pipeline was cancelled by its own code{whereabouts(name)}")
+    return {name: task.result() for name, task in (tasks.items() if failed is None else [("", failed)])}

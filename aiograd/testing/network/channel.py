@@ -4,7 +4,7 @@ Note [Whose step it is]
     What arrives is delivered in a step of the host it arrives at, so a host that is killed receives nothing, and one that is frozen
     receives it when it goes on. A step delivers all that is due. No step runs code of two hosts.
 
-Note [The order on a reliable channel]
+Note [The order of a channel]
     Steps may be run in any order where the loop's order is permuted, so a step does not carry the frame it delivers: it takes what is
     first in the pipe.
 """
@@ -13,28 +13,28 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import heapq
+from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from aiograd.distributed.transport import Buffer
-from aiograd.testing.network.link import Link
-from aiograd.testing.owner import Owner, context_of
+from aiograd.distributed.rpc.transport import Buffer
+from aiograd.testing.network.link import SimulatedLink
+from aiograd.testing.owner import HandleOwner, context_of
 
 
 class Place(Protocol):
     """The host that an end of a channel belongs to."""
 
     name: str
-    owner: Owner
+    owner: HandleOwner
     channels: dict[SimulatedChannel, None]
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another incarnation has taken the name."""
+        """True if another incarnation has taken the name."""
 
 
-class Ending:
+class EndOfStream:
     """Marks in a pipe that the channel ends there."""
 
     __slots__ = ("error",)
@@ -47,27 +47,27 @@ class Pipe:
     """One direction of a channel: what is on its way, in the order in which it arrives."""
 
     __slots__ = (
-        "link", "is_reliable", "queued", "_loop", "_source", "_target", "_heap", "_order", "_timer", "_timer_due", "_last_due", "_not_before",
+        "link", "queued", "_loop", "_source", "_target", "_items", "_is_stalled", "_timer", "_timer_due", "_not_before",
     )  # fmt: skip
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, link: Link, source: SimulatedChannel, target: SimulatedChannel) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, link: SimulatedLink, source: SimulatedChannel, target: SimulatedChannel) -> None:
         self.link = link
-        self.is_reliable = source.is_reliable
         #: bytes on their way
         self.queued = 0
         self._loop = loop
         self._source = source
         self._target = target
-        self._heap: list[tuple[float, int, bytes | Ending]] = []
-        self._order = 0
+        #: when each arrives at the earliest, ascending
+        self._items: deque[tuple[float, bytes | EndOfStream]] = deque()
+        #: nothing arrives any more, and nobody is told
+        self._is_stalled = False
         self._timer: asyncio.Handle | None = None
         self._timer_due = 0.0
-        self._last_due = 0.0
         self._not_before = 0.0
         link.carriers[self] = None
 
     def push(self, frame: bytes, due: float) -> None:
-        """Let `frame` arrive at the time `due`; on a reliable channel not before those that were sent before."""
+        """Let `frame` arrive at the time `due`, and not before those that were sent before."""
         self.queued += len(frame)
         self._put(frame, due)
         self._arm()
@@ -78,44 +78,45 @@ class Pipe:
         self._put(frame, now)
 
     def end(self, error: ConnectionError | None, now: float) -> None:
-        """Let the other end learn that the channel is closed, after what is on its way if it is reliable."""
-        self._put(Ending(error), now + self.link.latency)
+        """Let the other end learn that the channel is closed, after what is on its way."""
+        self._put(EndOfStream(error), now + self.link.latency)
         self._arm()
 
     def break_off(self, now: float) -> None:
-        """The connection breaks: this end learns it at once, the other one after what is on its way."""
+        """The connection breaks: this end learns it at once, the other one after that part of what is on its way that still arrives."""
+        self.lose_some("reset", is_counted=False)
         error = ConnectionResetError(f"simulated network: connection {self.link.source} > {self.link.target} was reset")
         self.end(error, now)
         self._source.shut(error)
 
-    def lose_some(self, kind: str) -> None:
-        """The sender is gone: what of its frames is on the way arrives or not, by chance. On a reliable channel the last ones are lost."""
-        frames = [entry for entry in sorted(self._heap) if isinstance(entry[2], bytes)]
-        if self.is_reliable:
-            lost = frames[self.link.prefix(len(frames)) :]
-        else:
-            lost = [entry for entry in frames if self.link.chance(0.5)]
-        for entry in lost:
-            self._heap.remove(entry)
-            self._lost(entry[2], kind)
-        heapq.heapify(self._heap)
+    def stall(self) -> None:
+        """The connection goes silent in this direction: what is sent from now on waits for ever."""
+        self._is_stalled = True
+
+    def lose_some(self, kind: str, *, is_counted: bool = True) -> None:
+        """The connection ends: of the frames that are on their way the first few arrive, how many of them by chance."""
+        items = self._items
+        for _ in range(len(items) - self.link.prefix(len(items))):
+            item = items.pop()[1]
+            if isinstance(item, bytes):
+                self.queued -= len(item)
+                if is_counted:
+                    self.link.hit(kind, item)
 
     def resume(self, due: float) -> None:
         """The link has healed: what was held arrives at `due` or later."""
         self._not_before = due
         self._arm()
 
-    def _put(self, item: bytes | Ending, due: float) -> None:
-        if self.is_reliable:
-            due = self._last_due = max(due, self._last_due)
-        self._order += 1
-        heapq.heappush(self._heap, (due, self._order, item))
+    def _put(self, item: bytes | EndOfStream, due: float) -> None:
+        if not self._is_stalled:
+            self._items.append((max(due, self._items[-1][0]) if self._items else due, item))
 
     def _arm(self) -> None:
         """See to it that a step runs when the first in the pipe is due."""
-        if not self._heap or self.link.is_down:
+        if not self._items or self.link.is_down:
             return  # `resume` comes back to it
-        due = max(self._heap[0][0], self._not_before)
+        due = max(self._items[0][0], self._not_before)
         if self._timer is not None:
             if self._timer_due <= due:
                 return
@@ -128,18 +129,13 @@ class Pipe:
 
     def _deliver(self) -> None:
         self._timer = None
-        heap, link, target = self._heap, self.link, self._target
+        items, link, target = self._items, self.link, self._target
         now = self._loop.time()
         try:
-            while heap and heap[0][0] <= now >= self._not_before:
-                item = heap[0][2]
-                if link.is_down and (self.is_reliable or isinstance(item, Ending)):
-                    break
-                heapq.heappop(heap)
-                if isinstance(item, Ending):
+            while items and items[0][0] <= now >= self._not_before and not link.is_down:
+                item = items.popleft()[1]
+                if isinstance(item, EndOfStream):
                     target.shut(item.error)
-                elif link.is_down:
-                    self._lost(item, "cut")
                 else:
                     self.queued -= len(item)
                     link.delivered()
@@ -148,28 +144,21 @@ class Pipe:
             self._arm()
             self._source.relieve()
 
-    def _lost(self, frame: bytes | Ending, kind: str) -> None:
-        if isinstance(frame, bytes):
-            self.queued -= len(frame)
-            self.link.hit(kind, frame)
-
 
 class SimulatedChannel:
-    """One end of a connection, see `aiograd.distributed.transport.Channel`.
+    """One end of a connection, see `aiograd.distributed.rpc.transport.Channel`.
 
     Args:
         loop: where it is used.
         place: the host it belongs to.
         remote: where the peer is.
-        is_reliable: whether frames arrive once each and in order.
         room: bytes on their way from which the sender is asked to stop.
     """
 
-    def __init__(self, loop: asyncio.AbstractEventLoop, place: Place, remote: str, is_reliable: bool, room: int) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop, place: Place, remote: str, room: int) -> None:
         self.remote = remote
-        self.is_reliable = is_reliable
         self.certified_names: frozenset[str] | None = None
-        #: what arrives is handled in this context
+        #: the context in which arriving frames are handled
         self.context: contextvars.Context = context_of(place.owner)
         self.place = place
         self._loop = loop
@@ -193,7 +182,12 @@ class SimulatedChannel:
         """Name of the host at the other end."""
         return self._peer.place.name
 
-    def join(self, peer: SimulatedChannel, link: Link) -> None:
+    @property
+    def other_end(self) -> SimulatedChannel:
+        """The other end."""
+        return self._peer
+
+    def join(self, peer: SimulatedChannel, link: SimulatedLink) -> None:
         """Lay the pipe to the other end."""
         self._peer = peer
         self._out = Pipe(self._loop, link, self, peer)

@@ -1,4 +1,10 @@
-"""Faults: what a simulated network does to the frames it carries, and how a seed draws a mix of it.
+"""Faults: what a simulated network does to the connections that carry frames, and how a seed draws a mix of it.
+
+Note [What can happen to a connection]
+    A connection is a stream, as over TCP: what arrives is a beginning of what was sent, in order, and each byte once. So nothing is lost,
+    doubled, overtaken or altered inside of a connection that goes on. It takes time, it may be slow, it may break with an unknown part of
+    what was on its way delivered (a frame of which a part is missing has not arrived), or it may stop without a word and stay open. A
+    frame sent over a broken connection may be sent again over the next one, and then arrives twice: that is how messages are repeated.
 
 Note [Swarm testing]
     A run in which every kind of fault happens all the time explores little: a connection that is reset every ten frames never sees the
@@ -17,8 +23,8 @@ from typing import Literal, Self, get_args
 
 from aiograd.errors import ArgumentError
 
-#: what happens to single frames, by chance or forced
-FaultKind = Literal["drop", "duplicate", "reorder", "flip", "truncate", "reset"]
+#: faults of a connection that strike when a frame is sent over it, at random or forced
+FaultKind = Literal["reset", "stall"]
 FAULT_KINDS: tuple[FaultKind, ...] = get_args(FaultKind)
 
 #: part of the seeds that draw no fault at all
@@ -27,9 +33,7 @@ CALM = 0.1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Faults:
-    """What a link does to each frame. Rates are probabilities per frame, times are in seconds.
-
-    On reliable channels only `latency`, `jitter`, `slow` and `reset` have an effect.
+    """The faults of a link. Rates are probabilities per frame that is sent, times are in seconds. See Note [What can happen to a connection].
 
     Raises:
         ArgumentError: a rate outside of 0 to 1, or a negative time.
@@ -37,21 +41,12 @@ class Faults:
 
     #: time on the way: each link draws its own from this range
     latency: tuple[float, float] = (0.0, 0.0)
-    #: mean of what each frame takes longer, exponentially distributed; on unreliable channels frames overtake each other by it
+    #: mean of what each frame takes longer, exponentially distributed; those that were sent after it wait for it
     jitter: float = 0.0
-    #: never arrives
-    drop: float = 0.0
-    #: arrives twice
-    duplicate: float = 0.0
-    #: arrives later by up to `reorder_by`, so that others overtake it
-    reorder: float = 0.0
-    reorder_by: float = 0.05
-    #: arrives with one bit changed
-    flip: float = 0.0
-    #: arrives without its end
-    truncate: float = 0.0
-    #: the connection breaks; half of the time the frame still arrives, so that its sender cannot know
+    #: the connection breaks; of the frames on their way, this one included, the first few still arrive, so that their sender cannot know
     reset: float = 0.0
+    #: the connection goes silent: neither this frame nor a later one arrives over it, and nobody is told, as with a half-open socket
+    stall: float = 0.0
     #: bytes per second that the link carries; None: any number
     slow: float | None = None
 
@@ -62,9 +57,8 @@ class Faults:
         low, high = self.latency
         if not 0 <= low <= high < math.inf:
             raise ArgumentError(f"Faults(latency={self.latency!r}): expected a range of seconds, such as (0.001, 0.02)")
-        for name in ("jitter", "reorder_by"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ArgumentError(f"Faults({name}={getattr(self, name)!r}): expected seconds, at least 0")
+        if not 0 <= self.jitter < math.inf:
+            raise ArgumentError(f"Faults(jitter={self.jitter!r}): expected seconds, at least 0")
         if self.slow is not None and not self.slow > 0:
             raise ArgumentError(f"Faults(slow={self.slow!r}): expected bytes per second above 0, or None for no bound")
 
@@ -74,13 +68,8 @@ class Faults:
         return tuple(kind for kind in (*FAULT_KINDS, "slow") if getattr(self, kind))
 
     @property
-    def harms_frames(self) -> bool:
-        """Whether frames can be lost, changed, doubled or overtaken without the channel closing."""
-        return bool(self.drop or self.duplicate or self.reorder or self.flip or self.truncate)
-
-    @property
     def is_plain(self) -> bool:
-        """Whether nothing happens to any frame, not even delay."""
+        """True if nothing happens to any frame, not even delay."""
         return not self.kinds and not self.jitter and not self.latency[1]
 
     def without(self, *kinds: str) -> Self:
@@ -102,18 +91,13 @@ class Faults:
         if random.random() < CALM:
             return cls(latency=latency)
         rates = {
-            "drop": _log_uniform(random, 0.01, 0.4),
-            "duplicate": _log_uniform(random, 0.01, 0.5),
-            "reorder": _log_uniform(random, 0.01, 0.5),
-            "flip": _log_uniform(random, 0.005, 0.05),
-            "truncate": _log_uniform(random, 0.005, 0.05),
-            "reset": _log_uniform(random, 0.001, 0.03),
+            "reset": _log_uniform(random, 0.002, 0.15),
+            "stall": _log_uniform(random, 0.001, 0.05),
         }
         chosen = {kind: rate for kind, rate in rates.items() if random.random() < 0.5}
         return cls(
             latency=latency,
             jitter=_log_uniform(random, 1e-4, 2e-2) if random.random() < 0.5 else 0.0,
-            reorder_by=_log_uniform(random, 0.01, 0.5),
             slow=_log_uniform(random, 3e4, 1e7) if random.random() < 0.25 else None,
             **chosen,
         )

@@ -12,12 +12,11 @@ from collections.abc import Callable
 from random import Random
 from typing import Protocol
 
-from aiograd.distributed.safeguards import Safeguards
-from aiograd.distributed.transport import Channel
+from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import AiogradError, ArgumentError
 from aiograd.testing.network.channel import SimulatedChannel
-from aiograd.testing.network.link import Link
-from aiograd.testing.owner import Owner, context_of
+from aiograd.testing.network.link import SimulatedLink
+from aiograd.testing.owner import HandleOwner, context_of
 
 SCHEME = "sim://"
 
@@ -27,17 +26,15 @@ class HostKilledError(AiogradError, RuntimeError):
 
 
 class Net(Protocol):
-    """What hosts need of the network they are in."""
+    """The interface of the network to its hosts."""
 
-    safeguards: Safeguards
-    is_reliable: bool
     room: int
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop:
         """The loop that the network is used on."""
 
-    def link(self, source: str, target: str) -> Link:
+    def link(self, source: str, target: str) -> SimulatedLink:
         """One direction between two hosts."""
 
     def find(self, name: str) -> Host | None:
@@ -53,7 +50,7 @@ class Host:
     def __init__(self, net: Net, name: str, incarnation: int, random: Random) -> None:
         self.name = name
         self.incarnation = incarnation
-        self.owner = Owner(name if incarnation == 0 else f"{name}#{incarnation}")
+        self.owner = HandleOwner(name if incarnation == 0 else f"{name}#{incarnation}")
         self.random = random
         #: open channels, as an ordered set
         self.channels: dict[SimulatedChannel, None] = {}
@@ -62,13 +59,13 @@ class Host:
         self.is_silent = False
         #: when a frozen host goes on
         self.frozen_until = 0.0
-        #: what `spawn` gave out
+        #: the futures that `spawn` returned
         self.outcomes: list[asyncio.Future[object]] = []
         self._net = net
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another incarnation has taken the name."""
+        """True if another incarnation has taken the name."""
         return self._net.find(self.name) is not self
 
     def context(self) -> contextvars.Context:
@@ -95,10 +92,9 @@ class Host:
 
 
 class SimulatedTransport:
-    """The transport of one host, see `aiograd.distributed.transport.Transport`."""
+    """The transport of one host, see `aiograd.distributed.rpc.transport.Transport`."""
 
     def __init__(self, net: Net, host: Host) -> None:
-        self.safeguards = net.safeguards
         self._net = net
         self._host = host
         self._accept: Callable[[Channel], None] | None = None
@@ -189,8 +185,8 @@ class SimulatedTransport:
             back.hit("reset")
             self._later(back, answer, _fail, waiter, ConnectionResetError(f"simulated network: the connection to {target} was reset"))
             return
-        mine = SimulatedChannel(net.loop, self._host, SCHEME + target, net.is_reliable, net.room)
-        theirs = SimulatedChannel(net.loop, host, SCHEME + self._host.name, net.is_reliable, net.room)
+        mine = SimulatedChannel(net.loop, self._host, SCHEME + target, net.room)
+        theirs = SimulatedChannel(net.loop, host, SCHEME + self._host.name, net.room)
         mine.join(theirs, out)
         theirs.join(mine, back)
         self._keep(mine)
@@ -207,7 +203,7 @@ class SimulatedTransport:
     def _keep(self, channel: SimulatedChannel) -> None:
         self._channels = [*(other for other in self._channels if not other.is_closed), channel]
 
-    def _later(self, link: Link, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
+    def _later(self, link: SimulatedLink, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
         loop = self._net.loop
         delay = link.delay(0, loop.time())
         if delay:

@@ -1,12 +1,11 @@
-"""Link: one direction between two hosts, which decides what becomes of each frame.
+"""SimulatedLink: one direction between two hosts, which decides what becomes of each frame.
 
 All channels between the two share it: cuts, rates, draws and counts are per link. Each link draws from a stream of its own, so that one
 more frame elsewhere changes nothing here.
 
 Note [A cut]
-    Nothing is told of a cut: frames vanish and no channel closes. On a reliable channel what is sent meanwhile is kept, as TCP does that
-    goes on resending, and arrives after the link has healed; so it stays reliable, and its users must notice by themselves that nothing
-    comes. That a channel ends is told when the link has healed, on both kinds of channel.
+    A cut is not reported, and no channel closes. Frames sent meanwhile are kept, as TCP does by resending, and arrive after
+    the link has healed; so users must notice by themselves that nothing comes. The end of a channel is reported when the link has healed.
 """
 
 from __future__ import annotations
@@ -25,10 +24,8 @@ RESEND = 0.2
 class Carrier(Protocol):
     """One direction of a channel."""
 
-    is_reliable: bool
-
     def push(self, frame: bytes, due: float) -> None:
-        """Let `frame` arrive at the time `due`."""
+        """Let `frame` arrive at the time `due`, and not before those that were sent before."""
 
     def hold(self, frame: bytes, now: float) -> None:
         """Keep `frame` until the link has healed."""
@@ -37,15 +34,18 @@ class Carrier(Protocol):
         """The link has healed: what was held arrives at `due` or later."""
 
     def break_off(self, now: float) -> None:
-        """The connection breaks; what is on its way still arrives."""
+        """The connection breaks; of what is on its way a part still arrives."""
+
+    def stall(self) -> None:
+        """The connection goes silent in this direction."""
 
 
-class Link:
+class SimulatedLink:
     """One direction between two hosts.
 
     Args:
         source, target: names of the hosts.
-        faults: what happens to frames.
+        faults: the faults of frames.
         random: where its draws come from.
         records: where it reports to.
         clogged: names of hosts all of whose links are down; shared by the network.
@@ -61,7 +61,7 @@ class Link:
         self.target = target
         #: the open channels, as an ordered set
         self.carriers: dict[Carrier, None] = {}
-        #: what must happen to the next frames, one each
+        #: the faults forced on the next frames, one each
         self.forced: deque[FaultKind] = deque()
         self._random = random
         self._records = records
@@ -75,7 +75,7 @@ class Link:
 
     @property
     def faults(self) -> Faults:
-        """What happens to frames. Setting it draws the latency of this link anew."""
+        """The faults of this link. Setting it draws the latency of this link anew."""
         return self._faults
 
     @faults.setter
@@ -91,7 +91,7 @@ class Link:
 
     @property
     def is_down(self) -> bool:
-        """Whether nothing passes."""
+        """True if nothing passes."""
         return self._cut or (bool(self._clogged) and (self.source in self._clogged or self.target in self._clogged))
 
     def cut(self) -> None:
@@ -109,7 +109,7 @@ class Link:
             carrier.resume(now + self._latency + self._random.uniform(0, RESEND))
 
     def statistics(self) -> LinkStatistics:
-        """What was carried so far."""
+        """The counts so far."""
         return LinkStatistics(self._sent, self._bytes, self._delivered, dict(sorted(self._hits.items())))
 
     def hit(self, kind: str, frame: bytes | None = None) -> None:
@@ -147,8 +147,7 @@ class Link:
         self._records.sent(now, self._label, frame)
         if self.is_down:
             self.hit("cut", frame)
-            if carrier.is_reliable:
-                carrier.hold(frame, now)
+            carrier.hold(frame, now)
         elif self._is_plain and not self.forced:
             carrier.push(frame, now)
         else:
@@ -161,32 +160,13 @@ class Link:
             self.hit("slow", frame)
         if self._strikes(faults.reset, forced == "reset"):
             self.hit("reset", frame)
-            if self.chance(0.5):
-                carrier.push(frame, due)
+            carrier.push(frame, due)
             carrier.break_off(now)
             return
-        if not carrier.is_reliable:
-            if self._strikes(faults.drop, forced == "drop"):
-                self.hit("drop", frame)
-                return
-            if self._strikes(faults.duplicate, forced == "duplicate"):
-                self.hit("duplicate", frame)
-                carrier.push(frame, now + self.delay(len(frame), now))
-            if self._strikes(faults.reorder, forced == "reorder"):
-                self.hit("reorder", frame)
-                due += self._random.uniform(0, faults.reorder_by)
-            if frame and self._strikes(faults.flip, forced == "flip"):
-                self.hit("flip", frame)
-                frame = self._flipped(frame)
-            if frame and self._strikes(faults.truncate, forced == "truncate"):
-                self.hit("truncate", frame)
-                frame = frame[: self._random.randrange(len(frame))]
+        if self._strikes(faults.stall, forced == "stall"):
+            self.hit("stall", frame)
+            carrier.stall()
         carrier.push(frame, due)
 
     def _strikes(self, rate: float, forced: bool) -> bool:
         return forced or (rate > 0 and self.chance(rate))
-
-    def _flipped(self, frame: bytes) -> bytes:
-        changed = bytearray(frame)
-        changed[self._random.randrange(len(frame))] ^= 1 << self._random.randrange(8)
-        return bytes(changed)

@@ -10,7 +10,7 @@ from random import Random
 
 from aiograd.errors import ArgumentError
 from aiograd.testing.network.faults import FAULT_KINDS, FaultKind, Faults
-from aiograd.testing.network.link import Link
+from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.network.records import LinkStatistics, Records
 
 
@@ -19,13 +19,13 @@ class Links:
 
     Args:
         seed: decides everything that is drawn.
-        faults: what happens on each link that `set_faults` says nothing else of.
+        faults: the faults of each link for which `set_faults` has set no others.
     """
 
     def __init__(self, seed: int | str, faults: Faults) -> None:
         self.seed = seed
         self._faults = faults
-        self._links: dict[tuple[str, str], Link] = {}
+        self._links: dict[tuple[str, str], SimulatedLink] = {}
         self._clogged: set[str] = set()
         self._when_healed: list[Callable[[], None]] = []
         self._records = Records()
@@ -35,11 +35,11 @@ class Links:
         """A source of random numbers of its own for one purpose; every call starts the same sequence again."""
         return Random(f"{self.seed}:net:{name}")  # noqa: S311 - reproducible draws, not secrets
 
-    def link(self, source: str, target: str) -> Link:
+    def link(self, source: str, target: str) -> SimulatedLink:
         """One direction between two hosts."""
         link = self._links.get((source, target))
         if link is None:
-            link = Link(source, target, self._faults, self.stream(f"{source}>{target}"), self._records, self._clogged)
+            link = SimulatedLink(source, target, self._faults, self.stream(f"{source}>{target}"), self._records, self._clogged)
             self._links[source, target] = link
         return link
 
@@ -50,12 +50,12 @@ class Links:
     # ---- what happens to frames
 
     def set_faults(self, a: str, b: str, faults: Faults, *, both: bool = True) -> None:
-        """What happens to frames from `a` to `b`, and back if `both`."""
+        """Set the faults of frames from `a` to `b`, and back if `both`."""
         for link in self._between(a, b, both):
             link.faults = faults
 
     def force(self, a: str, b: str, kind: FaultKind, *, count: int = 1) -> None:
-        """Let a fault hit each of the next `count` frames from `a` to `b`.
+        """Let a fault strike when each of the next `count` frames is sent from `a` to `b`.
 
         Raises:
             ArgumentError: no such kind.
@@ -143,7 +143,7 @@ class Links:
         return self._records.trace_hash
 
     def statistics(self) -> dict[tuple[str, str], LinkStatistics]:
-        """What each link (source, target) has carried."""
+        """The counts of each link (source, target)."""
         return {names: self._links[names].statistics() for names in sorted(self._links)}
 
     # ---- helpers
@@ -152,10 +152,10 @@ class Links:
         """The time on the loop; 0 before the network is used on one."""
         raise NotImplementedError
 
-    def _between(self, a: str, b: str, both: bool) -> list[Link]:
+    def _between(self, a: str, b: str, both: bool) -> list[SimulatedLink]:
         return [self.link(a, b), self.link(b, a)] if both else [self.link(a, b)]
 
-    def _heal(self, links: Iterable[Link], resumed: Iterable[Link] = ()) -> None:
+    def _heal(self, links: Iterable[SimulatedLink], resumed: Iterable[SimulatedLink] = ()) -> None:
         now = self._now()
         for link in links:
             link.heal(now)

@@ -1,4 +1,4 @@
-"""SimulatedNetwork: hosts in one process, and between them a network that loses, changes and delays what a seed says.
+"""SimulatedNetwork: hosts in one process, and between them connections that break, stall and are slow as a seed says.
 
 Note [What runs where]
     Code belongs to the host that it was started for: `SimulatedNetwork.spawn` starts a coroutine on a host as a process of its own, and
@@ -19,9 +19,9 @@ from typing import Any, TypeVar
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.failpoints import Failpoint
-from aiograd.distributed.safeguards import ALL_ON, Safeguards
 from aiograd.errors import ArgumentError, LoopError
 from aiograd.testing.clock import SimulatedLoop
+from aiograd.testing.network.channel import SimulatedChannel
 from aiograd.testing.network.faults import Faults
 from aiograd.testing.network.hosts import Host, SimulatedTransport
 from aiograd.testing.network.links import Links
@@ -38,24 +38,18 @@ class SimulatedNetwork(Links):
 
     Args:
         seed: decides everything that is drawn.
-        faults: what happens on each link that `set_faults` says nothing else of; None: nothing, frames arrive in the loop's next turn.
-        safeguards: protections that a test has switched off.
-        reliable: whether channels carry each frame once and in order, or break, as TCP does. None: yes, unless `faults` harms frames.
+        faults: the faults of each link for which `set_faults` has set no others; None: none, frames arrive in the loop's next turn.
         room: bytes on their way, per channel and direction, from which a sender is asked to stop.
     """
 
-    def __init__(
-        self, seed: int | str = 0, *, faults: Faults | None = None, safeguards: Safeguards = ALL_ON, reliable: bool | None = None, room: int = 1 << 20
-    ) -> None:
+    def __init__(self, seed: int | str = 0, *, faults: Faults | None = None, room: int = 1 << 20) -> None:
         super().__init__(seed, Faults() if faults is None else faults)
-        self.safeguards = safeguards
         self.room = room
-        self.is_reliable = not self._faults.harms_frames if reliable is None else reliable
         self._loop: asyncio.AbstractEventLoop | None = None
         self._hosts: dict[str, Host] = {}
 
     def __repr__(self) -> str:
-        return f"SimulatedNetwork(seed={self.seed!r}, reliable={self.is_reliable}, faults={self._faults})"
+        return f"SimulatedNetwork(seed={self.seed!r}, faults={self._faults})"
 
     # ---- what tests and transports share
 
@@ -116,7 +110,7 @@ class SimulatedNetwork(Links):
 
         Args:
             name: the host, made if there is none yet.
-            main: what to run.
+            main: the coroutine to run.
 
         Returns:
             A future with its outcome; `HostKilledError` if the host is killed first. Cancelling it cancels the coroutine.
@@ -197,14 +191,16 @@ class SimulatedNetwork(Links):
         loop.call_at(host.frozen_until, _thaw, loop, host, context=contextvars.Context())
 
     def reset(self, a: str, b: str) -> None:
-        """Break every connection between two hosts."""
+        """Break every connection between two hosts. Of what is on its way from `a` to `b` an unknown part arrives, of the rest nothing."""
         now = self.loop.time()
+        broken: set[SimulatedChannel] = set()
         for source, target in ((a, b), (b, a)):
             host = self._hosts.get(source)
             for channel in [] if host is None else list(host.channels):
-                if channel.peer_name == target:
+                if channel.peer_name == target and channel.other_end not in broken:
                     self._hit(source, "reset")
                     channel.reset(now)
+                    broken.add(channel)
 
     # ---- protocol points
 

@@ -1,7 +1,7 @@
-"""What happened on a simulated network: a hash to compare runs by, counts per link, and which faults met which messages.
+"""Records of a simulated network: a hash to compare runs by, counts per link, and the messages that each fault has met.
 
 Note [Coverage]
-    A fault that is only likely may never meet the message it would break. Counting what has met what shows the holes: `coverage` counts
+    A random fault may never meet the message it would break. Counting which fault met which message shows such gaps: `coverage` counts
     (fault, kind of frame), `point_coverage` (protocol point, fault), where the point is the last one that the sender of the frame had
     reached, see `aiograd.distributed.failpoints`. The kind is read off frames that are sent in the clear; it is None for encrypted ones,
     and for what happens to a whole host.
@@ -24,14 +24,14 @@ HASHED = 256
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """What one direction between two hosts has carried so far."""
+    """Counts of one direction between two hosts."""
 
     #: frames handed in, and their bytes
     sent: int
     bytes: int
-    #: frames that arrived, doubles included
+    #: frames that arrived
     delivered: int
-    #: times that each kind of fault hit a frame
+    #: times that each kind of fault struck
     faults: Mapping[str, int] = field(default_factory=dict)
 
 

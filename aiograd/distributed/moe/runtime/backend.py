@@ -61,7 +61,7 @@ class ExpertBackend:
             One Tensor per input, zeros where there is no gradient, None for inputs that are not floating point.
 
         Raises:
-            ArgumentError: not one gradient per output. What the module raises.
+            ArgumentError: not one gradient per output. Exceptions of the module.
         """
         async with self._turn():
             leaves = [tensor.detach().requires_grad_(tensor.dtype.kind in "fc") for tensor in inputs]

@@ -5,7 +5,7 @@ Note [What travels together]
     step for them. Their results are given back to each sample. Who is waited for, who counts as lost and what a sample gets are decided
     for each sample, as if it had been asked for by itself; but a request that fails or is late is lost for all of its samples.
 
-    What an expert computes for a row may depend in its last bits on how many rows it gets, since BLAS takes other kernels for other shapes: an
+    An expert's output for a row may depend in its last bits on the number of rows it gets, since BLAS takes other kernels for other shapes: an
     expert that computes each row alone gives the bits it would give for that row by itself, others agree to rounding. Which rows are together
     depends on the arguments alone, never on timing, so the same call gives the same bits each time while nobody is lost and a worker batches
     nothing of other callers with it. ``max_rows=1`` asks for every row by itself.
@@ -43,13 +43,13 @@ _NOT_FINITE: Final = "its answer has values that are not finite"
 
 @dataclass(slots=True)
 class CallManyResult:
-    """What the experts answered.
+    """The answers of the experts.
 
     Attributes:
-        mask: booleans ``(batch, k)``: who answered; False too where a sample asked fewer than `k`.
-        outputs: a Tensor ``(batch, k, ...)``, zeros where `mask` is False; differentiable once. ``(batch, k)`` if nobody answered.
-        lost: who was left out, and why.
-        lost_in_backward: the same of backward passes through `outputs`.
+        mask: booleans ``(batch, k)``: True if the expert answered; False too where a sample asked fewer than `k`.
+        outputs: a Tensor ``(batch, k, ...)``, zeros where `mask` is False; differentiable once. ``(batch, k)`` if no expert answered.
+        lost: the experts that did not answer, with the reasons.
+        lost_in_backward: the same for backward passes through `outputs`.
         requests: how many were sent; backward sends one for each that was answered.
     """
 
@@ -155,7 +155,7 @@ class _Answers:
         return f"it answered {rows} rows with {found or 'nothing'}; expected one Tensor with as many rows"
 
     def complaint(self, answer: Answer) -> str | None:
-        """What is wrong with an answer. The first one without fault says what the others have to be like."""
+        """The fault of an answer, None if there is none. The first answer without a fault sets the shape and dtype of the others."""
         _, outputs = answer.value
         complaint = self._misshapen(answer.request, outputs)
         if complaint is not None:
@@ -171,7 +171,7 @@ class _Answers:
 
 @dataclass(slots=True, frozen=True)
 class _Record:
-    """What backward needs: not the result, whose outputs would make that a cycle."""
+    """The state that backward needs. It does not refer to the result, whose outputs would form a reference cycle."""
 
     rules: Rules
     requests: list[Request]

@@ -38,8 +38,8 @@ class Rules(NamedTuple):
         k_min: answers that each sample needs, or all of its experts where it asks fewer.
         timeout, timeout_after_k_min: seconds; None for no limit.
         on_loss: ``"raise"`` or ``"drop"``.
-        detect_anomalies: whether what is not finite counts as a failure.
-        what: what is being done, for messages.
+        detect_anomalies: True if values that are not finite count as a failure.
+        what: name of the operation, for messages.
     """
 
     k_min: int
@@ -51,12 +51,12 @@ class Rules(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """What came of a request.
+    """The outcome of a request.
 
     Attributes:
-        request: the rows that the answer is for; others of what was asked are lost.
-        value: whatever the call gave.
-        complaint: why the other rows are lost.
+        request: the rows that the answer is for; other rows of the request are lost.
+        value: the result of the call.
+        complaint: the reason why the other rows are lost.
     """
 
     request: Request

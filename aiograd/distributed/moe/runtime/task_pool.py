@@ -33,7 +33,7 @@ class _Task:
 
     @property
     def kind(self) -> tuple[Any, ...]:
-        """What rows must have in common to be in one batch."""
+        """Shapes and dtypes that rows must share to be in one batch."""
         return tuple((tensor.shape[1:], tensor.dtype) for tensor in self.rows)
 
 
@@ -75,7 +75,7 @@ class TaskPool:
 
         Raises:
             ArgumentError: more rows than `max_batch_size`, no Tensors, or different numbers of rows. DistributedError: the pool is closed.
-            What `fn` raises.
+            Exceptions of `fn`.
         """
         if self._is_closed:
             raise DistributedError("submit: this TaskPool has been closed")

@@ -1,0 +1,238 @@
+"""ProgramNode: the backward of one call of a compiled function, as one node of the graph.
+
+Note [Sums with uses elsewhere]
+    The eager pass adds the gradients of all uses of a tensor in the order of recording, uses outside of the compiled function included. Where the
+    program's uses come first in that order their sum is made inside of the program; where a later use outside of it comes first, the node
+    returns an `UnsummedGradient`, whose parts the engine adds to that. Either way the bits are those of the eager pass.
+
+Note [What a pass frees]
+    The saved arrays go with the pass, as those of any row. For passes that record a graph themselves the node also keeps the Tensors that the
+    program read: such a pass runs the rows again on Tensors and then the plain rules, node by node, as the eager pass would have.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.compiler.backward_code import BackwardWriter
+from aiograd.compiler.forward_code import is_needed, saved_names, sources
+from aiograd.compiler.program import Program, Value, ValueKind
+from aiograd.engine.validate import fit
+from aiograd.errors import GraphError
+from aiograd.graph.node import InputMetadata, Node, ReleasedVariables, _next_sequence
+from aiograd.modes import ModeScope
+from aiograd.ops.slice_gradient import dense
+from aiograd.tensors.core import counter_of, make
+from aiograd.tensors.modified import belongs_to_leaf, modified_error
+from aiograd.tensors.record import call
+from aiograd.trees import map_tree
+
+#: estimated nanoseconds of a statement beside its arithmetic
+STATEMENT_NS = 300.0
+
+
+class ProgramNode(Node):
+    """The backward of one call. See the module's Notes.
+
+    Args:
+        code: the program with its code, shared by all calls; a `ProgramCode`.
+        tensors: those that the program read: inputs, then captured Tensors.
+        arrays: those that the forward saved.
+    """
+
+    __slots__ = ("code", "_saved", "tensors", "versions", "counters")
+
+    is_builtin = True
+    holds_data = True
+    is_divisible = False
+    is_traceable = True
+
+    def __init__(self, code: Any, tensors: list[Any], arrays: tuple[Any, ...]) -> None:
+        self._seq = _next_sequence()
+        self._extra = None
+        self.code = code
+        self.next_nodes = tuple([tensors[number]._node for number in code.sources])
+        self.next_nrs = tuple([tensors[number]._nr for number in code.sources])
+        #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
+        self._saved: Any = arrays
+        self.tensors = tensors
+        self.versions = tuple([0 if tensor._vc is None else tensor._vc[0] for tensor in tensors])
+        #: version counters of outputs whose values are saved
+        self.counters: tuple[list[int], ...] = ()
+
+    num_inputs = property(lambda self: len(self.code.metadata))
+    has_repeats = property(lambda self: self.code.has_repeats)
+
+    @property
+    def name(self) -> str:
+        """``loss_ofBackward`` for a compiled function ``loss_of``."""
+        return f"{self.code.name}Backward"
+
+    @property
+    def device(self) -> str:
+        """Programs run on the host."""
+        return "cpu"
+
+    # ---------------------------------------------------------------- running
+
+    def vjp(self, g: Any) -> list[Any]:
+        """Gradients of all edges, from one gradient per output (None for one without)."""
+        return self._run(g, self.code.all_needed, self.code.all_needed)
+
+    def apply(self, grads: Sequence[Any]) -> list[Any]:
+        """As `vjp`."""
+        return self._run(grads, self.code.all_needed, self.code.all_needed)
+
+    def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> list[Any]:
+        """As `vjp`, only for the edges with `needs`."""
+        return self._run(g, tuple(needs), self.code.all_needed)
+
+    def run_repeats(self, grads: Sequence[Any], needs: tuple[bool, ...], begins: tuple[bool, ...]) -> list[Any]:
+        """As `vjp_part`; see Note [Sums with uses elsewhere].
+
+        Args:
+            begins: per edge, True if its gradient is the first in the sum at its target.
+        """
+        return self._run(grads, needs, begins)
+
+    def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
+        saved = self._saved
+        if isinstance(saved, ReleasedVariables):
+            raise saved.error(self.name)
+        self.check_versions(self.code.saved_places)
+        grads = [None if grad is None else dense(grad) for grad in grads]
+        key = (tuple([grad is not None for grad in grads]), needs, sums)
+        backward = self.code.backwards.get(key)
+        if backward is not None:
+            result: list[Any] = backward(saved, grads)
+            return result
+        writer = BackwardWriter(self.code.program, self, saved, grads, needs, sums)
+        result = writer.run()
+        self.code.add_backward(key, *writer.compiled())
+        return result
+
+    def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:
+        """As `vjp_part`; with `create_graph` on Tensors, through the graph that the eager call would have recorded."""
+        if not create_graph:
+            return self._run(grads, tuple(needs), self.code.all_needed)
+        if isinstance(self._saved, ReleasedVariables):
+            raise self._saved.error(self.name)
+        self.check_versions(range(len(self.tensors)))
+        return _through_rows(self.code.program, self.tensors, dict(zip(saved_names(self.code.program), self._saved, strict=True)), grads, needs)
+
+    def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """True: two runs for parts of the edges do part of the work twice."""
+        return True
+
+    # ---------------------------------------------------------------- saved values
+
+    def cannot_run(self) -> Exception:
+        """The error for a node whose saved values are gone."""
+        if isinstance(self._saved, ReleasedVariables):
+            return self._saved.error(self.name)
+        return GraphError(f"{self.name}: its saved values are not at hand")
+
+    def check_versions(self, places: Any) -> None:
+        """Raise if a Tensor that the backward needs has been modified in place since the call.
+
+        Args:
+            places: of those that matter, among inputs and captured Tensors.
+
+        Raises:
+            ModifiedError
+        """
+        for place in places:
+            tensor, expected = self.tensors[place], self.versions[place]
+            found = 0 if tensor._vc is None else tensor._vc[0]
+            if found != expected:
+                raise modified_error(f"a tensor that {self.code.name} has read", tensor.shape, found, expected, belongs_to_leaf(tensor))
+        for counter in self.counters:
+            if counter[0]:
+                raise modified_error(f"an output of {self.code.name}, which it saved", (), counter[0], 0, False)
+
+    def release_variables(self, released: ReleasedVariables | None = None) -> None:
+        """Drop the saved values."""
+        self._saved = released or ReleasedVariables()
+        self.tensors = []
+
+    # ---------------------------------------------------------------- metadata and cost
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata, ...]:
+        """Shape, dtype and device of each output."""
+        return self.code.metadata  # type: ignore[no-any-return]
+
+    def metadata_of(self, input_nr: int) -> InputMetadata:
+        """Shape, dtype and device of one output."""
+        return self.code.metadata[input_nr]  # type: ignore[no-any-return]
+
+    def cost_key(self) -> Any:
+        """The key of the estimate; None where a sweep, which does not say whose gradient comes first, cannot run the node."""
+        return None if self.has_repeats else self.code
+
+    def estimate(self) -> float:
+        """Estimated nanoseconds of one run."""
+        return self.code.estimate  # type: ignore[no-any-return]
+
+
+def estimate(program: Program) -> float:
+    """Estimated nanoseconds of the backward of a program."""
+    return sum(STATEMENT_NS + statement.cost for statement in program.statements if statement.node is not None)
+
+
+def output_counters(outputs: Sequence[Any], places: Sequence[int]) -> tuple[list[int], ...]:
+    """Version counters of those outputs whose values the backward needs, made new."""
+    return tuple([counter_of(outputs[place]) for place in places])
+
+
+def _through_rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any], grads: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
+    """Gradients of the edges as Tensors that can be differentiated again: the rows run once more, and then the rules of their nodes."""
+    known: dict[str, Any] = {}
+    for value, tensor in zip((*program.inputs, *program.captured), tensors, strict=True):
+        known[value.name] = tensor
+    nodes: list[Any] = []
+    with ModeScope(grad=True, trace=None, collect=None):
+        for statement in program.statements:
+            if not statement.is_row:
+                known.update({value.name: make(saved[value.name]) for value in statement.outputs})
+                nodes.append(None)
+                continue
+            arrays = tuple([None if value is None else _in_place_of(value, known) for value in statement.arrays])
+            statics = map_tree(lambda value: known[value.name]._data, statement.statics, Value)
+            if statement.node is None:
+                with ModeScope(grad=False):
+                    result = call(statement.op, arrays, statics)
+            else:
+                result = call(statement.op, arrays, statics)
+            made = (result,) if statement.op.outputs == 1 else result
+            nodes.append(next((tensor._node for tensor in made if tensor._node is not None), None))
+            known.update({value.name: tensor for value, tensor in zip(statement.outputs, made, strict=True)})
+    sums: dict[str, Any] = {value.name: grad for value, grad in zip(program.outputs, grads, strict=True) if grad is not None}
+    places, _ = sources(program)
+    targets = {place: k for k, place in enumerate(places)}
+    results: list[Any] = [None] * len(places)
+    inputs = len(program.inputs)
+    for statement, node in zip(reversed(program.statements), reversed(nodes), strict=True):
+        if statement.node is None:
+            continue
+        given = [sums.pop(value.name, None) for value in statement.outputs]
+        has_gradient = node is not None and any(grad is not None for grad in given)
+        outputs: Any = node.compute(given, tuple(child is not None for child in node.next_nodes), None, True) if has_gradient else None
+        for i in range(len(statement.arrays)):
+            if not is_needed(statement, i):
+                continue
+            target: Any = statement.arrays[i]
+            grad = None if outputs is None or outputs[i] is None else fit(outputs[i], target.shape, target.dtype, node, i)
+            if target.kind is not ValueKind.COMPUTED:
+                k = targets[target.index if target.kind is ValueKind.INPUT else inputs + target.index]
+                if grad is not None and needs[k]:
+                    results[k] = grad if results[k] is None else results[k] + grad
+            elif grad is not None:
+                sums[target.name] = grad if target.name not in sums else sums[target.name] + grad
+    return results
+
+
+def _in_place_of(value: Value, known: dict[str, Any]) -> Any:
+    tensor = known[value.name]
+    return tensor if value.records or tensor._node is None else make(tensor._data, shared_with=tensor)

@@ -1,0 +1,181 @@
+"""Program: the rows of one recorded call in static single assignment form, as data.
+
+Note [Values]
+    A value is an array of known shape and dtype, made once. Where it comes from is in its kind:
+
+    =========  =========================================================================================
+    INPUT      a Tensor or array among the arguments
+    CAPTURED   a Tensor from elsewhere, found by identity and read at every run
+    COMPUTED   an output of a statement
+    =========  =========================================================================================
+
+    Numbers and arrays that were made while recording are captured too: nobody else can change them.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from aiograd.ops.op import ROWS, Fused, Op
+from aiograd.trees import leaves_of
+from aiograd.types import Shape
+
+#: gives the part of the package that draws, which lies above this one; appended by the top of the package
+DRAWING: list[Callable[[], Any]] = []
+
+
+class ValueKind(enum.Enum):
+    """See Note [Values]."""
+
+    INPUT = "i"
+    CAPTURED = "c"
+    COMPUTED = "v"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Value:
+    """An array of the program.
+
+    Attributes:
+        kind, index: where it comes from, see Note [Values]; the index counts within its kind.
+        shape, dtype: of every run.
+        records: True if it had a place in the graph while recording.
+    """
+
+    kind: ValueKind
+    index: int
+    shape: Shape
+    dtype: np.dtype[Any]
+    records: bool
+
+    @property
+    def name(self) -> str:
+        """As the program's source calls it: ``i0``, ``c0``, ``v0``."""
+        return f"{self.kind.value}{self.index}"
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Statement:
+    """One row of the program.
+
+    Attributes:
+        op: the row.
+        arrays: its array arguments, None where one is absent.
+        statics: its static arguments; Values among them, also in tuples, lists and slices, stand for their arrays.
+        fused: the kernels that the forward runs with; None: the row's own forward.
+        outputs: the values that it makes.
+        node: class of the node that was recorded for it; None: nothing of it is differentiated.
+        place: file and line of the user's code, ``model.py:12``.
+        line: the text of that line.
+    """
+
+    op: Op
+    arrays: tuple[Value | None, ...]
+    statics: dict[str, Any]
+    fused: Fused | None
+    outputs: tuple[Value, ...]
+    node: type[Any] | None
+    place: str
+    line: str
+
+    @property
+    def is_row(self) -> bool:
+        """True for a row of the op tables, which can run again; False for a random draw and for an effect, which has no outputs."""
+        return ROWS.get(self.op.name) is self.op
+
+    @property
+    def cost(self) -> float:
+        """Estimated nanoseconds of its backward."""
+        cost = self.op.cost
+        shapes = tuple(() if value is None else value.shape for value in self.arrays)
+        main = max((value.shape for value in self.outputs), key=math.prod, default=())
+        return float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
+
+
+@dataclass(eq=False)
+class Program:
+    """The statements that one signature of a compiled function runs.
+
+    Attributes:
+        signature: of the arguments, for people.
+        inputs, captured: values that come from elsewhere; `tensors` has the captured Tensors themselves.
+        statements: in the order of recording.
+        outputs: values that the function returns, in the order of its result's leaves.
+        source: text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line.
+    """
+
+    signature: str
+    inputs: tuple[Value, ...]
+    captured: tuple[Value, ...]
+    tensors: tuple[Any, ...]
+    statements: tuple[Statement, ...]
+    outputs: tuple[Value, ...]
+    source: str = field(default="", compare=False)
+
+    @property
+    def arena_bytes(self) -> int:
+        """Bytes of all that one run computes."""
+        return sum(value.nbytes for value in self.computed())
+
+    def dot(self, *, max_nodes: int = 10_000) -> str:
+        """The program as DOT text; see `aiograd.viz.program_dot`."""
+        return str(DRAWING[0]().program_dot(self, max_nodes=max_nodes))
+
+    def svg(self, *, max_nodes: int = 1000) -> str:
+        """The program as an SVG picture; see `aiograd.viz.program_svg`."""
+        return str(DRAWING[0]().program_svg(self, max_nodes=max_nodes))
+
+    def computed(self) -> Iterator[Value]:
+        """Every value that a statement makes."""
+        for statement in self.statements:
+            yield from statement.outputs
+
+    def __str__(self) -> str:
+        lines = [
+            f"program for {self.signature}: {len(self.statements)} statements",
+            f"{'value':<8}{'row':<20}{'shape':<18}{'dtype':<10}{'live bytes':>12}{'ns':>12}  line",
+        ]
+        live, last = 0, self.last_uses()
+        for number, statement in enumerate(self.statements):
+            live += sum(value.nbytes for value in statement.outputs)
+            value = statement.outputs[0] if statement.outputs else None
+            made = f"{'':<8}" if value is None else f"{value.name:<8}"
+            kind = f"{'':<28}" if value is None else f"{list(value.shape)!s:<18}{value.dtype!s:<10}"
+            lines.append(f"{made}{statement.op.name:<20}{kind}{live:>12,}{statement.cost:>12,.0f}  {statement.place}: {statement.line}")
+            live -= sum(value.nbytes for value in last.get(number, ()))
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"<Program for {self.signature}: {len(self.statements)} statements>"
+
+    def last_uses(self) -> dict[int, list[Value]]:
+        """By number of a statement: computed values that the forward needs no more after it."""
+        at: dict[Value, int] = {}
+        for number, statement in enumerate(self.statements):
+            for value in statement.outputs:
+                at[value] = number
+            for value in values_in((statement.arrays, statement.statics)):
+                if value in at:
+                    at[value] = number
+        for value in self.outputs:
+            at.pop(value, None)
+        found: dict[int, list[Value]] = {}
+        for value, number in at.items():
+            found.setdefault(number, []).append(value)
+        return found
+
+
+def values_in(tree: Any) -> list[Value]:
+    """The Values in nested tuples, lists, dicts and slices."""
+    return leaves_of(tree, Value)

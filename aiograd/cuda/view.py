@@ -1,0 +1,74 @@
+"""BufferView: which elements of a buffer an array has, and where they lie; what can be known of an array at once."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.cuda.buffer import Buffer
+from aiograd.cuda.core import DeviceCore
+from aiograd.cuda.layout import is_contiguous
+from aiograd.types import Shape
+
+
+class BufferView:
+    """Elements of a buffer.
+
+    Args:
+        buffer: the memory they lie in.
+        offset: bytes from the start of the buffer to the first element.
+        shape, strides: elements per axis, and bytes between neighbours along it.
+        dtype: of the elements.
+        base: the array whose memory this is, None where it has its own.
+    """
+
+    __slots__ = ("buffer", "offset", "shape", "strides", "dtype", "base", "__weakref__")
+
+    def __init__(self, buffer: Buffer, offset: int, shape: Shape, strides: Shape, dtype: np.dtype[Any], base: BufferView | None) -> None:
+        self.buffer = buffer
+        self.offset = offset
+        self.shape = shape
+        self.strides = strides
+        self.dtype = dtype
+        self.base = base
+
+    @property
+    def device(self) -> DeviceCore:
+        """Where it lives."""
+        return self.buffer.device
+
+    @property
+    def ndim(self) -> int:
+        """Number of axes."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return math.prod(self.shape)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes of an element."""
+        return self.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all elements."""
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def is_contiguous(self) -> bool:
+        """True if the elements lie in C order without gaps."""
+        return is_contiguous(self.shape, self.strides, self.dtype.itemsize)
+
+    @property
+    def is_whole(self) -> bool:
+        """True if it is all of its buffer, in C order."""
+        return self.offset == 0 and self.is_contiguous and self.nbytes == self.buffer.nbytes
+
+    def flush(self) -> None:
+        """Launch what is pending, so that commands that come later find the values."""
+        self.buffer.flush()

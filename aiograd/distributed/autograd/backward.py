@@ -1,0 +1,473 @@
+"""BackwardPasses: backward passes across workers, on the initiator and on the workers that take part.
+
+See `participant` for the life of one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed import failpoints
+from aiograd.distributed.autograd.context import Context, PassId
+from aiograd.distributed.autograd.context_table import ContextTable, is_place
+from aiograd.distributed.autograd.crossing import Crossing, crossings
+from aiograd.distributed.autograd.discovery import DOWN, UP, send_node
+from aiograd.distributed.autograd.exchange import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART
+from aiograd.distributed.autograd.participant import PassParticipant
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.limits import check_number
+from aiograd.distributed.rpc.timers import expire_at, wait_for
+from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.selection import Selection
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommitUnknown,
+    ContextError,
+    DeadlineError,
+    NoGraphError,
+    PassAbortedError,
+    ProtocolError,
+    WorkerLostError,
+)
+from aiograd.graph.node import Node, _next_sequence
+from aiograd.modes import ModeScope
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.passes import start_grad
+from aiograd.transaction import AbortDecided, Coordinator, Outcome, PeerLost, TransactionState
+from aiograd.types import Array
+
+MODES = ("smart", "fast")
+
+
+@dataclass(slots=True)
+class PassRequest:
+    """The roots, seeds and options of a pass."""
+
+    roots: Sequence[tuple[Node, int]]
+    seeds: Sequence[Array]
+    retain_graph: bool
+    create_graph: bool
+    smart: bool
+    what: str = "ctx.backward()"
+    #: in a selective pass: the local pass that it replaces
+    wanted: GraphTask | None = None
+
+    @classmethod
+    def of(cls, task: GraphTask, smart: bool) -> PassRequest:
+        """The request for a pass over several workers in place of a local pass that has not begun."""
+        return cls(task.roots, task.plan.seeds, task.keep_graph, task.create_graph, smart, "grad()", task)
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of the initiator's GraphTask."""
+        if self.wanted is None or not isinstance(plan := self.wanted.plan, Selection):
+            return {}
+        return {"inputs": plan.inputs, "accumulate": plan.accumulate, "keepers": plan.keepers, "require_inputs": plan.require_inputs}
+
+
+class BackwardPasses:
+    """The contexts of a worker, and the passes in which it takes part.
+
+    Args:
+        core: the worker.
+    """
+
+    def __init__(self, core: WorkerCore) -> None:
+        self.core = core
+        self.contexts = ContextTable(core.name, core.endpoint.incarnation, core.limits, core.entropy, self)
+        #: passes that this worker took part in, by their ends
+        self.committed = self.aborted = 0
+        self._first = int.from_bytes(core.entropy(4), "little") << 16
+        core.handlers.update(
+            {
+                Kind.MARK: self.on_mark,
+                Kind.GRADIENT: self.on_gradient,
+                Kind.COMMIT: self.on_commit,
+                Kind.ABORT: self.on_abort,
+                Kind.OUTCOME: self.on_outcome,
+            }
+        )
+        core.on_lost.append(self.on_lost)
+
+    # ---------------------------------------------------------------- on the initiator
+
+    def backward(self, context: Context, roots: tuple[Any, ...], retain_graph: bool, create_graph: bool, mode: str, timeout: float | None) -> Any:
+        """Check the arguments at once and return the coroutine of `Context.backward`."""
+        smart = self._is_smart("ctx.backward", mode, timeout)
+        context.check_open()
+        if not roots:
+            raise ArgumentError("ctx.backward(): No tensors provided for gradient computation.")
+        for i, root in enumerate(roots):
+            if not isinstance(root, TensorCore):
+                raise ArgumentTypeError(f"ctx.backward(): root {i} is a {type(root).__name__}; expected a Tensor of this worker")
+            if not root.requires_grad:
+                raise NoGraphError(f"ctx.backward(): requires_grad not set on root {i}: it does not depend on anything that requires grad")
+            if root.size != 1:
+                raise ArgumentError(f"ctx.backward(): root {i} of shape {list(root.shape)} is not a scalar, all roots need to be scalar")
+            if root.grad_fn is None:
+                raise NoGraphError(f"ctx.backward(): root {i} does not have a valid gradient function: it is a leaf")
+        seeds: list[Any] = [np.ones_like(root._data) for root in roots]
+        if create_graph:
+            seeds = [make(seed) for seed in seeds]
+        return self._backward(context, PassRequest([(root._node, root._nr) for root in roots], seeds, retain_graph, create_graph, smart), timeout)
+
+    async def _backward(self, context: Context, request: PassRequest, timeout: float | None) -> None:
+        await self.run(context, request, timeout)
+
+    def grad(
+        self, context: Context, outputs: Any, inputs: Any, grad_outputs: Any, mode: str, timeout: float | None, options: Mapping[str, Any]
+    ) -> Any:
+        """Check the arguments at once and return the coroutine of `Context.grad`."""
+        smart = self._is_smart("ctx.grad", mode, timeout)
+        context.check_open()
+        return start_grad("ctx.grad()", outputs, inputs, grad_outputs, run=functools.partial(self._selected, context, smart, timeout), **options)
+
+    def _is_smart(self, what: str, mode: Any, timeout: float | None) -> bool:
+        """True if the mode of a pass is ``"smart"``; raises if the mode or the timeout is invalid."""
+        if not isinstance(mode, str) or mode.lower() not in MODES:
+            raise ArgumentError(f"{what}(mode={mode!r}): expected 'smart' or 'fast'")
+        if timeout is not None:
+            check_number(f"{what}(): timeout", timeout, self.core.limits.max_deadline, "Limits.max_deadline")
+        return mode.lower() == "smart"
+
+    async def _selected(self, context: Context, smart: bool, timeout: float | None, task: GraphTask) -> list[Any]:
+        return (await self.run(context, PassRequest.of(task, smart), timeout)).result
+
+    async def carry(self, task: GraphTask) -> bool:
+        """See `RecvNode.carry`."""
+        found = await crossings(task)
+        if not found:
+            return False
+        context = found[0].context
+        if context is None or context.is_released:
+            raise ContextError(f"a pass reaches values that came from {found[0].peer}, whose context is being released")
+        request = PassRequest.of(task, True)
+        task.hand_over()
+        task.adopt(await context.runner.run(context, request))
+        return True
+
+    async def run(self, context: Context, request: PassRequest, timeout: float | None = None) -> GraphTask:
+        """Run a pass that starts here; returns this worker's GraphTask."""
+        context.check_open()
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self.core.time_for(timeout)
+        scope = SCOPE.get()
+        if scope is not None and scope.context is context and scope.is_in_pass:
+            return await self._initiate(context, request, deadline)  # nested: the outer pass waits for this one
+        if context.turn is None:
+            context.turn = asyncio.Lock()
+        try:
+            async with asyncio.timeout(None) as clock:
+                expire_at(self.core.endpoint.context, clock, deadline)
+                await context.turn.acquire()
+        except TimeoutError:
+            raise DeadlineError(f"{request.what}: another pass in context {context.id} did not end before this one's deadline") from None
+        try:
+            return await self._initiate(context, request, deadline)
+        finally:
+            context.turn.release()
+
+    async def _initiate(self, context: Context, request: PassRequest, deadline: float) -> GraphTask:
+        core, wanted = self.core, request.wanted
+        context.check_open()
+        context.next_pass += 1
+        pass_id = (core.name, self._first + context.next_pass)
+        scope = SCOPE.get()
+        place = (*(scope.place if scope is not None and scope.worker is core.worker else ()), -_next_sequence())
+        part = PassParticipant(
+            core, context, pass_id, retain_graph=request.retain_graph, smart=request.smart, deadline=deadline, on_end=self._ended,
+            create_graph=request.create_graph, place=place, is_selective=wanted is not None, crossing=None if wanted is None else Crossing(wanted),
+        )  # fmt: skip
+        try:
+            try:
+                async with asyncio.timeout(None) as clock:
+                    expire_at(core.endpoint.context, clock, deadline)
+                    if part.smart:
+                        names, _ = await part.walk.mark([node for node, _ in request.roots])
+                        part.others = sorted(names)
+                        if wanted is not None and isinstance(wanted.plan, Selection):
+                            await part.walk.rise([node for node, _ in wanted.plan.inputs])
+                    else:
+                        part.sends.update(dict.fromkeys(context.send_nodes.values()))
+                    if part.error is not None:
+                        raise part.error
+                    task = part.start(request.roots, request.seeds, self._surroundings(context, part), request.options)
+                    await part.wait_ended()
+            except TimeoutError:
+                if not clock.expired():
+                    raise
+                raise DeadlineError(
+                    f"{request.what} in context {context.id} did not end before its deadline: {part.describe()}"
+                ) from None
+        except BaseException as error:
+            await self._given_up(part, error)
+            raise
+        await self._settled(part)
+        return task
+
+    async def _given_up(self, part: PassParticipant, error: BaseException) -> None:
+        """Called when waiting for the pass was cancelled or timed out: abort it everywhere; if it has been committed, end its hooks and callbacks."""
+        part.reason = type(error).__name__
+        part.stop(error if isinstance(error, Exception) else PassAbortedError(f"a pass was cancelled on {self.core.name}"))
+        if not part.is_decided:
+            aborting = self.core.spawn(self._abort(part), "abort")
+            await wait_for(self.core.endpoint.context, aborting, self._patience(part))
+            return
+        error.committed = True  # type: ignore[attr-defined]
+        await self._spread(part)
+
+    def _patience(self, part: PassParticipant) -> float:
+        """Seconds to wait for acknowledgements of the end of a pass, little more than for it; after that, workers are told in the background."""
+        return part.left() + self.core.limits.heartbeat / 2
+
+    async def _abort(self, part: PassParticipant) -> None:
+        try:
+            await part.wait_ended()
+        finally:
+            part.introduce()  # who has turned up since is told as well
+            await part.wait_told()
+
+    async def _spread(self, part: PassParticipant) -> None:
+        """Called when waiting is cancelled after the commit: let hooks here end, and wait a moment until the other workers are told."""
+        try:
+            await part.wait_ended()
+            if part.pending_decision is not None:
+                await wait_for(self.core.endpoint.context, part.pending_decision, min(self.core.limits.silence, self._patience(part)))
+        except asyncio.CancelledError as again:
+            again.committed = True  # type: ignore[attr-defined]
+            raise
+        finally:
+            _note_doubt(part)
+
+    async def _settled(self, part: PassParticipant) -> None:
+        """Wait for the other workers after the pass has ended on this one, and raise the errors of the pass."""
+        error = part.error
+        if part.state is not TransactionState.COMMITTED:
+            error = error or PassAbortedError("the pass was aborted")
+            await self._given_up(part, error)
+            raise error
+        if part.pending_decision is not None:
+            try:
+                await wait_for(self.core.endpoint.context, part.pending_decision, self._patience(part))
+            except asyncio.CancelledError as cancelled:
+                cancelled.committed = True  # type: ignore[attr-defined]
+                await self._spread(part)
+                raise
+        unknown = _note_doubt(part)
+        if error is not None:
+            raise error
+        if unknown:
+            first = part.tell_errors[unknown[0]]
+            lost = CommitUnknown(
+                f"the gradients of this pass are committed on {self.core.name}, and {', '.join(unknown)} could not be told ({first}). Do not "
+                "step with the gradients of this context: restore a lost worker from a checkpoint and run the pass again in a new one.",
+                workers=unknown,
+            )
+            lost.committed = True
+            raise lost from first
+        for failure in part.tell_errors.values():
+            if not part.is_selective or getattr(failure, "committed", False):
+                raise failure
+
+    # ---------------------------------------------------------------- on workers that take part
+
+    async def on_mark(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[int]]:
+        """See `Kind.MARK`."""
+        context, pass_id, (edges, *way) = self._parse(caller, value, 1, 2)
+        if not isinstance(edges, list) or way not in ([], [DOWN], [UP]):
+            raise ProtocolError("a malformed MARK request, which asks for the participants of a pass", code="mark")
+        part = context.parts.get(pass_id)
+        if part is not None and part.task is not None:
+            raise PassAbortedError("edge discovery of a pass goes on although the pass is running already")
+        if way == [UP]:
+            if part is None:
+                raise PassAbortedError("edge discovery of a pass goes on although the pass was aborted here")
+            return [], await part.walk.rise(part.walk.take_recvs(edges, caller.name), caller.name)
+        for edge in edges:
+            send_node(context, edge, caller.name)  # before anything is made
+        if part is None:
+            part = self._join(context, pass_id, SMART | (SELECTIVE if way else 0), timeout)
+        names, back = await part.walk.mark(part.walk.take_sends(edges, caller.name), caller.name)
+        return sorted({*names, self.core.name}), back
+
+    async def on_gradient(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
+        """See `Kind.GRADIENT`."""
+        failpoints.reach("bwd.before_receive")
+        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4)
+        if not (flags.__class__ is int and isinstance(others, list) and isinstance(bundle, tuple) and bundle):
+            raise ProtocolError("malformed gradients", code="gradient")
+        if bool(flags & CREATE) != bool(rest) or (rest and not is_place(rest[0])):
+            raise ProtocolError("gradients of a pass that records a graph without a place in it", code="gradient")
+        send_node(context, bundle[0], caller.name)
+        part = context.parts.get(pass_id)
+        if part is None:
+            if flags & SMART:
+                raise PassAbortedError(f"gradients of message {bundle[0]} for a pass that has not asked for them: it was given up here")
+            part = self._join(context, pass_id, flags, timeout)
+            part.sends.update(dict.fromkeys(context.send_nodes.values()))
+        if part.error is not None:  # it is being wound up, and waits for nothing
+            raise part.error
+        part.retain_graph = bool(flags & RETAIN)
+        part.create_graph = bool(flags & CREATE)
+        part.is_selective = bool(flags & SELECTIVE)
+        send, arrays = await part.gradients.parse(bundle, caller.name)
+        failpoints.reach("bwd.after_receive")
+        if part.error is not None:
+            raise part.error
+        is_first = part.task is None
+        if is_first:
+            part.others = sorted({*part.others, *(name for name in others if name.__class__ is str)})
+            part.parent = part.gradients.asker = caller.name
+            part.place = tuple(rest[0]) if rest else ()
+            failpoints.reach("bwd.before_compute")
+            anomaly = bool(flags & NAN) if flags & ANOMALY else None
+            with ModeScope(profiler=self.core.profiler, anomaly=anomaly, collect=context.recorder(part.place) if rest else None):
+                part.start(context=self._surroundings(context, part))
+        if part.task is not None:
+            part.task.deliver(send, arrays)
+        if not is_first:
+            return [self.core.name], []
+        try:
+            await part.wait_prepared()
+        except asyncio.CancelledError:
+            part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
+            raise
+        failpoints.reach("bwd.before_ack")
+        return sorted({*part.behind, self.core.name}), await part.gradients.answer()
+
+    async def on_commit(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
+        """See `Kind.COMMIT`."""
+        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+        part = context.parts.get(pass_id)
+        if part is None:
+            if context.history.outcome(pass_id) is not Outcome.COMMITTED:
+                raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
+            return True
+        if caller.name != part.initiator or not part.commit():
+            raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
+        failpoints.reach("commit.half")
+        try:
+            await part.wait_ended()
+        except asyncio.CancelledError:
+            part.stop(DeadlineError(f"{caller.name} waits no longer for hooks and callbacks of a pass"))
+            raise
+        if part.error is not None:
+            raise part.error
+        failpoints.reach("commit.before_reply")
+        return True
+
+    async def on_abort(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
+        """See `Kind.ABORT`."""
+        context, pass_id, (reason,) = self._parse(caller, value, 1, ended=True)
+        part = context.parts.get(pass_id)
+        if part is None:
+            if context.history.outcome(pass_id) is Outcome.UNKNOWN:  # never heard of, or in doubt
+                context.in_doubt.discard(pass_id)
+                context.history.remember(pass_id, Outcome.ABORTED)
+            return True
+        if part.is_decided:
+            return True
+        error = PassAbortedError(f"the pass was given up by {caller.name}: {str(reason)[:200]}")
+        is_news = part.fail(error, None if part.is_initiator else AbortDecided())
+        await part.wait_ended()
+        if is_news or caller.name == part.initiator:
+            await part.wait_told()
+        return True
+
+    async def on_outcome(self, caller: PeerIdentity, value: Any, timeout: float) -> str:
+        """See `Kind.OUTCOME`."""
+        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+        part = context.parts.get(pass_id)
+        return (part.transaction.outcome if part is not None else context.history.outcome(pass_id)).value
+
+    def _parse(self, caller: PeerIdentity, value: Any, *more: int, ended: bool = False) -> tuple[Context, PassId, tuple[Any, ...]]:
+        """The beginning of a message about a pass: the context, the pass, and a number of further values that is in `more`."""
+        if not (isinstance(value, tuple) and len(value) - 3 in more and value[1].__class__ is str and value[2].__class__ is int):
+            raise ProtocolError("a malformed message about a backward pass", code="pass")
+        context = self.contexts.find(value[0], caller, self.core.now())
+        pass_id = (value[1], value[2])
+        if pass_id in context.history and not ended:
+            outcome = context.history.outcome(pass_id)
+            raise PassAbortedError(f"the pass is over on {self.core.name} already ({outcome}): too late for more of it")
+        return context, pass_id, value[3:]
+
+    def _join(self, context: Context, pass_id: PassId, flags: int, timeout: float) -> PassParticipant:
+        if pass_id[0] == self.core.name:
+            raise PassAbortedError(f"{self.core.name} has started no such pass")
+        loop = asyncio.get_running_loop()
+        part = PassParticipant(
+            self.core, context, pass_id, retain_graph=bool(flags & RETAIN), smart=bool(flags & SMART), deadline=loop.time() + timeout,
+            on_end=self._ended, is_selective=bool(flags & SELECTIVE),
+        )  # fmt: skip
+        part.expire_at(part.deadline - min(0.02, timeout * 0.1))  # before the request itself expires, so that the reason travels
+        return part
+
+    def _ended(self, part: PassParticipant) -> None:
+        if part.state is TransactionState.COMMITTED:
+            self.committed += 1
+        else:
+            self.aborted += 1
+
+    def _surroundings(self, context: Context, part: PassParticipant) -> contextvars.Context:
+        """The contextvars.Context in which this worker's part runs: the distributed context is current in hooks."""
+        surroundings = contextvars.copy_context()
+        place = part.place[:-1] if part.is_initiator else part.place
+        surroundings.run(SCOPE.set, Scope(self.core.worker, context, context.principal, part.deadline, place, is_in_pass=True))
+        return surroundings
+
+    # ---------------------------------------------------------------- lost workers and released contexts
+
+    def on_lost(self, identity: PeerIdentity, error: WorkerLostError) -> None:
+        """Called when a worker is lost: abort passes that need it, and ask the other workers for the outcome of passes that it was to decide."""
+        name = identity.name
+        for context in self.contexts:
+            if context.principal != identity.principal:
+                continue
+            for part in list(context.parts.values()):
+                if part.is_initiator:
+                    if name in {*part.others, *part.downstream, *part.behind}:
+                        part.fail(error, PeerLost())
+                elif part.transaction.is_prepared:
+                    if name in (part.initiator, part.parent):  # who is lost may have been the only one who could tell of the decision
+                        part.ask_around()
+                elif name == part.initiator and part.state is TransactionState.ACTIVE:
+                    part.fail(error, PeerLost())
+                    part.tell_abort({*part.others, *part.downstream})
+
+    def on_released(self, context: Context) -> Sequence[PassParticipant]:
+        """Abort the passes of a context that is being released."""
+        parts = list(context.parts.values())
+        for part in parts:
+            if self.core.is_closing and not part.is_initiator:
+                part.stop(self.core.closed_error("GRADIENT"))
+            else:
+                part.stop(ContextError(f"context {context.id} was released while a backward pass was running in it"))
+        return parts
+
+
+def _unknown(part: PassParticipant) -> tuple[str, ...]:
+    """Workers that have gradients to commit and have not acknowledged the commit of the pass."""
+    if part.is_selective or not isinstance(part.transaction, Coordinator):
+        return ()
+    return tuple(sorted(part.transaction.unacknowledged))
+
+
+def _note_doubt(part: PassParticipant) -> tuple[str, ...]:
+    """Mark the pass as in doubt in its context until all workers have acknowledged the commit; returns the workers that have not."""
+    unknown = _unknown(part)
+    if unknown:
+        part.context.in_doubt.add(part.pass_id)
+        if part.pending_decision is not None and not part.pending_decision.done():  # telling them goes on
+            part.pending_decision.add_done_callback(lambda _: None if _unknown(part) else part.context.in_doubt.discard(part.pass_id))
+    return unknown

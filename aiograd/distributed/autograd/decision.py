@@ -1,0 +1,72 @@
+"""The messages about the end of a pass: telling other workers the decision, and asking them for it.
+
+Note [Aborts by participants]
+    Any worker whose part is not prepared may abort, because the initiator cannot have decided to commit without it. So prepared parts may rely on
+    the abort of such a worker.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+
+from aiograd.distributed import failpoints
+from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.kinds import Kind
+from aiograd.errors import DistributedError, Overloaded, PassAbortedError, RemoteError, WorkerLostError
+from aiograd.transaction import Acknowledged, Coordinator, Outcome, OutcomeReply, Tell, TellFailed, TransactionEvent, Trouble, Unanswered
+
+
+async def tell_commit(part: PassRecord, others: Iterable[str]) -> None:
+    """Tell the other workers that the pass is committed; errors of that, and of their hooks after the commit, go to `PassRecord.tell_errors`."""
+    failpoints.reach("commit.half")
+    try:
+        await asyncio.gather(*(_tell_commit(part, name) for name in others))
+    finally:
+        part.context.history.held.discard(part.pass_id)
+
+
+async def _tell_commit(part: PassRecord, name: str) -> None:
+    transaction, now = part.transaction, asyncio.get_running_loop().time
+    until = transaction.tell_until if isinstance(transaction, Coordinator) else now()
+    while True:
+        event: TransactionEvent = Acknowledged(name)
+        try:
+            await part.core.request(name, Kind.COMMIT, part.address(), max(until - now(), 0.001), part.context.principal)
+            del part.tell_errors[name]
+        except Exception as error:
+            part.tell_errors[name] = error
+            if not getattr(error, "committed", False):
+                event = TellFailed(name, _trouble(error))
+        again = [command.after for command in transaction.handle(event, now()) if isinstance(command, Tell)]
+        if not again:
+            return
+        await asyncio.sleep(again[0])
+
+
+def _trouble(error: Exception) -> Trouble:
+    if isinstance(error, WorkerLostError):
+        return Trouble.LOST
+    is_short = error.type_name.endswith("MemoryError") if isinstance(error, RemoteError) else isinstance(error, Overloaded | MemoryError)
+    return Trouble.BUSY if is_short else Trouble.REFUSED
+
+
+async def tell_abort(part: PassRecord, others: Iterable[str], reason: str) -> None:
+    """Tell other workers that the pass is aborted, and wait a moment for their answers, so that they have released the pass when this returns."""
+    core = part.core
+    value = (*part.address(), reason)
+    requests = [core.request(name, Kind.ABORT, value, core.limits.silence, part.context.principal) for name in sorted({*others} - {core.name})]
+    await asyncio.gather(*requests, return_exceptions=True)
+
+
+async def ask(part: PassRecord, peer: str) -> None:
+    """Ask a worker for the outcome of the pass."""
+    core = part.core
+    event: TransactionEvent = Unanswered(peer)
+    try:
+        word = await core.request(peer, Kind.OUTCOME, part.address(), core.limits.silence, part.context.principal)
+        event = OutcomeReply(peer, Outcome(word))
+    except (DistributedError, MemoryError, ValueError):
+        pass
+    if not part.has_ended:
+        part.handle(event, PassAbortedError(f"the pass was aborted: {peer} says so"))

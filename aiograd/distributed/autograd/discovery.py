@@ -1,0 +1,247 @@
+"""EdgeDiscovery: finds the edges that the roots of a pass depend on, before gradients flow.
+
+The initiator walks its graph from the roots. Where the walk reaches a recv node, the worker behind it goes on from the send node of the same
+edge, and so on; a worker answers once everything behind it has been walked. So no worker waits for the gradient of a remote result that
+the roots do not depend on.
+
+Note [Edges of the asker]
+    Most edges lead back to the worker's caller. So edges of the worker that asked are returned in the answer instead of
+    asking it in turn.
+
+Note [A walk that fails]
+    The walk itself does not tell the workers that it has asked already: each worker tells those when its own part is aborted
+    (see `PassParticipant.fail`), and asks no others any more.
+
+Note [The walk from the wanted inputs]
+    A pass that wants some inputs of its initiator walks once more, the other way: from those inputs up to the marked send nodes that lead to
+    them, on from the recv nodes of these edges, and so on. Only edges that both walks have found carry gradients. A worker without such
+    edges does nothing, and its part ends with the commit.
+
+Source: PyTorch RFC 23110 ("SMART mode"), which sends the whole lineage with every call instead; the walk costs no bytes in forward.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.autograd.nodes import RecvNode, SendNode
+from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.kinds import Kind
+from aiograd.engine.run.together import together
+from aiograd.errors import ContextError, ProtocolError, WorkerLostError
+from aiograd.graph.node import Node
+
+#: the number of nodes that a walk visits between two readings of the clock
+STRIDE = 512
+#: seconds that a walk may block the loop
+BUDGET = 0.0015
+#: the last value of a MARK: the direction of the walk, in a pass that wants some inputs only
+DOWN, UP = 0, 1
+
+
+class EdgeDiscovery:
+    """One worker's part of the walk of one pass.
+
+    Args:
+        part: the worker's record of the pass.
+    """
+
+    __slots__ = ("leading", "sends", "_part", "_visited", "_parents", "_began", "_time")
+
+    def __init__(self, part: PassRecord) -> None:
+        #: recv and send nodes that lead to the wanted inputs; see Note [The walk from the wanted inputs]
+        self.leading: dict[RecvNode, None] = {}
+        self.sends: dict[SendNode, None] = {}
+        self._part = part
+        #: visited nodes, in the order of the walk, so that a simulated run can be repeated
+        self._visited: dict[Node, None] = {}
+        #: node -> its parents among the visited nodes, for the walk upwards; entries are removed once they have been used
+        self._parents: dict[Node, list[Node]] | None = None
+        self._began = 0.0
+        self._time = asyncio.get_running_loop().time
+
+    def forget(self) -> None:
+        """Drop the references to the graph after the walk."""
+        self._visited = {}
+        self._parents = None
+        self.leading, self.sends = {}, {}
+
+    async def mark(self, starts: Iterable[Node], asker: str | None = None) -> tuple[set[str], list[int]]:
+        """Walk from these nodes and let the workers behind every recv node that is reached do the same.
+
+        Cancelling it stops the questions that are under way.
+
+        Args:
+            starts: the nodes of the roots, or send nodes that have been marked.
+            asker: the worker that asked for this; edges of its own are left to it.
+
+        Returns:
+            Names of the workers that take part, this one not included; and edges of the asker that were reached.
+
+        Raises:
+            The error with which the part has failed meanwhile; ContextError: the roots depend on another context; errors of other workers.
+        """
+        way = (DOWN,) if self._part.is_selective else ()
+        return await self._spread(starts, asker, way, self._reach, self.take_sends)
+
+    async def rise(self, starts: Iterable[Node], asker: str | None = None) -> list[int]:
+        """Walk up from these nodes, and let the workers behind every send node that leads to them do the same.
+
+        Cancelling it stops the questions that are under way.
+
+        Args:
+            starts: the wanted inputs, or recv nodes that lead to them.
+            asker: as for `mark`.
+
+        Returns:
+            Edges of the asker that lead to them.
+
+        Raises:
+            The errors of `mark`.
+        """
+        return (await self._spread(starts, asker, (UP,), self._above, self.take_recvs))[1]
+
+    async def _spread(
+        self,
+        starts: Iterable[Node],
+        asker: str | None,
+        way: tuple[int, ...],
+        find: Callable[[Iterable[Node]], Coroutine[Any, Any, dict[str, list[int]]]],
+        take: Callable[[Iterable[Any], str], list[Node]],
+    ) -> tuple[set[str], list[int]]:
+        part = self._part
+        names: set[str] = set()
+        back: list[int] = []
+        here, request, address, principal = part.core.name, part.core.request, part.address(), part.context.principal
+        while starts:
+            by_peer = await find(starts)
+            if part.error is not None:
+                raise part.error
+            back += by_peer.pop(asker or "", ())
+            own = by_peer.pop(here, ())
+            starts = take(own, here)
+            part.downstream.update(by_peer)
+            left = part.left()
+            answers = await together([request(peer, Kind.MARK, (*address, edges, *way), left, principal) for peer, edges in by_peer.items()])
+            if part.error is not None:  # the context may have been released meanwhile, and its edges with it
+                raise part.error
+            for peer, answer in zip(by_peer, answers, strict=True):
+                if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
+                    raise ProtocolError(f"worker {peer} gave a malformed answer when asked for the participants of a pass", code="mark")
+                names.update(answer[0])
+                starts += take(answer[1], peer)
+        return names - {here}, back
+
+    def take_sends(self, edges: Iterable[Any], peer: str) -> list[Node]:
+        """Let send nodes take part; returns those that did not already.
+
+        Raises:
+            ProtocolError: there is no such edge to `peer`.
+        """
+        sends = self._part.sends
+        new: list[Node] = []
+        for edge in edges:
+            send = send_node(self._part.context, edge, peer)
+            if send not in sends:
+                sends[send] = None
+                new.append(send)
+        return new
+
+    def take_recvs(self, edges: Iterable[Any], peer: str) -> list[Node]:
+        """Let recv nodes that a walk has reached send gradients; returns those that did not already.
+
+        Raises:
+            ProtocolError: there is no such edge from `peer`.
+        """
+        new: list[Node] = []
+        for edge in edges:
+            recv = self._part.context.recv_nodes.get(edge) if edge.__class__ is int else None
+            if recv is None or recv.peer != peer or recv not in self._visited:
+                raise ProtocolError(f"the pass does not depend on message {str(edge)[:20]}", code="edge")
+            if recv not in self.leading:
+                self.leading[recv] = None
+                new.append(recv)
+        return new
+
+    async def _above(self, starts: Iterable[Node]) -> dict[str, list[int]]:
+        """The edges of marked send nodes that lead to `starts` and have not been found before, by worker."""
+        self._began = self._time()
+        if self._parents is None:
+            parents: dict[Node, list[Node]] = {}
+            for steps, node in enumerate(list(self._visited), 1):
+                for child in node.next_nodes:
+                    if child is not None:
+                        parents.setdefault(child, []).append(node)
+                if not steps % STRIDE:
+                    await self._rest()
+            self._parents = parents
+        by_peer: dict[str, list[int]] = {}
+        stack = list(starts)
+        steps = 0
+        while stack and self._parents is not None:  # which it is once the part has been given up
+            node = stack.pop()
+            if isinstance(node, SendNode) and node in self._part.sends and node not in self.sends:
+                self.sends[node] = None
+                by_peer.setdefault(node.peer, []).append(node.edge)
+            stack += self._parents.pop(node, ())
+            steps += 1
+            if not steps % STRIDE:
+                await self._rest()
+        return by_peer
+
+    async def _rest(self) -> None:
+        if self._time() - self._began > BUDGET:
+            await asyncio.sleep(0)
+            self._began = self._time()
+
+    async def _reach(self, starts: Iterable[Node]) -> dict[str, list[int]]:
+        """The edges behind recv nodes that a walk from `starts` reaches for the first time, by worker."""
+        context, crossing = self._part.context, self._part.crossing
+        by_peer: dict[str, list[int]] = {}
+        for steps, node in enumerate(self._nodes(starts), 1):
+            if isinstance(node, RecvNode):
+                if node.context is not context:
+                    if crossing is not None and not await crossing.may_lead(node):
+                        continue
+                    raise ContextError(
+                        f"backward in context {context.id} reaches values that came from {node.peer} in another context: each context "
+                        "differentiates what was received in it; detach() the values, or make the calls in this context"
+                    )
+                by_peer.setdefault(node.peer, []).append(node.edge)
+            if not steps % STRIDE:
+                await self._rest()
+        return by_peer
+
+    def _nodes(self, starts: Iterable[Node]) -> Iterator[Node]:
+        self._began = self._time()
+        visited = self._visited
+        stack = [node for node in starts if node not in visited]
+        visited.update(dict.fromkeys(stack))
+        while stack:
+            node = stack.pop()
+            yield node
+            for child in node.next_nodes:
+                if child is not None and not child.is_leaf and child not in visited:
+                    visited[child] = None
+                    stack.append(child)
+
+
+def send_node(context: Context, edge: Any, peer: str) -> SendNode:
+    """The send node of an edge to `peer`.
+
+    Raises:
+        WorkerLostError: it was made before this worker was restarted. ProtocolError: there is no such edge.
+    """
+    if edge.__class__ is int and not context.has_made(edge):
+        raise WorkerLostError(
+            f"worker {context.here!r} was lost (edge discovery): it has not sent message {edge} of context {context.id} since it was started, so its "
+            "part of the graph is gone; run forward again, in another context",
+            worker=context.here, stage="edge discovery",
+        )  # fmt: skip
+    send = context.send_nodes.get(edge) if edge.__class__ is int else None
+    if send is None or send.peer != peer:
+        raise ProtocolError(f"Could not find send function for autograd message id: {str(edge)[:20]}", code="edge")
+    return send

@@ -1,0 +1,253 @@
+"""GradientExchange: the gradients that one part of a pass sends to other workers and receives from them.
+
+Note [Termination]
+    The answer to the first gradients that reach a worker is held back until its part is prepared; later ones are answered at once. So the
+    workers form a tree with the initiator as its root, whatever cycles the graph has among them, and an answered tree is a prepared one.
+    (Dijkstra and Scholten, Termination detection for diffusing computations, 1980.)
+
+Note [Fewer messages]
+    Gradients for the worker whose first gradients wait for an answer are sent with that answer if this part waits for nothing else. They are
+    held back only until the engine pauses or waits, so they arrive no later than the answer.
+
+Note [Hearsay]
+    When a rule fails on a worker, its error is passed up the tree. A worker that sends later gradients to a part that has been aborted by then
+    only learns that, not the reason. So this part does not fail with such an answer as long as other answers are outstanding, one
+    of which brings the reason; but it waits no longer than it takes to notice a lost worker.
+
+Note [Passes that record a graph]
+    With ``create_graph`` gradients are Tensors, and a message of gradients is one more edge of the graph: a SendNode on the sending worker,
+    a RecvNode on the receiving one. So second derivatives need nothing else. A pass has a place in the order of recording, like a call (see
+    Note [Places] in `context`), which is sent with its gradients; nodes that other workers record for it are placed there. A pass that fails
+    removes its edges again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from aiograd import devices
+from aiograd.distributed.autograd.discovery import send_node
+from aiograd.distributed.autograd.nodes import RecvNode, SendNode
+from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.codec import WireTensor
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.timers import call_at
+from aiograd.errors import PassAbortedError, ProtocolError
+from aiograd.graph.boundary import to_array
+from aiograd.tensors.core import make
+from aiograd.types import Array
+
+#: flags of a message of gradients
+RETAIN, SMART, CREATE = 1, 2, 4
+#: the pass was started in anomaly mode; it checks for NaN as well
+ANOMALY, NAN = 8, 16
+#: the pass wants some inputs of its initiator only: nothing accumulates on other workers
+SELECTIVE = 32
+#: gradients to be sent: the recv node at which they leave, the gradients, and the edge that the message itself makes (0: none)
+Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
+
+
+class GradientExchange:
+    """The gradients that one part sends and receives.
+
+    Args:
+        part: the part of the pass.
+    """
+
+    __slots__ = ("asker", "outgoing", "_part", "_loop", "_held_back", "_hearsay", "_patience", "_sent_edges", "_received_edges")
+
+    def __init__(self, part: PassRecord) -> None:
+        #: the worker whose first gradients have not been answered yet
+        self.asker: str | None = None
+        #: gradients that have not been answered, by the task that sends them
+        self.outgoing: dict[asyncio.Task[Any], RecvNode] = {}
+        self._part = part
+        self._loop = asyncio.get_running_loop()
+        #: gradients to be sent with that answer
+        self._held_back: list[Outgoing] = []
+        #: edges of gradients that this pass has recorded
+        self._sent_edges: list[int] = []
+        self._received_edges: list[int] = []
+        #: an answer that tells only of an abort, without its reason; see Note [Hearsay]
+        self._hearsay: PassAbortedError | None = None
+        self._patience: asyncio.TimerHandle | None = None
+
+    # ---------------------------------------------------------------- sending
+
+    def send(self, node: RecvNode, grads: Sequence[Array | None]) -> None:
+        """Send gradients to the worker that the node's values came from."""
+        outgoing = node, list(grads), self._record(node, grads) if self._part.create_graph else 0
+        if node.peer == self.asker:
+            self._held_back.append(outgoing)
+        else:
+            self._start(outgoing)
+
+    def release_held(self) -> None:
+        """Send the gradients that were held back; see Note [Fewer messages]."""
+        held, self._held_back = self._held_back, []
+        for outgoing in held:
+            self._start(outgoing)
+
+    async def answer(self) -> list[Any]:
+        """The gradients to be sent with the answer to the first gradients; waits until the part is prepared."""
+        self.asker = None
+        held, self._held_back = self._held_back, []
+        return [await self._bundle(*outgoing) for outgoing in held]
+
+    async def stop(self) -> None:
+        """Cancel all requests that wait for an answer; cancelling a request tells its receiver."""
+        if self._patience is not None:
+            self._patience.cancel()
+        for sending in self.outgoing:
+            sending.cancel()
+        if self.outgoing:
+            await asyncio.wait(list(self.outgoing))
+
+    def take_back(self) -> None:
+        """Remove the edges that the failed pass has recorded."""
+        context = self._part.context
+        for edge in self._sent_edges:
+            context.send_nodes.pop(edge, None)
+        for edge in self._received_edges:
+            context.recv_nodes.pop(edge, None)
+
+    def _record(self, node: RecvNode, grads: Sequence[Any]) -> int:
+        """Make the SendNode of a message of gradients, see Note [Passes that record a graph]; returns its edge, 0 if no gradient requires grad."""
+        part = self._part
+        recorded = [grad for grad in grads if grad is not None and grad.requires_grad]
+        if not recorded or part.task is None:
+            return 0
+        send = part.context.add_send(recorded, node.peer)
+        self._sent_edges.append(send.edge)
+        part.task.collect(send)
+        return send.edge
+
+    def _start(self, outgoing: Outgoing) -> None:
+        node = outgoing[0]
+        self._part.downstream.add(node.peer)
+        sending = self._loop.create_task(self._send(outgoing), name=f"aiograd:gradient-{node.edge}")
+        self.outgoing[sending] = node
+        sending.add_done_callback(self._sent)
+
+    async def _send(self, outgoing: Outgoing) -> Any:
+        part, node = self._part, outgoing[0]
+        flags = part.retain_graph * RETAIN | part.smart * SMART | part.create_graph * CREATE
+        flags |= part.is_selective * SELECTIVE
+        if part.task is not None and part.task.anomaly is not None:
+            flags |= ANOMALY | part.task.anomaly * NAN
+        place = (part.place,) if part.create_graph else ()
+        value = (*part.address(), await self._bundle(*outgoing), flags, part.others, *place)
+        answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
+        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
+            raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
+        for bundle in answer[1]:
+            if part.error is not None:
+                break  # it is being wound up, and waits for nothing
+            send, arrays = await self.parse(bundle, node.peer)
+            if part.task is not None:
+                part.task.deliver(send, arrays)
+        return answer[0]
+
+    def _sent(self, sending: asyncio.Task[Any]) -> None:
+        del self.outgoing[sending]
+        part = self._part
+        error = PassAbortedError("sending gradients was cancelled") if sending.cancelled() else sending.exception()
+        if error is None:
+            part.behind.update(sending.result())
+        elif isinstance(error, PassAbortedError):
+            self._hearsay = self._hearsay or error
+        else:
+            part.fail(error)
+        if self._hearsay is not None:
+            self._consider(self._hearsay)
+        part.changed()
+
+    def _consider(self, hearsay: PassAbortedError) -> None:
+        if not self.outgoing:
+            self._part.fail(hearsay)
+        elif self._patience is None and self._part.error is None:
+            core = self._part.core
+            self._patience = call_at(core.endpoint.context, self._loop, self._loop.time() + core.limits.silence, self._part.fail, hearsay)
+
+    async def _bundle(self, node: RecvNode, grads: list[Array | None], recorded_edge: int) -> tuple[int, list[WireTensor | None], int]:
+        """The wire form of the gradients of one edge: the edge, the gradients, and the edge that the message itself makes (0: none)."""
+        encoding = self._part.core.gradient_encoding
+        wire: list[WireTensor | None] = []
+        for grad in grads:
+            if grad is None:
+                wire.append(None)
+                continue
+            is_recorded = recorded_edge > 0 and grad.requires_grad
+            array = to_array(grad, False)
+            if array.__class__ is not np.ndarray:
+                array = await on_host(array)
+            plain = array.dtype.kind != "f" or array.dtype.itemsize < 4
+            wire.append(WireTensor(array, is_recorded, Encoding.PLAIN if plain else encoding))
+        return node.edge, wire, recorded_edge
+
+    # ---------------------------------------------------------------- receiving
+
+    async def parse(self, bundle: Any, peer: str) -> tuple[SendNode, list[Any]]:
+        """The send node that gradients are for, and the gradients, each as the node recorded it in forward.
+
+        Raises:
+            ProtocolError: this part does not wait for such gradients.
+        """
+        part = self._part
+        if not (isinstance(bundle, tuple) and len(bundle) == 3 and isinstance(bundle[1], list) and bundle[2].__class__ is int):
+            raise ProtocolError("malformed gradients", code="gradient")
+        edge, grads, recorded_edge = bundle
+        send = send_node(part.context, edge, peer)
+        if send not in part.sends or (part.task is not None and send not in part.task.waiting):
+            raise ProtocolError(f"gradients of message {edge}, which the pass does not wait for", code="edge")
+        expected = send.input_metadata
+        if len(grads) != len(expected):
+            raise ProtocolError(f"{len(grads)} gradients of message {edge}; expected {len(expected)} of them", code="gradient")
+        arrived: list[Any] = []
+        recorded: list[Any] = []
+        for i, (grad, metadata) in enumerate(zip(grads, expected, strict=True)):
+            if grad is None or metadata is None:
+                arrived.append(None)
+                continue
+            if not isinstance(grad, WireTensor) or grad.array.shape != metadata.shape or grad.array.dtype != metadata.dtype:
+                found = f"{grad.array.dtype} {list(grad.array.shape)}" if isinstance(grad, WireTensor) else type(grad).__name__
+                sent = f"{metadata.dtype} {list(metadata.shape)}"
+                raise ProtocolError(f"gradient {i} of message {edge} is {found}; what was sent in forward was {sent}", code="gradient")
+            value: Any = grad.array if metadata.device == "cpu" else await on_device(grad.array, metadata.device)
+            if part.create_graph:
+                value = make(value)
+                if grad.requires_grad:
+                    recorded.append(value)
+            arrived.append(value)
+        if recorded:
+            if recorded_edge <= 0 or recorded_edge in part.context.recv_nodes:
+                raise ProtocolError(f"gradients of message {edge} claim gradients of their own without an edge", code="edge")
+            part.context.add_recv(recorded, recorded_edge, peer)
+            self._received_edges.append(recorded_edge)
+        return send, arrived
+
+
+async def on_host(array: Array) -> np.ndarray[Any, Any]:
+    """The values of a device array, copied on its device's thread."""
+    if isinstance(array, (np.ndarray, np.generic)):  # the gradient of a 0-d value may be a scalar of numpy
+        return np.asarray(array)
+    await array.__aiograd_wait__()
+    device = devices.device(devices.device_name_of(array))
+    if device is None:
+        return np.asarray(array)
+    copied: np.ndarray[Any, Any] = await asyncio.wrap_future(device.submit(functools.partial(device.to_host, array)))
+    return copied
+
+
+async def on_device(array: np.ndarray[Any, Any], name: str) -> Array:
+    """A copy of a host array on a device."""
+    device = devices.device(name)
+    if device is None:
+        return array
+    return await asyncio.wrap_future(device.submit(functools.partial(device.from_host, array)))

@@ -1,0 +1,99 @@
+"""PassRecord: one worker's state of one distributed backward pass. Edge discovery, the exchange of gradients and the messages about its end
+read it and write to it; `participant` carries the pass out."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from typing import Any
+
+from aiograd.distributed.autograd.context import Context, PassId
+from aiograd.distributed.autograd.crossing import Crossing
+from aiograd.distributed.autograd.nodes import SendNode
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.transaction import Coordinator, Participant, TransactionEvent
+
+
+class PassRecord(ABC):
+    """One worker's state of one pass.
+
+    Args:
+        core: the worker.
+        context, pass_id: the context and id of the pass.
+        retain_graph: keep the graph for another pass.
+        smart: True if gradients come at marked send nodes only.
+        deadline: the deadline, as a time of the loop.
+        create_graph: record the pass itself.
+        place: with `create_graph`, the place of the pass in the order of recording; see Note [Places] in `context`, without its infinities.
+        is_selective: see Note [Passes over wanted inputs] in `participant`.
+        crossing: in a selective pass, on its initiator: decides which recv nodes of other contexts matter.
+    """
+
+    transaction: Coordinator | Participant
+
+    def __init__(
+        self,
+        core: WorkerCore,
+        context: Context,
+        pass_id: PassId,
+        *,
+        retain_graph: bool,
+        smart: bool,
+        deadline: float,
+        create_graph: bool = False,
+        place: tuple[float, ...] = (),
+        is_selective: bool = False,
+        crossing: Crossing | None = None,
+    ) -> None:
+        self.core = core
+        self.context = context
+        self.pass_id = pass_id
+        self.initiator = pass_id[0]
+        self.retain_graph = retain_graph
+        self.create_graph = create_graph
+        self.place = place
+        self.smart = smart
+        self.is_selective = is_selective
+        self.crossing = crossing
+        self.deadline = deadline
+        #: the known workers that take part
+        self.others: list[str] = []
+        #: the worker whose first gradients made this one begin
+        self.parent = ""
+        #: workers behind this one that have answered, and workers to which requests or gradients were sent
+        self.behind: set[str] = set()
+        self.downstream: set[str] = set()
+        #: the send nodes whose gradients come from other workers
+        self.sends: dict[SendNode, None] = {}
+        #: this worker's GraphTask, once it runs
+        self.task: Any = None
+        self.error: BaseException | None = None
+        #: worker -> its error while it was told of a commit, or in its hooks after it
+        self.tell_errors: dict[str, BaseException] = {}
+        self.has_ended = False
+        self._loop = asyncio.get_running_loop()
+
+    @property
+    def is_initiator(self) -> bool:
+        """True if the pass was started here."""
+        return self.initiator == self.core.name
+
+    def left(self) -> float:
+        """Seconds to the deadline."""
+        return max(self.deadline - self._loop.time(), 0.001)
+
+    def address(self) -> tuple[bytes, str, int]:
+        """The first values of every message about the pass."""
+        return (self.context.key, *self.pass_id)
+
+    @abstractmethod
+    def handle(self, event: TransactionEvent, error: BaseException | None = None) -> bool:
+        """Give the transaction an event, and carry out its commands."""
+
+    @abstractmethod
+    def fail(self, error: BaseException, event: TransactionEvent | None = None) -> bool:
+        """Abort the pass here, unless it is prepared or decided."""
+
+    @abstractmethod
+    def changed(self) -> None:
+        """Wake all tasks that wait for a change."""

@@ -1,0 +1,360 @@
+"""Calls: remote function calls, on the worker that makes one and on the one that serves it.
+
+Inside a context a call is an ordinary operation of the graph: its differentiable arguments leave through a SendNode and its differentiable
+results arrive at a RecvNode. Outside of one, values may be sent that need no gradient; whatever would silently cut a graph is an error.
+
+Note [Numbers of a call]
+    The caller reserves two sequence numbers when it makes a call: one is the place of the call (see Note [Places] in `context`), the other
+    belongs to the results. So the order in which gradients are summed does not depend on the order of the answers.
+
+Note [Waiting for the executor]
+    At most `Limits.executor_queue` functions are handed to the executor at a time, so that the worker's own passes need not wait for all
+    functions that peers call. Further calls wait in the order in which they came. They keep their requests' bytes in memory, and the limit on
+    running requests per peer bounds their number. A function on a thread calls no other worker, so there are no deadlocks.
+
+Note [Functions that never return]
+    A thread cannot be stopped. When a call is given up, its function goes on, its result is dropped, and the executor starts
+    another thread in place of the one that is stuck. To bound the number of threads, calls are refused while `Limits.executor_queue`
+    such functions run; `WorkerStatistics.stuck` counts them.
+
+Source: PyTorch ``distributed/autograd/utils.cpp`` for the autograd metadata of messages; unlike there, grad mode is sent with the call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import weakref
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from aiograd.distributed import failpoints
+from aiograd.distributed.autograd.context import Context
+from aiograd.distributed.autograd.context_table import NESTED, CallHeader, ContextTable
+from aiograd.distributed.autograd.exchange import on_host
+from aiograd.distributed.autograd.leases import ContextLeases
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.objects.reference_table import ReferenceTable
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
+from aiograd.distributed.rpc.codec import WireReference
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.distributed.service import Exposed
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.engine.run import current_engine
+from aiograd.errors import (
+    ArgumentTypeError,
+    ContextReleasedError,
+    DeadlineError,
+    LimitError,
+    NoContextError,
+    Overloaded,
+    ProtocolError,
+    ReferenceLostError,
+    RemoteError,
+)
+from aiograd.graph.node import _next_sequence
+from aiograd.modes import ModeScope, current_mode
+from aiograd.offloading import ready
+from aiograd.tensors.core import TensorCore
+
+#: functions whose results are sent in full precision, whatever the worker's encoding: states of modules and optimizers
+EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")
+#: a function of the library itself, whose first argument is the caller's identity
+Builtin = Callable[..., Coroutine[Any, Any, Any]]
+
+
+class Calls:
+    """The calls that a worker makes and serves.
+
+    Args:
+        core: the worker.
+        contexts: the contexts of the worker.
+        leases: the leases of these contexts.
+        references: the worker's objects to which peers hold references.
+    """
+
+    def __init__(self, core: WorkerCore, contexts: ContextTable, leases: ContextLeases, references: ReferenceTable) -> None:
+        self.core = core
+        self.contexts = contexts
+        self.leases = leases
+        self.references = references
+        #: the library's own functions by name; names begin with "aiograd."
+        self.builtins: dict[str, Builtin] = {}
+        #: those of them whose results are sent in full precision
+        self.exact: set[Builtin] = set()
+        #: the number of functions that run on the executor or wait for it, and the queue for it; see Note [Waiting for the executor]
+        self._on_executor = 0
+        self._room: asyncio.Semaphore | None = None
+        #: functions whose calls were given up; see Note [Functions that never return]
+        self._given_up: weakref.WeakSet[_ExecutorCall] = weakref.WeakSet()
+        core.handlers[Kind.CALL] = self.on_call
+
+    def register(self, functions: Mapping[str, Builtin]) -> None:
+        """Serve functions of the library itself, under names that begin with "aiograd."."""
+        self.builtins.update(functions)
+        self.exact.update(function for name, function in functions.items() if name.startswith(EXACT))
+
+    # ---------------------------------------------------------------- making calls
+
+    async def call(self, peer: str, function: str, args: list[Any], kwargs: dict[str, Any], timeout: float | None) -> Any:
+        """See `Worker.call`."""
+        core = self.core
+        for name in (peer, function):
+            if not isinstance(name, str):
+                raise ArgumentTypeError(f"a remote call takes names of a worker and of a function that it exposes, found {type(name).__name__}")
+        scope = SCOPE.get()
+        if scope is not None and scope.worker is not core.worker:
+            scope = None  # of another worker in this process
+        context = None if scope is None else scope.context
+        if context is not None:
+            context.check_open()
+        seconds = core.time_for(timeout)
+        number, answer_number = _next_sequence(), _next_sequence()
+        grad = current_mode().grad
+        try:
+            packing = await self._packing((args, kwargs), grad, function.startswith(EXACT))
+            wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
+        except (UnsendableError, RecursionError) as error:
+            raise explain(error, f"calling {_label(function, args)} on {peer}", _named(function, args, kwargs)) from None
+        sent = packing.differentiable
+        if context is None:
+            if sent:
+                raise NoContextError(
+                    f"calling {_label(function, args)} on {peer} with arguments that require grad outside of any context: their gradients could "
+                    "never come back. Call inside `async with worker.context()`, or under no_grad() if none are wanted, or detach() the arguments."
+                )
+            principal = None if scope is None else scope.principal
+            try:
+                answer = await core.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, None), seconds, principal)
+            except DeadlineError as error:
+                raise _late(error, f"calling {_label(function, args)} on {peer}") from None
+            return Unpacking(self.reference).unpack(self._parse_answer(answer, peer)[0])
+        context.check_open()
+        place = (*(scope.place if scope is not None else ()), -number)
+        if len(place) > NESTED:
+            what = f"calling {_label(function, args)} on {peer}"
+            raise LimitError(f"{what}: calls are nested {NESTED} deep already; do functions call each other for ever?")
+        send = None
+        if sent:
+            send = context.add_send(sent, peer)
+            send._seq = number
+            if scope is not None and scope.place:
+                context.recorder(scope.place)(send)
+            collect = current_mode().collect
+            if collect is not None:
+                collect(send)
+        heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
+        context.known_workers.add(peer)
+        try:
+            answer = await core.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, heading), seconds, context.principal)
+        except BaseException as error:
+            if send is not None:
+                context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
+            what = f"calling {_label(function, args)} on {peer}"
+            if error.__class__ is DeadlineError:
+                raise _late(error, what) from None
+            if context.is_released and isinstance(error, RemoteError) and error.code == "cancelled":
+                raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
+            raise
+        context.opened_at.add(peer)
+        value, edge = self._parse_answer(answer, peer)
+        unpacking = Unpacking(self.reference)
+        result = unpacking.unpack(value)
+        if unpacking.differentiable:
+            context.check_open()
+            if not grad or edge == 0 or edge in context.recv_nodes:
+                raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
+            recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number)
+            collect = current_mode().collect
+            if collect is not None:
+                collect(recv)
+        return result
+
+    async def _packing(self, value: Any, records: bool, is_exact: bool) -> Packing:
+        hosted = {}
+        for tensor in device_tensors(value):
+            hosted[id(tensor)] = await on_host(tensor._data)
+        return Packing(records, Encoding.PLAIN if is_exact else self.core.encoding, hosted)
+
+    @staticmethod
+    def _parse_answer(answer: Any, peer: str) -> tuple[Any, int]:
+        if not (isinstance(answer, tuple) and len(answer) == 2 and answer[1].__class__ is int):
+            raise ProtocolError(f"worker {peer} gave a malformed answer to a call", code="answer")
+        return answer
+
+    # ---------------------------------------------------------------- references in values
+
+    def reference(self, wire: WireReference) -> RemoteRef:
+        """A reference that came in a message, or was made here."""
+        return RemoteRef(wire, self._ask_owner, self._local)
+
+    def _ask_owner(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
+        function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
+        return self.call(ref.owner, function, [ref, *values], {}, timeout)
+
+    def _local(self, ref: RemoteRef) -> Any:
+        if ref.owner != self.core.name:
+            raise ReferenceLostError(
+                f"the object behind {ref!r} lives on {ref.owner}, not on {self.core.name}: use `await ref.call(...)` or `ref.get()`"
+            )
+        return self.references.find(ref.key, ref.epoch, self.core.acting_principal()).value
+
+    # ---------------------------------------------------------------- serving calls
+
+    async def on_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, int]:
+        """See `Kind.CALL`."""
+        failpoints.reach("fwd.before_receive")
+        core = self.core
+        if not (isinstance(value, tuple) and len(value) == 5):
+            raise ProtocolError("a malformed call", code="call")
+        function, args, kwargs, grad, heading = value
+        if not (function.__class__ is str and args.__class__ is list and kwargs.__class__ is dict and grad.__class__ is bool):
+            raise ProtocolError("a malformed call", code="call")
+        target = self.builtins.get(function) or core.service.find_function(function)
+        context: Context | None = None
+        place: tuple[float, ...] = ()
+        if heading is not None:
+            heading = CallHeader.parse(heading)
+            place = heading.place
+            context = self.contexts.enter(caller, heading, core.now())
+            self.leases.watch()
+        # the function's own requests expire a little before the function is cancelled, so that their error can be returned to the caller
+        deadline = asyncio.get_running_loop().time() + timeout - min(0.02, timeout * 0.1)
+        SCOPE.set(Scope(core.worker, context, caller.principal, deadline, place))
+        modes: dict[str, Any] = {"grad": grad, "profiler": core.profiler}
+        if context is None:
+            with ModeScope(**modes):
+                return await self._serve(caller, target, args, kwargs, None, 0, grad)
+        task = asyncio.current_task()
+        context.calls[task] = None
+        try:
+            if grad:
+                modes["collect"] = context.recorder(place)
+            with ModeScope(**modes):
+                return await self._serve(caller, target, args, kwargs, context, heading.edge, grad)
+        except asyncio.CancelledError:
+            if core.is_closing:
+                raise core.closed_error("CALL") from None
+            raise
+        finally:
+            context.calls.pop(task, None)
+
+    async def _serve(
+        self, caller: PeerIdentity, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool
+    ) -> tuple[Any, int]:
+        unpacking = Unpacking(self.reference)
+        args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
+        received = unpacking.differentiable
+        if received:
+            if context is None or edge == 0 or not grad:
+                raise ProtocolError("arguments that claim gradients outside of a context", code="edge")
+            if edge in context.recv_nodes:
+                raise ProtocolError(f"arguments that claim gradients as message {edge}, which has come before", code="edge")
+            context.add_recv(received, edge, caller.name)
+        failpoints.reach("fwd.after_receive")
+        if isinstance(target, Exposed):
+            running: Coroutine[Any, Any, Any] = self.invoke(target, args, kwargs)
+        else:
+            try:
+                running = target(caller, *args, **kwargs)
+            except TypeError as error:  # of the arguments: what a coroutine function itself raises comes when it is awaited
+                raise ArgumentTypeError(f"a malformed call of one of the library's own functions: {error}") from error
+        result = await (failpoints.reach_within("fwd.in_compute", running) if failpoints.is_watched() else running)
+        await ready(result)
+        failpoints.reach("fwd.before_reply")
+        try:
+            packing = await self._packing(result, grad and context is not None, not isinstance(target, Exposed) and target in self.exact)
+            wire = packing.pack(result)
+        except (UnsendableError, RecursionError) as error:
+            raise explain(error, "sending a result", [("it", result)]) from None
+        sent = packing.differentiable
+        if not sent or context is None:
+            return wire, 0
+        context.check_open()
+        context.known_workers.add(caller.name)
+        send = context.add_send(sent, caller.name)
+        scope = SCOPE.get()
+        if scope is not None:
+            context.recorder(scope.place)(send)
+        return wire, send.edge
+
+    @property
+    def stuck(self) -> int:
+        """The number of functions that still run although their calls were given up."""
+        return sum(job.is_running for job in self._given_up) if self._given_up else 0
+
+    async def invoke(self, exposed: Exposed, args: list[Any], kwargs: dict[str, Any]) -> Any:
+        """Call an exposed function with arguments that came from a peer: on the loop if it is ``async def``, else on the executor."""
+        exposed.schema.check(args, kwargs)
+        if exposed.is_async:
+            return await exposed.function(*args, **kwargs)
+        engine = current_engine()
+        most = self.core.limits.executor_queue * engine.executor.threads
+        if self._room is None:
+            self._room = asyncio.Semaphore(most)
+        async with self._room:
+            if (stuck := self.stuck) >= most:
+                raise Overloaded(
+                    f"worker {self.core.name} has {stuck} functions that were given up and have not ended, which is its limit "
+                    f"(Limits.executor_queue={self.core.limits.executor_queue} for each of {engine.executor.threads} threads)"
+                )
+            job = _ExecutorCall(exposed.function, args, kwargs)
+            self._on_executor += 1
+            try:
+                result = await engine.offload(job)
+            except asyncio.CancelledError:
+                self._given_up.add(job)
+                raise
+            finally:
+                self._on_executor -= 1
+        if inspect.isawaitable(result) and not isinstance(result, TensorCore):
+            result = await result  # a module whose forward is async, called through a plain method
+        return result
+
+
+class _ExecutorCall:
+    """A call of a function on a thread of the executor."""
+
+    __slots__ = ("function", "args", "kwargs", "is_running", "__weakref__")
+
+    def __init__(self, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+        self.function = function
+        self.args = args
+        self.kwargs = kwargs
+        self.is_running = False
+
+    def __call__(self) -> Any:
+        self.is_running = True
+        args, kwargs, self.args, self.kwargs = self.args, self.kwargs, [], {}  # nothing is kept alive for longer than it takes
+        try:
+            return self.function(*args, **kwargs)
+        except (KeyboardInterrupt, SystemExit) as error:  # on a thread they end the thread by convention, so here the request and nothing else
+            kind = type(error).__name__
+            raise RemoteError(f"{kind} in a function that ran on a thread: {error}", type_name=kind) from error
+        finally:
+            self.is_running = False
+
+
+def _late(error: DeadlineError, what: str) -> DeadlineError:
+    """The error with the name of the function; a DeadlineError that the function itself raised is returned as it is."""
+    return error if error.path else DeadlineError(f"{what}: {error}")
+
+
+def _label(function: str, args: list[Any]) -> str:
+    """The name of the called function for messages; for functions of references, the class or method behind them."""
+    if function == "aiograd.reference.create":
+        return str(args[0])
+    if function.startswith("aiograd.reference."):
+        method = args[1] if function == "aiograd.reference.call" else function.rpartition(".")[2]
+        return f"{args[0].type_name}.{method}"
+    return function
+
+
+def _named(function: str, args: list[Any], kwargs: dict[str, Any]) -> list[tuple[str, Any]]:
+    """The arguments as the caller knows them."""
+    if function in ("aiograd.reference.create", "aiograd.reference.call"):
+        args, kwargs = args[-2:]
+    return [*((f"argument {i}", arg) for i, arg in enumerate(args)), *((f"argument {name!r}", arg) for name, arg in kwargs.items())]

@@ -1,0 +1,45 @@
+"""AdapterHost: the worker that an adapter lives on, as the adapter sees it.
+
+An adapter answers requests, and each of them runs on behalf of its caller and with what is left of its deadline. Work that an adapter does by
+itself, because nobody has asked for too long, belongs to no request: it runs here, on behalf of the principal that had the adapter made.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+from aiograd.distributed.scope import SCOPE, Scope
+from aiograd.distributed.worker_core import WorkerCore
+
+
+class AdapterHost:
+    """A worker, as an adapter sees it.
+
+    Args:
+        core: the worker.
+        principal: who had the adapter made.
+    """
+
+    __slots__ = ("_core", "_principal")
+
+    def __init__(self, core: WorkerCore, principal: str) -> None:
+        self._core = core
+        self._principal = principal
+
+    @property
+    def name(self) -> str:
+        """The worker's name."""
+        return self._core.name
+
+    @property
+    def lease(self) -> float:
+        """Seconds for which the worker keeps something for a peer that it does not hear from."""
+        return self._core.limits.lease_seconds
+
+    def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+        """Run something apart from any request. It is cancelled when the worker closes; an error goes to the log."""
+        context = self._core.endpoint.context.copy()
+        context.run(SCOPE.set, Scope(self._core.worker, None, self._principal))
+        return self._core.spawn(coroutine, name, context)

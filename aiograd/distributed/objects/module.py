@@ -1,0 +1,98 @@
+"""RemoteModule: a module that lives on another worker, called as if it were here."""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Mapping
+from typing import Any, Protocol
+
+from aiograd.distributed.objects.chunks import join
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.objects.state_transfer import fetch, store
+from aiograd.errors import ArgumentTypeError
+
+
+class RemoteCaller(Protocol):
+    """Calls functions of other workers: a `Worker`, which makes RemoteModules and so cannot be imported here."""
+
+    def call(self, peer: str, function: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """See `Worker.call`."""
+
+
+class RemoteModule:
+    """A module on the worker `peer`: ``y = await module(x)``; inside a context gradients flow through it.
+
+    ::
+
+        model = await worker.remote_module("left", "Model", 64)
+        optimizer = dist.DistributedOptimizer(worker, ag.optim.Adam, [model], lr=1e-3)
+        async with worker.context() as ctx:
+            await ctx.backward((await model(x)).sum())
+            await optimizer.step(ctx)
+
+    ``await worker.remote_module(peer, cls, ...)`` is short for ``RemoteModule(worker, peer, await worker.remote(peer, cls, ...))``. Whatever is
+    awaited here takes a `timeout` in seconds as `Worker.call` does, and raises as it, and `ReferenceLostError` where the module is gone: deleted, or
+    its worker restarted.
+
+    Args:
+        worker: this worker.
+        peer: name of the worker that has the module.
+        ref: the module; what ``await worker.remote(peer, "MyModule", ...)`` gave. Its class is one that the peer's service exposes.
+    """
+
+    def __init__(self, worker: RemoteCaller, peer: str, ref: RemoteRef) -> None:
+        if not isinstance(ref, RemoteRef):
+            raise ArgumentTypeError(f"RemoteModule: expected what `await worker.remote(peer, cls, ...)` returns, found {type(ref).__name__}")
+        if ref.owner != peer:
+            raise ArgumentTypeError(f"RemoteModule: the object lives on {ref.owner}, not on {peer}")
+        self.worker = worker
+        self.peer = peer
+        self.ref = ref
+
+    def __repr__(self) -> str:
+        return f"RemoteModule({self.ref.type_name} on {self.peer})"
+
+    async def __call__(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
+        """Run the module on its worker. Cancelling cancels it there. Raises as `Worker.call`."""
+        return await self.ref.call("__call__", *args, timeout=timeout, **kwargs)
+
+    forward = __call__
+
+    async def parameters(self, *, timeout: float | None = None) -> list[RemoteRef]:
+        """References to the module's parameters, for a `DistributedOptimizer` of some of them. Cancelling changes nothing."""
+        return list((await self.named_parameters(timeout=timeout)).values())
+
+    async def named_parameters(self, *, timeout: float | None = None) -> dict[str, RemoteRef]:
+        """References to the module's parameters by name. Cancelling changes nothing."""
+        named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref, timeout=timeout)
+        return named
+
+    async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """A copy, in this process, of the module's parameters and buffers by name: a checkpoint, of one moment. Cancelling changes nothing.
+
+        One that is too large for a message (`Limits.message_bytes`, `Limits.tensors`) comes in several; `timeout` is for all of them.
+        """
+        _, chunks = await fetch(self.worker, self.ref, "aiograd.module.state_dict", timeout)
+        return dict(join(chunks))
+
+    async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Put the module into a state that was read before; either all of it is loaded or nothing changes.
+
+        Cancelled, or where the answer is lost, it may have been loaded. It goes in several messages where it is too large for one.
+
+        Raises:
+            RemoteError: names or shapes do not fit.
+        """
+        await store(self.worker, self.ref, "aiograd.module.load_state_dict", state.items(), timeout)
+
+    async def train(self, mode: bool = True, *, timeout: float | None = None) -> RemoteModule:
+        """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched."""
+        await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode, timeout=timeout)
+        return self
+
+    async def eval(self, *, timeout: float | None = None) -> RemoteModule:
+        """Switch the module to evaluation; as `train`."""
+        return await self.train(False, timeout=timeout)
+
+    async def delete(self, *, timeout: float | None = None) -> None:
+        """Let the worker forget the module. Deleting it again does nothing; cancelled, it may have been deleted."""
+        await self.ref.delete(timeout=timeout)

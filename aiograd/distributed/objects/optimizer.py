@@ -1,0 +1,388 @@
+"""DistributedOptimizer: one optimizer per worker that has parameters, stepped together with the gradients of one context."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import logging
+import math
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from itertools import count
+from typing import Any
+
+import numpy as np
+
+from aiograd.distributed.objects.chunks import flatten, join, unflatten
+from aiograd.distributed.objects.module import RemoteModule
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.objects.state_transfer import fetch, store
+from aiograd.distributed.worker import Worker
+from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError, StepError
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.norms import factor_for, norm_of, sum_of
+from aiograd.transaction import Acknowledged, Applied, Coordinator, ParticipantsJoined, Prepared
+
+logger = logging.getLogger("aiograd.distributed")
+
+#: stands for the worker in what a context notes as in doubt, where that is no pass
+CLIPPING = ""
+_clippings = count()
+
+
+class DistributedOptimizer:
+    """Updates parameters that live on several workers, where they live.
+
+    ::
+
+        optimizer = dist.DistributedOptimizer(worker, ag.optim.Adam, [stage0, stage1, head], lr=1e-3)
+        async with worker.context() as ctx:
+            loss = ...
+            await ctx.backward(loss)
+            await optimizer.step(ctx)
+
+    A pipeline leaves the gradients in ``grad`` of each worker's parameters instead: ``await pipe.step(x, target)``, ``await optimizer.step()``.
+
+    A step is numbered, and taken at most once on each worker however often it is asked for.
+
+    Args:
+        worker: this worker.
+        optimizer: class of the optimizer: one of ``ag.optim``, or one that the other workers' services expose.
+        refs: the parameters to update: RemoteRefs to parameters or modules, RemoteModules, and parameters or modules of this worker.
+        options: of the optimizer, such as ``lr``; the same on every worker.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: nothing to update, or not of these kinds.
+    """
+
+    def __init__(self, worker: Worker, optimizer: Any, refs: Iterable[Any], **options: Any) -> None:
+        self.worker = worker
+        self.options = options
+        self._class = getattr(optimizer, "__name__", optimizer)
+        if not isinstance(self._class, str):
+            raise ArgumentTypeError(f"DistributedOptimizer: expected a class such as ag.optim.SGD, found {type(optimizer).__name__}")
+        #: references that this object has made, to objects of this worker
+        self._own: list[RemoteRef] = []
+        self._refs = self._by_owner(refs)
+        self._optimizers: dict[str, RemoteRef] = {}
+        self._steps = 0
+        #: how many steps were tried, which tells steps with gradients in ``grad`` apart
+        self._attempts = 0
+        self._is_half_restored = False
+        self._lock = asyncio.Lock()
+
+    def _by_owner(self, refs: Iterable[Any]) -> dict[str, list[RemoteRef]]:
+        items = list(refs)
+        for item in items:
+            if not isinstance(item, (RemoteRef, RemoteModule, TensorCore)) and not hasattr(item, "parameters"):
+                raise ArgumentTypeError(
+                    f"DistributedOptimizer: expected RemoteRefs, RemoteModules, parameters or modules, found {type(item).__name__}"
+                )
+        if not items:
+            raise ArgumentError("DistributedOptimizer: got an empty list of parameters")
+        by_owner: dict[str, list[RemoteRef]] = {}
+        for item in items:
+            ref = self._reference(item)
+            by_owner.setdefault(ref.owner, []).append(ref)
+        return by_owner
+
+    def _reference(self, item: Any) -> RemoteRef:
+        if isinstance(item, RemoteRef):
+            return item
+        if isinstance(item, RemoteModule):
+            return item.ref
+        ref = self.worker.refer(item)
+        self._own.append(ref)
+        return ref
+
+    @property
+    def steps(self) -> int:
+        """Number of the last step."""
+        return self._steps
+
+    async def _prepare(self) -> None:
+        if self._is_half_restored:
+            raise DistributedError("DistributedOptimizer: restore() did not get to its end, so some workers have no state; call it again")
+        await self._make_missing(None)
+
+    async def _make_missing(self, timeout: float | None) -> None:
+        missing = [owner for owner in self._refs if owner not in self._optimizers]
+        for error in await asyncio.gather(*(self._make(owner, timeout) for owner in missing), return_exceptions=True):
+            if error is not None:
+                raise error
+
+    async def _make(self, owner: str, timeout: float | None) -> None:
+        create = "aiograd.optimizer.create"
+        self._optimizers[owner] = await self.worker.call(owner, create, self._class, self._refs[owner], self.options, timeout=timeout)
+
+    async def step(self, ctx: Any = None, *, timeout: float | None = None) -> None:
+        """Update every parameter that has a gradient in `ctx`, on every worker.
+
+        Steps of one optimizer are taken one after the other. Cancelling one that waits for its turn withdraws it. One that has begun is
+        carried out on all workers: cancelling only stops the waiting, and the next step waits for it.
+
+        Args:
+            ctx: the context whose gradients to use, open on this worker. None: those in ``grad`` of the parameters, which are forgotten then.
+            timeout: seconds for the whole step.
+
+        Raises:
+            StepError: some workers have not taken the step or could not confirm it; says which have. Restore all of them from one
+            checkpoint (`load_state_dict`; `restore`, where one was lost) before going on. ContextReleasedError,
+            ContextError: the context cannot be used. CommitUnknown: its gradients may not be complete, or, without a context, a step of a
+            pipeline is in doubt on a worker that has parameters: no worker has taken the step.
+        """
+        if ctx is not None:
+            _check_certain(ctx)
+        await self._carry_out(self._step(ctx, timeout), "step")
+
+    async def clip_grad_norm_(
+        self, ctx: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float | None = None
+    ) -> Any:
+        """Scale the gradients in `ctx` of all parameters, on every worker, so that their norm, taken together, is at most `max_norm`.
+
+        ::
+
+            await ctx.backward(loss)
+            await optimizer.clip_grad_norm_(ctx, 1.0)
+            await optimizer.step(ctx)
+
+        The norm has the bits of `aiograd.optim.clip_grad_norm_` in one process: the sum goes over workers in the order in which the references
+        were given, and over the parameters of each in order. No pass of the context may run meanwhile. Cancelled, it is carried out all the
+        same, as a step is.
+
+        Args:
+            ctx: the context whose gradients to scale, open on this worker.
+            max_norm, norm_type, error_if_nonfinite: as of `aiograd.optim.clip_grad_norm_`.
+            timeout: seconds for each of: asking for sizes, scaling.
+
+        Returns:
+            The norm before scaling, a 0-d Tensor.
+
+        Raises:
+            GradientError: the norm is not finite. CommitUnknown: a worker could not confirm to have scaled its gradients, or they were in doubt
+            before; steps with this context are refused from then on. With any other error (`ContextReleasedError`, `WorkerLostError`,
+            `RemoteError`) nothing has been scaled.
+        """
+        if not max_norm >= 0 or not norm_type > 0:
+            raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
+        if ctx is None:
+            raise NoContextError("a distributed optimizer scales the gradients of a context: `await optimizer.clip_grad_norm_(ctx, 1.0)`")
+        _check_certain(ctx)
+        return await self._carry_out(self._clip(ctx, float(max_norm), float(norm_type), error_if_nonfinite, timeout), "clipping")
+
+    async def _clip(self, ctx: Any, max_norm: float, norm_type: float, error_if_nonfinite: bool, timeout: float | None) -> Any:
+        with self.worker.within(ctx):
+            await self._prepare()
+            owners = [owner for owner in self._refs if owner in self._optimizers]
+            ask = functools.partial(self._ask, owners, timeout)
+            answers = await ask("gradient_sizes", norm_type)
+            for answer in answers:
+                if isinstance(answer, BaseException):
+                    raise answer
+            sizes = [size._data[()] for answer in answers for size in answer]
+            if not sizes:
+                return make(np.zeros((), np.float32))
+            norm = norm_of(sum_of(sizes, norm_type), norm_type)
+            if error_if_nonfinite and not math.isfinite(norm):
+                raise GradientError(
+                    f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {norm}; pass error_if_nonfinite=False to go on"
+                )
+            factor = factor_for(norm, max_norm)
+            if factor != 1.0:
+                answers = await ask("scale_gradients", make(np.asarray(factor)))
+                failed = {owner: answer for owner, answer in zip(owners, answers, strict=True) if isinstance(answer, BaseException)}
+                if failed:
+                    ctx.in_doubt.add((CLIPPING, next(_clippings)))
+                    first = next(iter(failed.values()))
+                    raise CommitUnknown(
+                        f"clip_grad_norm_: {', '.join(failed)} could not confirm to have scaled the gradients of context {ctx.id} ({first}), and "
+                        "others may have. Do not step with them: restore a lost worker from a checkpoint and run the pass again in a new context.",
+                        workers=tuple(failed),
+                    ) from first
+            return make(np.asarray(norm))
+
+    async def _ask(self, owners: Sequence[str], timeout: float | None, what: str, value: Any) -> list[Any]:
+        """The answer of each of these workers, or its error."""
+        calls = [self.worker.call(owner, f"aiograd.optimizer.{what}", self._optimizers[owner], value, timeout=timeout) for owner in owners]
+        return await asyncio.gather(*calls, return_exceptions=True)
+
+    async def _carry_out(self, work: Coroutine[Any, Any, Any], what: str) -> Any:
+        """Do something on all workers, after what was begun before; cancelling stops the waiting only, once it has begun."""
+        try:
+            await self._lock.acquire()
+        except BaseException:
+            work.close()
+            raise
+        taking = asyncio.get_running_loop().create_task(work, name=f"aiograd:{self.worker.name}:optimizer {what}")
+        taking.add_done_callback(self._taken)
+        return await asyncio.shield(taking)
+
+    def _taken(self, taking: asyncio.Task[Any]) -> None:
+        self._lock.release()
+        if not taking.cancelled() and (error := taking.exception()) is not None:  # who asked for it may have gone
+            logger.info("worker %s: %s", self.worker.name, error)
+
+    async def _step(self, ctx: Any, timeout: float | None) -> None:
+        with contextlib.nullcontext() if ctx is None else self.worker.within(ctx):
+            await self._prepare()
+            if ctx is None:
+                self.worker._objects.check_certain(owners=self._optimizers)
+            self._steps += 1
+            self._attempts += 1
+            number = self._steps
+            own = () if ctx is not None else (self._attempts,)
+            transaction = Coordinator("", pause=0.0)
+            transaction.handle(ParticipantsJoined(self._optimizers, votes=False), 0.0)  # in one phase: see Note [Optimizer steps] in `object_server`
+            transaction.handle(Prepared(), 0.0)
+            transaction.handle(Applied(), 0.0)
+            failures: dict[str, BaseException] = {}
+
+            async def tell(owner: str) -> None:
+                try:
+                    await self.worker.call(owner, "aiograd.optimizer.step", self._optimizers[owner], number, *own, timeout=timeout)
+                except BaseException as error:
+                    failures[owner] = error
+                else:
+                    transaction.handle(Acknowledged(owner), 0.0)
+
+            owners = list(self._optimizers)
+            await asyncio.gather(*map(tell, owners))
+        failed = tuple(owner for owner in owners if owner in transaction.unacknowledged)
+        if not failed:
+            return
+        first = failures[failed[0]]
+        applied = tuple(owner for owner in owners if owner not in failed)
+        if not applied:
+            self._steps -= 1  # nobody has taken it, as far as is known: it may be tried again under its number
+        if not isinstance(first, Exception):
+            raise first
+        raise StepError(
+            f"optimizer step {number} was taken on {', '.join(applied) or 'no worker'} and not confirmed by {', '.join(failed)} ({first})",
+            step=number,
+            applied=applied,
+            failed=failed,
+        ) from first
+
+    async def set_options(self, **options: Any) -> None:
+        """Change options on every worker, for the steps to come: ``await optimizer.set_options(lr=1e-4)``.
+
+        Cancelled or failed midway, some workers may have the new options and others the old ones.
+        """
+        async with self._lock:
+            await self._prepare()
+            await asyncio.gather(
+                *(self.worker.call(owner, "aiograd.optimizer.set_options", ref, options) for owner, ref in self._optimizers.items())
+            )
+            self.options.update(options)
+
+    async def delete(self) -> None:
+        """Let every worker forget its optimizer; a later step begins with new ones."""
+        async with self._lock:
+            optimizers, self._optimizers, self._steps = self._optimizers, {}, 0
+            await asyncio.gather(*(ref.delete() for ref in optimizers.values()))
+
+    async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """The number of the last step, and the state of every worker's optimizer, by worker. Cancelling leaves everything as it is.
+
+        Args:
+            timeout: seconds, as of `Worker.call`.
+        """
+        async with self._lock:
+            await self._prepare()
+            states = await asyncio.gather(*(self._state_of(ref, timeout) for ref in self._optimizers.values()))
+            return {"steps": self._steps, "workers": dict(zip(self._optimizers, states, strict=True))}
+
+    async def _state_of(self, ref: RemoteRef, timeout: float | None) -> dict[str, Any]:
+        head, chunks = await fetch(self.worker, ref, "aiograd.optimizer.state_dict", timeout)
+        return {**head, "state": [[number, values] for number, values in unflatten(join(chunks))]}
+
+    async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Continue from a `state_dict`, on every worker.
+
+        Cancelled or failed midway, some workers may have been restored and others not: load again before stepping.
+
+        Args:
+            state: the result of `state_dict`.
+            timeout: seconds, as of `Worker.call`.
+
+        Raises:
+            ArgumentError: it is of other workers.
+        """
+        states = _checked(state, self._refs)
+        async with self._lock:
+            await self._prepare()
+            await self._load(states, state["steps"], timeout)
+
+    async def restore(self, refs: Iterable[Any], state: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Begin anew from a checkpoint with other references, after workers were lost and what they held was made again.
+
+        ::
+
+            await cluster.restart("left")
+            layer = await driver.remote_module("left", "Layer")
+            await layer.load_state_dict(saved_layer)
+            await optimizer.restore([layer], saved_optimizer)
+
+        Optimizers that were made before are deleted on the workers that can be reached. Cancelled or failed midway, steps are refused until it is
+        called again and succeeds.
+
+        Args:
+            refs: as of the constructor; on the same workers, with parameters in the same order.
+            state: the result of `state_dict`.
+            timeout: seconds for each of: deleting, making, loading; as of `Worker.call`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `refs` are of other workers than `state`, or not of the right kinds; nothing has changed.
+        """
+        own, self._own = self._own, []
+        try:
+            by_owner = self._by_owner(refs)
+            states = _checked(state, by_owner)
+        except BaseException:
+            made, self._own = self._own, own
+            await self._let_go(made, timeout)
+            raise
+        async with self._lock:
+            self._is_half_restored = True
+            old, self._optimizers, self._refs = self._optimizers, {}, by_owner
+            await self._let_go([*old.values(), *own], timeout)
+            self._steps = 0
+            await self._make_missing(timeout)
+            await self._load(states, state["steps"], timeout)
+            self._is_half_restored = False
+
+    async def _let_go(self, refs: Iterable[RemoteRef], timeout: float | None) -> None:
+        for error in await asyncio.gather(*(ref.delete(timeout=timeout) for ref in refs), return_exceptions=True):
+            if isinstance(error, BaseException) and not isinstance(error, DistributedError):
+                raise error
+
+    async def _load(self, states: Mapping[str, Any], steps: int, timeout: float | None) -> None:
+        loading = []
+        for owner, ref in self._optimizers.items():
+            head, values = dict(states[owner]), flatten((number, each) for number, each in states[owner]["state"])
+            del head["state"]
+            loading.append(store(self.worker, ref, "aiograd.optimizer.load_state_dict", values, timeout, head))
+        await asyncio.gather(*loading)
+        self._steps = steps
+
+
+def _check_certain(ctx: Any) -> None:
+    """Raise unless the gradients of a context can be used."""
+    ctx.check_open()
+    if ctx.in_doubt:
+        raise CommitUnknown(
+            f"a step with the gradients of context {ctx.id}: a pass of it is not known to be committed on every worker, or clipping not to have "
+            "reached every worker, so they may not be complete. Restore from a checkpoint and run it again in a new context."
+        )
+
+
+def _checked(state: Any, refs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The states of the workers."""
+    states = state.get("workers") if isinstance(state, Mapping) else None
+    if not isinstance(states, Mapping) or set(states) != set(refs) or not isinstance(state.get("steps"), int):
+        raise ArgumentError(f"load_state_dict: expected a state of the workers {sorted(refs)}, as state_dict() returned it")
+    for owner, each in states.items():
+        is_whole = isinstance(each, Mapping) and {"taken", "groups", "state"} <= each.keys() and isinstance(each["state"], Sequence)
+        if not is_whole or not all(isinstance(entry, Sequence) and len(entry) == 2 for entry in each["state"]):
+            raise ArgumentError(f"load_state_dict: the state of worker {owner!r} is not what state_dict() of a DistributedOptimizer returned")
+    return states

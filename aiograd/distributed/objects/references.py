@@ -1,0 +1,88 @@
+"""RemoteRef: an object that lives on another worker.
+
+A reference is a name nobody can guess, of an object in the memory of one process: it carries the owner's incarnation (`epoch`), so that a
+reference to an object of a process that has been restarted is an error and never another object.
+
+Source: PyTorch ``rref_impl``; the epoch as in actor handles of Ray.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from aiograd.distributed.rpc.codec import WireReference
+
+
+class RemoteRef:
+    """An object on the worker `owner`. Made by `Worker.remote`; may be sent in calls.
+
+    Attributes:
+        owner: name of the worker that has the object.
+        type_name: name of the object's class.
+    """
+
+    __slots__ = ("owner", "key", "epoch", "type_name", "_request", "_local")
+
+    def __init__(
+        self,
+        wire: WireReference,
+        request: Callable[[RemoteRef, str, tuple[Any, ...], float | None], Coroutine[Any, Any, Any]],
+        local: Callable[[RemoteRef], Any],
+    ) -> None:
+        self.owner = wire.owner
+        self.key = wire.id
+        self.epoch = wire.epoch
+        self.type_name = wire.type_name
+        self._request = request
+        self._local = local
+
+    def __repr__(self) -> str:
+        return f"<RemoteRef to {self.type_name} {self.key.hex()[:8]} on {self.owner}>"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, RemoteRef) and (self.owner, self.key, self.epoch) == (other.owner, other.key, other.epoch)
+
+    def __hash__(self) -> int:
+        return hash((self.owner, self.key))
+
+    def to_wire(self) -> WireReference:
+        """As the codec takes it."""
+        return WireReference(self.owner, self.key, self.epoch, self.type_name)
+
+    def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """Call a public method of the object; differentiable like `Worker.call`, and cancelled like it.
+
+        Raises:
+            ReferenceLostError: the object is gone. Otherwise as `Worker.call`.
+        """
+        return self._request(self, "call", (method, list(args), kwargs), timeout)
+
+    def adapt(self, name: str, others: list[RemoteRef], options: dict[str, Any], *, timeout: float | None = None) -> Coroutine[Any, Any, RemoteRef]:
+        """Make one of the library's own objects around this one, where it lives, for instance a host of a pipeline's stages.
+
+        Args:
+            name: of the kind of object, as registered with `register_adapter`.
+            others: further objects of the same worker that it is made around.
+            options: plain values.
+
+        Returns:
+            A reference to the new object.
+        """
+        return self._request(self, "adapt", (name, others, options), timeout)
+
+    def get(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """The object itself, where it can be sent (a Tensor, for instance). Inside a context gradients flow back to it."""
+        return self._request(self, "get", (), timeout)
+
+    def delete(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """Let the owner forget the object. Deleting it again does nothing."""
+        return self._request(self, "delete", (), timeout)
+
+    def local_value(self) -> Any:
+        """The object, on the worker that has it.
+
+        Raises:
+            ReferenceLostError: it is elsewhere, or gone.
+        """
+        return self._local(self)

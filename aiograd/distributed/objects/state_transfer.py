@@ -1,0 +1,202 @@
+"""Transfers: the state of a module or an optimizer on its way between workers, in as many messages as it takes.
+
+Note [One moment]
+    A state that is read is copied in one go, before its first chunk is sent; one that is loaded is gathered until it is complete, and loaded in one
+    go. The copied or gathered chunks of an abandoned transfer are dropped when the other side says so or is lost, or when there are
+    `OPEN` newer transfers of the same object.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+from aiograd.distributed.objects.chunks import Capacity, Chunk, measure, split
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.limits import Limits, check_number
+from aiograd.errors import ArgumentTypeError, DeadlineError, DistributedError, LimitError
+
+#: transfers of one object that are under way at most
+OPEN = 2
+
+
+class _Transfer(NamedTuple):
+    key: bytes
+    #: the chunks still to be sent, or those that have come so far, and their bytes
+    outgoing: Iterator[list[Chunk]]
+    incoming: list[Any]
+    size: int
+
+
+class Transfers:
+    """The transfers that are under way with the objects of one worker. Whoever begins one draws a number for it, 16 bytes.
+
+    Args:
+        limits: the worker's own.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        #: oldest first
+        self._open: dict[tuple[PeerIdentity, bytes], _Transfer] = {}
+
+    def __len__(self) -> int:
+        return len(self._open)
+
+    def send(self, caller: PeerIdentity, ref: RemoteRef, items: Iterable[tuple[Any, Any]], number: Any, capacity: Any) -> tuple[list[Chunk], bool]:
+        """Begin to send a state.
+
+        Args:
+            items: copies, which nobody else has.
+            room: the capacity of a message to the caller; a `Capacity`.
+
+        Returns:
+            The first chunks, and whether there are more.
+        """
+        _check(number)
+        if not (capacity.__class__ is tuple and len(capacity) == 3 and all(each.__class__ is int and each >= 1 for each in capacity)):
+            raise ArgumentTypeError("a request for a state with a malformed capacity")
+        outgoing = split(items, Capacity.of(self._limits).within(Capacity(*capacity)))
+        return self._next(caller, number, _Transfer(ref.key, outgoing, [], 0))
+
+    async def more(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> tuple[list[Chunk], bool]:
+        """Further chunks of a state, and whether there are more."""
+        return self._next(caller, number, self._take(caller, ref, number))
+
+    def _next(self, caller: PeerIdentity, number: bytes, transfer: _Transfer) -> tuple[list[Chunk], bool]:
+        part = next(transfer.outgoing)
+        following = next(transfer.outgoing, None)
+        if following is not None:
+            self._keep(caller, number, transfer._replace(outgoing=itertools.chain([following], transfer.outgoing)))
+        return part, following is not None
+
+    def put(self, caller: PeerIdentity, ref: RemoteRef, number: bytes, is_first: bool, chunks: list[Any]) -> bool:
+        """Chunks of a state that are to be loaded with others."""
+        _check(number, chunks)
+        transfer = _Transfer(ref.key, iter(()), [], 0) if is_first else self._take(caller, ref, number)
+        transfer = transfer._replace(size=transfer.size + measure(chunks).size)
+        if sum(other.size for other in self._open.values()) + transfer.size > self._limits.bytes_total:
+            raise LimitError(f"a state in several messages: more than {self._limits.bytes_total} bytes, which is the limit (Limits.bytes_total)")
+        transfer.incoming.extend(chunks)
+        self._keep(caller, number, transfer)
+        return True
+
+    def finish(self, caller: PeerIdentity, ref: RemoteRef, number: bytes, is_first: bool, chunks: list[Any]) -> list[Any]:
+        """All chunks of a state, of which these are the last."""
+        _check(number, chunks)
+        return chunks if is_first else [*self._take(caller, ref, number).incoming, *chunks]
+
+    async def end(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> bool:
+        """The caller has given a transfer up."""
+        self._take(caller, ref, number)
+        return True
+
+    def _take(self, caller: PeerIdentity, ref: RemoteRef, number: bytes) -> _Transfer:
+        _check(number)
+        transfer = self._open.get((caller, number))
+        if transfer is None or not isinstance(ref, RemoteRef) or transfer.key != ref.key:
+            raise DistributedError("a state in several messages: there is no such transfer, or it has been dropped; begin again")
+        del self._open[caller, number]
+        return transfer
+
+    def _keep(self, caller: PeerIdentity, number: bytes, transfer: _Transfer) -> None:
+        same = [each for each, other in self._open.items() if other.key == transfer.key]
+        for each in same[: max(0, len(same) + 1 - OPEN)]:
+            del self._open[each]
+        self._open[caller, number] = transfer
+
+    def forget(self, identity: PeerIdentity) -> None:
+        """End those of a worker that is lost."""
+        for caller, number in [(caller, number) for caller, number in self._open if caller == tuple(identity)]:
+            del self._open[caller, number]
+
+    def drop(self, key: bytes) -> None:
+        """End those of an object that is deleted."""
+        for each in [each for each, transfer in self._open.items() if transfer.key == key]:
+            del self._open[each]
+
+    def clear(self) -> None:
+        """End all."""
+        self._open.clear()
+
+
+def _check(number: Any, chunks: Any = ()) -> None:
+    if number.__class__ is not bytes or len(number) != 16 or chunks.__class__ not in (list, tuple):
+        raise ArgumentTypeError("a state in several messages that make no sense")
+
+
+# ---------------------------------------------------------------- the other side
+
+
+async def fetch(worker: Any, ref: RemoteRef, function: str, timeout: float | None) -> tuple[Any, list[Any]]:
+    """Read a state; cancelling changes nothing.
+
+    Args:
+        worker: this worker.
+        function: the library's own that begins it, "aiograd.module.state_dict" for one.
+        timeout: seconds for all of it.
+
+    Returns:
+        What comes beside the chunks, and the chunks.
+    """
+    clock, number = _Clock(worker, ref, timeout), worker._core.entropy(16)
+    try:
+        head, chunks, is_more = await worker.call(ref.owner, function, ref, number, tuple(Capacity.of(worker.limits)), timeout=clock.left())
+        while is_more:
+            further, is_more = await worker.call(ref.owner, "aiograd.transfer.more", ref, number, timeout=clock.left())
+            chunks.extend(further)
+    except BaseException:
+        worker._core.spawn(_end(worker, ref, number), "transfer")
+        raise
+    return head, chunks
+
+
+async def store(worker: Any, ref: RemoteRef, function: str, items: Iterable[tuple[Any, Any]], timeout: float | None, *head: Any) -> None:
+    """Load a state. Cancelled, or where the answer is lost, it may have been loaded.
+
+    Args:
+        worker: this worker.
+        function: the library's own that ends it, "aiograd.module.load_state_dict" for one.
+        items: names and values.
+        timeout: seconds for all of it.
+        head: the values that are sent beside the chunks.
+    """
+    clock, number = _Clock(worker, ref, timeout), worker._core.entropy(16)
+    parts = list(split(items, Capacity.of(worker.limits)))
+    try:
+        for n, part in enumerate(parts[:-1]):
+            await worker.call(ref.owner, "aiograd.transfer.put", ref, number, n == 0, part, timeout=clock.left())
+        await worker.call(ref.owner, function, ref, number, len(parts) == 1, parts[-1], *head, timeout=clock.left())
+    except BaseException:
+        if len(parts) > 1:
+            worker._core.spawn(_end(worker, ref, number), "transfer")
+        raise
+
+
+async def _end(worker: Any, ref: RemoteRef, number: bytes) -> None:
+    with contextlib.suppress(DistributedError):  # it has ended, or the other side is out of reach and will notice
+        await worker.call(ref.owner, "aiograd.transfer.end", ref, number)
+
+
+class _Clock:
+    """Seconds that are left of a timeout, call by call."""
+
+    def __init__(self, worker: Any, ref: RemoteRef, timeout: float | None) -> None:
+        if timeout is not None:
+            check_number("timeout", timeout, worker.limits.max_deadline, "Limits.max_deadline")
+        self._time = asyncio.get_running_loop().time
+        self._until = None if timeout is None else self._time() + timeout
+        self._timeout = timeout
+        self._what = f"the state of {ref.type_name} on {ref.owner}"
+
+    def left(self) -> float | None:
+        if self._until is None:
+            return None
+        left = self._until - self._time()
+        if left <= 0:
+            raise DeadlineError(f"{self._what} was not transferred within {self._timeout:g} s")
+        return left

@@ -1,0 +1,419 @@
+"""WebSocketChannel: frames between two workers over one upgraded connection.
+
+It takes the connection over from the HTTP library once the WebSocket handshake is done and talks to the event loop's transport itself.
+
+Note [Why not the library's own reader and writer]
+    A frame that goes through a queue costs a future, two turns of the loop and, for a large one, three copies. Here the loop writes what
+    it receives straight into the buffer of the frame that is being received, and `on_frame` is called from there: no task, no queue and
+    no copy of large frames.
+
+Note [Peers that do not read, and peers that do not finish]
+    Output that the peer does not take collects in the transport. `send` says False from a frame or two on; a peer that lets more than
+    `unread_bytes` collect or leaves output lying for `unread_seconds` is dropped. Nothing ever waits for it. A message must be complete
+    within `handshake_timeout` of its first byte. One timer per connection watches both, and runs only while there is something to watch.
+
+Note [Small frames beside large ones]
+    Whoever fills a connection with large frames holds up the small ones in it by what lies ahead of them: in the transport, at most two frames
+    and one that is being written; in the socket, where the system is told to take no more than `UNSENT` that it cannot send yet; and at the
+    receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
+    after each large one reading pauses for a turn of the loop, in which what has come in before is served.
+
+Note [Strangers]
+    Whoever connects could announce large messages before it has said who it is, and have memory set aside for them. On a channel that was
+    accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on. From then on
+    it counts as a peer's; there may be no room for one, then it is closed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+
+from aiograd.distributed.rpc.http import framing
+from aiograd.distributed.rpc.http.admission import ConnectionPermit
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.transport import Buffer
+from aiograd.errors import ProtocolError, WorkerLostError
+
+#: bytes by which a message may exceed a frame: header, seal and the like
+OVERHEAD = 64 << 10
+#: the largest message of a peer that has not been greeted
+STRANGER = 4 << 10
+#: received at once where no large frame is expected
+RECEIVE = 64 << 10
+#: a frame larger than this gets a buffer of its own
+OWN_BUFFER = 16 << 10
+#: header and payload up to this size are joined, so that they leave in one packet
+JOIN = 16 << 10
+#: bytes that the system takes beyond what it can send; see Note [Small frames beside large ones]
+UNSENT = 256 << 10
+#: bytes of random masks that are drawn at a time
+KEYS = 2048
+#: seconds that a closed connection has for the rest of its output
+LINGER = 1.0
+
+_BINARY = framing.FIN | framing.BINARY
+
+
+class WebSocketChannel(asyncio.BufferedProtocol):
+    """See `Channel`.
+
+    Args:
+        remote: where the peer is, for logs.
+        limits: sizes and times.
+        masking: True if this side dialled: it then masks what it sends and the other does not.
+        certified_names: the names in the peer's verified certificate.
+        on_lost: called when the connection is gone, before `on_closed`.
+        permit: of a connection that was accepted.
+    """
+
+    __slots__ = (
+        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit", "_loop",
+        "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end", "_body", "_body_end",
+        "_body_first", "_body_key", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written", "_unread_mark", "_unread_since",
+        "_watch",
+    )  # fmt: skip
+
+
+    def __init__(
+        self,
+        remote: str,
+        limits: Limits,
+        *,
+        masking: bool,
+        certified_names: frozenset[str] | None,
+        on_lost: Callable[[WebSocketChannel], None],
+        permit: ConnectionPermit | None = None,
+    ) -> None:
+        self.remote = remote
+        self.certified_names = certified_names
+        self._limits = limits
+        self._masking = masking
+        self._mask_bit = framing.MASKED if masking else 0
+        self._peer_mask_bit = 0 if masking else framing.MASKED
+        self._on_lost = on_lost
+        self._permit = permit
+        self._message_limit = limits.frame_bytes + OVERHEAD if masking else STRANGER
+        self._loop = asyncio.get_running_loop()
+        self._transport: asyncio.Transport
+        self._on_frame: Callable[[bytes | memoryview], None] | None = None
+        self._on_closed: Callable[[BaseException | None], None] | None = None
+        self._on_writable: Callable[[], None] | None = None
+        self._closing = False
+        self._lost = False
+        self._error: BaseException | None = None
+        # input: what has arrived and is not parsed, the large frame that is being received, the fragments of a message before it
+        self._buffer = bytearray(RECEIVE)
+        self._view = memoryview(self._buffer)
+        self._end = 0
+        self._body: memoryview | None = None
+        self._body_end = 0
+        self._body_first = 0
+        self._body_key = b""
+        self._fragments: bytearray | None = None
+        self._began: float | None = None
+        # output
+        self._keys = b""
+        self._keys_used = 0
+        self._paused = False
+        self._written = 0
+        self._unread_mark = 0
+        self._unread_since = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+
+    # ---- life
+
+    def start(self, transport: asyncio.Transport, received: bytes) -> None:
+        """Take over a connection; `received` is what came after the HTTP head. Nothing is read until somebody attaches."""
+        self._transport = transport
+        transport.pause_reading()
+        connection = transport.get_extra_info("socket")
+        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+        high = min(2 * self._limits.frame_bytes, self._limits.unread_bytes)
+        transport.set_write_buffer_limits(high=high, low=high // 2)
+        transport.set_protocol(self)
+        if self._permit is not None:
+            self._permit.held_by(transport.abort)
+        if len(received) > RECEIVE:
+            self._fail(framing.PROTOCOL_FAULT, "sent before the handshake was done")
+            return
+        self._buffer[: len(received)] = received
+        self._end = len(received)
+
+    def attach(
+        self, on_frame: Callable[[bytes | memoryview], None], on_closed: Callable[[BaseException | None], None], on_writable: Callable[[], None]
+    ) -> None:
+        """Say what to call, see `Channel.attach`."""
+        first = self._on_frame is None
+        self._on_frame, self._on_closed, self._on_writable = on_frame, on_closed, on_writable
+        if not first:
+            self._message_limit = self._limits.frame_bytes + OVERHEAD
+            if self._permit is not None and not self._permit.promote():
+                self._close(framing.TRY_AGAIN)
+            return
+        if self._end:
+            self._parse()
+        if self._lost and self._on_closed is not None:
+            self._on_closed(self._error)
+        elif not self._closing:
+            self._transport.resume_reading()
+
+    def close(self) -> None:
+        """Close, see `Channel.close`."""
+        self._close(framing.NORMAL)
+
+    def _close(self, code: int) -> None:
+        if self._closing:
+            return
+        self._control(framing.CLOSE, code.to_bytes(2, "big"))
+        self._closing = True
+        self._unwatch()
+        self._transport.close()
+        self._watch = self._loop.call_later(LINGER, self._transport.abort)
+
+    def _drop(self, reason: str) -> None:
+        """Give the peer up, at once."""
+        self._closing = True
+        self._error = WorkerLostError(f"the connection with {self.remote} was dropped: {reason}", stage="transport")
+        self._transport.abort()
+
+    def _fail(self, code: int, what: str) -> None:
+        """Close because of what the peer sent."""
+        if not self._closing:
+            self._error = ProtocolError(f"WebSocket frame from {self.remote}: {what}", code="websocket")
+            self._close(code)
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Never called: the connection was made before this protocol got it."""
+
+    def connection_lost(self, error: Exception | None) -> None:
+        if not self._closing:  # what goes wrong while it is being closed is of no interest
+            self._error = error
+        self._closing = self._lost = True
+        self._unwatch()
+        self._body = self._fragments = None
+        if self._permit is not None:
+            self._permit.release()
+        self._on_lost(self)
+        if self._on_closed is not None:
+            self._on_closed(self._error)
+
+    def eof_received(self) -> bool:
+        return False
+
+    # ---- output
+
+    def send(self, frame: Buffer) -> bool:
+        """Queue one frame, see `Channel.send`. It must not change afterwards: it may be sent from where it is."""
+        if self._closing:
+            return False
+        length = len(frame)
+        head = framing.header(_BINARY, length, self._mask_bit)
+        if self._masking:
+            key = self._next_key()
+            head += key
+            frame = framing.masked(frame, key)
+        if length <= JOIN:
+            self._transport.write(b"".join((head, frame)))
+        else:
+            self._transport.write(head)
+            self._transport.write(frame)
+        self._written += length
+        if self._paused:
+            if self._transport.get_write_buffer_size() > self._limits.unread_bytes:
+                self._drop(f"it left more than {self._limits.unread_bytes} bytes unread")
+            return False
+        return True
+
+    def _next_key(self) -> bytes:
+        at = self._keys_used
+        if at == len(self._keys):
+            self._keys, at = os.urandom(KEYS), 0
+        self._keys_used = at + 4
+        return self._keys[at : at + 4]
+
+    def _control(self, opcode: int, payload: bytes) -> None:
+        head = framing.header(framing.FIN | opcode, len(payload), self._mask_bit)
+        if self._masking:
+            key = self._next_key()
+            head += key + framing.masked(payload, key)
+        else:
+            head += payload
+        self._transport.write(head)
+
+    def pause_writing(self) -> None:
+        self._paused = True
+        self._unread_mark, self._unread_since = self._written, self._loop.time()
+        self._ensure_watch()
+
+    def resume_writing(self) -> None:
+        self._paused = False
+        if self._on_writable is not None and not self._closing:
+            self._on_writable()
+
+    # ---- input
+
+    def get_buffer(self, sizehint: int) -> memoryview:
+        if self._body is not None:
+            return self._body[self._body_end :]
+        return self._view[self._end :] if self._end else self._view
+
+    def buffer_updated(self, count: int) -> None:
+        if self._closing:
+            return
+        try:
+            body = self._body
+            if body is None:
+                self._end += count
+                self._parse()
+                return
+            self._body_end += count
+            if self._body_end == len(body):
+                self._body = None
+                if self._body_key:
+                    framing.mask_in_place(body.obj, self._body_key)  # type: ignore[arg-type]
+                self._deliver(self._body_first, body)
+                self._rest()
+        except MemoryError:
+            self._drop("there is no memory for what it sends")
+
+    def _rest(self) -> None:
+        """Let others have the loop; see Note [Small frames beside large ones]."""
+        if not (self._closing or self._transport.is_closing()):
+            self._transport.pause_reading()
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        if not (self._closing or self._transport.is_closing()):
+            self._transport.resume_reading()
+
+    def _parse(self) -> None:
+        """Deliver the frames that are complete in the buffer; leave the rest at its start, or move it to a buffer of its own."""
+        buffer, view, end, position = self._buffer, self._view, self._end, 0
+        mask_bit = self._peer_mask_bit
+        while end - position >= 2:
+            first, second = buffer[position], buffer[position + 1]
+            length = second & 0x7F
+            at = position + 2
+            if length >= 126:
+                size = 2 if length == 126 else 8
+                if end - at < size:
+                    break
+                length = int.from_bytes(buffer[at : at + size], "big")
+                at += size
+                if length < (126 if size == 2 else 65536):
+                    self._fail(framing.PROTOCOL_FAULT, f"length {length} in {size} bytes")
+                    return
+            usual = first == _BINARY and second & framing.MASKED == mask_bit and length <= self._message_limit and self._fragments is None
+            if not (usual or self._acceptable(first, second, length)):
+                return
+            key = b""
+            if mask_bit:
+                if end - at < 4:
+                    break
+                key = bytes(buffer[at : at + 4])
+                at += 4
+            if end - at < length:
+                if length > OWN_BUFFER:
+                    self._begin_body(first, key, length, view[at:end])
+                    position = end
+                break
+            position = at + length
+            payload = framing.masked(view[at:position], key) if mask_bit else bytes(view[at:position])
+            if usual and self._on_frame is not None:
+                self._began = None
+                self._on_frame(payload)
+            else:
+                self._deliver(first, payload)
+            if self._closing:
+                return
+        rest = end - position
+        if rest and position:
+            buffer[:rest] = buffer[position:end]
+        self._end = rest
+        if (rest or self._body is not None) and self._began is None:
+            self._began = self._loop.time()
+            self._ensure_watch()
+
+    def _acceptable(self, first: int, second: int, length: int) -> bool:
+        """Check a header, before anything is allocated for what it announces; closes where it is wrong."""
+        opcode, final, begun = first & 0x0F, first & framing.FIN, self._fragments
+        if (second & framing.MASKED) != self._peer_mask_bit:
+            self._fail(framing.PROTOCOL_FAULT, "masked by the wrong side")
+        elif first & 0x70:
+            self._fail(framing.PROTOCOL_FAULT, "reserved bits are set")
+        elif opcode in (framing.CLOSE, framing.PING, framing.PONG):
+            if final and length <= 125:
+                return True
+            self._fail(framing.PROTOCOL_FAULT, "a control frame that is long or in fragments")
+        elif opcode == framing.TEXT:
+            self._fail(framing.UNSUPPORTED, "text, where binary is expected")
+        elif opcode not in (framing.BINARY, framing.CONTINUATION) or (opcode == framing.CONTINUATION) != (begun is not None):
+            self._fail(framing.PROTOCOL_FAULT, f"opcode {opcode} at a wrong place or unknown")
+        elif length + len(begun or b"") > self._message_limit:
+            self._fail(framing.TOO_BIG, f"a message of {length + len(begun or b'')} bytes or more, where at most {self._message_limit} are accepted")
+        else:
+            return True
+        return False
+
+    def _begin_body(self, first: int, key: bytes, length: int, start: memoryview) -> None:
+        self._body = memoryview(bytearray(length))
+        self._body_end = len(start)
+        self._body[: self._body_end] = start
+        self._body_first = first
+        self._body_key = key
+
+    def _deliver(self, first: int, payload: bytes | memoryview) -> None:
+        if first == _BINARY:
+            self._began = None
+            if self._on_frame is not None:
+                self._on_frame(payload)
+            return
+        opcode = first & 0x0F
+        if opcode == framing.PING:
+            if not self._paused:
+                self._control(framing.PONG, bytes(payload))
+        elif opcode == framing.CLOSE:
+            self._close(framing.NORMAL)
+        elif opcode != framing.PONG:
+            if self._fragments is None:
+                self._fragments = bytearray()
+                if self._began is None:
+                    self._began = self._loop.time()
+                    self._ensure_watch()
+            self._fragments += payload
+            if first & framing.FIN:
+                message, self._fragments = self._fragments, None
+                self._began = None
+                if self._on_frame is not None:
+                    self._on_frame(memoryview(message))
+
+    # ---- watching
+
+    def _ensure_watch(self) -> None:
+        if self._watch is None and not self._closing:
+            period = min(1.0, self._limits.handshake_timeout / 4, self._limits.unread_seconds / 4)
+            self._watch = self._loop.call_later(period, self._look)
+
+    def _unwatch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+    def _look(self) -> None:
+        self._watch = None
+        now = self._loop.time()
+        if self._began is not None and now - self._began >= self._limits.handshake_timeout:
+            self._drop(f"it did not finish a message within {self._limits.handshake_timeout} s")
+            return
+        if self._paused:
+            if self._written - self._transport.get_write_buffer_size() >= self._unread_mark:
+                self._unread_mark, self._unread_since = self._written, now
+            elif now - self._unread_since >= self._limits.unread_seconds:
+                self._drop(f"it did not read for {self._limits.unread_seconds} s")
+                return
+        if self._paused or self._began is not None:
+            self._ensure_watch()

@@ -1,0 +1,87 @@
+"""Secrets from outside: from text in an environment variable and from files that nobody else can read.
+
+Apart from the keyring because it reads files. Never from the command line or a URL: other users see those.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+
+from aiograd.distributed.rpc.keyring import SECRET_BYTES
+from aiograd.errors import ArgumentError
+
+#: how much of a file is read
+FILE_BYTES = 1024
+
+
+def parse_secret(text: str | bytes, source: str = "secret") -> bytes:
+    """The 32 bytes that `text` spells: as 64 hexadecimal digits, as base64 (either alphabet), or raw.
+
+    White space around hexadecimal and base64 text is dropped.
+
+    Args:
+        text: the text to parse.
+        source: where it was found, for the error.
+
+    Raises:
+        ArgumentError: it spells no 32 bytes. The text of the error has its length, not its value.
+    """
+    try:
+        raw = text.encode("ascii") if isinstance(text, str) else bytes(text)
+    except UnicodeEncodeError:
+        raise _unreadable(source, "characters outside of ASCII") from None  # the original would show them
+    if len(raw) == SECRET_BYTES:
+        return raw
+    stripped = raw.strip()
+    if len(stripped) == 2 * SECRET_BYTES:
+        try:
+            return binascii.unhexlify(stripped)
+        except binascii.Error:
+            raise _unreadable(source, f"{len(stripped)} characters that are not all hexadecimal digits") from None
+    if len(stripped) in (43, 44):  # without and with the padding
+        try:
+            secret = base64.b64decode(stripped.rstrip(b"=").translate(bytes.maketrans(b"-_", b"+/")) + b"=", validate=True)
+        except binascii.Error:
+            raise _unreadable(source, f"{len(stripped)} characters that are not all base64") from None
+        if len(secret) == SECRET_BYTES:
+            return secret
+    if len(stripped) == SECRET_BYTES:
+        return stripped
+    raise _unreadable(source, f"{len(stripped)} characters")
+
+
+def read_secret_file(path: str | os.PathLike[str]) -> bytes:
+    """The secret in the file at `path`, which must be readable by its owner alone.
+
+    Args:
+        path: a regular file (or a link to one) of this user or of root, mode 0600 or 0400.
+
+    Raises:
+        OSError: it cannot be opened.
+        ArgumentError: it is no such file, or does not hold a secret.
+    """
+    # Non-blocking, so that a named pipe cannot hold us; examined by descriptor, so that nobody swaps the file in between.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        status = os.fstat(descriptor)
+        source = f"secret file {os.fspath(path)!r}"
+        if not stat.S_ISREG(status.st_mode):
+            raise ArgumentError(f"{source}: expected a regular file")
+        mode = stat.S_IMODE(status.st_mode)
+        if mode & 0o077:
+            raise ArgumentError(f"{source}: mode is {mode:04o}, so others can use it; expected 0600; draw a new secret and chmod 600 its file")
+        if status.st_uid not in (os.geteuid(), 0):
+            raise ArgumentError(f"{source}: belongs to user {status.st_uid}, expected {os.geteuid()} (who runs this process) or root")
+        return parse_secret(os.read(descriptor, FILE_BYTES), source)
+    finally:
+        os.close(descriptor)
+
+
+def _unreadable(source: str, found: str) -> ArgumentError:
+    return ArgumentError(
+        f"{source}: expected {SECRET_BYTES} bytes as 64 hexadecimal digits, base64 or raw, got {found}; "
+        f"make one with openssl rand -hex {SECRET_BYTES}"
+    )

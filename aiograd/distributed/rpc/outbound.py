@@ -1,0 +1,330 @@
+"""OutboundRequests: the requester's side of a session, from a request to its answer, its deadline or its cancellation.
+
+Note [Resending]
+    A request keeps its id however often it is sent, so that the answerer knows it again. A channel carries everything once and in order
+    until it closes, and then an unknown part of what was on its way is lost, requests and answers. So when the next channel is there, and
+    not before, each request that had been sent is seen to: a small one is simply sent again, a larger one is asked after with a PROBE, which
+    costs a header. The answer is RECEIVED, or the response again, or UNKNOWN, and only then the whole message goes out again. Messages of
+    which a part had arrived are forgotten with the channel, and sent from their beginning over the next.
+
+    One thing is asked for again over the same channel: an answer for which there was no room, once there may be some.
+
+Note [What is resolved]
+    A request is resolved when its answer was handed on, its deadline passed, or the answerer confirmed its cancellation. Answers must be
+    remembered by the answerer until then, so it is told: each frame carries the lowest unresolved id (the watermark), which in quiet
+    times is all. While one slow request keeps the watermark down, heartbeats carry the ids that are unresolved, and a heartbeat is sent
+    early when answers of `UNACKNOWLEDGED_BYTES` were resolved of which the answerer does not know.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections import deque
+from collections.abc import Callable, Sequence
+from itertools import islice
+
+from aiograd.distributed.rpc.budget import PeerBudget
+from aiograd.distributed.rpc.effects import Answered, Effect, Expired
+from aiograd.distributed.rpc.frames import Frame, FrameKind
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.outbox import OVERHEAD, Outgoing, SessionOutbox
+from aiograd.distributed.rpc.reassembly import Assembly
+from aiograd.distributed.rpc.timer_queue import TimerQueue
+from aiograd.distributed.rpc.transport import Buffer
+from aiograd.errors import ArgumentError, ProtocolError
+
+#: seconds until an answer for which there was no room is asked for again: the first time, and at most
+FIRST_RETRY = 0.2
+LAST_RETRY = 2.0
+#: requests up to this size are resent at once, others are asked after first, bytes
+SMALL = 1024
+#: answers that the answerer may go on remembering until the next heartbeat, bytes
+UNACKNOWLEDGED_BYTES = 1 << 18
+#: unresolved ids that a heartbeat names at most
+UNRESOLVED = 4096
+
+
+class OutboundRequest(Outgoing):
+    """A request that is not resolved.
+
+    Attributes:
+        sent_at: when its last fragment went out; None before.
+        started: True if any of it has ever been sent.
+        resent: True if it was sent or asked after more than once, so that its answer measures no round trip.
+        received: True if the answerer has all of it.
+        cancelled: True if the driver has cancelled it.
+        pause: seconds until its answer was last asked for again for lack of room.
+        assembly: the answer so far.
+        answer_kind: RESPONSE or FAILURE, once its first fragment came.
+    """
+
+    __slots__ = ("sent_at", "started", "resent", "received", "cancelled", "pause", "assembly", "answer_kind")
+
+    def __init__(self, id: int, kind: int, message: Sequence[Buffer], limits: Limits, deadline: float) -> None:
+        super().__init__(FrameKind.REQUEST, id, message, limits, kind, deadline)
+        self.sent_at: float | None = None
+        self.started = False
+        self.resent = False
+        self.received = False
+        self.cancelled = False
+        self.pause = 0.0
+        self.assembly: Assembly | None = None
+        self.answer_kind = FrameKind.RESPONSE
+
+
+class OutboundRequests:
+    """All requests of one side that are not resolved. See Note [Resending] and Note [What is resolved].
+
+    Attributes:
+        rows: by id, ascending.
+        next_id: of the next request.
+        watermark: the lowest unresolved id, or `next_id`.
+        unacknowledged: bytes of answers that were resolved since the answerer was last told.
+        held: bytes reserved from the budget.
+        resent: requests that were sent or asked after again, in all.
+        round_trip: seconds from request to answer, smoothed; None before the first.
+    """
+
+    __slots__ = (
+        "rows", "next_id", "watermark", "unacknowledged", "held", "resent", "round_trip", "timers",
+        "_limits", "_budget", "_outbox", "_effects", "_overloaded",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        limits: Limits,
+        budget: PeerBudget,
+        outbox: SessionOutbox,
+        effects: deque[Effect],
+        overloaded: Callable[[], Sequence[Buffer]],
+    ) -> None:
+        self.rows: dict[int, OutboundRequest] = {}
+        self.next_id = 1
+        self.watermark = 1
+        self.unacknowledged = 0
+        self.held = 0
+        self.resent = 0
+        self.round_trip: float | None = None
+        self.timers = TimerQueue()
+        self._limits = limits
+        self._budget = budget
+        self._outbox = outbox
+        self._effects = effects
+        self._overloaded = overloaded
+
+    # ---- asked by the driver
+
+    def add(self, kind: int, message: Sequence[Buffer], timeout: float, now: float) -> int:
+        """See `RpcSession.request`."""
+        if not -math.inf < timeout < math.inf:
+            raise ArgumentError(f"request with timeout={timeout!r}; expected a finite number of seconds")
+        if not 0 <= kind <= 0xFF:
+            raise ArgumentError(f"request of kind {kind!r}; expected 0 to 255, which is what a header has room for")
+        id = self.next_id
+        row = OutboundRequest(id, kind, message, self._limits, now + timeout)
+        self.next_id = id + 1
+        self.rows[id] = row
+        self.timers.set(id, row.deadline)
+        self._outbox.put(row)
+        return id
+
+    def repeat(self, former: OutboundRequest, now: float) -> int:
+        """See `RpcSession.repeat`."""
+        return self.add(former.request_kind, former.buffers, former.deadline - now, now)
+
+    def cancel(self, id: int) -> None:
+        """See `RpcSession.cancel`."""
+        row = self.rows.get(id)
+        if row is None or row.cancelled:
+            return
+        row.cancelled = True
+        self._drop_assembly(row)
+        if not row.started:
+            self._resolve(row)
+        else:
+            self._outbox.withdraw(row)
+            self._outbox.control[FrameKind.CANCEL, row.id] = None
+
+    # ---- heard from the peer
+
+    def answered(self, frame: Frame, now: float) -> None:
+        """A fragment of an answer.
+
+        Raises:
+            ProtocolError: it does not fit what came before.
+        """
+        row = self._row(frame)
+        if row is None:
+            return
+        if row.cancelled:
+            self._resolve(row)
+            return
+        body, total, assembly = frame.body, frame.total, row.assembly
+        if assembly is None:
+            if frame.offset:
+                return  # the rest of one for which there was no room
+            if len(body) == total:
+                try:
+                    message = bytearray(body)
+                except MemoryError:
+                    self._ask_later(row, now)
+                else:
+                    self._finish(row, message, frame.kind, now)
+                return
+            assembly = self._begin(row, frame, now)
+            if assembly is None:
+                return
+        elif assembly.total != total or row.answer_kind is not frame.kind:
+            raise ProtocolError(
+                f"answer to request {row.id}: a fragment of a {frame.kind.name} of {total} bytes, after one of a {row.answer_kind.name} "
+                f"of {assembly.total} bytes",
+                code="changed",
+            )
+        if assembly.add(frame.offset, body):
+            self._finish(row, assembly.message, frame.kind, now)
+
+    def _begin(self, row: OutboundRequest, frame: Frame, now: float) -> Assembly | None:
+        """Make room for an answer; None where there is none now."""
+        total = frame.total
+        if self._budget.reserve(total):
+            try:
+                assembly = Assembly(total)
+            except MemoryError:
+                self._budget.release(total)
+            else:
+                self.held += total
+                row.assembly, row.answer_kind = assembly, frame.kind
+                return assembly
+        elif total > self._budget.limit:
+            self._finish(row, bytearray(b"".join(self._overloaded())), FrameKind.FAILURE, now)
+            return None
+        self._ask_later(row, now)
+        return None
+
+    def _ask_later(self, row: OutboundRequest, now: float) -> None:
+        """There is no room for an answer, which the answerer keeps: ask for it when there may be, and again until it comes."""
+        row.received = True
+        row.pause = min(2 * row.pause or FIRST_RETRY, LAST_RETRY)
+        self.timers.set(row.id, min(now + row.pause, row.deadline))
+
+    def received(self, frame: Frame) -> None:
+        """The answerer has all of a request."""
+        row = self._row(frame)
+        if row is not None and not row.cancelled:
+            row.received = True
+            self._outbox.withdraw(row)
+
+    def unknown(self, frame: Frame) -> None:
+        """The answerer has not got all of a request."""
+        row = self._row(frame)
+        if row is not None and not row.cancelled:
+            row.received = False
+            if not row.queued:
+                self._resend(row)
+
+    def _row(self, frame: Frame) -> OutboundRequest | None:
+        if frame.id >= self.next_id:
+            raise ProtocolError(f"{frame.kind.name} about request {frame.id}, but this side has made {self.next_id - 1}", code="unasked")
+        return self.rows.get(frame.id)
+
+    # ---- channel and time
+
+    def detach(self) -> None:
+        """The channel is gone, and with it the rest of the answers that were arriving."""
+        for row in self.rows.values():
+            self._drop_assembly(row)
+
+    def attach(self) -> None:
+        """A new channel: what became of what the old one carried?"""
+        for row in list(self.rows.values()):
+            if row.started and not row.queued:
+                self.resent += 1
+                self._ask(row)
+
+    def tick(self, now: float) -> None:
+        """Expire what is due, and ask again for answers for which there was no room."""
+        for id in self.timers.take(now):
+            row = self.rows[id]
+            if now >= row.deadline:
+                self._resolve(row)
+                if not row.cancelled:
+                    self._effects.append(Expired(row.id))
+            else:
+                if row.assembly is None:
+                    self.resent += 1
+                    self._ask(row)
+                self._ask_later(row, now)
+
+    def unresolved(self) -> bytes:
+        """The body of a heartbeat: an id, and the ids below it that are unresolved. Empty if the watermark says the same.
+
+        Below that id, everything else is resolved.
+        """
+        self.unacknowledged = 0
+        rows = self.rows
+        if len(rows) == self.next_id - self.watermark:
+            return b""
+        most = min(UNRESOLVED, self._outbox.frame_bytes // 8 - 1)
+        if most < 1:
+            return b""
+        ids = list(islice(rows, most + 1))
+        horizon = ids.pop() if len(ids) > most else self.next_id
+        return struct.pack(f"<{1 + len(ids)}Q", horizon, *ids)
+
+    def told(self) -> None:
+        """A frame goes out, and its watermark."""
+        if len(self.rows) == self.next_id - self.watermark:
+            self.unacknowledged = 0
+
+    def clear(self) -> list[int]:
+        """The session ends; returns the ids that the driver still waits for."""
+        ids = [row.id for row in self.rows.values() if not row.cancelled]
+        self._budget.release(self.held)
+        self.held = 0
+        self.rows.clear()
+        self.timers.clear()
+        self.watermark = self.next_id
+        return ids
+
+    # ---- shared
+
+    def _ask(self, row: OutboundRequest) -> None:
+        """Find out about a request, or send it again. See Note [Resending]."""
+        row.resent = True
+        if row.cancelled:
+            self._outbox.control[FrameKind.CANCEL, row.id] = None
+        elif row.received or row.total > SMALL:
+            if not row.queued:
+                self._outbox.control[FrameKind.PROBE, row.id] = None
+        else:
+            self._resend(row)
+
+    def _resend(self, row: OutboundRequest) -> None:
+        self._outbox.put(row)
+
+    def _finish(self, row: OutboundRequest, message: bytearray | memoryview, kind: FrameKind, now: float) -> None:
+        if not row.resent and row.sent_at is not None:
+            sample = now - row.sent_at
+            self.round_trip = sample if self.round_trip is None else self.round_trip + (sample - self.round_trip) / 8
+        self.unacknowledged += len(message) + OVERHEAD
+        self._resolve(row)
+        if self.unacknowledged > UNACKNOWLEDGED_BYTES:
+            self._outbox.control[FrameKind.HEARTBEAT, 0] = None
+        self._effects.append(Answered(row.id, message, kind is FrameKind.FAILURE))
+
+    def _resolve(self, row: OutboundRequest) -> None:
+        id = row.id
+        del self.rows[id]
+        self.timers.remove(id)
+        self._outbox.withdraw(row)
+        self._drop_assembly(row)
+        if id == self.watermark:
+            self.watermark = next(iter(self.rows), self.next_id)
+
+    def _drop_assembly(self, row: OutboundRequest) -> None:
+        assembly = row.assembly
+        if assembly is not None:
+            row.assembly = None
+            self.held -= assembly.total
+            self._budget.release(assembly.total)

@@ -1,0 +1,369 @@
+"""Peer: another worker, as one principal sees it: dials it, detects its loss, and keeps the sessions with it.
+
+Note [Several conversations]
+    Normally there is one. When two workers dial each other at the same moment there are two, one opened by each; both are valid, and both
+    sides send new requests over the one that the worker of the smaller name opened. Each ends by itself. A session that was never used is not
+    reconnected while there is another.
+
+Note [Finding a way back]
+    A session outlives its link. The side that opened it dials again at once; the other side, if it knows a URL, after a moment in which the
+    first usually succeeds. If both dial, the newer link wins, on each side by its own clock. If the sides
+    disagree, both links end up closed and they try again, at different times.
+
+    The dialling side learns what has happened: a refused connection means that the process has ended; another incarnation, that it was
+    restarted; a session that is not resumed, that the peer has given it up. In each case all requests under way are lost, at once. While
+    the peer merely cannot be reached, it is dialled again, until it has been silent for too long.
+
+Note [When the peer does not know the session]
+    A handshake can be complete for the dialler although its last message never arrives. Such a session has not carried a frame from the
+    peer, which does not have the session and has run nothing for it: all requests move to the next session, and no worker was lost.
+
+Note [A peer that starts afresh]
+    A worker dials without a session to resume only when it has none with us for this principal. Sessions that it had opened before have
+    ended there, so they end here. A side that has given up a session reports in the next one which requests of it were run, so that the other
+    side can send the rest again.
+
+Note [Handshakes that overtake each other]
+    A worker whose link broke just after the handshake dials again and asks for a session that the peer may not know yet: the last message of
+    the first handshake can still be under way, with requests behind it. A peer that has answered "no such session" keeps to it: a session
+    that came into being meanwhile ends, its report says what was run of it, and one that would come into being later is refused.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import functools
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+from aiograd.distributed.rpc.effects import Former
+from aiograd.distributed.rpc.handshake import Dialler, Secured
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.peer_session import Handler, PeerSession
+from aiograd.distributed.rpc.secure_channel import SecureChannel, dial
+from aiograd.distributed.rpc.session import RpcSession
+from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
+from aiograd.errors import (
+    AddressError,
+    AuthenticationError,
+    CertificateError,
+    DistributedError,
+    HostRefusedError,
+    NameTakenError,
+    Overloaded,
+    UnknownPeerError,
+    VersionMismatch,
+    WorkerLostError,
+)
+
+#: the reason for the loss of a peer whose process has been replaced by another
+RESTARTED = "it was restarted"
+#: seconds between two attempts to reach a peer: the first, and at most; each is drawn from the upper half of its range
+FIRST_PAUSE, LONGEST_PAUSE = 0.025, 0.25
+#: seconds after which a link that closes counts as having worked: the peer is dialled without a pause
+LONG = 0.5
+#: seconds that the side which did not dial leaves to the other before it dials as well, besides a few round trips
+COURTESY = 0.02
+#: handshakes that fail before it counts as a refusal: one may be an accident of the network
+REFUSALS = 5
+#: errors that are raised unchanged, instead of `WorkerLostError`, if there never was a connection
+REFUSED = (CertificateError, AuthenticationError, AddressError, NameTakenError, Overloaded, VersionMismatch, HostRefusedError)
+
+
+class LocalEndpoint(Protocol):
+    """The interface of an endpoint to its peers."""
+
+    name: str
+    incarnation: bytes
+    transport: Transport
+    keyring: Keyring
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    context: contextvars.Context
+    handler: Handler
+
+    def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
+        """The message that tells a peer of an error of a handler."""
+
+    def url_of(self, peer: PeerId) -> str | None:
+        """The URL of a peer."""
+
+    def new_session(self, peer: PeerId) -> RpcSession:
+        """A session that counts against the budget of that peer."""
+
+    @property
+    def peers(self) -> tuple[str, ...]:
+        """Names of workers that are known, sorted."""
+
+    def opened(self, peer: Peer) -> None:
+        """Register a peer with its first session."""
+
+    def seen(self, identity: PeerIdentity, but: PeerSession | None = None) -> None:
+        """Called when a peer has proved its identity: sessions with earlier incarnations are lost, except `but`, which the caller handles."""
+
+    def lost(self, peer: Peer, conversation: PeerSession, reason: str) -> None:
+        """Called when a session has ended."""
+
+    def former(self, identity: PeerIdentity, session: bytes | None = None) -> list[Former]:
+        """The last delivered request of each session of a peer that has ended here; that of `session` comes last where it is given.
+
+        A `session` that is not known is over from now on.
+        """
+
+    def is_over(self, identity: PeerIdentity, session: bytes) -> bool:
+        """True if a session of a peer has ended here, or was denied."""
+
+
+class Peer:
+    """One worker and one principal.
+
+    Args:
+        owner: the endpoint.
+        id: the worker's name, and the principal on whose behalf this side speaks.
+    """
+
+    __slots__ = (
+        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "failure", "conversations",
+        "_best", "_dialling",
+    )  # fmt: skip
+
+    def __init__(self, owner: LocalEndpoint, id: PeerId) -> None:
+        self.owner = owner
+        self.id = id
+        self.principal, self.name = id
+        self.limits = owner.limits
+        self.loop = owner.loop
+        self.context = owner.context
+        self.handler = owner.handler
+        self.failure = owner.failure
+        self.conversations: list[PeerSession] = []
+        self._best: PeerSession | None = None
+        self._dialling: dict[PeerSession, asyncio.Task[None]] = {}
+
+    # ---- which conversation
+
+    def conversation(self) -> PeerSession:
+        """The session for the next request; dials if there is none.
+
+        Raises:
+            UnknownPeerError: there is none, and no URL to dial.
+            AuthenticationError: there is no key for the principal.
+        """
+        if self._best is not None:
+            return self._best
+        if self.owner.url_of(self.id) is None:
+            known = ", ".join(name for name in self.owner.peers if self.owner.url_of(PeerId(self.principal, name))) or "nobody"
+            raise UnknownPeerError(
+                f"worker {self.owner.name!r} knows no worker {self.name!r}, and none of that name is connected; it knows {known}; call "
+                "add_peer(name, url) first"
+            )
+        self.owner.keyring.key_for(self.principal)
+        conversation = self._open(dialled=True)
+        self._reach(conversation, 0.0)
+        return conversation
+
+    def _open(self, *, dialled: bool) -> PeerSession:
+        conversation = PeerSession(self, self.owner.new_session(self.id), dialled=dialled)
+        self.conversations.append(conversation)
+        self.owner.opened(self)
+        self._choose()
+        return conversation
+
+    def _choose(self) -> None:
+        first = min(self.name, self.owner.name) == self.owner.name  # whether what we dialled is preferred
+        self._best = max(self.conversations, key=lambda each: (each.link is not None, each.dialled is first), default=None)
+
+    # ---- links come
+
+    def accept(self, link: SecureChannel, asked: bytes | None) -> None:
+        """A link that the peer dialled, which asked to resume a session or for a new one."""
+        secured = link.secured
+        if secured.resumed:
+            conversation = self.find(secured.session)
+            if conversation is None:  # lost while the handshake went on
+                link.close()
+            else:
+                self._attach(conversation, link)
+            return
+        if self.owner.is_over(secured.peer, secured.session):
+            link.close()  # see Note [Handshakes that overtake each other]
+            return
+        if asked is None:  # see Note [A peer that starts afresh]
+            over = [each for each in self.conversations if not each.dialled]
+        else:
+            over = [each for each in self.conversations if each.id == asked]
+        conversation = self._open(dialled=False)
+        for old in over:
+            self.lose(old, "it opened another session, having given up this one", heir=conversation)
+        for former in () if asked is None else self.owner.former(secured.peer, asked):
+            conversation.session.tell_former(former)
+        self._begin(conversation, link)
+
+    def find(self, session: bytes) -> PeerSession | None:
+        """The conversation of this id."""
+        for conversation in self.conversations:
+            if conversation.id == session and not conversation.is_lost:
+                return conversation
+        return None
+
+    def _begin(self, conversation: PeerSession, link: SecureChannel) -> None:
+        conversation.id = link.secured.session
+        conversation.identity = link.secured.peer
+        self._attach(conversation, link)
+
+    def _attach(self, conversation: PeerSession, link: SecureChannel) -> None:
+        task = self._dialling.pop(conversation, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        conversation.attach(link)
+        self._choose()
+
+    def _dialled(self, conversation: PeerSession, link: SecureChannel) -> None:
+        """A link that we dialled for `conversation`."""
+        secured = link.secured
+        self.owner.seen(secured.peer, but=conversation)
+        known = conversation.identity
+        if known is None:
+            for former in self.owner.former(secured.peer):
+                conversation.session.tell_former(former)
+        if known is None or self._is_resumed(secured, known):
+            self._begin(conversation, link)
+            return
+        is_restarted = secured.peer != known
+        reason = RESTARTED if is_restarted else "it has given up the session"
+        if len(self.conversations) > 1 and (is_restarted or not conversation.has_requests):
+            self.lose(conversation, reason)
+            link.close()  # one is enough
+            return
+        successor = self._open(dialled=True)
+        self.lose(conversation, reason, heir=None if is_restarted else successor)
+        if not is_restarted:
+            for former in self.owner.former(known, conversation.id):
+                successor.session.tell_former(former)
+        self._begin(successor, link)
+
+    def _is_resumed(self, secured: Secured, known: PeerIdentity) -> bool:
+        """True if a link goes on with a session, and the peer is the incarnation that the session is with."""
+        return secured.resumed and secured.peer == known
+
+    # ---- links go
+
+    def unlinked(self, conversation: PeerSession, why: BaseException | None) -> None:
+        """Called by a conversation that has lost its link."""
+        self._choose()
+        if conversation.is_lost:
+            return
+        if not conversation.is_used and len(self.conversations) > 1:
+            self.lose(conversation, "it was not needed")
+        elif self.owner.url_of(self.id) is not None:
+            conversation.short_lived = 0 if self.loop.time() - conversation.attached_at >= LONG else conversation.short_lived + 1
+            pause = self._pause(conversation.short_lived - 1) if conversation.short_lived else 0.0
+            if not conversation.dialled:
+                pause += COURTESY + 4 * conversation.round_trip
+            self._reach(conversation, pause)
+
+    def left(self, conversation: PeerSession) -> None:
+        """Called by a conversation whose peer said goodbye."""
+        self.lose(conversation, "it was closed")
+
+    def gave_up(self, conversation: PeerSession) -> None:
+        """Called when the peer has been silent for too long."""
+        self.lose(conversation, f"nothing was heard from it for {self.limits.silence:g} s", conversation.trouble)
+
+    def lose(self, conversation: PeerSession, reason: str, cause: BaseException | None = None, heir: PeerSession | None = None) -> None:
+        """End a session and fail its requests; those that were not run move to the session `heir`."""
+        if conversation.is_lost:
+            return
+        task = self._dialling.pop(conversation, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        self.conversations.remove(conversation)
+        self._choose()
+        conversation.lose(reason, cause, heir)
+        self.owner.lost(self, conversation, reason)
+
+    def close(self, reason: str) -> list[asyncio.Task[None]]:
+        """End everything because this side is closed; returns the tasks to wait for."""
+        tasks = [*self._dialling.values(), *(task for conversation in self.conversations for task in conversation.handlers)]
+        for conversation in list(self.conversations):
+            self.lose(conversation, reason)
+        return tasks
+
+    def loss(self, conversation: PeerSession, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
+        """The error for a request that waits."""
+        for kind in REFUSED:
+            if not conversation.is_confirmed and isinstance(cause, kind):
+                refusal = kind(str(cause))
+                vars(refusal).update(vars(cause))
+                return refusal
+        text = f"worker {self.name!r} was lost ({stage}): {reason}"
+        is_gone = reason == RESTARTED or isinstance(cause, ConnectionRefusedError)
+        error = WorkerLostError(
+            text if cause is None else f"{text} ({type(cause).__name__}: {cause})", worker=self.name, stage=stage, is_gone=is_gone
+        )
+        error.__cause__ = cause
+        return error
+
+    # ---- dialling
+
+    def _reach(self, conversation: PeerSession, pause: float) -> None:
+        if conversation not in self._dialling:
+            name = f"dial {self.name}"
+            self._dialling[conversation] = self.loop.create_task(self._keep_dialling(conversation, pause), name=name, context=self.context.copy())
+
+    async def _keep_dialling(self, conversation: PeerSession, pause: float) -> None:
+        refusals = attempt = 0
+        while True:
+            if pause:
+                await asyncio.sleep(pause)
+            left = conversation.left()
+            url = self.owner.url_of(self.id)
+            if left <= 0 or url is None:
+                self._dialling.pop(conversation, None)
+                return  # the conversation's own timer ends it
+            seconds = min(left, self.limits.handshake_timeout)
+            try:
+                link = await dial(self.owner.transport, url, functools.partial(self._dialler, conversation), self.name, seconds)
+            except ConnectionRefusedError as error:
+                self.lose(conversation, f"nobody listens at {url}", error)
+                return
+            except AuthenticationError as error:
+                conversation.trouble = error
+                refusals += 1
+                is_final = isinstance(error, CertificateError) and error.is_certain and not conversation.is_confirmed
+                if is_final or refusals == REFUSALS:
+                    self.lose(conversation, "it refuses the handshake", error)
+                    return
+            except (AddressError, Overloaded) as error:
+                conversation.trouble = error
+                if not conversation.is_confirmed:  # else it worked before, and may again
+                    self.lose(conversation, "it cannot be connected to", error)
+                    return
+            except DistributedError as error:
+                self.lose(conversation, "the handshake failed", error)
+                return
+            except OSError as error:  # it cannot be reached now; TimeoutError is one
+                conversation.trouble = error
+            except Exception as error:  # a URL that makes no sense, a fault of the transport
+                self.lose(conversation, f"dialling {url} failed", error)
+                return
+            else:
+                self._dialling.pop(conversation, None)
+                self._dialled(conversation, link)
+                return
+            pause = self._pause(attempt)
+            attempt += 1
+
+    def _dialler(self, conversation: PeerSession, channel: Channel) -> Dialler:
+        owner = self.owner
+        return Dialler(
+            owner.name, owner.incarnation, owner.keyring.key_for(self.principal), self.name, conversation.id or None, owner.transport.entropy,
+            owner.limits, certified_names=channel.certified_names,
+        )  # fmt: skip
+
+    def _pause(self, attempt: int) -> float:
+        most = min(FIRST_PAUSE * 2.0**attempt, LONGEST_PAUSE)
+        return most * (0.5 + self.owner.transport.entropy(1)[0] / 512)

@@ -1,0 +1,616 @@
+"""PeerSession: drives one session with a peer over a sequence of links.
+
+The pure `Session` decides; this carries out its effects: it moves frames between session and link, runs the handlers of the peer's requests,
+resolves the futures of answers, and keeps one timer. When it loses its link it tells its owner (a `Peer`), which dials again or declares it lost.
+
+Note [Context of handlers]
+    Handlers and timers run in copies of the context in which the endpoint was opened, not in the context that is current when a frame
+    arrives: a ContextVar of one caller must not leak into the handler of another's request.
+
+Note [A blocked loop]
+    A loop that was blocked (a slow import, a compilation, a debugger, a process that was stopped) runs its timers before it has read the frames
+    that came meanwhile, so every peer seems silent. If a tick is late by more than half a heartbeat, the delay is
+    not counted as silence. If it is late by the whole time after which a peer is lost, peers have most likely given up this worker, although the
+    socket is open: only heartbeats are sent until one comes back, and the silence of the peer is counted anew.
+
+Note [Requests that move to the next session]
+    A worker that dials a peer which has given up the session gets another one. Requests that were not sent move to it at once. For requests that
+    were sent, the peer must report if it ran them: it remembers the last delivered request of ended sessions (`Former`), for as long as
+    a request can wait for an answer. Later ones were not delivered and will not be, since the session has ended; they are sent again under new
+    numbers. The others are lost, and so are all if the peer does not remember the session. The one exception is a session in which this side never
+    got a frame and which the peer does not know: its handshake was not completed there, so the peer has run nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import math
+from collections import deque
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from aiograd.distributed import failpoints
+from aiograd.distributed.error_wire import from_wire
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.codec import decode, encode, message_size
+from aiograd.distributed.rpc.effects import NOT_KNOWN, Abandon, Answered, Deliver, Expired, Former
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.outbound import OutboundRequest
+from aiograd.distributed.rpc.secure_channel import SecureChannel
+from aiograd.distributed.rpc.session import RpcSession
+from aiograd.distributed.rpc.timers import call_at
+from aiograd.distributed.rpc.transport import Buffer
+from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
+
+#: ticks are at least this far apart, in seconds
+TICK = 0.002
+
+#: serves requests: who asks, the kind, the message, and the seconds that are left
+Handler: TypeAlias = Callable[[PeerIdentity, int, Any, float], Coroutine[Any, Any, Any]]
+
+
+class SessionOwner(Protocol):
+    """The part of a `Peer` that its sessions use."""
+
+    name: str
+    principal: str
+    limits: Limits
+    loop: asyncio.AbstractEventLoop
+    context: contextvars.Context
+    handler: Handler
+
+    @property
+    def failure(self) -> Callable[[BaseException, int, Any], Sequence[Buffer]]:
+        """Makes the message that tells a peer of an error of a handler."""
+
+    def unlinked(self, conversation: PeerSession, why: BaseException | None) -> None:
+        """Called when a session has lost its link."""
+
+    def left(self, conversation: PeerSession) -> None:
+        """Called when the peer has said goodbye."""
+
+    def gave_up(self, conversation: PeerSession) -> None:
+        """Called when the peer has been silent for too long."""
+
+    def loss(self, conversation: PeerSession, reason: str, stage: str, cause: BaseException | None) -> DistributedError:
+        """The error for a request that waits."""
+
+
+class _Request:
+    """A request that waits for its answer. It may move to the next session, see Note [Requests that move to the next session]."""
+
+    __slots__ = ("conversation", "id", "answer", "kind", "size", "timeout")
+
+    def __init__(self, conversation: PeerSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float) -> None:
+        self.conversation = conversation
+        self.id = id
+        self.answer = answer
+        self.kind = kind
+        self.size = size
+        self.timeout = timeout
+
+
+@dataclass(slots=True)
+class _Estate:
+    """Requests of a session that has ended, for which the peer has not reported yet if it ran them."""
+
+    rows: dict[_Request, OutboundRequest]
+    #: makes the error for a request that is lost
+    loss: Callable[[int], DistributedError]
+    #: True if none of the requests was run in case the peer does not know the session
+    is_unconfirmed: bool
+    #: time at which the peer's time to report ends, in seconds
+    until: float
+    timer: asyncio.TimerHandle | None = None
+
+
+class PeerSession:
+    """One session with one peer.
+
+    Args:
+        peer: the owner of the session.
+        session: a new `Session`.
+        dialled: True if this side opened it.
+    """
+
+    __slots__ = (
+        "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "short_lived", "round_trip", "trouble",
+        "is_lost", "is_confirmed", "is_used", "heir",
+        "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_tolerance", "_outgoing", "_waiting",
+        "_estates", "_predecessor",
+    )  # fmt: skip
+
+    def __init__(self, peer: SessionOwner, session: RpcSession, *, dialled: bool) -> None:
+        self.peer = peer
+        self.session = session
+        self.dialled = dialled
+        #: id of the session and identity of the peer; known after the first handshake
+        self.id = b""
+        self.identity: PeerIdentity | None = None
+        self.link: SecureChannel | None = None
+        self.is_lost = False
+        #: True if a frame of this session has come from the peer, so that both sides have it
+        self.is_confirmed = False
+        #: True if either side has ever sent a request in it
+        self.is_used = False
+        #: the session to which the requests of this one move after its end
+        self.heir: PeerSession | None = None
+        self._loop = peer.loop
+        self._context: contextvars.Context = peer.context
+        #: time at which the peer was last heard or, before that, first dialled
+        self.heard = self._loop.time()
+        self.attached_at = -math.inf
+        #: the number of short-lived links in a row
+        self.short_lived = 0
+        #: round trip of the handshake of the latest link, in seconds
+        self.round_trip = 0.0
+        #: the reason why there is no link
+        self.trouble: BaseException | None = None
+        self._requests: dict[int, _Request] = {}
+        self._handlers: dict[int, asyncio.Task[None]] = {}
+        self._stopping: set[asyncio.Task[None]] = set()
+        self._blocked = False
+        self._timer: asyncio.TimerHandle | None = None
+        self._timer_at = math.inf
+        #: seconds by which a tick may be late
+        self._tolerance = peer.limits.heartbeat / 2
+        #: bytes of unanswered requests, and the requests that wait until there are fewer
+        self._outgoing = 0
+        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
+        #: id of an ended session -> its requests that are not settled
+        self._estates: dict[bytes, _Estate] = {}
+        self._predecessor = b""
+        self._arm(self.heard)
+
+    # ---- requests of this side
+
+    async def request(self, kind: int, value: Any, timeout: float) -> Any:
+        """Send a request to the peer. See `Endpoint.request`."""
+        limits = self.peer.limits
+        message = encode(value, limits)
+        size = message_size(message)
+        self.is_used = True
+        left = timeout
+        if self._waiting or (self._outgoing and self._outgoing + size > limits.bytes_per_peer):
+            left = await self._wait_for_room(kind, size, timeout)
+            if self.heir is not None:
+                return await self.heir.request(kind, value, left)
+        else:
+            self._outgoing += size
+        answer: asyncio.Future[Any] = self._loop.create_future()
+        now = self._loop.time()
+        if now > self._timer_at + self._tolerance:
+            self._excuse(now)
+        try:
+            id = self.session.request(kind, message, left, now)
+        except BaseException:
+            self._release(size)
+            raise
+        del message
+        request = self._requests[id] = _Request(self, id, answer, kind, size, timeout)
+        self._pump(now)
+        if kind == Kind.GRADIENT:
+            failpoints.reach("bwd.after_send")
+        try:
+            return await answer
+        except asyncio.CancelledError:
+            request.conversation._give_up(request)
+            raise
+
+    def _give_up(self, request: _Request) -> None:
+        """Cancel a request whose caller does not wait any more."""
+        id = request.id
+        if self._requests.get(id) is request:
+            self._forget(id)
+            now = self._loop.time()
+            self.session.cancel(id, now)
+            self._pump(now)
+            return
+        for estate in self._estates.values():
+            if estate.rows.pop(request, None) is not None:
+                self._release(request.size)
+
+    async def _wait_for_room(self, kind: int, size: int, seconds: float) -> float:
+        """Wait until `size` more bytes of requests may be outstanding, and reserve them; returns the rest of `seconds`."""
+        started = self._loop.time()
+        room: asyncio.Future[None] = self._loop.create_future()
+        entry = (size, room)
+        self._waiting.append(entry)
+        timer = call_at(self._context, self._loop, self._loop.time() + seconds, _expire, room, self._late(kind, seconds))
+        try:
+            await room
+        except BaseException:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+            elif room.done() and not room.cancelled() and room.exception() is None:
+                self._release(size)  # it was granted in the same moment
+            raise
+        finally:
+            timer.cancel()
+        if self.is_lost and self.heir is None:  # in the same moment in which room was granted
+            raise self.peer.loss(self, "it was lost while this waited to be sent", self._stage(kind), self.trouble)
+        left = seconds - (self._loop.time() - started)
+        if left <= 0:
+            self._release(size)
+            raise self._late(kind, seconds)
+        return left
+
+    def _release(self, size: int) -> None:
+        self._outgoing -= size
+        waiting = self._waiting
+        while waiting:
+            size, room = waiting[0]
+            if self._outgoing and self._outgoing + size > self.peer.limits.bytes_per_peer:
+                break
+            waiting.popleft()
+            if not room.done():
+                self._outgoing += size
+                room.set_result(None)
+
+    def _forget(self, id: int) -> _Request | None:
+        request = self._requests.pop(id, None)
+        if request is not None:
+            self._release(request.size)
+        return request
+
+    # ---- requests of the peer
+
+    async def _serve(self, effect: Deliver) -> None:
+        id, kind, message, timeout = effect
+        del effect
+        value: Any = None
+        failed = False
+        stop: BaseException | None = None
+        answer: Sequence[Buffer]
+        peer = self.peer
+        try:
+            value = decode(message, peer.limits)
+            del message
+            answer = encode(await peer.handler(self._known(), kind, value, timeout), peer.limits)
+        except BaseException as error:
+            if id not in self._handlers:  # abandoned: nobody waits for an answer
+                if isinstance(error, SystemExit):
+                    return
+                raise
+            failed = True
+            answer = peer.failure(error, kind, value)
+            if isinstance(error, KeyboardInterrupt):
+                stop = error
+        if self._handlers.pop(id, None) is not None:
+            now = self._loop.time()
+            self.session.respond(id, answer, now, failed)
+            self._pump(now, "fwd.mid_send" if kind == Kind.CALL else None)
+            if kind == Kind.CALL:
+                failpoints.reach("fwd.after_send")
+        if stop is not None:  # somebody at a terminal means the process: it leaves the loop, as out of any task, but the answer goes first
+            self._loop.call_soon(_raise, stop)
+
+    def _abandon(self, id: int) -> None:
+        task = self._handlers.pop(id, None)
+        if task is not None and not task.done():
+            self._stopping.add(task)
+            task.add_done_callback(self._stopped)
+            task.cancel()
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        self._stopping.discard(task)
+        if not task.cancelled():
+            task.exception()  # nobody asks for it any more
+
+    @property
+    def handlers(self) -> list[asyncio.Task[None]]:
+        """The tasks of running handlers, including those that are being cancelled."""
+        return [*self._handlers.values(), *self._stopping]
+
+    # ---- frames
+
+    def _frame(self, frame: Buffer) -> None:
+        now = self._loop.time()
+        self.heard = now
+        self.is_confirmed = True
+        session = self.session
+        session.receive(frame, now)
+        if session.effects:
+            self._apply()
+        self._pump(now)
+
+    def _apply(self) -> None:
+        effects = self.session.effects
+        while effects:
+            effect = effects.popleft()
+            if isinstance(effect, Answered):
+                self._answered(effect)
+            elif isinstance(effect, Deliver):
+                self.is_used = True
+                self._handlers[effect.id] = self._loop.create_task(self._serve(effect), context=self._context.copy())
+            elif isinstance(effect, Abandon):
+                self._abandon(effect.id)
+            elif isinstance(effect, Expired):
+                request = self._forget(effect.id)
+                if request is not None and not request.answer.done():
+                    request.answer.set_exception(self._late(request.kind, request.timeout))
+            elif isinstance(effect, Former):
+                self._settle(effect.session, effect.first)
+            else:
+                self.peer.left(self)
+
+    def _answered(self, effect: Answered) -> None:
+        request = self._forget(effect.id)
+        if request is None or request.answer.done():
+            return
+        try:
+            value = decode(effect.message, self.peer.limits)
+        except Exception as error:
+            request.answer.set_exception(error)
+            return
+        if effect.failed:
+            request.answer.set_exception(from_wire(value, self.peer.name))
+        else:
+            request.answer.set_result(value)
+
+    def _pump(self, now: float, point: str | None = None) -> None:
+        """Send frames while the link accepts them; the failpoint `point` is reached between two frames."""
+        link = self.link
+        if link is not None and not self._blocked:
+            session = self.session
+            while (frame := session.next_frame(now)) is not None:
+                if not link.send(frame):
+                    self._blocked = True
+                    break
+                if point is not None and session.has_output:
+                    failpoints.reach(point)
+        self._arm(now)
+
+    def _writable(self) -> None:
+        self._blocked = False
+        self._pump(self._loop.time())
+
+    # ---- links
+
+    def attach(self, link: SecureChannel) -> None:
+        """Continue over `link`, which has been secured for this session. An earlier link is closed."""
+        old, self.link = self.link, link
+        now = self._loop.time()
+        if old is not None:
+            self.session.detach(now)
+            old.close()
+        self.heard = self.attached_at = now
+        self.round_trip = link.round_trip
+        self.trouble = None
+        self._blocked = False
+        self.session.attach(now, link.secured.frame_bytes)
+        link.start(self._frame, lambda why: self._unlinked(link, why), self._writable)
+        if self.link is link:
+            self._pump(now)
+
+    def _unlinked(self, link: SecureChannel, why: BaseException | None) -> None:
+        if self.link is not link:
+            return
+        self.link = None
+        self.trouble = why
+        self._blocked = False
+        now = self._loop.time()
+        self._excuse(now)
+        self.session.detach(now)
+        self._arm(now)
+        self.peer.unlinked(self, why)
+
+    def say_goodbye(self) -> None:
+        """Tell the peer that this side closes in an orderly way."""
+        if self.link is not None:
+            now = self._loop.time()
+            self.session.goodbye(now)
+            self._pump(now)
+
+    def lose(self, reason: str, cause: BaseException | None = None, heir: PeerSession | None = None) -> None:
+        """End the session: requests that wait for an answer fail, handlers of the peer's requests are cancelled.
+
+        Args:
+            reason: completes the sentence "worker 'x' was lost: ...".
+            cause: an error that says more than "lost", and is raised instead where it is one of the handshake.
+            heir: the session to which requests move that the peer has not run, see Note [Requests that move to the next session].
+        """
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.heir = heir
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        link, self.link = self.link, None
+        if link is not None:
+            link.close()
+        requests, self._requests = self._requests, {}
+
+        def loss(kind: int) -> DistributedError:
+            return self.peer.loss(self, reason, self._stage(kind), cause)
+
+        if heir is not None:
+            rows = {requests.pop(row.id): row for row in self.session.unresolved() if row.id in requests}
+            heir._inherit(self.id, rows, loss, not self.is_confirmed)
+            heir._predecessor = self.id
+        self.session.fail_all()
+        for request in requests.values():
+            _fail(request, loss)
+        for session, estate in self._estates.items():
+            if estate.timer is not None:
+                estate.timer.cancel()
+            if heir is not None:  # it may learn what this one did not
+                heir._inherit(session, estate.rows, estate.loss, estate.is_unconfirmed)
+                continue
+            for request in estate.rows:
+                _fail(request, estate.loss)
+        self._estates.clear()
+        while self._waiting:
+            _, room = self._waiting.popleft()
+            if room.done():
+                continue
+            if heir is None:
+                room.set_exception(self.peer.loss(self, reason, "waiting to send", cause))
+            else:
+                room.set_result(None)
+        for id in list(self._handlers):
+            self._abandon(id)
+
+    # ---- requests of an earlier session
+
+    @property
+    def has_requests(self) -> bool:
+        """True if requests wait for the peer."""
+        return bool(self._requests or self._waiting or self._estates)
+
+    def _inherit(self, session: bytes, rows: dict[_Request, OutboundRequest], loss: Callable[[int], DistributedError], is_unconfirmed: bool) -> None:
+        """Take over the requests of an ended session that were not run. See Note [Requests that move to the next session]."""
+        now = self._loop.time()
+        undecided: dict[_Request, OutboundRequest] = {}
+        for request, row in rows.items():
+            request.conversation, request.id = self, 0
+            self._outgoing += request.size
+            if row.received:
+                self._lost_for(request, loss)
+            elif row.started:
+                undecided[request] = row
+            else:
+                self._repeat(request, row, now)
+        if rows:
+            self.is_used = True
+        if undecided:
+            self._estates[session] = estate = _Estate(undecided, loss, is_unconfirmed, now + self.peer.limits.silence)
+            self._watch(session, estate)
+
+    def _watch(self, session: bytes, estate: _Estate) -> None:
+        """Fail the requests of an ended session whose deadlines have passed, and all of them when the peer's time to report has ended."""
+        now = self._loop.time()
+        for request in [request for request, row in estate.rows.items() if row.deadline <= now]:
+            del estate.rows[request]
+            self._lost_for(request, lambda kind, timeout=request.timeout: self._late(kind, timeout))  # type: ignore[misc]
+        if now >= estate.until or not estate.rows:
+            estate.is_unconfirmed = False  # the peer has not said that it knows nothing of it
+            self._settle_one(session, NOT_KNOWN)
+            return
+        when = min(estate.until, *(row.deadline for row in estate.rows.values()))
+        estate.timer = call_at(self._context, self._loop, when, self._watch, session, estate)
+
+    def _settle(self, session: bytes, first: int) -> None:
+        """Settle the requests of an earlier session: the peer has run none from the id `first` on. The peer reports on the latest session last."""
+        self._settle_one(session, first)
+        if session == self._predecessor:
+            for older in list(self._estates):
+                self._settle_one(older, NOT_KNOWN)
+
+    def _settle_one(self, session: bytes, first: int) -> None:
+        estate = self._estates.pop(session, None)
+        if estate is None:
+            return
+        if estate.timer is not None:
+            estate.timer.cancel()
+        if first == NOT_KNOWN and estate.is_unconfirmed:
+            first = 0
+        now = self._loop.time()
+        for request, row in estate.rows.items():
+            if row.id >= first:
+                self._repeat(request, row, now)
+            else:
+                self._lost_for(request, estate.loss)
+        self._pump(now)
+
+    def _repeat(self, request: _Request, row: OutboundRequest, now: float) -> None:
+        request.id = self.session.repeat(row, now)
+        self._requests[request.id] = request
+
+    def _lost_for(self, request: _Request, loss: Callable[[int], DistributedError]) -> None:
+        """Fail a request that ends without an answer."""
+        self._release(request.size)
+        _fail(request, loss)
+
+    # ---- time
+
+    def left(self) -> float:
+        """Seconds left to reach the peer while there is no link."""
+        now = self._loop.time()
+        self._excuse(now)
+        return self.heard + self.peer.limits.silence - now
+
+    def _excuse(self, now: float) -> None:
+        """If the tick is late, do not count the delay as silence of the peer. See Note [A blocked loop]."""
+        late = now - self._timer_at
+        if late <= self._tolerance:
+            return
+        self._timer_at = now  # once
+        is_long = late >= self.peer.limits.silence
+        self.heard = now if is_long else min(self.heard + late, now)
+        self.session.last_heard = max(self.session.last_heard, self.heard)
+        if is_long:
+            self.session.test(now)
+
+    def _arm(self, now: float) -> None:
+        """Set the timer so that `_tick` runs when something is due; a timer that fires too early only costs a tick."""
+        if self.is_lost:
+            return
+        when = self.session.next_tick()
+        if self.link is None:
+            soon = min(self.heard + self.peer.limits.silence, now + self.peer.limits.heartbeat)  # often enough to notice a late tick
+            when = soon if when is None or soon < when else when
+        if when is None or (self._timer is not None and self._timer_at <= when):
+            return
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer_at = max(when, now + TICK)
+        self._timer = self._loop.call_at(self._timer_at, self._tick, context=self._context)
+
+    def _tick(self) -> None:
+        now = self._loop.time()
+        self._excuse(now)
+        self._timer = None
+        self._timer_at = math.inf
+        session = self.session
+        session.tick(now)
+        if session.effects:
+            self._apply()
+        if self.is_lost:
+            return
+        link = self.link
+        if link is None:
+            if now >= self.heard + self.peer.limits.silence:
+                self.peer.gave_up(self)
+                return
+        elif session.is_silent(now):
+            link.close(WorkerLostError(f"nothing was heard for {now - self.heard:.1f} s", worker=self.peer.name, stage="heartbeat"))
+            return
+        self._pump(now)
+
+    # ---- words
+
+    def _known(self) -> PeerIdentity:
+        if self.identity is None:
+            raise WorkerLostError(f"worker {self.peer.name!r} asked for something before it was known", worker=self.peer.name)
+        return self.identity
+
+    def _stage(self, kind: int) -> str:
+        return str(getattr(kind, "name", f"kind {kind}"))
+
+    def _about(self, kind: int) -> str:
+        return f"request {self._stage(kind)} to worker {self.peer.name!r}"
+
+    def _late(self, kind: int, timeout: float) -> DeadlineError:
+        return DeadlineError(
+            f"{self._about(kind)} did not end within {timeout:g} s (connected: {'yes' if self.link is not None else 'no'}); allow more time, or see "
+            "what that worker is doing"
+        )
+
+
+def _expire(room: asyncio.Future[None], error: BaseException) -> None:
+    if not room.done():
+        room.set_exception(error)
+
+
+def _fail(request: _Request, loss: Callable[[int], DistributedError]) -> None:
+    if not request.answer.done():
+        request.answer.set_exception(loss(request.kind))
+
+
+def _raise(error: BaseException) -> None:
+    raise error

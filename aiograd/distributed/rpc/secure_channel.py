@@ -1,0 +1,250 @@
+"""SecureChannel: a channel after its handshake. Frames go in and come out in the clear; what crosses the channel is sealed.
+
+The two ways to get one are `dial`, a coroutine that connects and runs the dialling side of the handshake, and `ServerHandshake`, which runs the
+answering side from the channel's callbacks. A stranger that connects costs a `ServerHandshake` and a timer, no task.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
+from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
+from aiograd.errors import AuthenticationError, DistributedError
+
+#: seconds in which a peer may read why it is refused, before the channel is closed
+PARTING = 0.5
+
+
+class HandshakeError(AuthenticationError):
+    """The peer hung up or kept silent during the handshake. It says nothing on the wire of why, so neither can this."""
+
+
+class SecureChannel:
+    """One authenticated, encrypted connection to a peer.
+
+    Args:
+        channel: whose handshake is complete.
+        secured: the result of the handshake.
+        round_trip: seconds that the handshake's message took to be answered.
+    """
+
+    __slots__ = (
+        "channel", "secured", "round_trip",
+        "_seal", "_open", "_on_frame", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
+    )  # fmt: skip
+
+    def __init__(self, channel: Channel, secured: Secured, round_trip: float) -> None:
+        self.channel = channel
+        self.secured = secured
+        self.round_trip = round_trip
+        self._seal = secured.seal.seal
+        self._open = secured.open.open
+        self._on_frame: Callable[[Buffer], None] | None = None
+        self._on_closed: Callable[[BaseException | None], None] | None = None
+        self._on_writable: Callable[[], None] | None = None
+        self._early: list[Buffer] = []
+        self._is_closed = False
+        self._why: BaseException | None = None
+        channel.attach(self._receive, self._closed, self._writable)
+
+    def start(self, on_frame: Callable[[Buffer], None], on_closed: Callable[[BaseException | None], None], on_writable: Callable[[], None]) -> None:
+        """Say what to call: `on_frame` with each frame, `on_closed` exactly once, `on_writable` after `send` returned False.
+
+        `on_frame` may raise a `DistributedError`; the link is closed with it.
+        """
+        self._on_frame, self._on_closed, self._on_writable = on_frame, on_closed, on_writable
+        early, self._early = self._early, []
+        for record in early:
+            self._receive(record)
+        if self._is_closed:
+            self._report()
+
+    def send(self, parts: Sequence[Buffer]) -> bool:
+        """Queue one frame, given in pieces. False: stop until `on_writable`."""
+        try:
+            return self.channel.send(self._seal(parts))
+        except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
+            self.close(error)
+            return False
+
+    def close(self, why: BaseException | None = None) -> None:
+        """Close the channel; `on_closed` gets `why`. Idempotent."""
+        if not self._is_closed:
+            self._why = self._why or why
+            self.channel.close()
+
+    def _receive(self, record: Buffer) -> None:
+        if self._is_closed or self._why is not None:
+            return
+        if self._on_frame is None:
+            self._early.append(bytes(record))  # the channel may use its memory again
+            return
+        try:
+            self._on_frame(self._open(record))
+        except (DistributedError, MemoryError) as error:  # what was to be received comes again over the next connection
+            self.close(error)
+        except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
+            asyncio.get_running_loop().call_exception_handler({"message": "receiving a frame failed", "exception": error})
+            self.close(error)
+
+    def _closed(self, error: BaseException | None) -> None:
+        if self._is_closed:
+            return
+        self._is_closed = True
+        self._why = self._why or error
+        if self._on_closed is not None:
+            self._report()
+
+    def _report(self) -> None:
+        on_closed, self._on_closed = self._on_closed, None
+        self._on_writable = None
+        if on_closed is not None:
+            on_closed(self._why)
+
+    def _writable(self) -> None:
+        if self._on_writable is not None:
+            self._on_writable()
+
+
+async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dialler], peer: str, seconds: float) -> SecureChannel:
+    """Connect to `url` and prove to each other who is who.
+
+    Cancelling it closes the channel.
+
+    Args:
+        prepare: makes the dialling side of the handshake for a channel.
+        peer: the name of the worker expected there, for errors.
+        seconds: for all of it.
+
+    Raises:
+        ConnectionRefusedError: no process listens there.
+        OSError, TimeoutError: it cannot be reached now.
+        HandshakeError: it hung up before the handshake was complete.
+        AuthenticationError, ProtocolError: what it sent does not prove that it is `peer`.
+    """
+    async with asyncio.timeout(seconds):
+        channel = await transport.connect(url, seconds)
+        try:
+            return await ClientHandshake(channel, prepare(channel), f"{peer!r} at {url}").result
+        except BaseException:
+            channel.close()
+            raise
+
+
+class ClientHandshake:
+    """The dialling side of a handshake on one channel."""
+
+    __slots__ = ("result", "_channel", "_dialler", "_whom", "_begun")
+
+    def __init__(self, channel: Channel, dialler: Dialler, whom: str) -> None:
+        self._channel = channel
+        self._dialler = dialler
+        self._whom = whom
+        self.result: asyncio.Future[SecureChannel] = asyncio.get_running_loop().create_future()
+        self._begun = self.result.get_loop().time()
+        channel.attach(self._receive, self._closed, _nothing)
+        channel.send(dialler.hello())
+
+    def _receive(self, frame: bytes | memoryview) -> None:
+        if self.result.done():
+            return
+        try:
+            finish = self._dialler.receive(frame)
+        except DistributedError as error:
+            self.result.set_exception(error)
+            return
+        self._channel.send(finish)
+        self.result.set_result(SecureChannel(self._channel, self._dialler.result, self.result.get_loop().time() - self._begun))
+
+    def _closed(self, error: BaseException | None) -> None:
+        if self.result.done():
+            return
+        if isinstance(error, OSError):
+            self.result.set_exception(error)
+        else:
+            self.result.set_exception(
+                HandshakeError(
+                    f"{self._whom} hung up during the handshake: it may not have the same secret under the same key id (compare AIOGRAD_SECRET_FILE, "
+                    "AIOGRAD_SECRET or secret= of both), may be a worker of another name, or may be closing; its log says which"
+                )
+            )
+
+
+class ServerHandshake:
+    """The answering side of a handshake on one channel.
+
+    Args:
+        channel: just accepted.
+        answerer: fresh.
+        seconds: for the whole handshake, after which the channel is closed.
+        done: called exactly once, with the link, or with None and the reason.
+    """
+
+    __slots__ = ("_channel", "_answerer", "_done", "_loop", "_timer", "_answered_at")
+
+    def __init__(
+        self,
+        channel: Channel,
+        answerer: Answerer,
+        seconds: float,
+        done: Callable[[ServerHandshake, SecureChannel | None, BaseException | None], None],
+    ) -> None:
+        self._channel = channel
+        self._answerer = answerer
+        self._done: Callable[[ServerHandshake, SecureChannel | None, BaseException | None], None] | None = done
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(seconds, self._late)
+        self._answered_at = 0.0
+        channel.attach(self._receive, self._closed, _nothing)
+
+    @property
+    def remote(self) -> str:
+        """Where the peer is."""
+        return self._channel.remote
+
+    @property
+    def is_done(self) -> bool:
+        """True if the handshake has ended."""
+        return self._done is None
+
+    def close(self) -> None:
+        """Give up; `done` is called with None."""
+        self._end(None, None)
+
+    def _receive(self, frame: bytes | memoryview) -> None:
+        if self._done is None:
+            return
+        try:
+            answer = self._answerer.receive(frame)
+        except DistributedError as error:
+            self._end(None, error, self._answerer.refusal)
+            return
+        if answer is not None:
+            self._answered_at = self._loop.time()
+            self._channel.send(answer)
+        else:
+            self._end(SecureChannel(self._channel, self._answerer.result, self._loop.time() - self._answered_at), None)
+
+    def _closed(self, error: BaseException | None) -> None:
+        self._end(None, error)
+
+    def _late(self) -> None:
+        self._end(None, HandshakeError("the handshake was not completed in time"))
+
+    def _end(self, link: SecureChannel | None, why: BaseException | None, refusal: bytes | None = None) -> None:
+        done, self._done = self._done, None
+        if done is None:
+            return
+        self._timer.cancel()
+        if refusal is not None:
+            self._channel.send(refusal)
+            self._loop.call_later(PARTING, self._channel.close)  # closing at once might lose it
+        elif link is None:
+            self._channel.close()
+        done(self, link, why)
+
+
+def _nothing() -> None:
+    """Handshake messages are few and short; nobody waits for room."""

@@ -1,0 +1,375 @@
+"""RpcSession: requests that run at most once and answers that arrive, between two workers, over channels that break and are replaced.
+
+A session belongs to one peer and outlives its channels: when one closes, the next one is attached and nothing is lost or done twice. It
+decides and does nothing else: frames, times and what the driver wants come in, frames to send and effects to carry out come out.
+Requests go both ways at the same time; `outbound` has the requester's side of it, `inbound` the answerer's, `outbox` the order in which
+frames leave.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from aiograd.distributed.rpc.budget import PeerBudget
+from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, Former, PeerLeft
+from aiograd.distributed.rpc.frames import HEADER, FrameKind, pack_header, parse
+from aiograd.distributed.rpc.inbound import InboundRequests
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.outbound import OutboundRequest, OutboundRequests
+from aiograd.distributed.rpc.outbox import SessionOutbox
+from aiograd.distributed.rpc.transport import Buffer
+from aiograd.errors import ProtocolError
+
+__all__ = ["Abandon", "Answered", "Deliver", "Effect", "Expired", "Former", "PeerLeft", "RpcSession", "SessionStatistics"]
+
+#: control frames that may wait to be sent, in multiples of the requests a peer may run, and in any case
+CONTROL_PER_REQUEST = 4
+CONTROL_ANYWAY = 1024
+#: seconds between signs of life while a channel is tested
+TEST = 0.02
+#: the longest time that fits the header, milliseconds
+LONGEST_MS = 0xFFFF_FFFF
+
+_REQUEST, _RESPONSE, _FAILURE, _RECEIVED, _PROBE, _CANCEL, _UNKNOWN, _HEARTBEAT, _GOODBYE, _FORMER = FrameKind
+
+
+@dataclass(frozen=True, slots=True)
+class SessionStatistics:
+    """Figures of one session.
+
+    Attributes:
+        outstanding: requests of this side that are not resolved.
+        running: requests of the peer that are arriving or run.
+        remembered: requests of the peer that are not forgotten yet, running or not.
+        bytes_held: bytes reserved from the budget, for messages that arrive and requests that run.
+        bytes_stored: bytes of answers kept until the peer has them.
+        bytes_unsent: bytes of messages that no frame has carried yet.
+        frames_in, frames_out, bytes_in, bytes_out: the frames and bytes that channels have carried.
+        resent: times that a request was sent again or asked after.
+        round_trip: seconds from request to answer, smoothed; None before the first answer.
+    """
+
+    outstanding: int
+    running: int
+    remembered: int
+    bytes_held: int
+    bytes_stored: int
+    bytes_unsent: int
+    frames_in: int
+    frames_out: int
+    bytes_in: int
+    bytes_out: int
+    resent: int
+    round_trip: float | None
+
+
+class RpcSession:
+    """One side of a session with one peer. Times are seconds on any clock that never goes back.
+
+    Args:
+        limits: limits on messages and requests of the peer.
+        budget: that messages of the peer are charged to.
+        overloaded: makes the message of the failure that refuses a request for lack of room.
+
+    Attributes:
+        effects: the commands to the driver, in order; it removes those that it has carried out.
+        last_heard: when the last frame came, or the channel, seconds.
+    """
+
+    __slots__ = (
+        "effects", "last_heard",
+        "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control",
+        "_silence", "_attached", "_leaving", "_former", "_tested_at", "_heartbeat_at", "_ticked_at",
+        "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
+    )  # fmt: skip
+
+    def __init__(self, limits: Limits, budget: PeerBudget, *, overloaded: Callable[[], Sequence[Buffer]] = tuple) -> None:
+        self.effects: deque[Effect] = deque()
+        self.last_heard = 0.0
+        self._limits = limits
+        self._budget = budget
+        self._outbox = SessionOutbox(limits.frame_bytes)
+        self._requests = OutboundRequests(limits, budget, self._outbox, self.effects, overloaded)
+        self._answers = InboundRequests(limits, budget, self._outbox, self.effects, overloaded)
+        self._most_control = CONTROL_PER_REQUEST * limits.requests_per_peer + CONTROL_ANYWAY
+        self._silence = limits.silence
+        self._attached = False
+        self._leaving = False
+        self._former: deque[Former] = deque()
+        #: since when the channel is tested; infinite: it is not
+        self._tested_at = math.inf
+        self._heartbeat_at = 0.0
+        self._ticked_at = 0.0
+        self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
+
+    # ---- requester
+
+    def request(self, kind: int, message: Sequence[Buffer], timeout: float, now: float) -> int:
+        """Ask the peer for something. `Answered` or `Expired` follows, unless it is cancelled or the session ends.
+
+        Args:
+            kind: the kind of the request, 0 to 255.
+            message: its buffers; they must not change before the answer, since they may have to be sent again.
+            timeout: seconds that the answer is waited for.
+            now: seconds.
+
+        Returns:
+            The id of the request.
+
+        Raises:
+            LimitError: the message is above `Limits.message_bytes`. ArgumentError: `timeout` is no finite number, or no such `kind`.
+        """
+        return self._requests.add(kind, message, timeout, now)
+
+    def cancel(self, id: int, now: float) -> None:
+        """The answer to a request is not wanted any more; the peer is told to abandon it. Nothing is reported for it afterwards."""
+        self._requests.cancel(id)
+
+    def unresolved(self) -> list[OutboundRequest]:
+        """Requests of this side that were not answered, expired ones and cancelled ones excepted, in order."""
+        return [row for row in self._requests.rows.values() if not row.cancelled]
+
+    def repeat(self, former: OutboundRequest, now: float) -> int:
+        """Ask for what was asked for in another session, which has ended without running it; returns the new id."""
+        return self._requests.repeat(former, now)
+
+    # ---- answerer
+
+    @property
+    def delivered(self) -> int:
+        """The highest id of a request of the peer that was delivered; stays when the session ends."""
+        return self._answers.delivered
+
+    def tell_former(self, former: Former) -> None:
+        """Tell the peer what was delivered in an earlier session."""
+        self._former.append(former)
+
+    def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False) -> None:
+        """Answer a request that was delivered. Ignored where nobody waits for it any more.
+
+        Args:
+            id: from `Deliver`.
+            message: its buffers; they must not change until the peer has resolved the request, since they may have to be sent again.
+            now: seconds.
+            failed: the answer is an error.
+
+        Raises:
+            LimitError: the message is above `Limits.message_bytes`; the request still runs and can be answered with a failure.
+        """
+        self._answers.respond(id, message, failed)
+
+    # ---- channel
+
+    def attach(self, now: float, frame_bytes: int | None = None) -> None:
+        """Attach a new channel. Messages that the one before may have lost are asked after.
+
+        Args:
+            now: seconds.
+            frame_bytes: bytes after the header of a frame, at most, where the peer takes less than `Limits.frame_bytes`.
+        """
+        self.detach(now)
+        limit = self._limits.frame_bytes
+        cut = self._outbox.interrupt(limit if frame_bytes is None else min(frame_bytes, limit))
+        self._attached = True
+        self._tested_at = math.inf
+        self.last_heard = self._ticked_at = now
+        self._heartbeat_at = now + self._limits.heartbeat
+        self._answers.attach(cut)
+        self._requests.attach()
+        if self._requests.unacknowledged:
+            self._outbox.control[_HEARTBEAT, 0] = None
+
+    def test(self, now: float) -> None:
+        """Send nothing but signs of life until one comes back, so that it is known whether messages can arrive."""
+        if self._attached:
+            self._tested_at = self._heartbeat_at = now
+
+    def detach(self, now: float) -> None:
+        """The channel is gone. Requests and handlers go on; messages that were arriving do not. Idempotent."""
+        self._attached = False
+        self._outbox.control.clear()
+        self._requests.detach()
+        self._answers.detach()
+
+    def receive(self, frame: Buffer, now: float) -> None:
+        """Take a frame from the channel.
+
+        Raises:
+            ProtocolError: it makes no sense, and the channel must be closed. Nothing of it was applied, except what its header says is
+                resolved.
+        """
+        parsed = parse(frame, self._limits)
+        kind = parsed.kind
+        self.last_heard = now
+        if now > self._tested_at + TEST / 2:  # not one that had been waiting
+            self._tested_at = math.inf
+        self._frames_in += 1
+        self._bytes_in += len(frame)
+        answers = self._answers
+        if parsed.watermark > answers.watermark:
+            answers.resolved_below(parsed.watermark)
+        if kind is _REQUEST:
+            answers.request(parsed, now)
+        elif kind is _RESPONSE or kind is _FAILURE:
+            self._requests.answered(parsed, now)
+        elif kind is _RECEIVED:
+            self._requests.received(parsed)
+        elif kind is _PROBE:
+            answers.probe(parsed)
+        elif kind is _CANCEL:
+            answers.cancel(parsed)
+        elif kind is _UNKNOWN:
+            self._requests.unknown(parsed)
+        elif kind is _HEARTBEAT:
+            if parsed.body:
+                answers.resolved_but(parsed.body)
+        elif kind is _FORMER:
+            self.effects.append(Former(bytes(parsed.body), parsed.id))
+        else:
+            self.effects.append(PeerLeft())
+        if len(self._outbox.control) > self._most_control:
+            raise ProtocolError(
+                f"{len(self._outbox.control)} replies wait to be sent to the peer, expected at most {self._most_control}; it asks and does not read",
+                code="flood",
+            )
+
+    @property
+    def has_output(self) -> bool:
+        """True if `next_frame` may have something."""
+        return self._attached and (bool(self._outbox) or self._leaving or bool(self._former))
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of messages that no frame has carried yet: what a driver holds its callers back by."""
+        return self._outbox.unsent
+
+    def next_frame(self, now: float) -> tuple[Buffer, ...] | None:
+        """The next frame to send: its header and slices of a message, to be sent one after the other. None where there is nothing."""
+        if not self._attached:
+            return None
+        outbox, requests = self._outbox, self._requests
+        if requests.unacknowledged:
+            requests.told()
+        if self._former:
+            session, first = self._former.popleft()
+            return self._out(pack_header(_FORMER, first, (session,), watermark=requests.watermark), (session,), now)
+        control = outbox.control
+        while control:
+            kind, id = control.popitem(last=False)[0]
+            if (kind is _PROBE or kind is _CANCEL) and id not in requests.rows:
+                continue  # resolved in the meantime
+            body = requests.unresolved() if kind is _HEARTBEAT else b""
+            return self._out(pack_header(kind, id, (body,), watermark=requests.watermark), (body,), now)
+        if self._leaving and not outbox.has_small:
+            return self._goodbye(now)
+        if self._tested_at != math.inf:
+            return None
+        while (taken := outbox.take()) is not None:
+            message, offset, parts = taken
+            deadline_ms = 0
+            if type(message) is OutboundRequest:
+                left = message.deadline - now
+                if left <= 0:  # its expiry is in the timer queue
+                    outbox.withdraw(message)
+                    continue
+                deadline_ms = min(int(left * 1000) or 1, LONGEST_MS)
+                message.started = True
+                if message.offset == message.total:
+                    message.sent_at = now
+            header = pack_header(
+                message.frame_kind,
+                message.id,
+                parts,
+                request_kind=message.request_kind,
+                offset=offset,
+                total=message.total,
+                deadline_ms=deadline_ms,
+                watermark=requests.watermark,
+            )
+            return self._out(header, parts, now)
+        return None
+
+    def _out(self, header: bytes, parts: Sequence[Buffer], now: float) -> tuple[Buffer, ...]:
+        self._heartbeat_at = now + (self._limits.heartbeat if self._tested_at == math.inf else TEST)
+        self._frames_out += 1
+        size = HEADER.size
+        for part in parts:
+            size += len(part)
+        self._bytes_out += size
+        return (header, *parts)
+
+    def _goodbye(self, now: float) -> tuple[Buffer, ...]:
+        self._leaving = False
+        self._attached = False
+        return self._out(pack_header(_GOODBYE, 0, watermark=self._requests.watermark), (), now)
+
+    # ---- time
+
+    def tick(self, now: float) -> None:
+        """Do what is due; harmless when nothing is."""
+        self._ticked_at = now
+        self._requests.tick(now)
+        self._answers.tick(now)
+        if self._attached and now >= self._heartbeat_at:
+            self._heartbeat_at = now + (self._limits.heartbeat if self._tested_at == math.inf else TEST)
+            self._outbox.control[_HEARTBEAT, 0] = None
+
+    def next_tick(self) -> float | None:
+        """When `tick` is next needed, seconds; None for never. It is asked for after anything else was called."""
+        soonest = self._requests.timers.next()
+        when = self._answers.timers.next()
+        if when is not None and (soonest is None or when < soonest):
+            soonest = when
+        if self._attached:
+            if soonest is None or self._heartbeat_at < soonest:
+                soonest = self._heartbeat_at
+            when = self.last_heard + self._silence
+            if self._ticked_at < when < soonest:
+                soonest = when
+        return soonest
+
+    def is_silent(self, now: float) -> bool:
+        """True if the peer has sent nothing for `Limits.silence`, although there is a channel."""
+        return self._attached and now - self.last_heard >= self._silence
+
+    # ---- end
+
+    def goodbye(self, now: float) -> None:
+        """Tell the peer that this side leaves: after answers of one frame that wait, before what is left of larger messages.
+
+        Nothing is sent after it.
+        """
+        self._leaving = True
+
+    def fail_all(self) -> list[int]:
+        """The session ends: forget everything and give back its bytes.
+
+        Returns:
+            Ids of requests of this side that are unresolved, cancelled ones excepted. Handlers that run are the driver's to cancel.
+        """
+        self._attached = False
+        self._outbox.clear()
+        self._answers.clear()
+        self.effects.clear()
+        return self._requests.clear()
+
+    def statistics(self) -> SessionStatistics:
+        """Figures as they are now."""
+        requests, answers = self._requests, self._answers
+        return SessionStatistics(
+            outstanding=len(requests.rows),
+            running=answers.running,
+            remembered=len(answers.rows),
+            bytes_held=requests.held + answers.held,
+            bytes_stored=answers.stored,
+            bytes_unsent=self._outbox.unsent,
+            frames_in=self._frames_in,
+            frames_out=self._frames_out,
+            bytes_in=self._bytes_in,
+            bytes_out=self._bytes_out,
+            resent=requests.resent,
+            round_trip=requests.round_trip,
+        )

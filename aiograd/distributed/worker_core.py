@@ -1,0 +1,177 @@
+"""WorkerCore: the services that all parts of a worker share: name, limits, clock, endpoint, requests to peers, and background tasks.
+
+It does not depend on contexts, calls, passes or objects. `aiograd.distributed.worker` makes these, and they register their handlers with the core.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.codec import WireReference
+from aiograd.distributed.rpc.encodings import Encoding
+from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import Keyring
+from aiograd.distributed.rpc.limits import Limits, check_number
+from aiograd.distributed.rpc.transport import Transport
+from aiograd.distributed.scope import SCOPE
+from aiograd.distributed.service import Service
+from aiograd.errors import DeadlineError, DistributedError, ProtocolError, WorkerLostError
+
+logger = logging.getLogger("aiograd.distributed")
+
+#: serves requests of one kind: called with the caller's identity, the message, and the seconds that are left
+Handler = Callable[[PeerIdentity, Any, float], Awaitable[Any]]
+
+
+class WorkerCore:
+    """State and services that the parts of a worker share.
+
+    Args:
+        worker: the public object, which handlers see.
+        name, service, keyring, limits, transport: as for `Worker`.
+        encoding, gradient_encoding: the wire encodings of floating-point values and of gradients.
+
+    Attributes:
+        handlers: by kind of request; each part of the worker adds its own.
+        on_lost: called with each peer that is lost and the error, in order.
+        principal: the principal on whose behalf the worker's own code acts.
+        profiler: records the functions and passes that this worker runs for peers, or None.
+        is_closing: True from the beginning of `aclose`.
+        loop: the event loop on which the worker was opened.
+    """
+
+    def __init__(
+        self,
+        worker: Any,
+        name: str,
+        *,
+        service: Service,
+        keyring: Keyring,
+        limits: Limits,
+        transport: Transport,
+        encoding: Encoding,
+        gradient_encoding: Encoding,
+    ) -> None:
+        self.worker = worker
+        self.name = name
+        self.service = service
+        self.limits = limits
+        self.entropy = transport.entropy
+        self.encoding = encoding
+        self.gradient_encoding = gradient_encoding
+        self.principal = keyring.default_principal
+        self.profiler: Any = None
+        self.handlers: dict[int, Handler] = {}
+        self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
+        self.endpoint = Endpoint(
+            name, transport=transport, keyring=keyring, limits=limits, handler=self._handle, on_lost=self._on_lost, describe=_describe
+        )
+        self.is_closing = False
+        self._tasks: dict[asyncio.Task[None], None] = {}
+        self.loop: asyncio.AbstractEventLoop
+
+    # ---------------------------------------------------------------- life
+
+    async def open(self, host: str, port: int) -> str:
+        """Start to listen; returns the URL."""
+        self.loop = asyncio.get_running_loop()
+        return await self.endpoint.open(host, port)
+
+    async def aclose(self) -> None:
+        """Stop listening, say goodbye, and cancel the tasks that were spawned. Idempotent."""
+        self.is_closing = True
+        try:
+            await self.endpoint.aclose()
+        finally:
+            tasks = list(self._tasks)
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                await asyncio.wait(tasks)
+
+    def check_open(self) -> None:
+        """Raise unless the worker is open."""
+        if not self.endpoint.is_open:
+            raise DistributedError(f"worker {self.name!r} is not open; use it within `async with`")
+
+    def closed_error(self, stage: str) -> WorkerLostError:
+        """The error for requests that end early because this worker closes."""
+        return WorkerLostError(f"worker {self.name!r} was lost ({stage}): it was closed", worker=self.name, stage=stage)
+
+    # ---------------------------------------------------------------- time
+
+    def now(self) -> float:
+        """Time of the loop, in seconds."""
+        return self.loop.time()
+
+    def time_for(self, timeout: float | None) -> float:
+        """Seconds that a call or pass may take: `timeout`, but not more than the time left to the request that is being served.
+
+        Raises:
+            ArgumentTypeError: no number. ArgumentError: not above 0, or above `Limits.max_deadline`. DeadlineError: no time is left.
+        """
+        if timeout is None:
+            seconds = self.limits.default_deadline
+        else:
+            check_number("timeout", timeout, self.limits.max_deadline, "Limits.max_deadline")
+            seconds = timeout
+        scope = SCOPE.get()
+        if scope is not None and scope.deadline is not None and scope.worker is self.worker:
+            left = scope.deadline - self.now()
+            if left <= 0:
+                raise DeadlineError("the request that is being served has expired: nothing more is asked on its behalf")
+            seconds = min(seconds, left)
+        return seconds
+
+    # ---------------------------------------------------------------- tasks
+
+    def spawn(self, coroutine: Coroutine[Any, Any, None], name: str, context: contextvars.Context | None = None) -> asyncio.Task[None]:
+        """Run a coroutine that outlives its caller. It is cancelled when the worker closes; an error goes to the log."""
+        task = self.loop.create_task(coroutine, name=f"aiograd:{self.name}:{name}", context=context)
+        self._tasks[task] = None
+        task.add_done_callback(self._done)
+        return task
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(task, None)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.warning("worker %s: %s failed: %s", self.name, task.get_name(), error)
+
+    # ---------------------------------------------------------------- requests
+
+    def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+        """Send a request to another worker, or to this one; see `Endpoint.request`."""
+        return self.endpoint.request(peer, kind, value, timeout, principal)
+
+    def acting_principal(self) -> str:
+        """The principal on whose behalf the running code acts: that of the request it serves, else the worker's own."""
+        scope = SCOPE.get()
+        return self.principal if scope is None or scope.worker is not self.worker or scope.principal is None else scope.principal
+
+    async def _handle(self, peer: PeerIdentity, kind: int, value: Any, timeout: float) -> Any:
+        handler = self.handlers.get(kind)
+        if handler is None:
+            raise ProtocolError(f"a request of unknown kind {kind}", code="kind")
+        return await handler(peer, value, timeout)
+
+    def _on_lost(self, identity: PeerIdentity, error: WorkerLostError) -> None:
+        for listener in self.on_lost:
+            listener(identity, error)
+
+
+def _describe(kind: int, value: Any) -> str:
+    """The subject of a request, for errors."""
+    if kind == Kind.CALL and isinstance(value, tuple) and value and isinstance(value[0], str):
+        function, args = value[0], value[1] if len(value) > 1 and isinstance(value[1], list) else []
+        if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference):
+            return f"{args[0].type_name:.80}.{args[1]!s:.80}"
+        if function == "aiograd.reference.create" and args:
+            return f"{args[0]!s:.80}"
+        return function[:80]
+    return Kind(kind).name.lower() if kind in Kind._value2member_map_ else f"kind {kind}"

@@ -1,0 +1,138 @@
+"""A pipeline schedule: what each rank does, in order, and what can be asked of it. Its data is in `data`.
+
+Note [Two forms]
+    A schedule is built *compute-only*: F, I, W, B and OVERLAP_F_B, with idle cells where the author wants them. `Schedule.lower` adds what
+    data has to move in between (SEND and RECV, UNSHARD and RESHARD, REDUCE_GRAD); `Schedule.is_lowered` tells the two apart. A rank carries
+    its row out from left to right and waits where something it needs is not there yet, so idle cells are for reading, not for timing.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+
+from aiograd.errors import ArgumentError, ArgumentTypeError, ScheduleError
+from aiograd.pipeline.schedule.action import Action
+from aiograd.pipeline.schedule.data import ScheduleData
+from aiograd.pipeline.schedule.grid import format_grid
+from aiograd.pipeline.schedule.liveness import Granularity, SlotAssignment, rank_slots
+from aiograd.pipeline.schedule.lowering import lower_rows, merge_backwards
+from aiograd.pipeline.schedule.validation import check_schedule
+
+
+class Schedule(ScheduleData):
+    """The actions of each rank of a pipeline, in order. Immutable.
+
+    Args:
+        ranks: for each rank its actions, None for an idle step; a mapping from rank number to actions is taken too.
+        stages: number of stages; None takes one more than the highest stage that occurs.
+        microbatches: number of microbatches; None takes one more than the highest that occurs.
+        stage_to_rank: for each stage the rank it lives on; None takes the rank whose row has the stage.
+        name: the name in messages. Does not take part in comparisons.
+
+    Raises:
+        ArgumentTypeError: something else than actions and None in the rows.
+        ArgumentError: numbers that do not fit each other.
+        ScheduleError: no ranks, ranks that are not 0 to p - 1, or a stage that no rank has.
+    """
+
+    __slots__ = ()
+
+    def compute_only(self) -> Schedule:
+        """The schedule without the actions that lowering adds (and as it is, where there are none)."""
+        if not self._lowered:
+            return self
+        return self.with_ranks([[action for action in row if action is None or action.kind.is_compute] for row in self._ranks])
+
+    def validate(self) -> Schedule:
+        """Checks that the schedule can run: everything once, in an order that gets to its end.
+
+        Returns:
+            The schedule itself.
+
+        Raises:
+            ScheduleError: it cannot; names rank, step, stage and microbatch and shows the grid around them.
+        """
+        check_schedule(self)
+        return self
+
+    def merge(self) -> Schedule:
+        """I and W of one stage and microbatch that follow each other directly (idle cells aside) become one B."""
+        return self.with_ranks([merge_backwards(row) for row in self._ranks])
+
+    def lower(self, defer_receives: bool = True, *, unshard: bool = False, reduce_gradients: bool = False) -> Schedule:
+        """Adds what has to move between and around the computations.
+
+        Args:
+            defer_receives: receives stand right before what needs them, as far as that cannot block; otherwise as early as the data is sent.
+            unshard: add UNSHARD and RESHARD for stages whose parameters are sharded.
+            reduce_gradients: add REDUCE_GRAD after the last backward of each stage.
+
+        Raises:
+            ScheduleError: a compute action can never run ("malformed"), or the schedule is lowered already.
+        """
+        if self._lowered:
+            raise ScheduleError(f"cannot lower {self!r} again: take its compute_only() first")
+        options = {"defer": defer_receives, "unshard": unshard, "reduce_gradients": reduce_gradients}
+        return self.with_ranks(lower_rows(self._ranks, self._stage_to_rank, self._microbatches, **options))
+
+    def slots(self, granularity: Granularity = "stage_microbatch") -> tuple[SlotAssignment, ...]:
+        """For each rank where its activations are kept: which slot each takes, reusing those that are free again.
+
+        Args:
+            granularity: "stage_microbatch": each stage and microbatch takes a slot of its own; "microbatch": the stages of a rank share one per
+                microbatch.
+
+        Raises:
+            ScheduleError: activations whose life cannot be told.
+        """
+        return tuple(rank_slots(self, rank, granularity=granularity) for rank in range(self.num_ranks))
+
+    def to_csv(self, comms: bool | None = None) -> str:
+        """The schedule as CSV: one row per rank, one cell per step, blank for idle.
+
+        Args:
+            comms: True: lowered, False: compute-only, None: as it is.
+        """
+        schedule: Schedule = self
+        if comms is not None and comms != self._lowered:
+            schedule = self.lower() if comms else self.compute_only()
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([["" if action is None else str(action) for action in row] for row in schedule._ranks])
+        return text.getvalue()
+
+    @classmethod
+    def from_csv(cls, text: str, *, name: str = "") -> Schedule:
+        """Reads what `to_csv` writes, and validates it.
+
+        Args:
+            text: CSV of a compute-only or a lowered schedule.
+            name: the name in messages.
+
+        Raises:
+            ScheduleError: a cell that is no action, or a schedule that cannot run.
+        """
+        if not isinstance(text, str):
+            raise ArgumentTypeError(f"Schedule.from_csv takes the text of a CSV file, not {type(text).__name__}")
+        ranks: list[list[Action | None]] = []
+        try:
+            for rank, row in enumerate(csv.reader(io.StringIO(text, newline=""), strict=True)):
+                ranks.append([_read_cell(cell, rank, step) for step, cell in enumerate(row)])
+        except csv.Error as error:
+            raise ScheduleError(f"cannot read a pipeline schedule: row {len(ranks)} is no CSV ({error})", rank=len(ranks)) from error
+        return cls(ranks, name=name).validate()
+
+    def __repr__(self) -> str:
+        form = "lowered" if self._lowered else "compute-only"
+        size = f"{self.num_ranks} ranks, {self.num_stages} stages, {self._microbatches} microbatches"
+        return f"<Schedule {self._name or 'without name'}: {size}, {form}>"
+
+    def __str__(self) -> str:
+        return format_grid(self._ranks)
+
+
+def _read_cell(cell: str, rank: int, step: int) -> Action | None:
+    try:
+        return Action.parse(cell)
+    except ArgumentError as error:
+        raise ScheduleError(f"cannot read rank {rank}, step {step} of a pipeline schedule: {error}", rank=rank, step=step) from error

@@ -1,0 +1,195 @@
+"""GradientAccumulator: the gradients of one step on their way into the leaves, added up in an order that no schedule changes.
+
+Note [Order of a step's sums]
+    In a serial run of the microbatches, the gradient of a leaf is the one it had, plus what the first microbatch gives, plus what the second
+    gives, and so on; where a leaf belongs to several stages, what these give is added up within the microbatch, the later stage first, since a
+    backward pass reaches it first. (A stage gives one sum, so where an earlier stage uses such a leaf several times, the sum of a serial run is
+    associated otherwise.) Schedules differ in when each of these contributions is made (weight gradients may be computed late, and out of
+    order), so they wait until all that come before them in that order are there, and are then added: the prefix is folded as it arrives. With
+    schedules that keep to the order nothing ever waits.
+
+    The accumulator knows if earlier terms are still to come from the progress of each stage and the stages a leaf belongs to: those with it among
+    their parameters and those that do not tell theirs; a leaf that no stage has told of may belong to any. Where a stage that tells its parameters
+    uses one of another's without telling, the sum is complete, and its order depends on the schedule.
+
+Note [Two sums]
+    The gradient that a leaf has already takes part in the sum from the start, as in a serial run. In case another pass changes it before the
+    step commits, the sum without it is made as well; where there is no gradient yet, the two are the same.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+
+from aiograd.engine.evaluate import suspends
+from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
+from aiograd.engine.run import current_engine
+from aiograd.errors import GraphError, HookError
+from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
+from aiograd.graph.hooks import hook_name
+from aiograd.types import Array
+
+
+class GradientSum(Staged):
+    """The gradient of one leaf over one step. See Note [Two sums]."""
+
+    __slots__ = ("waiting", "stages", "is_folding", "place")
+
+    def __init__(self, leaf: AccumulateGrad, stages: set[int]) -> None:
+        self.target = leaf
+        #: the sum without what the leaf had: None, or an array of our own
+        self.grad = None
+        self.base = self.total = None
+        self.version = 0
+        #: contributions that others have to come before, by (microbatch, -stage)
+        self.waiting: dict[tuple[int, int], Array] = {}
+        #: which stages may contribute
+        self.stages = stages
+        self.is_folding = False
+        #: its place among all leaves; the least key that it got
+        self.place: tuple[int, int, int] | None = None
+
+    def add(self, grads: Iterable[Array]) -> None:
+        """Add contributions in this order; the caller owns them. May take long; runs on any thread, one call at a time."""
+        for grad in grads:
+            if self.grad is None:
+                self.grad = grad
+                self.add_up()
+            elif self.base is None:
+                self.grad = self.total = _add_to(self.grad, grad)
+            else:
+                self.total = _add_to(self.total, grad)
+                self.grad = _add_to(self.grad, grad)
+
+
+class GradientAccumulator:
+    """The gradients of one step in one process.
+
+    Args:
+        stages: for each stage that runs here its known leaves, or None.
+        microbatches: how many there are.
+    """
+
+    def __init__(self, stages: Mapping[int, frozenset[AccumulateGrad] | None], microbatches: int) -> None:
+        self._leaves = dict(stages)
+        self._microbatches = microbatches
+        #: how many of the first microbatches each stage is done with, and which later ones
+        self._frontier = dict.fromkeys(stages, 0)
+        self._ahead: dict[int, set[int]] = {stage: set() for stage in stages}
+        self._sums: dict[AccumulateGrad, GradientSum] = {}
+        self._blocked: dict[AccumulateGrad, None] = {}
+
+    def deliver(self, stage: int, microbatch: int, grads: Mapping[AccumulateGrad, Array]) -> None:
+        """A stage is done with a microbatch.
+
+        Args:
+            grads: the gradients of its leaves, which are ours from now on.
+        """
+        key = (microbatch, -stage)
+        for index, (leaf, grad) in enumerate(grads.items()):
+            entry = self._sums.get(leaf)
+            if entry is None:
+                entry = self._sums[leaf] = GradientSum(leaf, self._stages_of(leaf))
+            entry.stages.add(stage)
+            entry.waiting[key] = grad
+            entry.place = (*key, index) if entry.place is None else min(entry.place, (*key, index))
+            self._blocked[leaf] = None
+        self._ahead[stage].add(microbatch)
+        while self._frontier[stage] in self._ahead[stage]:
+            self._ahead[stage].remove(self._frontier[stage])
+            self._frontier[stage] += 1
+
+    async def fold(self) -> None:
+        """Add up whatever can be by now. Cancelled midway, the step cannot go on."""
+        for leaf in list(self._blocked):
+            entry = self._sums[leaf]
+            while not entry.is_folding and (ready := self._take_ready(entry)):
+                if entry.grad is not None and getattr(ready[0], "nbytes", 0) > FOLD_INLINE_BYTES and isinstance(ready[0], np.ndarray):
+                    entry.is_folding = True
+                    await current_engine().offload(functools.partial(entry.add, ready))
+                    entry.is_folding = False
+                else:
+                    entry.add(ready)
+            if not entry.waiting:
+                self._blocked.pop(leaf, None)
+
+    def _take_ready(self, entry: GradientSum) -> list[Array]:
+        """The sums of the first microbatches that every stage of the leaf is done with."""
+        ready: list[Array] = []
+        last = -1
+        for key in sorted(entry.waiting):
+            microbatch = key[0]
+            if not all(self._frontier[other] > microbatch for other in entry.stages):
+                break
+            grad = entry.waiting.pop(key)
+            if microbatch == last:
+                ready[-1] = _add_to(ready[-1], grad)
+            else:
+                ready.append(grad)
+            last = microbatch
+        return ready
+
+    def _stages_of(self, leaf: AccumulateGrad) -> set[int]:
+        known = {stage for stage, leaves in self._leaves.items() if leaves is not None and leaf in leaves}
+        return known | {stage for stage, leaves in self._leaves.items() if leaves is None} if known else set(self._leaves)
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every stage is done with every microbatch."""
+        return all(count == self._microbatches for count in self._frontier.values())
+
+    async def prepare(self) -> None:
+        """Wait until every sum is there, so that the commit cannot fail: data that devices still compute, and large sums that are out of date.
+
+        Raises:
+            GraphError: some stage is not done. The error of a device that failed.
+        """
+        await self.fold()
+        if not self.is_complete or any(entry.waiting or entry.is_folding for entry in self._sums.values()):
+            raise GraphError("a pipeline step ended before every stage had seen every microbatch")
+        for entry in self._sums.values():
+            wait = getattr(entry.total, "__aiograd_wait__", None)
+            if wait is not None:
+                await wait()
+        for entry in self._sums.values():
+            if entry.is_stale and getattr(entry.total, "nbytes", 0) > FOLD_INLINE_BYTES:
+                await current_engine().offload(entry.add_up)
+
+    def commit(self) -> None:
+        """Write every gradient, in one step; where that fails, none has been written."""
+        commit(self._sums.values())
+
+    async def after_commit(self) -> None:
+        """Call the post-accumulate hooks of the leaves, in order. See `TensorCore.register_post_accumulate_grad_hook`."""
+        for entry in sorted(self._sums.values(), key=lambda entry: entry.place or ()):
+            leaf: Any = entry.target
+            tensor = leaf.leaf()
+            if tensor is None or not leaf.post_accumulate_hooks:
+                continue
+            for hook in leaf.post_accumulate_hooks.calls():
+                result = hook(tensor)
+                if suspends(result):
+                    result = await result
+                if result is not None:
+                    raise HookError(f"hook '{hook_name(hook)}' returned {type(result).__name__}: post accumulate grad hooks should return None.")
+
+    @property
+    def leaves(self) -> frozenset[AccumulateGrad]:
+        """The leaves that have got gradients."""
+        return frozenset(self._sums)
+
+    @property
+    def waiting(self) -> int:
+        """How many contributions wait for earlier ones."""
+        return sum(len(entry.waiting) for entry in self._sums.values())
+
+
+def _add_to(have: Array, grad: Array) -> Array:
+    """The sum, in the memory of `have` where it is on the host."""
+    if have.__class__ is np.ndarray and grad.__class__ is np.ndarray:
+        return np.add(have, grad, out=have)
+    return have + grad

@@ -1,0 +1,191 @@
+"""Rank: carries out one row of a lowered schedule, from left to right, over the stages that live on it.
+
+The same code runs ranks of one process, which are tasks of one loop, and ranks on other workers: how values travel between ranks is behind
+`Exchange`. Sending hands a value over and goes on; receiving waits. Between stages of one rank values are handed over directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any, Protocol, TypeAlias
+
+from aiograd.errors import PipelineError
+from aiograd.pipeline.schedule.action import Action, ActionKind
+from aiograd.pipeline.step.stage_run import StageRun
+
+_K = ActionKind
+
+#: key of a value sent between ranks: its kind (see below), the receiving stage, the microbatch
+Key: TypeAlias = tuple[str, int, int]
+
+#: arguments of the first stage (a tuple of args and kwargs); a message; a list of gradients; a target (a tuple of one, or none)
+ENTRY, FORWARD, BACKWARD, TARGET = "entry", "forward", "backward", "target"
+
+#: carries out an action in place of the rank
+Handler: TypeAlias = Callable[[Action], Any]
+
+
+class Exchange(Protocol):
+    """How a rank reaches the others, and the loop it runs on."""
+
+    def send(self, key: Key, value: Any) -> None:
+        """Hand a value to the rank that has the stage in `key`, and go on."""
+
+    async def receive(self, key: Key) -> Any:
+        """Wait for a value and take it."""
+
+    async def both(self, first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> None:
+        """Run two things side by side; where one fails the other is cancelled."""
+
+    def began(self, action: Action) -> Callable[[], None]:
+        """An action begins; returns what is called when it ends."""
+
+
+class Rank:
+    """One rank during one step.
+
+    Args:
+        index: its number.
+        row: its actions.
+        runs: its stages, by number.
+        exchange: how it reaches others.
+        handlers: by kind of action, the functions that carry it out in place of the rank.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        row: Sequence[Action | None],
+        runs: Mapping[int, StageRun],
+        exchange: Exchange,
+        handlers: Mapping[ActionKind, Callable[[Action], Any]] | None = None,
+    ) -> None:
+        self.index = index
+        self.row = row
+        self.runs = runs
+        #: the action that it is at
+        self.current: Action | None = None
+        self._exchange = exchange
+        self._handlers = handlers or {}
+        #: values that have come for an action or wait to be sent, by stage and microbatch
+        self._messages: dict[tuple[int, int], Any] = {}
+        self._grads: dict[tuple[int, int], Any] = {}
+        self._outgoing: dict[tuple[str, int, int], Any] = {}
+
+    async def run(self) -> None:
+        """Carry out every action. Cancelling ends it; what its stages keep goes with it.
+
+        Raises:
+            PipelineError: an action failed; the cause is chained.
+        """
+        for action in self.row:
+            if action is None:
+                continue
+            self.current = action
+            if action.parts is None:
+                await self._perform(action)
+            else:
+                await self._exchange.both(self._perform(action.parts[0]), self._perform(action.parts[1]))
+        self.current = None
+
+    async def _perform(self, action: Action) -> None:
+        ended = self._exchange.began(action)
+        try:
+            handler = self._handlers.get(action.kind)
+            if handler is not None:
+                await handler(action)
+            else:
+                await _DO[action.kind](self, action, (action.stage, action.microbatch))
+        except Exception as error:
+            raise failure(self.index, action, error) from error
+        finally:
+            ended()
+
+    def clear(self) -> None:
+        """Let go of what is kept for microbatches: the step is over, or given up."""
+        for run in self.runs.values():
+            run.clear()
+        for kept in (self._messages, self._grads, self._outgoing):
+            kept.clear()
+
+    # ---------------------------------------------------------------- computing
+
+    async def _forward(self, action: Action, key: tuple[int, int]) -> None:
+        stage, microbatch = key
+        run = self.runs[stage]
+        target = await self._exchange.receive((TARGET, *key)) if run.takes_target else ()
+        if stage == 0:
+            args, kwargs = await self._exchange.receive((ENTRY, *key))
+            message = await run.enter(microbatch, args, kwargs, target, [])
+            del args, kwargs
+        else:
+            message = await run.forward(microbatch, self._messages.pop(key), target)
+        if run.is_last:
+            return
+        if stage + 1 in self.runs:
+            self._messages[stage + 1, microbatch] = message
+        else:
+            self._outgoing[FORWARD, stage + 1, microbatch] = message
+
+    async def _backward(self, action: Action, key: tuple[int, int]) -> None:
+        stage, microbatch = key
+        run = self.runs[stage]
+        grads = None if run.is_last else self._grads.pop(key)
+        back = await (run.backward if action.kind is _K.B else run.backward_input)(microbatch, grads)
+        if stage == 0:
+            return
+        if stage - 1 in self.runs:
+            self._grads[stage - 1, microbatch] = back
+        else:
+            self._outgoing[BACKWARD, stage - 1, microbatch] = back
+
+    async def _backward_weight(self, action: Action, key: tuple[int, int]) -> None:
+        await self.runs[key[0]].backward_weight(key[1])
+
+    # ---------------------------------------------------------------- moving
+
+    async def _send_forward(self, action: Action, key: tuple[int, int]) -> None:
+        self._send((FORWARD, key[0] + 1, key[1]))
+
+    async def _send_backward(self, action: Action, key: tuple[int, int]) -> None:
+        self._send((BACKWARD, key[0] - 1, key[1]))
+
+    def _send(self, key: Key) -> None:
+        self._exchange.send(key, self._outgoing.pop(key))
+
+    async def _receive_forward(self, action: Action, key: tuple[int, int]) -> None:
+        self._messages[key] = await self._exchange.receive((FORWARD, *key))
+
+    async def _receive_backward(self, action: Action, key: tuple[int, int]) -> None:
+        self._grads[key] = await self._exchange.receive((BACKWARD, *key))
+
+    async def _nothing(self, action: Action, key: tuple[int, int]) -> None:
+        """Parameters are not sharded unless a handler says how."""
+
+
+_DO: Mapping[ActionKind, Callable[[Rank, Action, Any], Coroutine[Any, Any, None]]] = {
+    _K.F: Rank._forward,
+    _K.B: Rank._backward,
+    _K.I: Rank._backward,
+    _K.W: Rank._backward_weight,
+    _K.SEND_F: Rank._send_forward,
+    _K.SEND_B: Rank._send_backward,
+    _K.RECV_F: Rank._receive_forward,
+    _K.RECV_B: Rank._receive_backward,
+    _K.UNSHARD: Rank._nothing,
+    _K.RESHARD: Rank._nothing,
+    _K.REDUCE_GRAD: Rank._nothing,
+}
+
+
+def failure(rank: int, action: Action, error: BaseException) -> PipelineError:
+    """The error for an action that has failed."""
+    text = str(error).split("\n", 1)[0][:300]
+    microbatch = "" if action.microbatch is None else f", microbatch {action.microbatch}"
+    return PipelineError(
+        f"pipeline action {action} failed (stage {action.stage}{microbatch}, rank {rank}): {type(error).__name__}{': ' if text else ''}{text}",
+        stage=action.stage,
+        microbatch=action.microbatch,
+        action=str(action),
+        rank=rank,
+    )

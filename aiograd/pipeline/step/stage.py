@@ -1,0 +1,140 @@
+"""Stage: one piece of a model in a pipeline, and how it is to be run.
+
+Note [Where a stage runs]
+    A plain function may take any time, so it runs on the engine's executor, as `aiograd.offload` does; an ``async def`` runs on the event loop.
+    Stages that are known to be short, or that have to be on the loop's thread, say ``where="loop"`` and save the way to a thread and back
+    (some 60 µs). The backward of a stage is an ordinary pass of the engine, which places each rule by itself.
+
+Note [What a stage gets and gives]
+    The outputs of a stage are the arguments of the next: a tuple gives several, anything else one. Tensors may occur anywhere in tuples, lists
+    and dicts; what is no Tensor goes through as it is. Tensors arrive outside of any graph, as leaves, and require grad where they did at the
+    end of the stage before. A Tensor that occurs twice arrives as one.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, TypeAlias
+
+from aiograd import devices
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.tensors.core import TensorCore
+
+Where: TypeAlias = Literal["executor", "loop"]
+
+#: names of the arguments that `Stage(pass_indices=True)` adds
+STAGE_INDEX, MICROBATCH_INDEX = "stage_idx", "mb_idx"
+
+
+class Stage:
+    """One stage of a pipeline, for where a module or function alone does not say enough.
+
+    Args:
+        module: called with the outputs of the stage before (the first one: with the microbatch): a module or another callable,
+            ``def`` or ``async def``. Its result may be awaitable. Or a module on another worker: a RemoteModule or RemoteRef, which takes
+            `where`, `device` and `pass_indices` only.
+        where: "executor" or "loop"; None: the loop for an ``async def``, else the executor. See Note [Where a stage runs].
+        device: move the Tensors that come in to this device, targets included; None: leave them where they are.
+        parameters: leaves that the stage may use; None: those of `module`, where it has ``parameters()``. They only have to be given for
+            functions, and only so that their gradients can be summed early; a leaf that is missing here gets its gradient all the same.
+        pass_indices: call with ``stage_idx`` and ``mb_idx`` as well, for instance to draw random numbers by them.
+        weight_backward: for weights that are not in the graph: called right after each input-gradient backward (I or B), returns what is called
+            for the weight-gradient backward of that microbatch (W, or at once after B); both may be ``async def``. Its effects are not part of
+            the transaction of the step.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: something that cannot be a stage, or options that do not go together.
+    """
+
+    __slots__ = ("module", "where", "device", "parameters", "pass_indices", "weight_backward")
+
+    def __init__(
+        self,
+        module: Any,
+        *,
+        where: Where | None = None,
+        device: str | None = None,
+        parameters: Iterable[Any] | None = None,
+        pass_indices: bool = False,
+        weight_backward: Callable[[], Any] | None = None,
+    ) -> None:
+        if isinstance(module, Stage):
+            raise ArgumentTypeError("Stage(...): it has been made a Stage already; pass the module")
+        if not callable(module) and not is_remote(module):
+            raise ArgumentTypeError(f"a stage of a pipeline is a module or another callable, or one on another worker, not {type(module).__name__}")
+        if where not in (None, "executor", "loop"):
+            raise ArgumentError(f"Stage(where={where!r}): expected 'executor', 'loop' or None")
+        self.module = module
+        self.where = where
+        self.device = device
+        self.pass_indices = pass_indices
+        self.weight_backward = weight_backward
+        #: as they were given
+        self.parameters = None if parameters is None else tuple(parameters)
+        if is_remote(module):
+            if parameters is not None or weight_backward is not None:
+                raise ArgumentError(
+                    "Stage(...): parameters and weight_backward belong to a module of this process, and this one is on another worker"
+                )
+            return
+        if where is None:
+            self.where = "loop" if runs_on_loop(module) else "executor"
+        if device is not None:
+            devices.device(device)
+        if pass_indices:
+            _check_takes_indices(module)
+        for item in self.parameters or ():
+            if not isinstance(item, TensorCore) or not item.is_leaf:
+                raise ArgumentTypeError(f"Stage(parameters=...): expected leaf Tensors, found {type(item).__name__}")
+
+    def leaves(self) -> frozenset[AccumulateGrad] | None:
+        """Where gradients of the stage's known parameters arrive; None: its parameters are not known."""
+        listed: Iterable[Any] | None = self.parameters
+        if listed is None and callable(own := getattr(self.module, "parameters", None)) and not inspect.isclass(self.module):
+            listed = own()
+        return None if listed is None else frozenset(item._node for item in listed if isinstance(getattr(item, "_node", None), AccumulateGrad))
+
+    @property
+    def is_remote(self) -> bool:
+        """True if the module lives on another worker."""
+        return is_remote(self.module)
+
+    @property
+    def name(self) -> str:
+        """The name of the stage in messages."""
+        return getattr(self.module, "__qualname__", None) or type(self.module).__name__
+
+    def __repr__(self) -> str:
+        return f"<Stage {self.name} on {'another worker' if self.is_remote else f'the {self.where}'}>"
+
+
+def as_stage(item: Any) -> Stage:
+    """`item` itself where it is a Stage, else a Stage of it."""
+    return item if isinstance(item, Stage) else Stage(item)
+
+
+def is_remote(module: Any) -> bool:
+    """True if `module` stands for one on another worker: a RemoteModule (has ``ref``) or a RemoteRef (has ``adapt``)."""
+    return callable(getattr(getattr(module, "ref", module), "adapt", None))
+
+
+def runs_on_loop(function: Any) -> bool:
+    """True if calling `function` only makes a coroutine."""
+    if inspect.isclass(function):
+        return False
+    forward = getattr(function, "forward", None)  # of a module: what its __call__ calls
+    return any(map(inspect.iscoroutinefunction, (function, getattr(function, "__call__", None), forward)))  # noqa: B004
+
+
+def _check_takes_indices(function: Any) -> None:
+    """Raise where the stage's own arguments are called like the ones that `pass_indices` reserves, but can not be given by name."""
+    try:
+        parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
+    except (TypeError, ValueError):
+        return
+    taken = {each.name for each in parameters if each.kind is not each.POSITIONAL_ONLY}
+    if not any(each.kind is each.VAR_KEYWORD for each in parameters) and not {STAGE_INDEX, MICROBATCH_INDEX} <= taken:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise ArgumentError(f"Stage(pass_indices=True) reserves the arguments {STAGE_INDEX} and {MICROBATCH_INDEX}: {name} has to take both by name")

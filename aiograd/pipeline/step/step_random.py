@@ -1,0 +1,59 @@
+"""StepRandom: the random numbers of one step, the same in whatever order and wherever its stages run.
+
+Ranks run side by side, so what each draws from one generator would depend on timing. Instead every forward of a stage has a default generator
+of its own, whose seed is made of the step's, the number of the stage and that of the microbatch. The step's seed comes from the default
+generator of the caller of the step, by forking it: the next step has another one. A recomputation (of a checkpointed part of a
+stage, of a stage whose worker was lost) draws the same numbers again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from aiograd.errors import ArgumentError
+from aiograd.random import Generator, default_generator, drawing_from
+
+_WORD = 2**63
+
+
+class StepRandom:
+    """Default generators for the stages and microbatches of one step.
+
+    A `Pipeline` makes one for each step and evaluation. Make one yourself to draw the same numbers in a serial run, in the place of the step::
+
+        random = StepRandom()
+        for m, (x, target) in enumerate(microbatches):
+            for s, stage in enumerate(stages):
+                with random.at(s, m):
+                    x = stage(x)
+            with random.at(None, m):
+                loss = loss_fn(x, target)
+            await (loss / len(microbatches)).backward()
+
+    Args:
+        seed: two ints from 0 to 2**63 - 1; None: forked from the default generator, as a pipeline does.
+
+    Raises:
+        ArgumentError: something else.
+    """
+
+    __slots__ = ("seed",)
+
+    def __init__(self, seed: Sequence[int] | None = None) -> None:
+        words: Any = default_generator().fork().integers(0, _WORD - 1, 2).tolist() if seed is None else seed
+        if not isinstance(words, (list, tuple)) or len(words) != 2 or not all(type(word) is int and 0 <= word < _WORD for word in words):
+            raise ArgumentError(f"StepRandom(seed={seed!r}): expected two ints from 0 to 2**63 - 1")
+        self.seed: tuple[int, ...] = tuple(words)
+
+    @contextmanager
+    def at(self, stage: int | None, microbatch: int) -> Iterator[None]:
+        """Within the block the default generator is that of a stage and microbatch, from its start.
+
+        Args:
+            stage: its number; None: of the loss function.
+            microbatch: its number.
+        """
+        with drawing_from(Generator((*self.seed, 0 if stage is None else stage + 1, microbatch))):
+            yield

@@ -1,0 +1,125 @@
+"""Constants: Python numbers, arrays and nested lists as Tensors that need no gradient, and static arguments without Tensors."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from aiograd.errors import ArgumentTypeError, ShapeError
+from aiograd.modes import current_mode
+from aiograd.tensors.core import TensorCore, host_array, make, plain_array
+from aiograd.tensors.op_error import NONE_ADVICE
+
+_ndarray = np.ndarray
+_FLOAT32 = np.dtype(np.float32)
+_FLOAT64 = np.dtype(np.float64)
+
+_constants32: dict[float, TensorCore] = {}
+_constants64: dict[float, TensorCore] = {}
+
+
+def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
+    """A Tensor of a Python number or array-like that needs no gradient.
+
+    A number takes the dtype numpy's promotion gives it next to an array of dtype `like` (None: the default dtype for floats). Small caches
+    save making the same 0-d array for every ``x * 2``.
+    """
+    cls = value.__class__
+    if (cls is float or cls is int) and value:  # 0.0 and -0.0 are equal as keys
+        cache = _constants32 if like is _FLOAT32 else _constants64 if like is _FLOAT64 else None
+        if cache is not None:
+            found = cache.get(value)
+            if found is not None:
+                return found
+            tensor = make(np.array(value, dtype=number_dtype(value, like)))
+            if len(cache) >= 1024:
+                cache.clear()
+            cache[value] = tensor
+            return tensor  # type: ignore[no-any-return]
+    if isinstance(value, (bool, complex, float, int)):
+        return make(np.array(value, dtype=number_dtype(value, like)))  # type: ignore[no-any-return]
+    if isinstance(value, (_ndarray, np.generic)) or hasattr(value, "__aiograd_device__"):
+        return make(check_numbers(value))  # type: ignore[no-any-return]
+    if isinstance(value, (list, tuple)):
+        return make(array_of(value))  # type: ignore[no-any-return]
+    if value is None:
+        raise ArgumentTypeError(f"an argument {NONE_ADVICE}")
+    raise ArgumentTypeError(f"expected a Tensor, array or number, found {type(value).__name__}")
+
+
+def check_numbers(array: Any) -> Any:
+    """`array` as a Tensor can hold it (see `plain_array`), if its elements are numbers or booleans; copied where its byte order is not native.
+
+    Raises:
+        ArgumentTypeError
+    """
+    array = plain_array(array)
+    dtype = array.dtype
+    if dtype.kind in "OSUmM" or dtype.names is not None:
+        raise ArgumentTypeError(
+            f"making a tensor: expected numbers, found elements of dtype {dtype}. Convert them first, with .astype() for example."
+        )
+    return array if dtype.isnative else array.astype(dtype.newbyteorder("="))
+
+
+def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
+    """The dtype of a Python number next to an array of dtype `like`, or alone."""
+    if like is not None:
+        return np.result_type(like, value)
+    if isinstance(value, bool):
+        return np.dtype(np.bool_)
+    if isinstance(value, int):
+        return np.dtype(np.int64)
+    real = current_mode().dtype
+    return np.result_type(real, np.complex64) if isinstance(value, complex) else real
+
+
+def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
+    """An ndarray of a number or nested lists; where `dtype` is None, Python floats become the default dtype."""
+    value = _plain_items(value)
+    try:
+        array = np.array(value)
+    except ValueError as error:
+        raise ShapeError(f"making a tensor of a nested list: {error}. Give every row the same length.") from None
+    if array.dtype == object or array.dtype.kind not in "biufc":
+        raise ArgumentTypeError(f"making a tensor: expected numbers, found {array.dtype} elements")
+    if dtype is not None:
+        if array.dtype.kind == "c" and dtype.kind != "c":
+            raise ArgumentTypeError(f"making a tensor: complex numbers do not fit dtype {dtype}. Take their real parts.")
+        return array.astype(dtype)
+    if array.dtype.kind in "fc" and not _holds_arrays(value):
+        array = array.astype(number_dtype(0.0 if array.dtype.kind == "f" else 0j, None))
+    return array
+
+
+def _plain_items(value: Any) -> Any:
+    if isinstance(value, (list, tuple)):
+        return [_plain_items(item) for item in value]
+    return plain_array(value)
+
+
+def _holds_arrays(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(map(_holds_arrays, value))
+    return isinstance(value, (np.ndarray, np.generic))
+
+
+#: classes of static arguments that hold no Tensors
+PLAIN: frozenset[type] = frozenset((int, bool, float, str, type(None)))
+
+
+def static(value: Any) -> Any:
+    """A static argument with Tensors (such as indices) replaced by their arrays, and arrays of subclasses by plain ones."""
+    if isinstance(value, TensorCore):
+        data = value._data
+        return data if data.__class__ is _ndarray else host_array(value)
+    if isinstance(value, _ndarray):
+        return plain_array(value)
+    if value.__class__ is tuple:
+        return tuple(map(static, value))
+    if value.__class__ is list:
+        return list(map(static, value))
+    if value.__class__ is slice:
+        return slice(static(value.start), static(value.stop), static(value.step))
+    return value

@@ -1,0 +1,43 @@
+"""Transactions over several workers: everybody applies what it has prepared, or nobody does. Pure: it decides, and others do.
+
+`Coordinator` and `Participant` take events and give commands; `states` has the tables of what each event does in each state, and draws them.
+Backward passes, steps of pipelines and steps of optimizers each have a driver of their own, which turns messages and timers into events.
+"""
+
+from __future__ import annotations
+
+from aiograd.transaction.commands import Apply, Ask, ClearDoubt, Drop, MarkInDoubt, Tell, TransactionCommand
+from aiograd.transaction.coordinator import Coordinator
+from aiograd.transaction.events import (
+    AbortDecided,
+    Acknowledged,
+    Applied,
+    ApplyFailed,
+    Collect,
+    CommitDecided,
+    Failed,
+    Heard,
+    Outcome,
+    OutcomeReply,
+    OwnerClosed,
+    ParticipantsJoined,
+    ParticipantsLeft,
+    PeerLost,
+    Prepared,
+    Settle,
+    TellFailed,
+    Tick,
+    TransactionEvent,
+    Trouble,
+    Unanswered,
+)
+from aiograd.transaction.history import History
+from aiograd.transaction.participant import Participant
+from aiograd.transaction.states import TransactionState
+
+__all__ = [
+    "Coordinator", "Participant", "History", "TransactionState", "Outcome", "Trouble",
+    "TransactionEvent", "Prepared", "Failed", "PeerLost", "Applied", "ApplyFailed", "Heard", "Tick", "CommitDecided", "AbortDecided", "OutcomeReply",
+    "Unanswered", "OwnerClosed", "ParticipantsJoined", "ParticipantsLeft", "Collect", "Acknowledged", "TellFailed", "Settle",
+    "TransactionCommand", "Ask", "Tell", "Apply", "Drop", "MarkInDoubt", "ClearDoubt",
+]  # fmt: skip

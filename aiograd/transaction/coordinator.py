@@ -1,0 +1,169 @@
+"""Coordinator: the side of the worker that decides a transaction. See Note [Coordinator] in `states`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+
+from aiograd.errors import TransactionError
+from aiograd.transaction.commands import Apply, Ask, Drop, Tell, TransactionCommand
+from aiograd.transaction.events import (
+    Acknowledged,
+    AllPrepared,
+    Collect,
+    Lapsed,
+    Outcome,
+    ParticipantsJoined,
+    ParticipantsLeft,
+    Prepared,
+    Settle,
+    TellFailed,
+    TransactionEvent,
+    Trouble,
+)
+from aiograd.transaction.states import COORDINATOR_OUTCOMES, COORDINATOR_TRANSITIONS, StateTransitions, TransactionState, TransitionRule
+
+#: rounds of questions whose answers may promise too little
+ROUNDS = 3
+#: times that a worker with which contact is lost is told again
+AGAIN = 2
+
+
+class Coordinator:
+    """The side of the worker that decides. It does nothing by itself: `handle` says what is to be done.
+
+    Its own vote is one of those that it waits for. Whoever takes part is told what was decided until it has acknowledged that.
+
+    Args:
+        name: of this worker.
+        pause: seconds until a worker that could not be told is told again.
+    """
+
+    __slots__ = ("state", "name", "pause", "voters", "listeners", "promises", "rounds", "unacknowledged", "tell_until", "tries")
+
+    #: the tables of `states`
+    transitions: Mapping[TransactionState, StateTransitions] = COORDINATOR_TRANSITIONS
+    outcomes: Mapping[TransactionState, Outcome] = COORDINATOR_OUTCOMES
+
+    def __init__(self, name: str, *, pause: float) -> None:
+        self.state = TransactionState.ACTIVE
+        self.name = name
+        self.pause = pause
+        #: those that have to prepare, and those that are only told
+        self.voters: frozenset[str] = frozenset((name,))
+        self.listeners: frozenset[str] = frozenset()
+        #: those that have prepared: until when they surely keep it
+        self.promises: Mapping[str, float] = {}
+        self.rounds = 0
+        self.unacknowledged: frozenset[str] = frozenset()
+        #: until when those that could not be told are told again without being asked for
+        self.tell_until = math.inf
+        self.tries: Mapping[str, int] = {}
+
+    @property
+    def outcome(self) -> Outcome:
+        """Its answer to a question about the outcome."""
+        return self.outcomes[self.state]
+
+    #: as of a `Participant`: nothing of its own waits for others to decide
+    is_prepared = False
+    is_doubtful = False
+    due: float | None = None
+
+    @property
+    def is_decided(self) -> bool:
+        """True if it is to commit, or has."""
+        return self.state in (TransactionState.COMMITTING, TransactionState.COMMITTED)
+
+    @property
+    def others(self) -> tuple[str, ...]:
+        """Everybody else who takes part."""
+        return tuple(sorted((self.voters | self.listeners) - {self.name}))
+
+    def missing(self, now: float) -> tuple[str, ...]:
+        """Others that have not prepared, or whose promise is over."""
+        return tuple(sorted(name for name in self.voters - {self.name} if self.promises.get(name, -math.inf) <= now))
+
+    def handle(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
+        """Take note of an event.
+
+        Returns:
+            What is to be done, in this order.
+
+        Raises:
+            TransactionError: it cannot happen in this state; nothing has changed.
+        """
+        before, kind = self.state, type(event)
+        after = self.transitions[before][kind]
+        if after is TransitionRule.REFUSED:
+            raise TransactionError(f"{kind.__name__} cannot happen to a coordinator that is {before}")
+        if not isinstance(after, TransactionState):
+            return []
+        self.state = after
+        if after is before:
+            return self._noted(event, now)
+        if after is TransactionState.COMMITTING:
+            return [Apply()]
+        self.unacknowledged = frozenset(self.others)
+        tell = self._tell(self.others)
+        return tell if after is TransactionState.COMMITTED else [Drop(), *tell]
+
+    def _tell(self, peers: Iterable[str], after: float = 0.0) -> list[TransactionCommand]:
+        names = tuple(peers)
+        return [Tell(names, self.outcome, after)] if names else []
+
+    def _noted(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
+        """An event that leads to no other state, at once."""
+        match event:
+            case ParticipantsJoined(peers, votes):
+                return self._join(frozenset(peers), votes)
+            case ParticipantsLeft(peers):
+                gone = frozenset(peers)
+                self.promises = {}  # who else may be gone?
+                self.voters, self.listeners, self.unacknowledged = self.voters - gone, self.listeners - gone, self.unacknowledged - gone
+            case Prepared(until, peer):
+                self.promises = {**self.promises, peer: until}
+                return self._decide(now)
+            case Collect():
+                return self._collect(now)
+            case Acknowledged(peer):
+                self.unacknowledged -= {peer}
+            case TellFailed(peer, trouble):
+                return self._tell_again(peer, trouble, now)
+            case Settle():
+                self.tries = {}
+                return self._tell(sorted(self.unacknowledged))
+        return []
+
+    def _join(self, peers: frozenset[str], votes: bool) -> list[TransactionCommand]:
+        new = peers - self.voters - self.listeners
+        if votes:
+            self.voters |= peers
+        else:
+            self.listeners |= new
+        if self.state is TransactionState.ACTIVE:
+            return []
+        self.unacknowledged |= new
+        return self._tell(sorted(new))
+
+    def _decide(self, now: float) -> list[TransactionCommand]:
+        if not self.voters <= self.promises.keys():
+            return []
+        return self.handle(Lapsed() if self.missing(now) else AllPrepared(), now)
+
+    def _collect(self, now: float) -> list[TransactionCommand]:
+        missing = self.missing(now)
+        if any(name in self.promises for name in missing):
+            self.rounds += 1
+            if self.rounds == ROUNDS:
+                return self.handle(Lapsed(), now)
+        return [Ask(missing)] if missing else []
+
+    def _tell_again(self, peer: str, trouble: Trouble, now: float) -> list[TransactionCommand]:
+        if peer not in self.unacknowledged or trouble is Trouble.REFUSED:
+            return []
+        if trouble is Trouble.LOST:
+            self.tries = {**self.tries, peer: self.tries.get(peer, 0) + 1}
+            if self.tries[peer] > AGAIN:
+                return []
+        return self._tell((peer,), self.pause) if now + self.pause <= self.tell_until else []

@@ -1,0 +1,174 @@
+"""Something that happens to a transaction. An event says that something has happened; what it means is in the tables of `states`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+
+class Outcome(StrEnum):
+    """A worker's answer to a question about a transaction."""
+
+    #: it has not prepared, so nobody can have decided to commit; or it is the coordinator, and has not decided
+    UNDECIDED = "undecided"
+    #: it has prepared, and does not know the decision
+    PREPARED = "prepared"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    #: it knows nothing of the transaction, or was never to learn what became of it
+    UNKNOWN = "unknown"
+
+
+class Trouble(Enum):
+    """Why a worker could not be told of a decision."""
+
+    #: contact with it is lost: told again a few times
+    LOST = "lost"
+    #: it, or this worker, is short of something: told again
+    BUSY = "busy"
+    #: anything else: not told again unless somebody wants it
+    REFUSED = "refused"
+
+
+class TransactionEvent:
+    """Something that happened."""
+
+    __slots__ = ()
+
+
+# ---- to a participant and to its coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(TransactionEvent):
+    """All work is done, and can be applied or dropped at once.
+
+    To a participant it says that of itself, and `until` is when it begins to ask what was decided, if nothing is heard. To a coordinator it is
+    the vote of `peer`, and `until` is how long that keeps its promise.
+    """
+
+    until: float = math.inf
+    peer: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Failed(TransactionEvent):
+    """Something has failed, or is not wanted any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class PeerLost(TransactionEvent):
+    """Contact is lost: a participant's with its coordinator, or a coordinator's with somebody who takes part."""
+
+
+@dataclass(frozen=True, slots=True)
+class Applied(TransactionEvent):
+    """`Apply` is done."""
+
+
+@dataclass(frozen=True, slots=True)
+class ApplyFailed(TransactionEvent):
+    """`Apply` was tried and failed; nothing was applied."""
+
+
+# ---- to a participant
+
+
+@dataclass(frozen=True, slots=True)
+class Heard(TransactionEvent):
+    """There is a sign that the transaction is alive, and not decided."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tick(TransactionEvent):
+    """The time is `Participant.due`."""
+
+
+@dataclass(frozen=True, slots=True)
+class CommitDecided(TransactionEvent):
+    """The coordinator has decided to commit."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortDecided(TransactionEvent):
+    """The transaction was given up."""
+
+
+@dataclass(frozen=True, slots=True)
+class OutcomeReply(TransactionEvent):
+    """Somebody who was asked has answered."""
+
+    peer: str
+    outcome: Outcome
+
+
+@dataclass(frozen=True, slots=True)
+class Unanswered(TransactionEvent):
+    """Somebody who was asked has not answered, or nothing that says anything."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseEnded(TransactionEvent):
+    """Nobody can tell, and has not for a whole lease. A participant finds this out by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class OwnerClosed(TransactionEvent):
+    """The owner of the transaction is closed: it is dropped whatever was decided."""
+
+
+# ---- to a coordinator
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantsJoined(TransactionEvent):
+    """Workers take part. Each has to prepare before anything is decided, unless it does not vote: then it is only told."""
+
+    peers: Collection[str]
+    votes: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ParticipantsLeft(TransactionEvent):
+    """Workers take part no more: others are in their places."""
+
+    peers: Collection[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Collect(TransactionEvent):
+    """It is time to ask for votes that are missing, or promise nothing any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class AllPrepared(TransactionEvent):
+    """Everybody is prepared, and will be for a while. A coordinator finds this out by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lapsed(TransactionEvent):
+    """Promises end before everybody has made one. A coordinator finds this out by itself."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged(TransactionEvent):
+    """A worker has done what was decided."""
+
+    peer: str
+
+
+@dataclass(frozen=True, slots=True)
+class TellFailed(TransactionEvent):
+    """A worker could not be told of the decision, or has not said that it was."""
+
+    peer: str
+    trouble: Trouble
+
+
+@dataclass(frozen=True, slots=True)
+class Settle(TransactionEvent):
+    """Somebody wants everybody to be told who has acknowledged nothing."""

@@ -1,0 +1,48 @@
+"""History: what a worker remembers of transactions that are over, for those who ask and for messages that are late."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+from aiograd.transaction.events import Outcome
+
+Key = TypeVar("Key", bound=Hashable)
+
+
+class History(Generic[Key]):
+    """Outcomes by transaction. The oldest are forgotten, except those that are in doubt or held.
+
+    Args:
+        limit: how many others are remembered.
+    """
+
+    __slots__ = ("outcomes", "in_doubt", "held", "_limit")
+
+    def __init__(self, limit: int) -> None:
+        self.outcomes: dict[Key, Outcome] = {}
+        #: those on whose results nothing may be built: this worker could not learn what became of them, or they may not be committed everywhere
+        self.in_doubt: set[Key] = set()
+        #: those that somebody has not acknowledged yet, and may ask for: see Note [Presumed abort] in `states`
+        self.held: set[Key] = set()
+        self._limit = limit
+
+    def __contains__(self, key: Key) -> bool:
+        return key in self.outcomes
+
+    def outcome(self, key: Key) -> Outcome:
+        """Outcome of a transaction; UNKNOWN also where nothing is remembered of it."""
+        return self.outcomes.get(key, Outcome.UNKNOWN)
+
+    def remember(self, key: Key, outcome: Outcome) -> None:
+        """Note what became of a transaction."""
+        self.outcomes[key] = outcome
+        if len(self.outcomes) > self._limit:
+            oldest = next((known for known in self.outcomes if known not in self.in_doubt and known not in self.held), None)
+            if oldest is not None:
+                del self.outcomes[oldest]
+
+    def clear(self) -> None:
+        """Forget everything, except what is in doubt."""
+        self.outcomes.clear()
+        self.held.clear()

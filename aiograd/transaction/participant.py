@@ -1,0 +1,157 @@
+"""Participant: one worker's side of a transaction that somebody else decides. See Note [Participant] in `states`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from aiograd.errors import TransactionError
+from aiograd.transaction.commands import Apply, Ask, ClearDoubt, Drop, MarkInDoubt, TransactionCommand
+from aiograd.transaction.events import (
+    Heard,
+    LeaseEnded,
+    Outcome,
+    OutcomeReply,
+    PeerLost,
+    Prepared,
+    Tick,
+    TransactionEvent,
+    Unanswered,
+)
+from aiograd.transaction.states import LISTENER, OUTCOMES, REPLIES, TRANSITIONS, StateTransitions, TransactionState, TransitionRule
+
+
+class Participant:
+    """One worker's side of a transaction. It does nothing by itself: `handle` says what is to be done.
+
+    Args:
+        coordinator: who decides; "" where it cannot be asked.
+        lease: seconds for which it keeps what it has prepared once it is uncertain.
+        pause: seconds between two rounds of questions.
+        is_read_only: it has nothing to apply.
+        votes: nobody decides without it; see Note [Participant] in `states`.
+        due: when to give up, unless something is heard; None: not by itself.
+    """
+
+    __slots__ = ("state", "coordinator", "others", "lease", "pause", "is_read_only", "votes", "due", "asked", "since", "unanswered")
+
+    #: the tables of `states`
+    transitions: Mapping[TransactionState, StateTransitions] = TRANSITIONS
+    listener: Mapping[tuple[TransactionState, type[TransactionEvent]], TransactionState | TransitionRule] = LISTENER
+    replies: Mapping[tuple[Outcome, bool], type[TransactionEvent]] = REPLIES
+    outcomes: Mapping[TransactionState, Outcome] = OUTCOMES
+    #: rounds of questions in a row that nobody can answer before a lease may end: who asks may have been frozen, and the others be there all along
+    rounds = 3
+
+    def __init__(
+        self, coordinator: str, *, lease: float, pause: float, is_read_only: bool = False, votes: bool = True, due: float | None = None
+    ) -> None:
+        self.state = TransactionState.ACTIVE
+        self.coordinator = coordinator
+        #: who may know as well; whoever drives it keeps that up to date
+        self.others: tuple[str, ...] = ()
+        self.lease = lease
+        self.pause = pause
+        self.is_read_only = is_read_only
+        self.votes = votes
+        #: when it wants a `Tick`
+        self.due = due
+        #: who has not answered yet in this round of questions
+        self.asked: frozenset[str] = frozenset()
+        #: since when it is uncertain, and rounds in a row that nobody could answer
+        self.since = 0.0
+        self.unanswered = 0
+
+    @property
+    def outcome(self) -> Outcome:
+        """Its answer to a question about the outcome."""
+        return self.outcomes[self.state] if self.votes or self.is_decided else Outcome.UNKNOWN
+
+    @property
+    def is_prepared(self) -> bool:
+        """True if it waits for the decision."""
+        return self.state in (TransactionState.PREPARED, TransactionState.UNCERTAIN)
+
+    @property
+    def is_decided(self) -> bool:
+        """True if it is to commit, or has."""
+        return self.state in (TransactionState.COMMITTING, TransactionState.COMMITTED)
+
+    @property
+    def is_doubtful(self) -> bool:
+        """True if something is, or was, prepared and it is not known what was decided."""
+        return not self.is_read_only and (self.is_prepared or self.state is TransactionState.IN_DOUBT)
+
+    def handle(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
+        """Take note of an event.
+
+        Returns:
+            What is to be done, in this order.
+
+        Raises:
+            TransactionError: it cannot happen in this state; nothing has changed.
+        """
+        before, kind = self.state, type(event)
+        after = self.transitions[before][kind]
+        if not self.votes:
+            after = self.listener.get((before, kind), after)
+        if after is TransitionRule.REFUSED:
+            raise TransactionError(f"{kind.__name__} cannot happen to a participant that is {before}")
+        if after is TransitionRule.NOTHING:
+            return []
+        if after is TransitionRule.REPLY:
+            return self._reply(event, now) if isinstance(event, OutcomeReply) else []
+        if not isinstance(after, TransactionState):
+            raise TransactionError(f"nothing is known of {kind.__name__} where a participant is {before}")
+        self.state = after
+        if after is TransactionState.UNCERTAIN:
+            return self._ask(event, before, now)
+        self.asked = frozenset()
+        self.due = self._next_tick(event, before, now)
+        return self._entered(before)
+
+    def _reply(self, event: OutcomeReply, now: float) -> list[TransactionCommand]:
+        means = self.replies[event.outcome, event.peer == self.coordinator]
+        return self.handle(Unanswered(event.peer) if means is Unanswered else means(), now)
+
+    def _next_tick(self, event: TransactionEvent, before: TransactionState, now: float) -> float | None:
+        if self.state is TransactionState.PREPARED:
+            return event.until if isinstance(event, Prepared) else now + self.pause
+        if self.state is TransactionState.ACTIVE and isinstance(event, Heard) and before is TransactionState.ACTIVE:
+            return None if self.due is None else now + self.lease
+        return None
+
+    def _entered(self, before: TransactionState) -> list[TransactionCommand]:
+        if self.state is TransactionState.COMMITTING:
+            return [Apply()]
+        if self.state is TransactionState.IN_DOUBT:
+            return [Drop()] if self.is_read_only else [MarkInDoubt(), Drop()]
+        if self.state is TransactionState.ABORTED:
+            return [ClearDoubt()] if before is TransactionState.IN_DOUBT else [Drop()]
+        return []
+
+    # ---------------------------------------------------------------- asking
+
+    def _ask(self, event: TransactionEvent, before: TransactionState, now: float) -> list[TransactionCommand]:
+        """See what is to be asked by now; the state is UNCERTAIN."""
+        if isinstance(event, Tick | PeerLost):
+            if before is TransactionState.PREPARED:
+                self.since, self.unanswered = now, 0
+            elif self.asked:
+                return []  # a round is under way
+            self.due = None
+            return self._question((self.coordinator,) if self.coordinator else self.others, now)
+        if isinstance(event, Unanswered) and event.peer in self.asked:
+            self.asked -= {event.peer}
+            if not self.asked:
+                return self._question(self.others if event.peer == self.coordinator else (), now)
+        return []
+
+    def _question(self, peers: tuple[str, ...], now: float) -> list[TransactionCommand]:
+        if peers:
+            self.asked = frozenset(peers)
+            return [Ask(peers)]
+        self.unanswered = min(self.unanswered + 1, self.rounds)
+        if self.unanswered == self.rounds and now >= self.since + self.lease:
+            return self.handle(LeaseEnded(), now)
+        self.due = now + self.pause
+        return []

@@ -1,0 +1,265 @@
+"""The states of a transaction, on the worker that decides it and on those that take part, and what each event does in each of them.
+
+Note [Participant]
+    ::
+
+          Prepared             CommitDecided             Applied
+        ACTIVE ─────► PREPARED ─────────────► COMMITTING ───────► COMMITTED
+          │            │ ▲  ▲                  ▲      │
+          │       Tick,│ │  └───── ApplyFailed │ ─────┘
+          │    PeerLost│ │Heard                │
+          │            ▼ │                     │CommitDecided
+          │           UNCERTAIN ───────────────┘
+          │            │      │LeaseEnded,
+          │Failed,     │Abort-│OwnerClosed
+          │Tick,       │Decided
+          │PeerLost,   ▼      ▼
+          └──────► ABORTED ◄─ IN_DOUBT
+                          AbortDecided
+
+    A participant that is ACTIVE may give up by itself, and its coordinator cannot have decided to commit without it. Once it is PREPARED it may
+    neither apply nor drop what it has until it learns the decision. Where the decision does not come it is UNCERTAIN: it asks the coordinator,
+    then the others, again and again. Any of them that has committed or aborted settles it. One that shows that nothing is decided yet makes it
+    PREPARED again, to wait on. Where nobody can tell until its lease ends it drops what it has and stays IN_DOUBT: what it knows is neither
+    "committed" nor "aborted", and it says so to whoever asks.
+
+    One that is *read-only* has nothing to apply, so no doubt is left behind. One that does not even vote, a *listener*, is only told, and applies
+    then what it can: a commit in one phase. Nothing that it says of itself, except that it was told of a commit, says anything about the decision.
+
+Note [Presumed abort]
+    A coordinator remembers that it has committed until everybody has acknowledged that. So a coordinator that knows nothing of a transaction never
+    committed it. That another participant knows nothing of it means nothing: it may have forgotten.
+
+Note [Coordinator]
+    ::
+
+               Prepared by all         Applied
+        ACTIVE ────────────► COMMITTING ─────► COMMITTED
+          │                      │                 │ tells the others until each has acknowledged it
+          │Failed, PeerLost,     │ApplyFailed
+          │Lapsed                ▼
+          └──────────────────► ABORTED
+
+    The moment of decision is the one in which the coordinator applies what it has itself: that may fail, and then nothing was decided. Since a
+    participant gives up what it has prepared when its lease ends, a coordinator decides only while everybody's promise to keep it holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum, StrEnum
+
+from aiograd.transaction import events as on
+from aiograd.transaction.events import Outcome
+
+
+class TransactionState(StrEnum):
+    """How far a transaction is, on one worker."""
+
+    ACTIVE = "active"
+    PREPARED = "prepared"
+    UNCERTAIN = "uncertain"
+    COMMITTING = "committing"
+    COMMITTED = "committed"
+    ABORTED = "aborted"
+    IN_DOUBT = "in doubt"
+
+
+class TransitionRule(Enum):
+    """Effect of an event that leads to no other state."""
+
+    #: it changes nothing: it comes late, or again, or has no say here
+    NOTHING = "nothing"
+    #: it cannot happen; `TransactionError` is raised and nothing changes
+    REFUSED = "refused"
+    #: an answer to a question means what `REPLIES` says
+    REPLY = "reply"
+
+
+_ACTIVE, _PREPARED, _UNCERTAIN, _COMMITTING, _COMMITTED, _ABORTED, _IN_DOUBT = TransactionState
+_NOTHING, _REFUSED, _REPLY = TransitionRule
+
+StateTransitions = Mapping[type[on.TransactionEvent], TransactionState | TransitionRule]
+
+#: of a participant that waits for nothing more, whatever it was told of the decision: an event comes late, or cannot come
+_DECIDED: StateTransitions = {
+    on.Prepared: _REFUSED,
+    on.Failed: _NOTHING,
+    on.Heard: _NOTHING,
+    on.PeerLost: _NOTHING,
+    on.Tick: _NOTHING,
+    on.OutcomeReply: _NOTHING,
+    on.Unanswered: _NOTHING,
+    on.LeaseEnded: _REFUSED,
+    on.Applied: _REFUSED,
+    on.ApplyFailed: _REFUSED,
+    on.OwnerClosed: _NOTHING,
+}
+
+#: of a participant; see Note [Participant]
+TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
+    TransactionState.ACTIVE: {
+        on.Prepared: _PREPARED,
+        on.Failed: _ABORTED,
+        on.Heard: _ACTIVE,
+        on.PeerLost: _ABORTED,
+        on.Tick: _ABORTED,  # nobody has wanted anything of it for too long
+        on.OutcomeReply: _NOTHING,
+        on.Unanswered: _NOTHING,
+        on.LeaseEnded: _REFUSED,
+        on.CommitDecided: _REFUSED,  # nobody can have decided that without it
+        on.AbortDecided: _ABORTED,
+        on.Applied: _REFUSED,
+        on.ApplyFailed: _REFUSED,
+        on.OwnerClosed: _ABORTED,
+    },
+    TransactionState.PREPARED: {
+        on.Prepared: _REFUSED,
+        on.Failed: _NOTHING,  # it may not give up by itself any more
+        on.Heard: _PREPARED,
+        on.PeerLost: _UNCERTAIN,
+        on.Tick: _UNCERTAIN,
+        on.OutcomeReply: _REPLY,
+        on.Unanswered: _NOTHING,
+        on.LeaseEnded: _REFUSED,
+        on.CommitDecided: _COMMITTING,
+        on.AbortDecided: _ABORTED,
+        on.Applied: _REFUSED,
+        on.ApplyFailed: _REFUSED,
+        on.OwnerClosed: _IN_DOUBT,
+    },
+    TransactionState.UNCERTAIN: {
+        on.Prepared: _REFUSED,
+        on.Failed: _NOTHING,
+        on.Heard: _PREPARED,
+        on.PeerLost: _NOTHING,  # it is asking already
+        on.Tick: _UNCERTAIN,
+        on.OutcomeReply: _REPLY,
+        on.Unanswered: _UNCERTAIN,
+        on.LeaseEnded: _IN_DOUBT,
+        on.CommitDecided: _COMMITTING,
+        on.AbortDecided: _ABORTED,
+        on.Applied: _REFUSED,
+        on.ApplyFailed: _REFUSED,
+        on.OwnerClosed: _IN_DOUBT,
+    },
+    TransactionState.COMMITTING: {
+        **_DECIDED,
+        on.CommitDecided: _NOTHING,  # told again
+        on.AbortDecided: _NOTHING,  # what is decided stays
+        on.Applied: _COMMITTED,
+        on.ApplyFailed: _PREPARED,  # nothing was applied; it asks again, and tries again
+    },
+    TransactionState.COMMITTED: {
+        **_DECIDED,
+        on.CommitDecided: _NOTHING,
+        on.AbortDecided: _NOTHING,
+    },
+    TransactionState.ABORTED: {
+        **_DECIDED,
+        on.Prepared: _NOTHING,  # it was given up while its work went on
+        on.CommitDecided: _REFUSED,
+        on.AbortDecided: _NOTHING,
+    },
+    TransactionState.IN_DOUBT: {
+        **_DECIDED,
+        on.CommitDecided: _REFUSED,  # it has nothing to apply any more
+        on.AbortDecided: _ABORTED,  # it was right to drop what it had
+    },
+}
+
+#: where a participant that does not vote goes instead
+LISTENER: Mapping[tuple[TransactionState, type[on.TransactionEvent]], TransactionState | TransitionRule] = {
+    (TransactionState.ACTIVE, on.CommitDecided): _COMMITTING,
+    (TransactionState.ABORTED, on.CommitDecided): _NOTHING,
+}
+
+#: (outcome, True if the coordinator has answered) -> the event that the answer is to a participant. See Note [Presumed abort]
+REPLIES: Mapping[tuple[Outcome, bool], type[on.TransactionEvent]] = {
+    (Outcome.COMMITTED, True): on.CommitDecided,
+    (Outcome.COMMITTED, False): on.CommitDecided,
+    (Outcome.ABORTED, True): on.AbortDecided,
+    (Outcome.ABORTED, False): on.AbortDecided,
+    (Outcome.UNDECIDED, True): on.Heard,
+    (Outcome.UNDECIDED, False): on.Heard,  # nobody can have decided without it
+    (Outcome.PREPARED, True): on.Heard,
+    (Outcome.PREPARED, False): on.Unanswered,  # it does not know either
+    (Outcome.UNKNOWN, True): on.AbortDecided,
+    (Outcome.UNKNOWN, False): on.Unanswered,
+}
+
+#: the outcome that a participant in this state answers to others who ask
+OUTCOMES: Mapping[TransactionState, Outcome] = {
+    TransactionState.ACTIVE: Outcome.UNDECIDED,
+    TransactionState.PREPARED: Outcome.PREPARED,
+    TransactionState.UNCERTAIN: Outcome.PREPARED,
+    TransactionState.COMMITTING: Outcome.COMMITTED,
+    TransactionState.COMMITTED: Outcome.COMMITTED,
+    TransactionState.ABORTED: Outcome.ABORTED,
+    TransactionState.IN_DOUBT: Outcome.UNKNOWN,
+}
+
+#: of a coordinator that has decided: an event comes too late to change that, or cannot come
+_COORDINATOR_DECIDED: StateTransitions = {
+    on.Prepared: _NOTHING,
+    on.Collect: _NOTHING,
+    on.AllPrepared: _REFUSED,
+    on.Lapsed: _REFUSED,
+    on.Failed: _NOTHING,
+    on.PeerLost: _NOTHING,
+    on.Applied: _REFUSED,
+    on.ApplyFailed: _REFUSED,
+}
+
+#: of a coordinator; see Note [Coordinator]
+COORDINATOR_TRANSITIONS: Mapping[TransactionState, StateTransitions] = {
+    TransactionState.ACTIVE: {
+        on.ParticipantsJoined: _ACTIVE,
+        on.ParticipantsLeft: _ACTIVE,
+        on.Prepared: _ACTIVE,
+        on.Collect: _ACTIVE,
+        on.AllPrepared: _COMMITTING,
+        on.Lapsed: _ABORTED,
+        on.Failed: _ABORTED,
+        on.PeerLost: _ABORTED,
+        on.Applied: _REFUSED,
+        on.ApplyFailed: _REFUSED,
+        on.Acknowledged: _NOTHING,
+        on.TellFailed: _NOTHING,
+        on.Settle: _NOTHING,
+    },
+    TransactionState.COMMITTING: {
+        **_COORDINATOR_DECIDED,
+        on.ParticipantsJoined: _REFUSED,
+        on.ParticipantsLeft: _REFUSED,
+        on.Applied: _COMMITTED,
+        on.ApplyFailed: _ABORTED,
+        on.Acknowledged: _NOTHING,
+        on.TellFailed: _NOTHING,
+        on.Settle: _NOTHING,
+    },
+    TransactionState.COMMITTED: {
+        **_COORDINATOR_DECIDED,
+        on.ParticipantsJoined: _REFUSED,
+        on.ParticipantsLeft: _COMMITTED,
+        on.Acknowledged: _COMMITTED,
+        on.TellFailed: _COMMITTED,
+        on.Settle: _COMMITTED,
+    },
+    TransactionState.ABORTED: {
+        **_COORDINATOR_DECIDED,
+        on.ParticipantsJoined: _ABORTED,  # who turns out to have taken part is told
+        on.ParticipantsLeft: _ABORTED,
+        on.Acknowledged: _ABORTED,
+        on.TellFailed: _NOTHING,  # who is not told finds out
+        on.Settle: _ABORTED,
+    },
+}
+
+#: the outcome that a coordinator in this state answers; UNDECIDED while it applies its own part, which may still fail
+COORDINATOR_OUTCOMES: Mapping[TransactionState, Outcome] = {
+    TransactionState.ACTIVE: Outcome.UNDECIDED,
+    TransactionState.COMMITTING: Outcome.UNDECIDED,
+    TransactionState.COMMITTED: Outcome.COMMITTED,
+    TransactionState.ABORTED: Outcome.ABORTED,
+}

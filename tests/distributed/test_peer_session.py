@@ -1,0 +1,482 @@
+"""Workers whose own loop was held up: their peers have given them up meanwhile, and the next request is answered all the same, once."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed.rpc.effects import NOT_KNOWN
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.limits import Limits
+from aiograd.errors import DeadlineError, DistributedError, NotExposedError, WorkerLostError
+from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from tests.distributed.memory import MemoryChannel, Switchboard
+from tests.distributed.workers import SECRET, leaf, values
+from tests.distributed.world import World, simulate, turns
+
+SILENCE = Limits().silence
+
+
+class Two:
+    """Workers "a", whose code the test is, and "b", on hosts of their own; `ran` has what functions of "b" were called with."""
+
+    def __init__(self, seed: int = 0) -> None:
+        self.network = SimulatedNetwork(seed, faults=Faults(latency=(0.001, 0.005)))
+        self.ran: list[Any] = []
+        self.cancelled: list[Any] = []
+        self.b: dist.Worker
+        self.service = dist.Service()
+        self.service.function("note")(self._note)
+        self.service.function("work")(self._work)
+        self.service.function("scale")(self._scale)
+        self.weight = leaf(3)
+
+    async def _note(self, what: int) -> int:
+        self.ran.append(what)
+        return what
+
+    async def _work(self, what: int, seconds: float) -> int:
+        self.ran.append(what)
+        try:
+            await asyncio.sleep(seconds)
+        except asyncio.CancelledError:
+            self.cancelled.append(what)
+            raise
+        return what
+
+    async def _scale(self, x: Any) -> Any:
+        return x * self.weight
+
+    async def _serve(self, opened: asyncio.Future[None]) -> None:
+        self.b = dist.Worker("b", service=self.service, secret=SECRET, transport=self.network.transport("b"))
+        async with self.b:
+            self.b.add_peer("a", "sim://a")
+            opened.set_result(None)
+            await asyncio.Event().wait()
+
+    async def hold_up(self, seconds: float, *names: str) -> None:
+        """Stop hosts, this one among them, as a debugger does; returns when it goes on."""
+        for name in names or ("a",):
+            self.network.freeze(name, seconds)
+        await asyncio.sleep(0)
+
+    def later(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do something although "a" is held up."""
+        self.network.loop.call_later(seconds, action, context=self.outside)
+
+    def network_breaks(self) -> None:
+        """What is on its way is lost."""
+        self.network.reset("a", "b")
+        self.network.heal("a", "b")
+
+    def run(self, main: Callable[[Two, dist.Worker], Coroutine[Any, Any, None]]) -> None:
+        async def on_a() -> None:
+            async with dist.Worker("a", secret=SECRET, transport=self.network.transport("a"), peers={"b": "sim://b"}) as a:
+                assert await a.call("b", "note", 0) == 0
+                await main(self, a)
+
+        async def world() -> None:
+            self.outside = contextvars.copy_context()
+            opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            serving = self.network.spawn("b", self._serve(opened))
+            await opened
+            await self.network.spawn("a", on_a())
+            serving.cancel()
+            await asyncio.wait([serving])
+            assert max(Counter(self.ran).values()) == 1, f"ran twice: {self.ran}"
+
+        simulated_run(world)
+
+
+def now() -> float:
+    return asyncio.get_running_loop().time()
+
+
+@pytest.mark.parametrize("seconds", [0.3, 1.2, 1.6, 2.0, 10.0, 100.0])
+@pytest.mark.parametrize("pause", [0.0, 0.4])
+def test_the_next_request_succeeds(seconds: float, pause: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        await asyncio.sleep(pause)
+        await two.hold_up(seconds)
+        began = now()
+        assert await a.call("b", "note", 1) == 1
+        assert now() - began < 1.0
+        assert two.ran == [0, 1]
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
+def test_many_next_requests_succeed_however_soon_they_are_made(seconds: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        calls = [asyncio.ensure_future(a.call("b", "note", n)) for n in range(1, 4)]  # sent after the hold-up, as the first thing
+        await two.hold_up(seconds)
+        calls += [asyncio.ensure_future(a.call("b", "note", n)) for n in range(4, 50)]
+        await asyncio.sleep(0.01)
+        calls.append(asyncio.ensure_future(a.call("b", "note", 50)))
+        assert await asyncio.gather(*calls) == list(range(1, 51))
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0])
+def test_it_succeeds_where_the_peer_remembers_nothing(seconds: float) -> None:
+    """The link is tested before anything is sent on it, so that nobody needs to say what became of it."""
+
+    async def main(two: Two, a: dist.Worker) -> None:
+        two.later(seconds - 0.1, two.b.endpoint._former.clear)
+        await two.hold_up(seconds)
+        assert await a.call("b", "note", 1) == 1
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_peer_that_is_dead_is_lost_in_time(seconds: float, is_silent: bool) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        two.later(1.0, lambda: two.network.kill("b", silent=is_silent))
+        await two.hold_up(seconds)
+        began = now()
+        with pytest.raises(WorkerLostError):
+            await a.call("b", "note", 1)
+        assert now() - began < SILENCE + 0.6
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
+def test_both_sides_are_held_up(seconds: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        working = asyncio.ensure_future(a.call("b", "work", 1, 0.5, timeout=300))
+        await asyncio.sleep(0.1)
+        await two.hold_up(seconds, "a", "b")
+        assert await a.call("b", "note", 2) == 2
+        assert await working == 1 and not two.cancelled, "nobody has given up anybody"
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 100.0])
+def test_the_clock_of_all_jumps(seconds: float) -> None:
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            assert await a.ask("b", "echo", 0) == 0
+            waiting = asyncio.ensure_future(a.ask("b", "gate", 1, timeout=300.0))
+            await turns()
+            asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
+            assert await a.ask("b", "echo", 2) == 2 and await b.ask("a", "echo", 3) == 3
+            b.gate.set()
+            assert await waiting == 1
+            assert not a.lost and not b.lost and world.board.dials == 1
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.5, 2.0, 10.0])
+def test_the_clock_jumps_while_a_peer_is_dialled(seconds: float) -> None:
+    """As when thirty workers make their first call together and something expensive is done for each."""
+
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            world.board.latency = 0.01
+            asking = asyncio.ensure_future(a.ask("b", "echo", 1))
+            await asyncio.sleep(0.015)
+            asyncio.get_running_loop().advance(seconds)  # type: ignore[attr-defined]
+            assert await asking == 1 and b.ran == [1]
+
+    simulate(main)
+
+
+def test_a_loop_that_is_always_late_finds_out_that_a_peer_is_gone() -> None:
+    async def main() -> None:
+        async with World(replace(Limits(), heartbeat=0.5)) as world:
+            a, b = await world.pair()
+            assert await a.ask("b", "echo", 0) == 0
+            loop = asyncio.get_running_loop()
+            world.board.hold()
+            world.board.unreachable.add(b.transport.url)
+            asking = asyncio.ensure_future(a.ask("b", "echo", 1))
+            began = loop.time()
+            while not asking.done() and loop.time() < began + 20:
+                await asyncio.sleep(0.2)
+                loop.advance(0.9)  # type: ignore[attr-defined]
+            with pytest.raises(WorkerLostError):
+                await asyncio.wait_for(asking, 0)
+            world.board.let_go()
+
+    simulate(main)
+
+
+# -------------------------------------------------------------------- what was under way
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 50.0])
+def test_a_request_that_never_arrived_is_made_again(seconds: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        two.network.cut("a", "b", both=False)
+        calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=300))
+        large = asyncio.ensure_future(a.call("b", "scale", ag.ones((700_000,)), timeout=300))
+        await asyncio.sleep(0.1)
+        two.later(seconds - 0.2, lambda: two.network.heal("a", "b"))
+        await two.hold_up(seconds)
+        assert await calling == 1 and two.ran == [0, 1]
+        assert float((await large).sum().numpy()) == 3 * 700_000
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [2.0, 10.0, 50.0])
+def test_a_request_whose_answer_was_lost_is_not_made_again(seconds: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        two.network.cut("b", "a", both=False)
+        calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=300))
+        await asyncio.sleep(0.1)
+        assert two.ran == [0, 1]
+        two.later(seconds - 0.2, two.network_breaks)
+        await two.hold_up(seconds)
+        with pytest.raises(WorkerLostError, match="it has given up the session"):
+            await calling
+        assert await a.call("b", "note", 2) == 2 and two.ran == [0, 1, 2]
+
+    Two().run(main)
+
+
+def test_what_ran_when_the_peer_gave_up_is_lost_and_what_came_too_late_goes_on() -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        working = asyncio.ensure_future(a.call("b", "work", 1, 30.0))
+        await asyncio.sleep(0.1)
+        two.network.cut("a", "b", both=False)
+        late = [asyncio.ensure_future(a.call("b", "note", n)) for n in (2, 3)]
+        await asyncio.sleep(0.1)
+        late[1].cancel()
+        two.later(4.0, lambda: two.network.heal("a", "b"))
+        await two.hold_up(5.0)
+        with pytest.raises(WorkerLostError):
+            await working
+        assert two.cancelled == [1], "the peer has ended it"
+        assert await late[0] == 2 and two.ran == [0, 1, 2]
+
+    Two().run(main)
+
+
+def test_a_deadline_holds_while_the_peer_is_asked_what_it_ran() -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        two.network.cut("a", "b", both=False)
+        calling = asyncio.ensure_future(a.call("b", "note", 1, timeout=5.0))
+        await asyncio.sleep(0.1)
+        two.later(3.0, lambda: two.network.heal("a", "b"))
+        await two.hold_up(20.0)
+        began = now()
+        with pytest.raises(DeadlineError):
+            await calling
+        assert now() - began < 0.5 and two.ran == [0]
+
+    Two().run(main)
+
+
+def test_a_first_request_is_not_run_twice_where_its_answer_was_lost() -> None:
+    """The dialler has never heard of the session, but the peer has run something for it."""
+
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            asking = asyncio.ensure_future(a.ask("b", "echo", 1, timeout=300.0))
+            world.board.passes = lambda channel, frame: channel.side == "a" or channel.sent == 1  # only the handshake comes back
+            await asyncio.sleep(0.1)
+            assert b.ran == [1]
+            (peer,) = b.endpoint._peers.values()
+            peer.lose(peer.conversations[0], "it is a test")
+            await asyncio.sleep(0)
+            world.board.passes = lambda channel, frame: True
+            world.board.reset()
+            with pytest.raises(WorkerLostError):
+                await asking
+            assert b.ran == [1]
+            assert await a.ask("b", "echo", 2) == 2
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0])
+def test_in_the_middle_of_a_pass(seconds: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        x = leaf(2)
+        async with a.context() as ctx:
+            loss = (await a.call("b", "scale", x)).sum()
+            running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
+            await asyncio.sleep(0.003)
+            await two.hold_up(seconds)
+            if seconds < SILENCE:
+                await running
+                assert values(ctx.grads[x]) == [3]
+            else:
+                with pytest.raises(DistributedError):
+                    await running
+                assert x not in ctx.grads and two.weight not in ctx.grads
+        async with a.context() as ctx:
+            await ctx.backward((await a.call("b", "scale", x)).sum())
+            assert values(ctx.grads[x]) == [3]
+
+    Two().run(main)
+
+
+def test_a_peer_that_is_held_up_is_lost_in_time_and_found_again() -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        two.network.freeze("b", 10.0)
+        began = now()
+        with pytest.raises(WorkerLostError):
+            await a.call("b", "note", 1)
+        assert now() - began < SILENCE + 0.6
+        await asyncio.sleep(10.0)
+        assert await a.call("b", "note", 2) == 2
+        assert two.ran in ([0, 2], [0, 1, 2])
+
+    Two().run(main)
+
+
+def test_a_worker_that_was_held_up_is_told_by_who_dials_it_first() -> None:
+    """It knows no URL, so it cannot ask what became of its requests; the peer tells it with the next session."""
+
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            assert await a.ask("b", "echo", 0) == 0
+            asking = asyncio.ensure_future(b.ask("a", "echo", 1, timeout=300.0))
+            for channel in world.board.channels:
+                channel.held = channel.side == "b"
+            await asyncio.sleep(0.1)
+            (theirs,) = a.endpoint._peers.values()
+            theirs.lose(theirs.conversations[0], "it is a test")
+            for channel in list(world.board.channels):
+                channel.abort(ConnectionResetError("cut"))
+            assert await a.ask("b", "echo", 2) == 2
+            assert await asking == 1 and a.ran == [1]
+
+    simulate(main)
+
+
+def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiograd.distributed.rpc.endpoint.FORMER_SESSIONS", 3)
+
+    async def main() -> None:
+        async with World() as world:
+            a, _ = await world.pair()
+            endpoint = a.endpoint
+            mine, other = PeerIdentity("x", b"i" * 16, "default"), PeerIdentity("x", b"i" * 16, "tenant")
+            for n in range(5):
+                endpoint._remember(b"%016d" % n, mine, n)
+            endpoint._remember(b"%016d" % 9, other, 1)
+            assert [former.first for former in endpoint.former(mine)] == [2, 3, 4]
+            assert [former.first for former in endpoint.former(mine, b"%016d" % 3)] == [2, 4, 3], "the one that was asked for comes last"
+            assert endpoint.former(mine, b"%016d" % 9)[-1].first == NOT_KNOWN, "it is somebody else's"
+            assert endpoint.former(other._replace(incarnation=b"j" * 16)) == []
+            await asyncio.sleep(Limits().max_deadline + 1)
+            endpoint._remember(b"%016d" % 7, mine, 7)
+            assert [former.first for former in endpoint.former(mine)] == [7]
+
+    simulate(main)
+
+
+# -------------------------------------------------------------------- a real loop
+
+
+@pytest.mark.net
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_loop_that_is_really_held_up(is_first: bool) -> None:
+    """The peer runs on a loop of its own, in a thread, and hears nothing for longer than it waits."""
+    limits = Limits(heartbeat=0.1)
+    ready = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    hub: dict[str, Any] = {}
+
+    async def serve() -> None:
+        async with dist.Worker("hub", secret=SECRET, limits=limits) as worker:
+            hub.update(url=worker.url, worker=worker, loop=asyncio.get_running_loop(), stop=asyncio.Event())
+            loop.call_soon_threadsafe(ready.set)
+            await hub["stop"].wait()
+
+    thread = asyncio.ensure_future(asyncio.to_thread(asyncio.run, serve()))
+    await ready.wait()
+    async with dist.Worker("a", secret=SECRET, limits=limits, peers={"hub": hub["url"]}) as a:
+        with pytest.raises(NotExposedError):
+            await a.call("hub", "nothing")
+        for _ in range(3):
+            time.sleep(0.5)  # noqa: ASYNC251 - which is what this is about
+            if not is_first:
+                await asyncio.sleep(0)
+            with pytest.raises(NotExposedError):
+                await a.call("hub", "nothing")
+        assert hub["worker"].endpoint.statistics().lost > 0, "it had been given up"
+    hub["loop"].call_soon_threadsafe(hub["stop"].set)
+    await thread
+
+
+# -------------------------------------------------------------------- handshakes that overtake each other
+
+
+class Overtaken(Switchboard):
+    """Of the first connection of a, all after the first message of the handshake is held up, and a is told that it was reset.
+
+    The rest arrives while b's answer to the next handshake is on its way (`early`), or when that session is in use already.
+    """
+
+    def __init__(self, *, early: bool) -> None:
+        super().__init__()
+        self.early = early
+        self.first: MemoryChannel | None = None
+        self.passes = self._look
+
+    def _look(self, channel: MemoryChannel, frame: bytes) -> bool:
+        if channel.side == "a" and self.first is None:
+            self.first = channel
+        elif channel is self.first:
+            channel.held = True
+            if channel.sent == 3:  # the request, after two of the handshake
+                channel.loop.call_soon(channel._end, ConnectionResetError("reset"))
+        elif channel.side == "b" and self.first is not None and channel.other is not self.first and self.early:
+            self.early, channel.held = False, True
+            self.first.release()
+            channel.loop.call_later(0.01, channel.release)
+        return True
+
+
+@pytest.mark.parametrize("early", [True, False])
+def test_a_request_of_a_handshake_that_was_overtaken_runs_once(early: bool) -> None:
+    ran: list[int] = []
+    service = dist.Service()
+
+    @service.function
+    async def note(n: int) -> int:
+        ran.append(n)
+        return n
+
+    async def main() -> None:
+        board = Overtaken(early=early)
+        async with (
+            dist.Worker("b", secret=SECRET, service=service, transport=board.transport("b")) as b,
+            dist.Worker("a", secret=SECRET, transport=board.transport("a"), peers={"b": b.url}) as a,
+        ):
+            if early:  # b says that it ran it, and its answer went with the session
+                with pytest.raises(WorkerLostError, match="it has given up the session"):
+                    await a.call("b", "note", 1)
+            else:
+                assert await a.call("b", "note", 1) == 1
+                assert board.first is not None
+                board.first.release()
+            await asyncio.sleep(1)
+            assert ran == [1] and board.dials == 2
+            assert await a.call("b", "note", 2) == 2 and board.dials == 2
+
+    simulate(main)
