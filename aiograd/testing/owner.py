@@ -116,6 +116,9 @@ class HandleOwner:
                 for item in buried:
                     if isinstance(item, asyncio.Future):
                         item._log_traceback = False  # nobody was left to look at it
+                        waiter = getattr(item, "_fut_waiter", None)  # `gather` makes its future without asking the loop
+                        if isinstance(waiter, asyncio.Future):
+                            waiter._log_traceback = False
                     if isinstance(item, asyncio.Task):
                         coroutine: Any = item.get_coro()
                         contextvars.Context().run(_close, coroutine, self)

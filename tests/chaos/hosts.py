@@ -80,6 +80,11 @@ class Host:
                     await self.work(self)
                 await asyncio.get_running_loop().create_future()
 
+    @property
+    def is_closing(self) -> bool:
+        """True once the worker has begun to close."""
+        return self.worker._core.is_closing
+
     def new_transport(self) -> Transport:
         """What carries frames."""
         return self.world.network.transport(self.name)

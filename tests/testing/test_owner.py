@@ -273,6 +273,28 @@ def test_errors_of_the_living_are_still_reported() -> None:
     assert [type(report["exception"]) for report in reports] == [ZeroDivisionError]
 
 
+def test_a_gather_that_fails_as_its_owner_is_killed_is_not_reported() -> None:
+    reports: list[dict[str, Any]] = []
+
+    async def process(child: asyncio.Future[Any]) -> None:
+        await asyncio.gather(child)
+
+    async def main() -> None:
+        loop = _loop()
+        loop.set_exception_handler(lambda _, context: reports.append(context))
+        owner = HandleOwner("w0")
+        child = loop.create_future()
+        _start(owner, process(child))
+        await asyncio.sleep(0)
+        child.cancel()
+        await asyncio.sleep(0)  # the future of gather has its exception now, and its task has not seen it
+        loop.kill(owner)
+
+    simulated_run(main)
+    gc.collect()
+    assert not reports
+
+
 def test_contexts_belong_to_whom_they_are_made_for() -> None:
     owner = HandleOwner("w0")
     context = context_of(owner)
