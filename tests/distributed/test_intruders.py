@@ -248,7 +248,8 @@ ATTACKS["oversized hello"] = by_hello(lambda: hello() + bytes(8192))
 #: what can get that far has shown a key, or a recording of one; the others get not a byte
 AUTHENTIC_HELLO = {"recorded handshake and request", "request before the finish", "wrong finish", "finish of another connection"}
 INSIDE = {
-    "altered request", "request out of order", "request cut short", "request in the clear", "request of another connection", "its own record reflected",
+    "altered request", "request out of order", "request cut short", "request in the clear", "request of another connection",
+    "its own record reflected",
 }  # fmt: skip
 #: in these somebody who may has been there as well
 WITH_A_PEER = INSIDE | {"recorded handshake and request", "finish of another connection"}
