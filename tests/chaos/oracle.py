@@ -68,7 +68,8 @@ class Book:
         if is_in:
             self.committed |= power(number)
             for name in doubtful:
-                self.doubtful[name] |= power(number)
+                if name in self.held:  # else it came later, and nobody looks at what it has
+                    self.doubtful[name] |= power(number)
 
     def check(self) -> None:
         """Check the gradients on every worker. No pass may be running. See Note [The oracle]."""
