@@ -44,6 +44,7 @@
         ├── DeadlineError (TimeoutError)      a call or pass did not end before its deadline
         ├── ClusterError                      a cluster cannot be started, or does not admit a worker
         │   └── NameTakenError                another worker of the cluster has the name
+        ├── CollectiveError                   a group of workers cannot carry out an operation together
         ├── ExpertLostError                   an expert of a mixture failed, or too few of them answered
         ├── RemoteError                       a remote function, rule or hook raised
         │   └── RemotePipelineError (PipelineError)  a stage of a pipeline failed on another worker
@@ -370,6 +371,18 @@ class ExpertLostError(DistributedError):
         super().__init__(message)
         self.sample = sample
         self.position = position
+
+
+class CollectiveError(DistributedError):
+    """A group of workers cannot carry out an operation together: a member does something else, has given up, or has left.
+
+    Attributes:
+        worker: name of that member, where it is one; else empty.
+    """
+
+    def __init__(self, message: str, *, worker: str = "") -> None:
+        super().__init__(message)
+        self.worker = worker
 
 
 class PassAbortedError(DistributedError):

@@ -62,8 +62,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "pipeline.run", "cuda.executor", "testing", "cli", "demo", "__main__",
         *(f"distributed.{name}" for name in (
-            "worker worker_core calls membership autograd objects cluster moe.runtime rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer "
-            "rpc.peer_session rpc.secure_channel rpc.timers"
+            "worker worker_core calls membership autograd objects cluster collectives.group collectives.group_server moe.runtime "
+            "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.timers"
         ).split()),
     ),
     "uvloop": ("engine.run", "cli", "__main__"),
@@ -91,6 +91,7 @@ SANS_IO = (
     *(f"distributed.{name}" for name in "error_wire kinds payload schema scope service".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
+    *(f"distributed.collectives.{name}" for name in "operation layout exchange".split()),
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session tensor_table timer_queue transport values"

@@ -30,6 +30,7 @@ Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`
 `autograd`            contexts, send and recv nodes, and backward passes across workers
 `objects`             references, modules, optimizers and adapters, and the transfer of states
 `rpc`                 requests and answers between workers by name: sessions, frames, handshake, HTTP
+`collectives`         operations that all workers of a group carry out together
 `cluster`             processes of this machine, workers that join, Ray
 `moe`                 mixtures of experts
 ====================  ==========================================================================================================
@@ -44,6 +45,8 @@ from aiograd.distributed.autograd.context import Context as Context
 from aiograd.distributed.autograd.context import ContextGradients as ContextGradients
 from aiograd.distributed.autograd.nodes import RecvNode as RecvNode
 from aiograd.distributed.autograd.nodes import SendNode as SendNode
+from aiograd.distributed.collectives.group import Group as Group
+from aiograd.distributed.collectives.group_server import join_group as join_group
 from aiograd.distributed.objects.module import RemoteModule as RemoteModule
 from aiograd.distributed.objects.object_server import register_adapter as register_adapter
 from aiograd.distributed.objects.object_server import register_optimizers as register_optimizers

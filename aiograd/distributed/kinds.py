@@ -3,7 +3,7 @@
 Every request is answered once, with a value or an error; the peer session ensures that (see `session`). Values are tuples of types
 that the codec supports.
 
-=========  ===================================================================================================================
+========== ===================================================================================================================
 CALL       run an exposed function: (name, args, kwargs, records, context part or None) → (result, edge or 0)
 MARK       these of your send edges take part in a pass: (context, pass, edges) → (names of the workers that take part behind them,
            send edges of the asker that were reached). One more value, 0, where the pass wants only some inputs of its initiator; with 1
@@ -16,7 +16,8 @@ ABORT      drop a pass: (context, pass, reason) → True
 OUTCOME    what became of a pass: (context, pass) → a word
 RELEASE    drop a context: (context,) → True
 RENEW      these contexts are still in use: ([(context, sign of life), ...],) → True
-=========  ===================================================================================================================
+COLLECTIVE something about a group of workers: (word, ...) → an answer that depends on the word; see `collectives.group_server`
+========== ===================================================================================================================
 """
 
 from __future__ import annotations
@@ -35,3 +36,4 @@ class Kind(IntEnum):
     OUTCOME = 6
     RELEASE = 7
     RENEW = 8
+    COLLECTIVE = 9

@@ -18,6 +18,7 @@ from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.calls import Calls
+from aiograd.distributed.collectives.group_server import GroupServer
 from aiograd.distributed.membership import Membership
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.object_server import ObjectServer
@@ -137,6 +138,7 @@ class Worker:
         references = ReferenceTable(core.name, core.endpoint.incarnation, core.entropy, limits.references_per_principal)
         self._calls = Calls(core, self._contexts, self._leases, references)
         self._objects = ObjectServer(core, self._calls)
+        self._groups = GroupServer(core)
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
         self._host = host
@@ -205,6 +207,11 @@ class Worker:
     def membership(self) -> Membership:
         """The worker's membership in a cluster, for authors of cluster classes."""
         return self._membership
+
+    @property
+    def groups(self) -> GroupServer:
+        """The groups of the worker, for `join_group`."""
+        return self._groups
 
     @property
     def profiler(self) -> Any:

@@ -121,4 +121,5 @@ def requests_about(context: bytes, origin: str = "a") -> list[tuple[Kind, Any]]:
         (Kind.OUTCOME, (context, origin, 1)),
         (Kind.RELEASE, (context,)),
         (Kind.RENEW, ([(context, 1)],)),
+        (Kind.COLLECTIVE, ("join", "group", [origin, "b"], bytes(16))),
     ]

@@ -1,0 +1,10 @@
+"""Collectives: operations that all workers of a group carry out together, with the same bits on every one of them.
+
+==================  =============================================================================================================
+`operation`         an operation as all ranks must agree on it, and the checks of its arguments
+`layout`            arrays as flat buffers, cut into a part for each rank and each part into pieces; pure
+`exchange`          one operation on one rank: the pieces it sends, adds up and waits for; pure
+`group`             `Group`, what users hold: carries out exchanges over requests between workers
+`group_server`      the groups of one worker: how they are formed, and the requests of other members
+==================  =============================================================================================================
+"""

@@ -1,0 +1,350 @@
+"""CollectiveExchange: one collective operation on one rank: what it sends, adds up and waits for. Pure: it decides, and `group` sends.
+
+Note [Two rounds]
+    Every rank owns one part of the buffers. In the first round each rank sends every other rank its contribution to that rank's part; the owner
+    adds up the contributions in the order of the ranks, whatever the order in which they arrive, and in the second round sends the sum to all
+    others. So each rank sends and receives ``2 (size - 1) / size`` times the bytes of the arrays, as in a ring, which is the least that is
+    possible, in two messages of latency instead of ``2 (size - 1)``. A ring adds up each part beginning at another rank; here an element is
+    ``((rank 0 + rank 1) + rank 2) + ...`` wherever it lies, so results depend neither on sizes nor on timing. Parts travel in pieces, so sending,
+    adding and receiving overlap.
+
+    Small arrays take one round: everybody sends everything to everybody, and everybody adds up.
+
+    Reduce-scatter is the first round alone, all-gather the second; of a broadcast the root sends each rank one part in the first, which that
+    rank sends to the others in the second.
+
+Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), for the bounds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece
+from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
+from aiograd.errors import ProtocolError
+from aiograd.types import Array
+
+#: operations on at most so many bytes take one round
+DIRECT = 1 << 15
+#: a contribution to a part, for its owner; the values of a part, for everybody
+CONTRIBUTION, VALUES = 1, 2
+#: stands for a part in a message with all that its receiver adds up
+WHOLE = -1
+
+
+class Message(NamedTuple):
+    """A piece on its way from this rank to another."""
+
+    to: int
+    #: CONTRIBUTION or VALUES
+    round: int
+    #: the rank whose part it belongs to, and its index there
+    part: int
+    piece: int
+    arrays: list[Array]
+
+
+class OrderedSum:
+    """The sum of one piece: contributions are added in the order of the ranks, each as soon as all before it are there.
+
+    Args:
+        target: where the sum is written.
+        size: the number of ranks.
+    """
+
+    __slots__ = ("reduction", "size", "next", "_target", "_first", "_waiting")
+
+    def __init__(self, reduction: str, size: int, target: Array) -> None:
+        self.reduction = reduction
+        self.size = size
+        #: the rank whose contribution is added next
+        self.next = 0
+        self._target = target
+        self._first: Array | None = None
+        self._waiting: dict[int, Array] = {}
+
+    @property
+    def is_complete(self) -> bool:
+        """True if every rank has contributed."""
+        return self.next == self.size
+
+    def add(self, rank: int, values: Array) -> None:
+        """Take a contribution; it is not modified."""
+        self._waiting[rank] = values
+        function, target = REDUCTIONS[self.reduction], self._target
+        while (contribution := self._waiting.pop(self.next, None)) is not None:
+            if self.next == 0:
+                self._first = contribution
+            elif self._first is not None:
+                function(self._first, contribution, out=target)
+                self._first = None
+            else:
+                function(target, contribution, out=target)
+            self.next += 1
+        if not self.is_complete:
+            return
+        if self._first is not None:
+            np.copyto(target, self._first)
+            self._first = None
+        if self.reduction == "mean":
+            np.divide(target, np.asarray(self.size, target.real.dtype), out=target)
+
+
+class CollectiveExchange:
+    """One operation on one rank.
+
+    Args:
+        operation: as this rank carries it out.
+        rank, size: of this rank, and of the group.
+        arrays: C-contiguous; empty for a rank that only receives. They must not change until the operation is over.
+        piece, direct: bytes of a piece, and of operations in one round, at most; the same on all ranks.
+    """
+
+    def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = PIECE, direct: int = DIRECT) -> None:
+        self.operation = operation
+        self.rank = rank
+        self.size = size
+        self._arrays = arrays
+        self._piece = piece
+        self._direct = direct
+        #: of an all-gather: the layout of each rank's array; else one for all, under this rank
+        self._layouts: dict[int, BufferLayout] = {}
+        self._results: dict[int, list[Array]] = {}
+        self._folds: dict[tuple[int, int], OrderedSum] = {}
+        #: (sender, round, part, piece) that have arrived, and how many pieces are still to come from each rank; None: not known yet
+        self._seen: set[tuple[int, int, int, int]] = set()
+        self._missing: dict[int, int | None] = {other: None for other in range(size) if other != rank}
+        self.is_direct = False
+
+    # ---------------------------------------------------------------- what users of an exchange ask
+
+    @property
+    def is_done(self) -> bool:
+        """True if everything that this rank needs has arrived."""
+        return not any(self._missing.values()) and None not in self._missing.values() and all(fold.is_complete for fold in self._folds.values())
+
+    @property
+    def awaited(self) -> list[int]:
+        """Ranks from which something is still to come."""
+        return [rank for rank, count in self._missing.items() if count is None or count]
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True if each pair of ranks exchanges exactly one message, so that one of them can be the answer to the other."""
+        return self.is_direct and self.operation.kind in (OperationKind.ALL_REDUCE, OperationKind.REDUCE_SCATTER, OperationKind.BARRIER)
+
+    def result(self) -> list[Array]:
+        """The new arrays: of an all-gather one for each rank.
+
+        They share no memory with arrays of other ranks or of the caller.
+        """
+        kind, layouts = self.operation.kind, self._layouts
+        if kind is OperationKind.BARRIER:
+            return []
+        if kind is OperationKind.ALL_GATHER:
+            return [layouts[rank].unflatten(self._results[rank])[0] for rank in range(self.size)]
+        layout, buffers = layouts[0], self._results[0]
+        return layout.part(buffers, self.rank) if kind is OperationKind.REDUCE_SCATTER else layout.unflatten(buffers)
+
+    # ---------------------------------------------------------------- begin
+
+    def begin(self) -> list[Message]:
+        """The messages that this rank sends of its own accord."""
+        kind = self.operation.kind
+        if kind is OperationKind.BARRIER:
+            self.is_direct = True
+            self._missing = dict.fromkeys(self._missing, 1)
+            return [Message(other, VALUES, self.rank, 0, []) for other in self._others()]
+        if kind is OperationKind.ALL_GATHER:
+            return self._begin_gather()
+        if kind is OperationKind.BROADCAST:
+            return self._begin_broadcast()
+        return self._begin_reduction()
+
+    def _others(self) -> list[int]:
+        """The other ranks, the next one first, so that not everybody sends to the same."""
+        return [(self.rank + distance) % self.size for distance in range(1, self.size)]
+
+    def _begin_gather(self) -> list[Message]:
+        layout = self._layout_for(self.rank, Operation(OperationKind.ALL_GATHER, specs=self.operation.specs))
+        self._results[self.rank] = layout.flatten(self._arrays, copy=True)
+        source = self._results[self.rank]
+        messages = []
+        for index, piece in enumerate(layout.pieces[0]):
+            messages += [Message(other, VALUES, self.rank, index, [_view(source, piece)]) for other in self._others()]
+        return messages or [Message(other, VALUES, self.rank, 0, []) for other in self._others()]
+
+    def _begin_broadcast(self) -> list[Message]:
+        root = self.operation.root
+        if self.rank != root:
+            return []
+        layout = self._layout_for(0, self.operation)
+        self._missing = dict.fromkeys(self._missing, 0)
+        self._results[0] = layout.flatten(self._arrays, copy=True)
+        messages = []
+        for part, pieces in enumerate(layout.pieces):
+            for index, piece in enumerate(pieces):
+                values = [_view(self._results[0], piece)]
+                if self.is_direct or part == root:
+                    messages += [Message(other, VALUES, part, index, values) for other in self._others()]
+                else:
+                    messages.append(Message(part, CONTRIBUTION, part, index, values))
+        if self.is_direct and not layout.nbytes:
+            return [Message(other, VALUES, root, 0, []) for other in self._others()]
+        return sorted(messages, key=lambda message: message.piece)  # every rank gets something to hand on at once
+
+    def _begin_reduction(self) -> list[Message]:
+        layout = self._layout_for(0, self.operation)
+        source = layout.flatten(self._arrays, copy=self.is_direct)
+        self._results[0] = layout.empty()
+        is_scatter = self.operation.kind is OperationKind.REDUCE_SCATTER
+        own = range(self.size) if self.is_direct and not is_scatter else (self.rank,)
+        contributed = sum(len(layout.pieces[part]) for part in own)
+        for part in own:
+            for index, piece in enumerate(layout.pieces[part]):
+                self._folds[part, index] = OrderedSum(self.operation.reduction, self.size, _view(self._results[0], piece))
+                self._contribute(part, index, self.rank, _view(source, piece))
+        if self.is_direct:
+            messages = []
+            for other in self._others():
+                parts = (other,) if is_scatter else range(self.size)
+                messages.append(Message(other, CONTRIBUTION, WHOLE, 0, [_view(source, piece) for part in parts for piece in layout.pieces[part]]))
+            self._missing = dict.fromkeys(self._missing, 1)
+            return messages
+        for other in self._missing:
+            self._missing[other] = contributed + (0 if is_scatter else len(layout.pieces[other]))
+        longest = max(len(pieces) for pieces in layout.pieces)
+        messages = []
+        for index in range(longest):
+            for other in self._others():
+                if index < len(layout.pieces[other]):
+                    messages.append(Message(other, CONTRIBUTION, other, index, [_view(source, layout.pieces[other][index])]))
+        return messages
+
+    def _layout_for(self, key: int, operation: Operation) -> BufferLayout:
+        by_rows = operation.kind is OperationKind.REDUCE_SCATTER
+        size = 1 if operation.kind is OperationKind.ALL_GATHER else self.size
+        layout = BufferLayout(operation.specs, size, by_rows, self._piece)
+        self._layouts[key] = layout
+        self.is_direct = operation.kind is not OperationKind.ALL_GATHER and layout.nbytes <= self._direct
+        return layout
+
+    # ---------------------------------------------------------------- receive
+
+    def receive(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
+        """A message has come from another rank, for an operation that agrees with this one (see `Operation.mismatch`).
+
+        Args:
+            arrays: they belong to the exchange from now on.
+
+        Returns:
+            The messages to be sent now.
+
+        Raises:
+            ProtocolError: it is not what that rank should send; nothing has changed.
+        """
+        if (sender, round, part, piece) in self._seen:
+            raise _wrong(sender, self.operation, "a piece that has come before")
+        kind = self.operation.kind
+        if kind is OperationKind.BARRIER:
+            self._note(sender, round, part, piece, arrays == [])
+            return []
+        if kind is OperationKind.ALL_GATHER:
+            layout = self._layouts.get(sender)
+            if layout is None:
+                layout = self._layout_for(sender, operation)
+                self._results[sender] = layout.empty()
+                self._missing[sender] = max(1, len(layout.pieces[0]))
+            elif list(layout.specs) != [(shape, np.dtype(dtype)) for shape, dtype in operation.specs]:
+                raise _wrong(sender, self.operation, "pieces of arrays of different shapes")
+            self._store(sender, round, part, piece, arrays, sender, 0, part == sender and round == VALUES)
+            return []
+        if kind is OperationKind.BROADCAST:
+            return self._receive_broadcast(sender, operation, round, part, piece, arrays)
+        layout = self._layouts[0]
+        if self.is_direct:
+            return self._receive_direct(sender, round, part, piece, arrays, layout)
+        if round == VALUES:
+            is_expected = kind is OperationKind.ALL_REDUCE and part == sender
+            self._store(sender, round, part, piece, arrays, 0, part, is_expected)
+            return []
+        self._note(sender, round, part, piece, round == CONTRIBUTION and part == self.rank and _fits(arrays, layout, part, piece))
+        return self._contribute(part, piece, sender, arrays[0])
+
+    def _receive_direct(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], layout: BufferLayout) -> list[Message]:
+        expected = list(self._folds)
+        fits = len(arrays) == len(expected) and all(_fits([array], layout, *key) for array, key in zip(arrays, expected, strict=True))
+        self._note(sender, round, part, piece, (round, part, piece) == (CONTRIBUTION, WHOLE, 0) and fits)
+        for array, (owner, index) in zip(arrays, expected, strict=True):
+            self._contribute(owner, index, sender, array)
+        return []
+
+    def _receive_broadcast(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
+        root = self.operation.root
+        layout = self._layouts.get(0)
+        if layout is None:
+            self.operation = operation  # that of the root
+            layout = self._layout_for(0, operation)
+            self._results[0] = layout.empty()
+            for other in self._missing:
+                self._missing[other] = 0 if self.is_direct else len(layout.pieces[other])
+            self._missing[root] = max(1, sum(map(len, layout.pieces))) if self.is_direct else len(layout.pieces[root]) + len(layout.pieces[self.rank])
+        if self.is_direct and not layout.nbytes:
+            self._note(sender, round, part, piece, sender == root and arrays == [])
+            return []
+        if round == CONTRIBUTION:
+            is_expected = sender == root and part == self.rank and not self.is_direct
+        else:
+            is_expected = sender == (root if self.is_direct else part)
+        self._store(sender, round, part, piece, arrays, 0, part, is_expected)
+        if round == VALUES:
+            return []
+        values = [_view(self._results[0], layout.pieces[part][piece])]
+        return [Message(other, VALUES, part, piece, values) for other in self._others() if other != root]
+
+    def _contribute(self, part: int, piece: int, rank: int, values: Array) -> list[Message]:
+        """Add a contribution; returns the sum for everybody else, once it is complete and they want it."""
+        fold = self._folds[part, piece]
+        fold.add(rank, values)
+        if not fold.is_complete or self.is_direct or self.operation.kind is OperationKind.REDUCE_SCATTER:
+            return []
+        values = _view(self._results[0], self._layouts[0].pieces[part][piece])
+        return [Message(other, VALUES, part, piece, [values]) for other in self._others()]
+
+    def _store(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], key: int, owner: int, is_expected: bool) -> None:
+        """Values of a piece, of the part of `owner` in the layout under `key`."""
+        layout = self._layouts[key]
+        if not layout.nbytes and not arrays and is_expected:
+            self._note(sender, round, part, piece, True)
+            return
+        self._note(sender, round, part, piece, is_expected and _fits(arrays, layout, owner, piece))
+        np.copyto(_view(self._results[key], layout.pieces[owner][piece]), arrays[0])
+
+    def _note(self, sender: int, round: int, part: int, piece: int, is_right: bool) -> None:
+        missing = self._missing.get(sender)
+        if not is_right or not missing:
+            raise _wrong(sender, self.operation, f"a piece it should not send (round {round}, part {part}, piece {piece})")
+        self._seen.add((sender, round, part, piece))
+        self._missing[sender] = missing - 1
+
+
+def _view(buffers: Sequence[Array], piece: Piece) -> Array:
+    view: Array = buffers[piece.buffer][piece.start : piece.stop]
+    return view
+
+
+def _fits(arrays: list[Array], layout: BufferLayout, part: int, piece: int) -> bool:
+    """True if arrays are what a message with this piece has."""
+    if len(arrays) != 1 or not 0 <= part < layout.size or not 0 <= piece < len(layout.pieces[part]):
+        return False
+    expected = layout.pieces[part][piece]
+    dtype, _ = layout.buffers[expected.buffer]
+    return bool(arrays[0].dtype == dtype) and arrays[0].shape == (expected.stop - expected.start,)
+
+
+def _wrong(sender: int, operation: Operation, what: str) -> ProtocolError:
+    return ProtocolError(f"rank {sender} sent {what} in {operation}", code="collective")

@@ -1,0 +1,229 @@
+"""GroupServer: the groups of one worker: how they are formed, and the requests of their other members.
+
+Note [Forming a group]
+    Each member that calls `join_group` draws a nonce, and asks every other member to join with it; the answer, given as soon as that one has called
+    `join_group` as well, is that member's nonce. The group's key is a hash of its names and all nonces: a member that failed and joins again
+    makes another group, and messages of the former one find nothing.
+
+    Requests of members that are ahead of this worker wait here for their time: to join until this worker joins, and pieces until it has begun
+    the operation. Each sender has few under way (`WINDOW` in `group`), and its deadline ends the waiting.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from aiograd.distributed.collectives.group import Group
+from aiograd.distributed.error_wire import from_wire, to_wire
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.keyring import check_name
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
+
+#: bytes of a nonce and of a group's key
+NONCE = 16
+
+
+class _Joining:
+    """A call of `join_group` that waits for the other members."""
+
+    __slots__ = ("names", "nonces", "formed")
+
+    def __init__(self, names: tuple[str, ...], own: str, nonce: bytes, formed: asyncio.Future[Group]) -> None:
+        self.names = names
+        self.nonces = {own: nonce}
+        #: done when the group is there, or cannot be formed
+        self.formed = formed
+
+
+class GroupServer:
+    """The groups of one worker.
+
+    Args:
+        core: the worker.
+    """
+
+    def __init__(self, core: WorkerCore) -> None:
+        self.core = core
+        #: by principal and key
+        self._groups: dict[tuple[str, bytes], Group] = {}
+        #: by principal and name of the group
+        self._joining: dict[tuple[str, str], _Joining] = {}
+        #: set and replaced when this worker begins to join a group
+        self._changed = asyncio.Event()
+        core.handlers[Kind.COLLECTIVE] = self._serve
+        core.on_lost.append(self._lost)
+
+    def request(self, peer: str, value: Any, timeout: float, principal: str) -> Any:
+        """Send a request about groups to another worker."""
+        if value[0] == "fail":
+            value = (*value[:2], to_wire(value[2], self.core.name, "collective", ""))
+        return self.core.request(peer, Kind.COLLECTIVE, value, timeout, principal)
+
+    def forget(self, group: Group) -> None:
+        """The group is over."""
+        self._groups.pop((group.principal, group.key), None)
+
+    # ---------------------------------------------------------------- forming
+
+    async def form(self, names: Sequence[str], name: str, timeout: float | None) -> Group:
+        """See `join_group`."""
+        core = self.core
+        core.check_open()
+        seconds = core.time_for(timeout)
+        members = self._check_names(names, name)
+        principal = core.acting_principal()
+        where = principal, name
+        if where in self._joining or any(group.name == name and group.principal == principal for group in self._groups.values()):
+            raise ArgumentError(f"join_group: worker {core.name} is in a group {name!r} already, or joins it; close that one, or take another name")
+        joining = _Joining(members, core.name, core.entropy(NONCE), core.loop.create_future())
+        self._joining[where] = joining
+        changed, self._changed = self._changed, asyncio.Event()
+        changed.set()
+        asking = {
+            other: core.loop.create_task(self._ask(joining, name, other, seconds, principal), name=f"aiograd:{core.name}:join {name}")
+            for other in members
+            if other != core.name
+        }
+        try:
+            async with asyncio.timeout(seconds):
+                waiting: set[asyncio.Future[Any]] = {joining.formed, *asking.values()}
+                while any(not task.done() for task in asking.values()):
+                    done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+                    for each in done:
+                        each.result()
+            group = self._formed(joining, name, principal)
+            joining.formed.set_result(group)
+        except (TimeoutError, DeadlineError):
+            missing = ", ".join(other for other in members if other not in joining.nonces)
+            raise DeadlineError(f"join_group: {missing} did not join group {name!r} within {seconds:g} s") from None
+        finally:
+            del self._joining[where]
+            if not joining.formed.cancel() and not joining.formed.cancelled():
+                joining.formed.exception()  # raised here already, or somebody else's error was
+            for task in asking.values():
+                task.cancel()
+            await asyncio.gather(*asking.values(), return_exceptions=True)
+        return group
+
+    def _check_names(self, names: Any, name: Any) -> tuple[str, ...]:
+        check_name("join_group: group name", name)
+        if isinstance(names, str) or not isinstance(names, Sequence):
+            raise ArgumentTypeError(f"join_group: expected a list of names of workers, found {type(names).__name__}")
+        for each in names:
+            check_name("join_group: worker name", each)
+        doubled = sorted({each for each in names if names.count(each) > 1})
+        if doubled:
+            raise ArgumentError(f"join_group: {', '.join(doubled)} stands twice among the names; each member has one rank")
+        if self.core.name not in names:
+            raise ArgumentError(f"join_group: worker {self.core.name} is not among the names {', '.join(names) or '(none)'}")
+        return tuple(names)
+
+    async def _ask(self, joining: _Joining, name: str, other: str, seconds: float, principal: str) -> None:
+        value = ("join", name, list(joining.names), joining.nonces[self.core.name])
+        answer = await self.request(other, value, seconds, principal)
+        if not isinstance(answer, bytes) or len(answer) != NONCE:
+            raise ProtocolError(f"worker {other} gave a malformed answer to joining a group", code="collective")
+        joining.nonces[other] = answer
+
+    def _formed(self, joining: _Joining, name: str, principal: str) -> Group:
+        key = hashlib.sha256("\n".join((name, *joining.names, "")).encode())  # names have no line breaks
+        for each in joining.names:
+            key.update(joining.nonces[each])
+        group = Group(self, name, joining.names, key.digest()[:NONCE], principal, joining.nonces)
+        self._groups[principal, group.key] = group
+        return group
+
+    # ---------------------------------------------------------------- requests of other members
+
+    async def _serve(self, caller: PeerIdentity, value: Any, timeout: float) -> Any:
+        match value:
+            case ("join", str(name), list(names), bytes(nonce)) if len(nonce) == NONCE:
+                return await self._on_join(caller, name, names, nonce)
+            case ("piece", bytes(key), str(name), int(number), *message):
+                group = await self._find(caller, key, name)
+                return await group.piece(group.names.index(caller.name), number, tuple(message))
+            case ("leave", bytes(key), int(number)):
+                if (known := self._group_of(caller, key)) is not None:
+                    known.left(known.names.index(caller.name), number)
+                return True
+            case ("fail", bytes(key), error):
+                if (known := self._group_of(caller, key)) is not None:
+                    found = from_wire(error, caller.name)
+                    known.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=False)
+                return True
+        raise ProtocolError("a malformed request about a group", code="collective")
+
+    async def _on_join(self, caller: PeerIdentity, name: str, names: list[Any], nonce: bytes) -> bytes:
+        where = caller.principal, name
+        for group in list(self._groups.values()):
+            if group.name == name and group.principal == caller.principal and caller.name in group.names:
+                if group.nonces[caller.name] == nonce:
+                    return group.nonces[self.core.name]  # this worker had its answer before it was asked
+                group.fail(CollectiveError(f"group {name!r}: {caller.name} joins it again, so it has left it", worker=caller.name))
+        while (joining := self._joining.get(where)) is None:
+            await self._changed.wait()
+        if list(joining.names) != names:
+            theirs = ", ".join(map(str, names[:64]))
+            error = CollectiveError(
+                f"join_group: {caller.name} joins group {name!r} of {theirs}, and {self.core.name} one of {', '.join(joining.names)}; every member "
+                "has to give the same names in the same order"
+            )
+            if not joining.formed.done():
+                joining.formed.set_exception(error)
+            raise error
+        joining.nonces[caller.name] = nonce
+        return joining.nonces[self.core.name]
+
+    def _group_of(self, caller: PeerIdentity, key: bytes) -> Group | None:
+        group = self._groups.get((caller.principal, key))
+        return group if group is not None and caller.name in group.names else None
+
+    async def _find(self, caller: PeerIdentity, key: bytes, name: str) -> Group:
+        """The group with a key; one that is being formed here is awaited."""
+        group = self._group_of(caller, key)
+        joining = self._joining.get((caller.principal, name))
+        if group is None and joining is not None and caller.name in joining.names:
+            await asyncio.wait([joining.formed])
+            group = self._group_of(caller, key)
+        if group is None:
+            raise CollectiveError(f"worker {self.core.name} is not in group {name!r} as {caller.name} knows it: it has left it, or joined it again")
+        return group
+
+    def _lost(self, identity: PeerIdentity, error: WorkerLostError) -> None:
+        for group in list(self._groups.values()):
+            if group.principal == identity.principal and identity.name in group.names:
+                text = f"group {group.name!r}: {error}"
+                group.fail(WorkerLostError(text, worker=identity.name, stage=error.stage or "collective", is_gone=error.is_gone))
+
+
+async def join_group(worker: Any, names: Sequence[str], *, name: str = "default", timeout: float | None = None) -> Group:
+    """Join a group of workers; returns when all of them have joined.
+
+    ::
+
+        group = await dist.join_group(dist.current_worker(), ["w0", "w1", "w2"])      # on each of them
+        total, = await group.all_reduce([gradient])
+
+    Every member calls it with the same names in the same order, and knows the URLs of the others or is known to them.
+
+    Args:
+        worker: this worker.
+        names: of the members; the place of a name is its rank.
+        name: of the group, by which groups of the same worker are told apart.
+        timeout: seconds until all have joined; None: `Limits.default_deadline`.
+
+    Returns:
+        The group; ``await group.aclose()`` leaves it.
+
+    Raises:
+        ArgumentError, ArgumentTypeError: the names cannot be used, or the worker is in a group of this name. CollectiveError: another member gave
+        other names. DeadlineError: a member did not join in time. WorkerLostError, UnknownPeerError: one cannot be reached. Cancelling
+        withdraws this worker.
+    """
+    groups: GroupServer = worker.groups
+    return await groups.form(names, name, timeout)

@@ -1,0 +1,112 @@
+"""Operation: a collective operation as all ranks of a group must agree on it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.types import Array
+
+
+class OperationKind(StrEnum):
+    """The kind of a collective."""
+
+    ALL_REDUCE = "all_reduce"
+    REDUCE_SCATTER = "reduce_scatter"
+    ALL_GATHER = "all_gather"
+    BROADCAST = "broadcast"
+    BARRIER = "barrier"
+
+
+#: the function that adds one more contribution to those of the ranks before
+REDUCTIONS: Mapping[str, Callable[..., Any]] = {"sum": np.add, "mean": np.add, "max": np.maximum, "min": np.minimum}
+#: kinds of dtypes that each of them takes
+_NUMBERS, _FRACTIONS, _ORDERED = "iufc", "fc", "biuf"
+REDUCED_KINDS: Mapping[str, str] = {"sum": _NUMBERS, "mean": _FRACTIONS, "max": _ORDERED, "min": _ORDERED}
+#: kinds of dtypes that can be sent
+SENDABLE_KINDS = "biufc"
+
+#: shape and dtype of an array
+ArraySpec = tuple[tuple[int, ...], str]
+
+
+class Operation(NamedTuple):
+    """A collective operation. Ranks whose operations differ cannot carry it out together; see `mismatch`."""
+
+    kind: OperationKind
+    #: of all_reduce and reduce_scatter: a name in `REDUCTIONS`
+    reduction: str = ""
+    #: of broadcast: the rank that has the values
+    root: int = 0
+    #: of the arrays, where all ranks have the same; empty where they need not know them
+    specs: tuple[ArraySpec, ...] = ()
+
+    def __str__(self) -> str:
+        arguments = [f"op={self.reduction!r}"] if self.reduction else []
+        if self.kind is OperationKind.BROADCAST:
+            arguments.append(f"root={self.root}")
+        shapes = ", ".join(f"{np.dtype(dtype)}{list(shape)}" for shape, dtype in self.specs[:4])
+        if self.specs:
+            arguments.insert(0, shapes + (f" and {len(self.specs) - 4} more" if len(self.specs) > 4 else ""))
+        return f"{self.kind}({', '.join(arguments)})"
+
+    def mismatch(self, other: Operation) -> bool:
+        """True if a rank that carries out `other` cannot do so together with one that carries out this."""
+        if self.kind is OperationKind.ALL_GATHER or (self.kind is OperationKind.BROADCAST and not (self.specs and other.specs)):
+            return self[:3] != other[:3]  # shapes may differ, or only the root knows what comes
+        return self != other
+
+    def to_wire(self) -> tuple[Any, ...]:
+        """The operation as plain values."""
+        return self.kind.value, self.reduction, self.root, [(list(shape), dtype) for shape, dtype in self.specs]
+
+    @classmethod
+    def parse(cls, value: Any) -> Operation | None:
+        """An operation from a message, or None if it is none."""
+        try:
+            kind, reduction, root, specs = value
+            if not (reduction.__class__ is str and root.__class__ is int and specs.__class__ is list):
+                return None
+            return cls(OperationKind(kind), reduction, root, tuple((tuple(map(int, shape)), np.dtype(dtype).str) for shape, dtype in specs))
+        except (TypeError, ValueError):
+            return None
+
+
+def specs_of(arrays: Sequence[Array]) -> tuple[ArraySpec, ...]:
+    """Shapes and dtypes of arrays."""
+    return tuple((array.shape, array.dtype.str) for array in arrays)
+
+
+def check_arrays(what: str, arrays: Sequence[Any], kinds: str = SENDABLE_KINDS) -> list[Any]:
+    """The arrays of an argument: those of the host C-contiguous, copied only where they are not; those of devices as they are.
+
+    Args:
+        what: the operation, for errors.
+        kinds: the accepted kinds of dtypes.
+
+    Raises:
+        ArgumentTypeError: something is no array of one of these kinds.
+    """
+    found = []
+    for index, array in enumerate(arrays):
+        if not isinstance(getattr(array, "dtype", None), np.dtype):
+            raise ArgumentTypeError(f"{what}: array {index} is of type {type(array).__name__}; expected a numpy array or a Tensor")
+        if array.dtype.kind not in kinds or not array.dtype.isnative:
+            raise ArgumentTypeError(f"{what}: array {index} has dtype {array.dtype}, which it does not take; convert it with astype() first")
+        found.append(np.ascontiguousarray(array).reshape(array.shape) if isinstance(array, np.ndarray) else array)
+    return found
+
+
+def check_reduction(what: str, reduction: Any) -> str:
+    """The name of a reduction.
+
+    Raises:
+        ArgumentError: there is none of that name.
+    """
+    if reduction not in REDUCTIONS:
+        raise ArgumentError(f"{what}(op={reduction!r}): expected one of {', '.join(map(repr, REDUCTIONS))}")
+    return str(reduction)
