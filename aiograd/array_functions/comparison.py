@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import builtins
 
+import numpy as np
+
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two_plain
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -124,3 +126,18 @@ def isinf(x: ArrayLike, /) -> Tensor:
 def isnan(x: ArrayLike, /) -> Tensor:
     """Where the elements are NaN."""
     return call(row("isnan"), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def isposinf(x: ArrayLike, /) -> Tensor:
+    """Where the elements are positive infinity."""
+    return _equal(x, np.inf)
+
+
+def isneginf(x: ArrayLike, /) -> Tensor:
+    """Where the elements are negative infinity."""
+    return _equal(x, -np.inf)
+
+
+def isreal(x: ArrayLike, /) -> Tensor:
+    """Where the imaginary parts are zero."""
+    return _equal(call(row("imag"), (as_tensor(x),), {}), 0)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two, two_plain
+from aiograd.errors import ArgumentError
 from aiograd.ops import elementwise
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -27,20 +28,22 @@ _sin, _cos, _tan, _asin, _acos, _atan = (unary(row(name)) for name in ("sin", "c
 _sinh, _cosh, _tanh, _asinh, _acosh, _atanh = (unary(row(name)) for name in ("sinh", "cosh", "tanh", "asinh", "acosh", "atanh"))
 _deg2rad, _rad2deg, _erf, _erfc = (unary(row(name)) for name in ("deg2rad", "rad2deg", "erf", "erfc"))
 _floor, _ceil, _trunc = (unary(row(name)) for name in ("floor", "ceil", "trunc"))
+_fmax, _fmin, _heaviside, _ldexp = two("fmax"), two("fmin"), two("heaviside"), two("ldexp")
+_float_power, _logaddexp2, _gcd, _lcm = two("float_power"), two("logaddexp2"), two_plain("gcd"), two_plain("lcm")
 _conj, _angle = unary(row("conj")), unary(row("angle"))
 
 
 # Arithmetic.
 
 
-def add(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Sums of elements."""
-    return _add(x1, x2)
+def add(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
+    """Sums of elements, those of `x2` times `alpha`."""
+    return _add(x1, x2 if alpha == 1 else _multiply(x2, alpha))
 
 
-def subtract(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Differences of elements."""
-    return _subtract(x1, x2)
+def subtract(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
+    """Differences of elements, those of `x2` times `alpha`."""
+    return _subtract(x1, x2 if alpha == 1 else _multiply(x2, alpha))
 
 
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
@@ -48,9 +51,16 @@ def multiply(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return _multiply(x1, x2)
 
 
-def divide(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Quotients of elements."""
-    return _divide(x1, x2)
+def divide(x1: ArrayLike, x2: ArrayLike, /, *, rounding_mode: str | None = None) -> Tensor:
+    """Quotients of elements; rounded down with `rounding_mode` "floor", towards zero with "trunc"."""
+    if rounding_mode is None:
+        return _divide(x1, x2)
+    if rounding_mode not in ("floor", "trunc"):
+        raise ArgumentError(f"divide(rounding_mode={rounding_mode!r}): expected None, 'floor' or 'trunc'")
+    if rounding_mode == "floor":
+        return _floor_divide(x1, x2)
+    quotient = trunc(_divide(x1, x2))
+    return quotient.astype(np.result_type(*(x.dtype if hasattr(x, "dtype") else x for x in (x1, x2))), copy=False)
 
 
 def floor_divide(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
@@ -71,6 +81,16 @@ def fmod(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
 def pow(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     """`x1` to the power `x2`."""
     return _pow(x1, x2)
+
+
+def gcd(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Greatest common divisors of integers."""
+    return _gcd(x1, x2)
+
+
+def lcm(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """Least common multiples of integers."""
+    return _lcm(x1, x2)
 
 
 def negative(x: ArrayLike, /) -> Tensor:
@@ -169,6 +189,21 @@ def log10(x: ArrayLike, /) -> Tensor:
 def logaddexp(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     """``log(exp(x1) + exp(x2))`` without overflow."""
     return _logaddexp(x1, x2)
+
+
+def logaddexp2(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """``log2(2**x1 + 2**x2)`` without overflow."""
+    return _logaddexp2(x1, x2)
+
+
+def ldexp(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """``x1 * 2**x2``."""
+    return _ldexp(x1, x2)
+
+
+def float_power(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """`x1` to the power `x2` in float64 or complex128."""
+    return _float_power(x1, x2)
 
 
 def xlogy(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
@@ -309,6 +344,27 @@ def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = 
     """Elements limited to [min, max]; the limits broadcast, and take gradients where they are Tensors."""
     limits: list[Any] = [as_tensor(limit) if isinstance(limit, (list, tuple, np.ndarray)) else limit for limit in (min, max)]
     return elementwise.clip(as_tensor(x), *limits)  # type: ignore[no-any-return]
+
+
+def fmax(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """The larger elements, the other where one is NaN; where two are equal the first gets the gradient."""
+    return _fmax(x1, x2)
+
+
+def fmin(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """The smaller elements, the other where one is NaN; where two are equal the first gets the gradient."""
+    return _fmin(x1, x2)
+
+
+def frac(x: ArrayLike, /) -> Tensor:
+    """What is behind the decimal point, with the sign of the element."""
+    source = as_tensor(x)
+    return source - trunc(source)
+
+
+def heaviside(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """0 where `x1` is negative, 1 where it is positive, `x2` where it is zero."""
+    return _heaviside(x1, x2)
 
 
 def nan_to_num(x: ArrayLike, /, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:

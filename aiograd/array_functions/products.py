@@ -9,6 +9,7 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two
 from aiograd.errors import ShapeError
 from aiograd.ops import einsum as einsum_rows
 from aiograd.ops import linalg as linalg_rows
+from aiograd.ops import windows
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, checked_dtype
 
@@ -32,9 +33,12 @@ def vecdot(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Tensor:
     return call(row("vecdot"), (as_tensor(x1), as_tensor(x2)), {"axis": axis})  # type: ignore[no-any-return]
 
 
-def einsum(subscripts: str, /, *operands: ArrayLike) -> Tensor:
-    """Einstein summation in numpy's notation, such as ``"bij,bjk->bik"``."""
-    return einsum_rows.einsum(subscripts, *map(as_tensor, operands))  # type: ignore[no-any-return]
+def einsum(subscripts: Any, /, *operands: Any) -> Tensor:
+    """Einstein summation in numpy's notation, such as ``"bij,bjk->bik"``, or with lists of axes behind the operands."""
+    text, *arrays = einsum_rows.as_string(subscripts, *operands)
+    if len(arrays) == 1 and isinstance(arrays[0], (tuple, list)) and "," in text:  # PyTorch also takes the operands as one list
+        arrays = arrays[0]
+    return einsum_rows.einsum(text, *map(as_tensor, arrays))  # type: ignore[no-any-return]
 
 
 def dot(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
@@ -61,3 +65,18 @@ def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
     """Sums of the diagonals of matrices."""
     wanted = None if dtype is None else checked_dtype(dtype)
     return linalg_rows.trace(as_tensor(x), offset=offset, dtype=wanted)  # type: ignore[no-any-return]
+
+
+def vdot(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """The dot product of the flattened arrays, the first conjugated."""
+    return linalg_rows.np_vdot(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def convolve(x1: ArrayLike, x2: ArrayLike, /, mode: str = "full") -> Tensor:
+    """The convolution of two vectors: "full", "same" (as long as the longer one) or "valid" (where they overlap completely)."""
+    return windows.np_convolve(as_tensor(x1), as_tensor(x2), mode)  # type: ignore[no-any-return]
+
+
+def correlate(x1: ArrayLike, x2: ArrayLike, /, mode: str = "valid") -> Tensor:
+    """Sums of products of two vectors at every distance; the second is conjugated. Modes as in `convolve`."""
+    return windows.np_correlate(as_tensor(x1), as_tensor(x2), mode)  # type: ignore[no-any-return]

@@ -9,14 +9,19 @@ masking             choosing by a condition
 elementwise         arithmetic, powers, exponentials, trigonometry, rounding, extrema
 complexes           between real and complex
 special             erf, sinc, the logistic function and its relatives (error_function: how erf is computed)
+gamma, bessel       the gamma function, zeta and their relatives; Bessel functions of orders 0 and 1
 activation          relu, gelu and others
 comparison          comparisons, logic and tests, without gradients
 shape, joining      rearranging; joining, splitting, repeating, padding
 indexing            indexing and its adjoints; take, gather, scatter
 reduction, scan     sums, means, extrema; cumulative sums, products, recurrences
 sorting             sort, topk, median, searches
+statistics          quantiles, covariances, sums without NaN
+calculus            differences, the trapezoidal rule, interpolation
+windows, fft        sliding windows and convolution; Fourier transforms
 linalg, einsum      products of matrices; Einstein summation
 decomposition       inverses, determinants, factorisations
+matrix_functions    eigenvalues of general matrices, the exponential, triangular systems, least squares
 norms               norms of vectors and matrices
 nn                  the fused rows that networks need
 ==================  ==============================================================================================
@@ -26,16 +31,21 @@ from __future__ import annotations
 
 from aiograd.ops import (
     activation,
+    bessel,
+    calculus,
     comparison,
     complexes,
     creation,
     decomposition,
     einsum,
     elementwise,
+    fft,
+    gamma,
     indexing,
     joining,
     linalg,
     masking,
+    matrix_functions,
     nn,
     norms,
     reduction,
@@ -43,6 +53,8 @@ from aiograd.ops import (
     shape,
     sorting,
     special,
+    statistics,
+    windows,
 )
 from aiograd.ops.broadcasting import unbroadcast
 from aiograd.ops.op import FUNCTIONS, ROWS, UFUNCS, Fused, Op, define, implements
@@ -54,6 +66,8 @@ __all__ = [
     "Fused",
     "Op",
     "activation",
+    "bessel",
+    "calculus",
     "comparison",
     "complexes",
     "creation",
@@ -61,11 +75,14 @@ __all__ = [
     "define",
     "einsum",
     "elementwise",
+    "fft",
+    "gamma",
     "implements",
     "indexing",
     "joining",
     "linalg",
     "masking",
+    "matrix_functions",
     "nn",
     "norms",
     "reduction",
@@ -73,5 +90,7 @@ __all__ = [
     "shape",
     "sorting",
     "special",
+    "statistics",
     "unbroadcast",
+    "windows",
 ]

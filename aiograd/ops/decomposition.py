@@ -71,7 +71,7 @@ def adjoint(x: Array) -> Array:
     return conj(matrix_transpose(x))
 
 
-def _diag(x: Array) -> Array:
+def diagonal_matrix(x: Array) -> Array:
     """Diagonal matrices (..., N, N) of vectors (..., N)."""
     return diagonal_adjoint(x, shape=(*x.shape, x.shape[-1]))
 
@@ -80,7 +80,7 @@ def _hermitian(x: Array) -> Array:
     return (x + adjoint(x)) * 0.5
 
 
-def _cubic(output: Shape, inputs: tuple[Shape, ...]) -> float:
+def cubic(output: Shape, inputs: tuple[Shape, ...]) -> float:
     """Nanoseconds for a handful of cubic operations."""
     shape = inputs[0]
     return 1000.0 + 0.5 * math.prod(shape) * min(shape[-2:], default=1)
@@ -88,7 +88,7 @@ def _cubic(output: Shape, inputs: tuple[Shape, ...]) -> float:
 
 def _decomposed(output: Shape, inputs: tuple[Shape, ...]) -> float:
     """Nanoseconds where a singular value decomposition is among them."""
-    return 4.0 * _cubic(output, inputs)
+    return 4.0 * cubic(output, inputs)
 
 
 # Inverse, solution, determinant. All are holomorphic: the engine sees to the conjugates.
@@ -156,13 +156,13 @@ def _slogdet_vjp(g: tuple[Array | None, Array | None], x: Array) -> Array | None
     return unsqueeze(g[1], axis=(-2, -1)) * matrix_transpose(inv(x))
 
 
-inv: Op = define("inv", _inv, x=_inv_vjp, complex="holomorphic", cost=_cubic, numpy=(np.linalg.inv,))
-solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, complex="holomorphic", cost=_cubic, numpy=(np.linalg.solve,))
-cofactors: Op = define("cofactors", _cofactors, x=_cofactors_vjp, complex="holomorphic", cost=_cubic)
+inv: Op = define("inv", _inv, x=_inv_vjp, complex="holomorphic", cost=cubic, numpy=(np.linalg.inv,))
+solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, complex="holomorphic", cost=cubic, numpy=(np.linalg.solve,))
+cofactors: Op = define("cofactors", _cofactors, x=_cofactors_vjp, complex="holomorphic", cost=cubic)
 det = define(
     "det", _det, x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=_decomposed, numpy=(np.linalg.det,)
 )
-slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=_cubic)
+slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=cubic)
 
 
 @implements(np.linalg.slogdet)
@@ -186,7 +186,7 @@ def _cholesky_vjp(g: Array, out: Array) -> Array:
     return _hermitian(adjoint(solve(turned, adjoint(solve(turned, inner)))))
 
 
-cholesky_row = define("cholesky", _cholesky, x=_cholesky_vjp, complex="explicit", cost=_cubic)
+cholesky_row = define("cholesky", _cholesky, x=_cholesky_vjp, complex="explicit", cost=cubic)
 
 
 def cholesky(x: Array, /, *, upper: bool = False) -> Array:
@@ -204,22 +204,22 @@ def _eigh(x: Array, /) -> tuple[Array, Array]:
 
 def _eigh_vjp(g: tuple[Array | None, Array | None], out: tuple[Array, Array]) -> Array | None:
     values, vectors = out
-    inner = None if g[0] is None else _diag(g[0])
+    inner = None if g[0] is None else diagonal_matrix(g[0])
     if g[1] is not None:
-        gap = _gap(unsqueeze(values, axis=-2) - unsqueeze(values, axis=-1), values)
-        mixed = _quotient(matmul(adjoint(vectors), g[1]), gap)
+        gap = gaps(unsqueeze(values, axis=-2) - unsqueeze(values, axis=-1), values)
+        mixed = quotient(matmul(adjoint(vectors), g[1]), gap)
         inner = _add(inner, tril(mixed, k=-1) + triu(mixed, k=1))
     if inner is None:
         return None
     return _hermitian(matmul(matmul(vectors, inner), adjoint(vectors)))
 
 
-def _gap(difference: Array, values: Array) -> Array:
+def gaps(difference: Array, values: Array) -> Array:
     """Differences of eigenvalues or the like with ones on the diagonal, where they are zero."""
-    return difference + _diag(ones_like(values))
+    return difference + diagonal_matrix(ones_like(values))
 
 
-def _quotient(numerator: Array, denominator: Array) -> Array:
+def quotient(numerator: Array, denominator: Array) -> Array:
     """``numerator / denominator``, 0 where both are: coinciding values do no harm to gradients that do not ask about their vectors."""
     neither = np.logical_and(numerator == 0, denominator == 0)
     return numerator / where(neither, 1, denominator)
@@ -239,7 +239,7 @@ def _eigvalsh_vjp(g: Array, x: Array) -> Array:
     return matmul(vectors * unsqueeze(g, axis=-2), adjoint(vectors))
 
 
-eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, complex="explicit", cost=_cubic)
+eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, complex="explicit", cost=cubic)
 eigvalsh = define("eigvalsh", _eigvalsh, x=_eigvalsh_vjp, complex="explicit", cost=_decomposed)
 
 
@@ -272,23 +272,23 @@ def _svd_vjp(
         gvh = None if gvh is None else getitem(gvh, index=(..., slice(size), slice(None)))
     uh, v = adjoint(u), adjoint(vh)
     row, column = unsqueeze(s, axis=-2), unsqueeze(s, axis=-1)
-    gap = _gap((row - column) * (row + column), s)
-    inner = None if gs is None else _diag(gs)
+    gap = gaps((row - column) * (row + column), s)
+    inner = None if gs is None else diagonal_matrix(gs)
     parts = []
     if gu is not None:
         turned = matmul(uh, gu)
         skew = turned - adjoint(turned)
-        inner = _add(inner, _quotient(skew, gap) * row)
+        inner = _add(inner, quotient(skew, gap) * row)
         if u.dtype.kind == "c":  # the phase that u and v share
-            inner = _add(inner, _diag(_quotient(diagonal(skew), 2.0 * s)))
+            inner = _add(inner, diagonal_matrix(quotient(diagonal(skew), 2.0 * s)))
         if rows > size:
-            parts.append(matmul(_quotient(gu - matmul(u, turned), row), vh))
+            parts.append(matmul(quotient(gu - matmul(u, turned), row), vh))
     if gvh is not None:
         gv = adjoint(gvh)
         turned = matmul(vh, gv)
-        inner = _add(inner, column * _quotient(turned - adjoint(turned), gap))
+        inner = _add(inner, column * quotient(turned - adjoint(turned), gap))
         if columns > size:
-            parts.append(matmul(u, adjoint(_quotient(gv - matmul(v, turned), row))))
+            parts.append(matmul(u, adjoint(quotient(gv - matmul(v, turned), row))))
     total = None if inner is None else matmul(matmul(u, inner), vh)
     for part in parts:
         total = _add(total, part)
@@ -305,7 +305,7 @@ def _svdvals_vjp(g: Array, x: Array) -> Array:
     return matmul(u * unsqueeze(g, axis=-2), vh)
 
 
-svd_row: Op = define("svd", _svd, x=_svd_vjp, outputs=3, complex="explicit", cost=_cubic)
+svd_row: Op = define("svd", _svd, x=_svd_vjp, outputs=3, complex="explicit", cost=cubic)
 svdvals = define("svdvals", _svdvals, x=_svdvals_vjp, complex="explicit", cost=_decomposed, numpy=(np.linalg.svdvals,))
 
 
@@ -343,12 +343,12 @@ def _qr_tall(q: Array, r: Array, gq: Array | None, gr: Array) -> Array:
     if gq is not None:
         inner = inner - matmul(adjoint(gq), q)
     lower = tril(inner, k=-1)
-    mirrored = lower + adjoint(lower) + _diag(np.real(diagonal(inner)))
+    mirrored = lower + adjoint(lower) + diagonal_matrix(np.real(diagonal(inner)))
     numerator = _add(gq, matmul(q, mirrored))
     return adjoint(solve(r, adjoint(numerator)))  # numerator @ inverse(R.H)
 
 
-qr_row = define("qr", _qr, x=_qr_vjp, outputs=2, complex="explicit", cost=_cubic)
+qr_row = define("qr", _qr, x=_qr_vjp, outputs=2, complex="explicit", cost=cubic)
 
 
 def qr(x: Array, /, *, mode: str = "reduced") -> QRResult:
@@ -382,7 +382,7 @@ def _pinv_vjp(g: Array, x: Array, out: Array) -> Array:
     return left + right - direct
 
 
-pinv = define("pinv", _pinv, x=_pinv_vjp, complex="explicit", cost=_cubic)
+pinv = define("pinv", _pinv, x=_pinv_vjp, complex="explicit", cost=cubic)
 
 
 def matrix_power(x: Array, n: int, /) -> Array:

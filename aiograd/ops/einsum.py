@@ -248,10 +248,24 @@ def tensordot(x1: Array, x2: Array, /, *, axes: Any = 2) -> Array:
 
 
 @implements(np.einsum)
-def np_einsum(subscripts: str, /, *operands: Array, out: Any = None, optimize: Any = False, **unsupported: Any) -> Array:
-    """numpy's ``einsum``, in the notation with a string; always in the cheapest order found."""
+def np_einsum(subscripts: Any, /, *operands: Any, out: Any = None, optimize: Any = False, **unsupported: Any) -> Array:
+    """numpy's ``einsum``, with a string or with lists of axes; always in the cheapest order found."""
     refuse("einsum", out=out, **unsupported)
-    return einsum(subscripts, *operands)
+    return einsum(*as_string(subscripts, *operands))
+
+
+def as_string(subscripts: Any, /, *operands: Any) -> tuple[Any, ...]:
+    """``(a, [0, 1], b, [1, 2], [0, 2])`` as ``("ab,bc->ac", a, b)``; arguments that begin with a string as they are."""
+    if isinstance(subscripts, str):
+        return (subscripts, *operands)
+    given = (subscripts, *operands)
+    letters = string.ascii_letters
+    terms = ["".join("..." if i is Ellipsis else letters[i] for i in axes) for axes in given[1::2]]
+    text = ",".join(terms)
+    if len(given) % 2:
+        text += "->" + "".join("..." if i is Ellipsis else letters[i] for i in given[-1])
+        given = given[:-1]
+    return (text, *given[::2])
 
 
 @implements(np.tensordot)

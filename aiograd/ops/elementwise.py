@@ -183,6 +183,8 @@ def _round(x: Array, /, decimals: int = 0) -> Array:
 
 round_ = define("round", _round, x=zero, cost=0.2, numpy=(np.rint,))
 floor_divide = define("floor_divide", np.floor_divide)
+gcd = define("gcd", np.gcd)
+lcm = define("lcm", np.lcm)
 
 
 @implements(np.round, np.around)

@@ -290,6 +290,14 @@ def np_hsplit(ary: Array, indices_or_sections: Any) -> list[Array]:
     return list(split_at(ary, indices_or_sections, 1 if len(ary.shape) > 1 else 0))
 
 
+@implements(np.dsplit)
+def np_dsplit(ary: Array, indices_or_sections: Any) -> list[Array]:
+    """numpy's ``dsplit``."""
+    if len(ary.shape) < 3:
+        raise ShapeError(f"dsplit of shape {list(ary.shape)}: expected at least three axes")
+    return list(split_at(ary, indices_or_sections, 2))
+
+
 if hasattr(np, "unstack"):
 
     @implements(np.unstack)

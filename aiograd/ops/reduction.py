@@ -171,10 +171,10 @@ mean: Op = define(
     complex="explicit",
     cost=0.15,
 )
-var = define("var", _var, x=_var_vjp, cost=1.0)
-std = define("std", _std, x=_std_vjp, cost=1.0)
-max_ = define("max", _max, x=_extreme_vjp, cost=2.0)
-min_ = define("min", _min, x=_extreme_vjp, cost=2.0)
+var = define("var", _var, x=_var_vjp, complex="explicit", cost=1.0)
+std = define("std", _std, x=_std_vjp, complex="explicit", cost=1.0)
+max_ = define("max", _max, x=_extreme_vjp, complex="explicit", cost=2.0)
+min_ = define("min", _min, x=_extreme_vjp, complex="explicit", cost=2.0)
 logsumexp = define("logsumexp", _logsumexp, x=_logsumexp_vjp, cost=1.5)
 
 

@@ -106,6 +106,47 @@ def _xlogy_x2(g: Array, x1: Array, x2: Array) -> Array:
 
 xlogy = define("xlogy", _xlogy, x1=_xlogy_x1, x2=_xlogy_x2, cost=4.0)
 
+# The normal distribution and the inverses of erf and of the logistic function.
+
+
+def _erfinv(x: Array, /) -> Array:
+    """The inverse of erf: infinite at -1 and 1, NaN beyond."""
+    return error_function.erfinv(x)
+
+
+def _log_ndtr(x: Array, /) -> Array:
+    """The logarithm of the probability that a standard normal is below `x`, also where that is too small to represent."""
+    return error_function.log_ndtr(x)
+
+
+def _logit(x: Array, /) -> Array:
+    """The inverse of the logistic function: ``log(x / (1 - x))``."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # near 1/2 the quotient is near 1, and its logarithm would lose digits
+        return np.where(np.absolute(x - 0.5) < 0.2, 2 * np.arctanh(np.clip(2 * x - 1, -0.5, 0.5)), np.log(x / (1 - x)))
+
+
+erfinv = define("erfinv", _erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
+log_ndtr = define("log_ndtr", _log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
+logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), cost=3.0)
+
+
+def ndtr(x: Array, /) -> Array:
+    """The probability that a standard normal is below `x`."""
+    return erfc(x * -math.sqrt(0.5)) * 0.5
+
+
+def xlog1py(x1: Array, x2: Array, /) -> Array:
+    """``x1 * log1p(x2)``, 0 where `x1` is 0."""
+    zero = x1 == 0
+    return where(zero, 0, x1 * np.log1p(where(zero, 0, x2)))
+
+
+def entr(x: Array, /) -> Array:
+    """``-x * log(x)``, 0 at 0."""
+    return -xlogy(x, x)
+
+
 # The derivatives of sinc, as one family that is closed under differentiation.
 
 

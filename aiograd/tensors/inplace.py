@@ -66,19 +66,32 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
                 raise ShapeError(f"{what}, a tensor of shape {list(self.shape)}: {error}. The result must fit the tensor's shape.") from None
             counter_of(self)[0] += 1
             return self
-        old = stand_in(self)
-        if current_mode().saved_hooks is not None:
-            old._data = np.copy(old._data)  # hooks may keep any part of what they are given
-        value = function(old, old if other is self else other)
-        if value is NotImplemented:
-            return value
-        node = value._node
-        if node is not None and node._saved.__class__ is tuple and any(saved is old for saved in node._saved):
-            old._data = np.copy(old._data)
-        _assign(self, value, what)
-        return self
+        return replace(self, what, lambda old: function(old, old if other is self else other), one_row=True)
 
     return modify
+
+
+def replace(tensor: TensorCore, what: str, compute: Callable[[Any], Any], *, one_row: bool = False) -> Any:
+    """Give a tensor the values and the place in the graph of ``compute(old)``, an operation out of place; returns the tensor.
+
+    Args:
+        tensor: the tensor to modify, which `check_in_place` has let through.
+        what: name of the operation, for messages.
+        compute: gets another Tensor in place of `tensor`; NotImplemented as its result is returned, and nothing is changed.
+        one_row: it records one node, so that all who may save the old values are known.
+    """
+    old = stand_in(tensor)
+    mode = current_mode()
+    if mode.saved_hooks is not None or (mode.grad and not one_row):
+        old._data = np.copy(old._data)  # hooks may keep any part of what they are given, and nodes before the last one too
+    value = compute(old)
+    if value is NotImplemented:
+        return value
+    node = value._node
+    if one_row and node is not None and node._saved.__class__ is tuple and any(saved is old for saved in node._saved):
+        old._data = np.copy(old._data)
+    _assign(tensor, value, what)
+    return tensor
 
 
 def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:

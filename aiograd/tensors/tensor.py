@@ -226,13 +226,13 @@ class Tensor(TensorMethods, TensorCore):
 
     # ---------------------------------------------------------------- in-place methods
 
-    def add_(self, other: Any) -> Tensor:
-        """``self += other``."""
-        return self.__iadd__(other)
+    def add_(self, other: Any, *, alpha: Any = 1) -> Tensor:
+        """``self += alpha * other``."""
+        return self.__iadd__(other if alpha == 1 else other * alpha)
 
-    def sub_(self, other: Any) -> Tensor:
-        """``self -= other``."""
-        return self.__isub__(other)
+    def sub_(self, other: Any, *, alpha: Any = 1) -> Tensor:
+        """``self -= alpha * other``."""
+        return self.__isub__(other if alpha == 1 else other * alpha)
 
     def mul_(self, other: Any) -> Tensor:
         """``self *= other``."""

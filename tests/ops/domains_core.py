@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from tests.ops import domains_analysis
 from tests.ops.domain import Arguments, Domain, apart, arrays, binary, cases, unary, uniform
 
 Case = Callable[[np.random.Generator], Arguments]
@@ -424,10 +425,10 @@ _INDEXING: dict[str, Domain] = {
 _REDUCTION: dict[str, Domain] = {
     "sum": _reductions(arrays, complex=True),
     "mean": _reductions(arrays, empty=False, complex=True),
-    "var": cases(*_moments(), *_moments(correction=1.0)),
-    "std": cases(*_moments(), *_moments(correction=1.0)),
-    "max": _reductions(apart, empty=False),
-    "min": _reductions(apart, empty=False),
+    "var": cases(*_moments(), *_moments(correction=1.0), complex=True),
+    "std": cases(*_moments(), *_moments(correction=1.0), complex=True),
+    "max": _reductions(apart, empty=False, complex=True),
+    "min": _reductions(apart, empty=False, complex=True),
     "logsumexp": _reductions(arrays, empty=False),
     "prod": cases(
         *(arrays(shape, **kwargs) for shape, kwargs in REDUCTIONS + EMPTY),
@@ -506,4 +507,4 @@ _LINALG: dict[str, Domain] = {
 }
 
 
-DOMAINS: dict[str, Domain] = {**_UNARY, **_BINARY, **_SHAPE, **_INDEXING, **_REDUCTION, **_LINALG}
+DOMAINS: dict[str, Domain] = {**_UNARY, **_BINARY, **_SHAPE, **_INDEXING, **_REDUCTION, **_LINALG, **domains_analysis.DOMAINS}

@@ -1,0 +1,49 @@
+"""Sums of products and interpolations under PyTorch's names: each is a composition of arithmetic."""
+
+from __future__ import annotations
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor
+from aiograd.array_functions.elementwise import add, divide, multiply, subtract
+from aiograd.array_functions.products import matmul, outer
+from aiograd.tensors.tensor import Tensor
+
+__all__ = ["addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "baddbmm", "lerp"]
+
+
+def lerp(x: ArrayLike, end: ArrayLike, weight: ArrayLike, /) -> Tensor:
+    """``x + weight * (end - x)``."""
+    start = as_tensor(x)
+    return start + multiply(weight, subtract(end, start))
+
+
+def addcmul(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, value: float = 1) -> Tensor:
+    """``x + value * first * second``."""
+    return add(x, multiply(first, second), alpha=value)
+
+
+def addcdiv(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, value: float = 1) -> Tensor:
+    """``x + value * first / second``."""
+    return add(x, divide(first, second), alpha=value)
+
+
+def _blend(x: ArrayLike, product: Tensor, beta: float, alpha: float) -> Tensor:
+    return add(as_tensor(x) if beta == 1 else multiply(x, beta), product, alpha=alpha)
+
+
+def addmm(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * (first @ second)`` of matrices."""
+    return _blend(x, matmul(first, second), beta, alpha)
+
+
+#: of batches of matrices, and of a matrix and a vector
+baddbmm = addmv = addmm
+
+
+def addbmm(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * sum(first @ second)``, summed over the batch of matrices."""
+    return _blend(x, matmul(first, second).sum(0), beta, alpha)
+
+
+def addr(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    """``beta * x + alpha * outer(first, second)``."""
+    return _blend(x, outer(first, second), beta, alpha)

@@ -1,0 +1,87 @@
+"""PyTorch's names for parameters: one table, and the form in which public functions accept them.
+
+Note [Names of parameters]
+    Functions carry the names of the Array API standard. `PARAMETERS` says which names of PyTorch mean the same, so that ``sum(x, dim=1,
+    keepdim=True)`` is ``sum(x, axis=1, keepdims=True)``; `SHAPES` says which functions take a shape as several ints too, ``zeros(2, 3)``. The
+    package puts both on every public function and method in one loop; no function mentions them. A call without such names costs one more
+    Python call, and a function none of whose parameters has another name is left as it is, elementwise functions for example.
+
+Rejected: second parameters in every definition (a fact in a hundred places); catching the TypeError of the unknown name (an error inside
+the function would look the same).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
+
+from aiograd.errors import ArgumentTypeError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+#: PyTorch's name -> the names here that mean the same, of which a function has one at most
+PARAMETERS: dict[str, tuple[str, ...]] = {
+    "dim": ("axis", "axes"),
+    "dims": ("axis", "axes"),
+    "dim0": ("axis1",),
+    "dim1": ("axis2",),
+    "keepdim": ("keepdims",),
+    "unbiased": ("correction",),
+    "diagonal": ("k",),
+    "shifts": ("shift",),
+    "start_dim": ("start",),
+    "end_dim": ("end",),
+    "end": ("stop",),
+    "steps": ("num",),
+    "size": ("shape",),
+    "p": ("ord",),
+    "index": ("indices",),
+    "indices_or_sections": ("sections",),
+}
+_OWN = frozenset(own for names in PARAMETERS.values() for own in names)
+#: functions that take the shape as several ints too
+SHAPES = frozenset("zeros ones empty rand randn".split())
+
+
+def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
+    """The names of a function's parameters, and how many of them are positional only."""
+    code = inspect.unwrap(function).__code__
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_posonlyargcount
+
+
+def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
+    """`function`, accepting the other names of its parameters; itself where none has any."""
+    known, positional = parameters_of(function)
+    gathers = function.__name__ in SHAPES
+    if not gathers and _OWN.isdisjoint(known):
+        return function
+    names = frozenset(known)
+
+    @functools.wraps(function)
+    def accepting(*args: Any, **kwargs: Any) -> Any:
+        if kwargs and not names.issuperset(kwargs):
+            args, kwargs = _translated(function.__name__, known, positional, args, kwargs)
+        if gathers and len(args) > 1:
+            args = (args,)
+        return function(*args, **kwargs)  # type: ignore[arg-type]
+
+    return accepting  # type: ignore[return-value]
+
+
+def _translated(
+    name: str, known: tuple[str, ...], positional: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    found: dict[str, Any] = {}
+    for given, value in kwargs.items():
+        own = given if given in known else next((own for own in PARAMETERS.get(given, ()) if own in known), given)
+        if own in found or own in known[: len(args)]:
+            raise ArgumentTypeError(f"{name}(): {given}= is another name for {own}=, which is given as well; leave one out")
+        found[own] = value
+    for own in known[len(args) : positional]:  # a parameter that is positional only takes its place
+        if own not in found:
+            break
+        args = (*args, found.pop(own))
+    return args, found
