@@ -55,7 +55,7 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
 
 
 def _in_float64(function: Callable[..., Array], *arrays: Array) -> Array:
-    floating = [x.dtype for x in arrays if x.dtype.kind == "f"]
+    floating = [x.dtype for x in arrays if hasattr(x, "dtype") and x.dtype.kind == "f"]  # a number takes the dtype of the array beside it
     wanted = np.result_type(*floating) if floating else np.dtype(np.float64)
     with np.errstate(all="ignore"):
         return np.asarray(function(*(np.asarray(x, np.float64) for x in arrays)), wanted)
