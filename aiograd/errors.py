@@ -24,6 +24,7 @@
     │   ├── MicrobatchError (RuntimeError) a batch that cannot be split into microbatches, or results that cannot be put together
     │   └── ArgumentTypeError (TypeError) a call with wrong types or dtypes
     │       └── NoRuleError           a numpy function, or an argument of one, for which there is no derivative
+    ├── UnknownNameError (AttributeError) a tensor or a package has no attribute of that name; names the nearest
     ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
     ├── NotReadyError (RuntimeError)   reading a value that is still being computed, inside a running loop
@@ -72,6 +73,8 @@ attribute ``committed`` (True when the gradients of the pass had been committed 
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -180,6 +183,20 @@ class ScheduleError(ArgumentError):
 
 class MicrobatchError(ArgumentError, RuntimeError):
     """A batch cannot be split into microbatches, or their results cannot be put together."""
+
+
+class UnknownNameError(AiogradError, AttributeError):
+    """A tensor or a package has no attribute of that name. The message names the nearest one; it is looked for when somebody reads it."""
+
+    def __init__(self, owner: str, name: str, known: Callable[[], Iterable[str]]) -> None:
+        super().__init__(owner, name)
+        self.known = known
+
+    def __str__(self) -> str:
+        owner, name = self.args
+        public = [other for other in self.known() if not other.startswith("_")]
+        near = [] if name.startswith("_") else difflib.get_close_matches(name, public, 1, 0.6)
+        return f"{owner} has no attribute {name!r}" + (f"; the nearest is {near[0]!r}" if near else "")
 
 
 class ModeError(AiogradError, RuntimeError):

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from aiograd.errors import UnknownNameError
+
 
 def on_first_use(
     package: str,
@@ -35,7 +37,7 @@ def on_first_use(
     def __getattr__(name: str) -> Any:
         home = homes.get(name)
         if home is None:
-            raise AttributeError(f"module {package!r} has no attribute {name!r}")
+            raise UnknownNameError(f"module {package!r}", name, __dir__)
         if not home:
             return load(f"{package}.{name}")  # the import system makes it an attribute, once it is complete
         value = getattr(load(home), name)

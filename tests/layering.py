@@ -50,8 +50,10 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "tensors.tensor",
+            "random",
             *(f"array_functions.{name}" for name in (
-                "activation comparison conversion creation elementwise linalg manipulation methods products reduction searching"
+                "activation blending comparison conversion creation elementwise joining linalg manipulation method_forms methods products reduction "
+                "sampling searching special statistics"
             ).split()),
         }
     ),

@@ -118,6 +118,14 @@ def linspace(
     return _finished(np.linspace(start, stop, num, dtype=dtype, endpoint=endpoint), device, requires_grad)
 
 
+def logspace(
+    start: float, stop: float, /, num: int, *, base: float = 10.0, dtype: Any = None, device: str | None = None, requires_grad: bool = False
+) -> Tensor:
+    """`num` numbers from ``base ** start`` to ``base ** stop``, evenly spaced by their logarithms."""
+    exponents = linspace(start, stop, num, dtype=np.float64).numpy()
+    return _finished(np.power(base, exponents).astype(get_default_dtype() if dtype is None else dtype), device, requires_grad)
+
+
 def eye(
     n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:

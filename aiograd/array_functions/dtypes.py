@@ -20,6 +20,8 @@ complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)
 int8, int16, int32, int64 = np.dtype(np.int8), np.dtype(np.int16), np.dtype(np.int32), np.dtype(np.int64)
 uint8, uint16, uint32, uint64 = np.dtype(np.uint8), np.dtype(np.uint16), np.dtype(np.uint32), np.dtype(np.uint64)
 bool = np.dtype(np.bool_)
+# PyTorch's names
+half, float, double, short, int, long, cfloat, cdouble = float16, float32, float64, int16, int32, int64, complex64, complex128
 e, pi, inf, nan, newaxis = math.e, math.pi, math.inf, math.nan, None
 
 _KINDS = {

@@ -357,7 +357,7 @@ def fmin(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
 
 
 def frac(x: ArrayLike, /) -> Tensor:
-    """What is behind the decimal point, with the sign of the element."""
+    """The digits behind the decimal point, with the sign of the element."""
     source = as_tensor(x)
     return source - trunc(source)
 

@@ -9,17 +9,20 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row
 from aiograd.array_functions.manipulation import diagonal, matrix_transpose
 from aiograd.array_functions.products import matmul, outer, tensordot, trace, vecdot
+from aiograd.array_functions.searching import where
 from aiograd.errors import ShapeError
-from aiograd.ops import decomposition, norms
+from aiograd.ops import decomposition, matrix_functions, norms
 from aiograd.ops import linalg as linalg_rows
 from aiograd.ops.decomposition import EighResult, QRResult, SlogdetResult, SVDResult
+from aiograd.ops.matrix_functions import EigResult, LstsqResult
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [
-    "cholesky", "cross", "det", "diagonal", "eigh", "eigvalsh", "inv", "matmul", "matrix_norm", "matrix_power", "matrix_rank",
-    "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet", "solve", "svd", "svdvals", "tensordot", "trace", "vecdot",
-    "vector_norm", "EighResult", "QRResult", "SVDResult", "SlogdetResult",
+    "cholesky", "cholesky_solve", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "expm", "inv", "logdet", "lstsq",
+    "matmul", "matrix_exp", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet",
+    "solve", "solve_triangular", "svd", "svdvals", "tensordot", "trace", "vecdot", "vector_norm", "EigResult", "EighResult", "LstsqResult", "QRResult",
+    "SVDResult", "SlogdetResult",
 ]  # fmt: skip
 
 
@@ -127,3 +130,61 @@ def svdvals(x: ArrayLike, /) -> Tensor:
 def vector_norm(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
     """Norms of vectors along axes: Euclidean, or of order 0, 1, p, inf, -inf."""
     return norms.vector_norm(as_tensor(x), axis=axes_of(axis), keepdims=keepdims, ord=ord)  # type: ignore[no-any-return]
+
+
+# Beyond the standard.
+
+
+def eig(x: ArrayLike, /) -> EigResult:
+    """Eigenvalues and eigenvectors (in columns, of length 1) of square matrices, always complex; no order is promised."""
+    return matrix_functions.eig(_matrix("eig", x, square=True))
+
+
+def eigvals(x: ArrayLike, /) -> Tensor:
+    """Eigenvalues of square matrices, always complex; no order is promised."""
+    return call(row("eigvals"), (_matrix("eigvals", x, square=True),), {})  # type: ignore[no-any-return]
+
+
+def expm(x: ArrayLike, /) -> Tensor:
+    """The exponentials of square matrices, ``I + x + x @ x / 2 + ...``."""
+    return call(row("expm"), (_matrix("expm", x, square=True),), {})  # type: ignore[no-any-return]
+
+
+#: PyTorch's name
+matrix_exp = expm
+
+
+def solve_triangular(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """The solution of ``x1 @ out = x2`` (``out @ x1 = x2`` unless `left`) of matrices of which one triangle is read.
+
+    Args:
+        x1: (..., N, N); with `unitriangular` its diagonal counts as ones.
+        x2: (..., N, K), of (..., K, N) unless `left`.
+        upper: the upper triangle is read, else the lower one.
+        left: the unknown stands on the right of `x1`.
+        unitriangular: see `x1`.
+    """
+    matrix = _matrix("solve_triangular", x1, square=True)
+    return matrix_functions.solve_triangular(matrix, as_tensor(x2), upper=upper, left=left, unitriangular=unitriangular)  # type: ignore[no-any-return]
+
+
+def cholesky_solve(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool = False) -> Tensor:
+    """The solution of ``A @ out = x1``, `x2` being the Cholesky factor of A, lower or `upper`."""
+    factor = _matrix("cholesky_solve", x2, square=True)
+    return matrix_functions.cholesky_solve(as_tensor(x1), factor, upper=upper)  # type: ignore[no-any-return]
+
+
+def lstsq(x1: ArrayLike, x2: ArrayLike, /, *, rcond: float | None = None) -> LstsqResult:
+    """The shortest of the solutions of ``x1 @ out = x2`` with the smallest squared error, the error, the rank and the singular values."""
+    return matrix_functions.lstsq(_matrix("lstsq", x1), as_tensor(x2), rcond)  # type: ignore[no-any-return]
+
+
+def cond(x: ArrayLike, /, ord: Any = None) -> Tensor:
+    """Condition numbers: the largest singular value over the smallest, or a norm of the matrix times that of its inverse."""
+    return matrix_functions.np_cond(_matrix("cond", x), ord)  # type: ignore[no-any-return]
+
+
+def logdet(x: ArrayLike, /) -> Tensor:
+    """The logarithms of positive determinants."""
+    sign, logabsdet = slogdet(x)
+    return where(sign > 0, logabsdet, np.nan)  # type: ignore[no-any-return]

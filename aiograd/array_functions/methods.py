@@ -15,15 +15,29 @@ Note [Whose meaning]
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from typing import Any, ParamSpec, TypeVar
+from collections.abc import Callable
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
-import numpy as np
-
-from aiograd.array_functions import activation, comparison, creation, elementwise, linalg, manipulation, products, reduction, searching
-from aiograd.array_functions.conversion import ArrayLike, Axis, row
-from aiograd.errors import ArgumentError, IndexRangeError, ShapeError
-from aiograd.tensors.record import call
+from aiograd.array_functions import (
+    activation,
+    blending,
+    comparison,
+    creation,
+    elementwise,
+    joining,
+    linalg,
+    manipulation,
+    method_forms,
+    products,
+    reduction,
+    searching,
+    special,
+    statistics,
+)
+from aiograd.array_functions.conversion import row
+from aiograd.array_functions.names import with_other_names
+from aiograd.tensors.core import refresh
+from aiograd.tensors.inplace import check_in_place, replace
 from aiograd.tensors.tensor import Tensor
 from aiograd.tensors.unrolled import unary
 
@@ -48,164 +62,22 @@ def _cast(dtype: str) -> Callable[[Tensor], Tensor]:
     return cast
 
 
-def _flat(values: tuple[Any, ...]) -> tuple[Any, ...]:
-    """``(2, 3)`` of ``f(2, 3)`` and ``f((2, 3))`` alike."""
-    return tuple(values[0]) if len(values) == 1 and isinstance(values[0], (tuple, list)) else values
+def _in_place(method: Callable[Concatenate[Any, P], Any]) -> Callable[Concatenate[Tensor, P], Tensor]:
+    """The method that writes the result of another into the tensor, and puts the tensor where the result is in the graph."""
 
+    @functools.wraps(method)
+    def write(self: Tensor, /, *args: Any, **kwargs: Any) -> Tensor:
+        check_in_place(self, write.__name__)
+        refresh(self)
 
-def _axis(x: Tensor, axis: int, what: str) -> int:
-    if not -x.ndim <= axis < x.ndim:
-        raise IndexRangeError(f"{what}: axis {axis} of a tensor of shape {list(x.shape)}, expected {-x.ndim} to {x.ndim - 1}")
-    return axis % x.ndim
+        def compute(old: Any) -> Any:
+            return method(old, *[old if x is self else x for x in args], **kwargs)
 
+        return replace(self, write.__name__, compute)  # type: ignore[no-any-return]
 
-# -------------------------------------------------------------------- what only a method is
-
-
-def reshape(x: Tensor, /, *shape: Any) -> Tensor:
-    """The same elements in another shape, given as ints or as one tuple; one extent may be -1."""
-    return call(row("reshape"), (x,), {"shape": _flat(shape)})  # type: ignore[no-any-return]
-
-
-def ravel(x: Tensor, /) -> Tensor:
-    """The elements in a vector; a view where possible."""
-    return reshape(x, -1)
-
-
-def unflatten(x: Tensor, /, axis: int, sizes: Sequence[int]) -> Tensor:
-    """One axis split into several of these extents, of which one may be -1."""
-    axis = _axis(x, axis, "unflatten()")
-    return reshape(x, (*x.shape[:axis], *sizes, *x.shape[axis + 1 :]))
-
-
-def transpose(x: Tensor, /, *axes: Any) -> Tensor:
-    """Axes in the given order (numpy), reversed without any; two axes exchanged where two are given of a tensor that has more (PyTorch)."""
-    order = _flat(axes)
-    if len(order) == 2 and x.ndim != 2:
-        return manipulation.swapaxes(x, *order)
-    return manipulation.transpose(x, None if not order or order == (None,) else order)
-
-
-def permute(x: Tensor, /, *axes: Any) -> Tensor:
-    """Axes in the given order, as ints or as one tuple."""
-    return manipulation.permute_dims(x, _flat(axes))
-
-
-def expand(x: Tensor, /, *shape: Any) -> Tensor:
-    """Broadcast without a copy to a shape, given as ints or as one tuple; -1 keeps an extent."""
-    wanted = _flat(shape)
-    missing = len(wanted) - x.ndim
-    if missing < 0:
-        raise ShapeError(f"expand(): shape {list(x.shape)} has more axes than {list(wanted)}")
-    return manipulation.broadcast_to(x, [own if w == -1 else w for w, own in zip(wanted, (1,) * missing + x.shape, strict=True)])
-
-
-def expand_as(x: Tensor, /, other: Tensor) -> Tensor:
-    """Broadcast without a copy to the shape of another tensor."""
-    return manipulation.broadcast_to(x, other.shape)
-
-
-def view_as(x: Tensor, /, other: Tensor) -> Tensor:
-    """The same elements in the shape of another tensor."""
-    return reshape(x, other.shape)
-
-
-def tile(x: Tensor, /, *repetitions: Any) -> Tensor:
-    """Laid side by side, so many times along each axis, given as ints or as one tuple."""
-    return manipulation.tile(x, _flat(repetitions))
-
-
-def flip(x: Tensor, /, *axis: Any) -> Tensor:
-    """In reverse order along axes, given as ints or as one tuple; along all when none are given."""
-    axes = _flat(axis)
-    return manipulation.flip(x, axis=None if not axes or axes == (None,) else axes)
-
-
-def contiguous(x: Tensor, /) -> Tensor:
-    """The tensor itself where its elements lie in row-major order without gaps, else a copy that does."""
-    return x if not isinstance(x._data, np.ndarray) or x._data.flags.c_contiguous else manipulation.clone(x)
-
-
-def narrow(x: Tensor, /, axis: int, start: int, length: int) -> Tensor:
-    """`length` slices along an axis from `start` on, as a view."""
-    axis = _axis(x, axis, "narrow()")
-    extent = x.shape[axis]
-    first = start + extent if start < 0 else start
-    if not 0 <= first <= first + length <= extent:
-        raise IndexRangeError(f"narrow({axis}, {start}, {length}): axis {axis} of shape {list(x.shape)} has {extent} slices")
-    return x[(slice(None),) * axis + (slice(first, first + length),)]
-
-
-def chunk(x: Tensor, /, chunks: int, axis: int = 0) -> tuple[Tensor, ...]:
-    """Cut along an axis into at most so many parts of equal length, the last one shorter where that does not divide."""
-    axis = _axis(x, axis, "chunk()")
-    if chunks < 1:
-        raise ArgumentError(f"chunk({chunks}): expected at least one")
-    length = max(-(-x.shape[axis] // chunks), 1)
-    return manipulation.split(x, list(range(length, x.shape[axis], length)), axis=axis)
-
-
-def diagonal(x: Tensor, /, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Tensor:
-    """The diagonals of the planes of two axes, along a new last axis."""
-    return call(row("diagonal"), (x,), {"offset": offset, "axis1": axis1, "axis2": axis2})  # type: ignore[no-any-return]
-
-
-def trace(x: Tensor, /, offset: int = 0, axis1: int = 0, axis2: int = 1, dtype: Any = None) -> Tensor:
-    """Sums of the diagonals of the planes of two axes."""
-    return reduction.sum(diagonal(x, offset, axis1, axis2), -1, dtype=dtype)
-
-
-def take(x: Tensor, /, indices: ArrayLike, axis: int | None = None) -> Tensor:
-    """Slices at `indices` along an axis; elements of the flattened tensor when none is given."""
-    return searching.take(ravel(x), indices, 0) if axis is None else searching.take(x, indices, axis)
-
-
-def index_select(x: Tensor, /, axis: int, index: ArrayLike) -> Tensor:
-    """Slices at `index` along an axis."""
-    return searching.take(x, index, axis)
-
-
-def index_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> Tensor:
-    """A copy with the slices of `source` added at `index` along an axis, once for every mention."""
-    return searching.index_add(x, index, source, axis=axis)
-
-
-def scatter(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> Tensor:
-    """A copy with the elements at `index` along an axis replaced by those of `source`."""
-    return searching.scatter(x, index, source, axis=axis)
-
-
-def scatter_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> Tensor:
-    """A copy with the elements of `source` added at `index` along an axis, once for every mention."""
-    return searching.scatter_add(x, index, source, axis=axis)
-
-
-def where(x: Tensor, /, condition: ArrayLike, other: ArrayLike) -> Tensor:
-    """The elements where the condition holds, those of `other` elsewhere."""
-    return searching.where(condition, x, other)  # type: ignore[no-any-return]
-
-
-def masked_fill(x: Tensor, /, mask: ArrayLike, value: ArrayLike) -> Tensor:
-    """A copy with `value` where `mask` is true, in the tensor's dtype; `mask` broadcasts to its shape."""
-    filled: Tensor = searching.where(mask, value, x)
-    if filled.shape != x.shape:
-        raise ShapeError(f"masked_fill(): mask {list(np.shape(mask))} and value {list(np.shape(value))} do not broadcast to {list(x.shape)}")
-    return filled.astype(x.dtype, copy=False)
-
-
-def norm(x: Tensor, /, ord: float = 2, axis: Axis = None, keepdims: bool = False) -> Tensor:
-    """Norms of vectors along axes, of all elements when none are given; Euclidean, or of order 0, 1, p, inf, -inf."""
-    return linalg.vector_norm(x, axis=axis, keepdims=keepdims, ord=ord)
-
-
-def numel(x: Tensor, /) -> int:
-    """The number of elements."""
-    return x.size
-
-
-def dim(x: Tensor, /) -> int:
-    """The number of axes."""
-    return x.ndim
+    write.__doc__ = f"In place: {(method.__doc__ or '').strip()}"
+    write.__name__ = f"{method.__name__}_"
+    return write  # type: ignore[return-value]
 
 
 # -------------------------------------------------------------------- the table
@@ -242,38 +114,111 @@ class TensorMethods:
     logical_xor, logical_not = comparison.logical_xor, comparison.logical_not
     isfinite, isinf, isnan, isclose, allclose = comparison.isfinite, comparison.isinf, comparison.isnan, comparison.isclose, comparison.allclose
 
-    matmul = mm = bmm = products.matmul
-    dot, inner, outer = products.dot, products.inner, products.outer
-    norm, trace = norm, trace
+    negative, subtract, multiply, divide = neg, sub, mul, div
+    true_divide, absolute, fix = div, abs, trunc
+    arccos, arcsin, arctan, arctan2 = acos, asin, atan, atan2
+    acosh = arccosh = _fast("acosh", elementwise.acosh)
+    asinh = arcsinh = _fast("asinh", elementwise.asinh)
+    atanh = arctanh = _fast("atanh", elementwise.atanh)
+    erfc, angle, sinc = elementwise.erfc, elementwise.angle, elementwise.sinc
+    deg2rad, rad2deg, sgn, positive = elementwise.deg2rad, elementwise.rad2deg, sign, elementwise.positive
+    copysign, hypot, nextafter, ldexp = elementwise.copysign, elementwise.hypot, elementwise.nextafter, elementwise.ldexp
+    fmax, fmin, frac, heaviside = elementwise.fmax, elementwise.fmin, elementwise.frac, elementwise.heaviside
+    gcd, lcm, float_power, signbit = elementwise.gcd, elementwise.lcm, elementwise.float_power, elementwise.signbit
+    logaddexp, logaddexp2, xlogy = elementwise.logaddexp, elementwise.logaddexp2, elementwise.xlogy
+    clamp_min, clamp_max = method_forms.clamp_min, method_forms.clamp_max
+    lgamma, digamma, polygamma = special.gammaln, special.digamma, method_forms.polygamma
+    erfinv, i0, logit = special.erfinv, special.i0, special.logit
+    lerp, addcmul, addcdiv = blending.lerp, blending.addcmul, blending.addcdiv
+    addmm, addmv, addr, baddbmm, addbmm = blending.addmm, blending.addmv, blending.addr, blending.baddbmm, blending.addbmm
+    greater, greater_equal, less, less_equal = gt, ge, lt, le
+    not_equal, equal = ne, method_forms.equal
+    isposinf, isneginf, isreal = comparison.isposinf, comparison.isneginf, comparison.isreal
+    bitwise_and, bitwise_or, bitwise_xor = comparison.bitwise_and, comparison.bitwise_or, comparison.bitwise_xor
+    bitwise_not = comparison.bitwise_invert
+
+    matmul = mm = bmm = mv = products.matmul
+    dot, inner, outer, vdot, kron = products.dot, products.inner, products.outer, products.vdot, products.kron
+    norm, trace, dist = method_forms.norm, method_forms.trace, statistics.dist
+    det, slogdet, logdet, cholesky = linalg.det, linalg.slogdet, linalg.logdet, linalg.cholesky
+    inverse, pinverse, matrix_power, matrix_exp = linalg.inv, linalg.pinv, linalg.matrix_power, linalg.expm
+    qr, svd, cross = linalg.qr, linalg.svd, linalg.cross
 
     sum, prod, mean, median, logsumexp = reduction.sum, reduction.prod, reduction.mean, reduction.median, reduction.logsumexp
     var, std = reduction.var, reduction.std
     max = amax = reduction.max
     min = amin = reduction.min
     all, any, count_nonzero = reduction.all, reduction.any, reduction.count_nonzero
-    cumsum, cumprod = reduction.cumsum, reduction.cumprod
+    cumsum, cumprod, diff = reduction.cumsum, reduction.cumprod, reduction.diff
+    nansum, nanmean, nanmedian = statistics.nansum, statistics.nanmean, statistics.nanmedian
+    quantile, nanquantile, aminmax = statistics.quantile, statistics.nanquantile, statistics.aminmax
+    cov, corrcoef, bincount, histc = statistics.cov, statistics.corrcoef, statistics.bincount, statistics.histc
 
-    reshape = view = reshape
-    ravel, flatten, unflatten, view_as = ravel, manipulation.flatten, unflatten, view_as
-    transpose, permute, swapaxes = transpose, permute, manipulation.swapaxes
+    reshape = view = method_forms.reshape
+    ravel, flatten, unflatten = method_forms.ravel, manipulation.flatten, joining.unflatten
+    view_as, reshape_as, sum_to_size = method_forms.view_as, method_forms.reshape_as, method_forms.sum_to_size
+    transpose, permute, t = method_forms.transpose, method_forms.permute, method_forms.t
+    swapaxes = swapdims = manipulation.swapaxes
     moveaxis = movedim = manipulation.moveaxis
-    squeeze, unsqueeze, expand, expand_as = manipulation.squeeze, manipulation.expand_dims, expand, expand_as
-    flip, roll, tile = flip, manipulation.roll, tile
+    squeeze, unsqueeze = manipulation.squeeze, manipulation.expand_dims
+    expand, expand_as, broadcast_to = method_forms.expand, method_forms.expand_as, manipulation.broadcast_to
+    flip, roll, tile = method_forms.flip, manipulation.roll, method_forms.tile
+    fliplr, flipud, rot90 = joining.fliplr, joining.flipud, joining.rot90
     repeat = repeat_interleave = manipulation.repeat
-    split, chunk, unbind, narrow = manipulation.split, chunk, manipulation.unstack, narrow
-    diagonal, tril, triu = diagonal, creation.tril, creation.triu
+    split, chunk, unbind, narrow = manipulation.split, joining.chunk, manipulation.unstack, joining.narrow
+    hsplit, vsplit, dsplit, tensor_split = joining.hsplit, joining.vsplit, joining.dsplit, joining.tensor_split
+    select, unfold = method_forms.select, joining.unfold
+    diagonal, diag, diag_embed, diagflat = method_forms.diagonal, creation.diag, joining.diag_embed, joining.diagflat
+    tril, triu = creation.tril, creation.triu
     clone = copy = manipulation.clone
-    contiguous, numel, dim = contiguous, numel, dim
+    resolve_conj, contiguous = positive, method_forms.contiguous
 
     argmax, argmin, sort, argsort, topk = searching.argmax, searching.argmin, searching.sort, searching.argsort, searching.topk
-    nonzero, where, masked_fill = searching.nonzero, where, masked_fill
-    take, index_select, take_along_axis, gather = take, index_select, searching.take_along_axis, searching.gather
-    scatter, scatter_add, index_add = scatter, scatter_add, index_add
+    msort, kthvalue, unique = searching.msort, searching.kthvalue, searching.unique
+    nonzero, argwhere, where = searching.nonzero, searching.argwhere, method_forms.where
+    masked_fill, masked_select = method_forms.masked_fill, searching.masked_select
+    take, index_select, take_along_axis, gather = method_forms.take, method_forms.index_select, searching.take_along_axis, searching.gather
+    take_along_dim = take_along_axis
+    scatter, scatter_add, index_add = method_forms.scatter, method_forms.scatter_add, method_forms.index_add
+    index_copy, index_fill = searching.index_copy, searching.index_fill
+
+    numel = nelement = method_forms.numel
+    dim = ndimension = method_forms.dim
+    element_size, is_same_size, is_contiguous = method_forms.element_size, method_forms.is_same_size, method_forms.is_contiguous
+    is_floating_point, is_complex = method_forms.is_floating_point, method_forms.is_complex
+    new_tensor, new_zeros, new_ones = method_forms.new_tensor, method_forms.new_zeros, method_forms.new_ones
+    new_empty, new_full = method_forms.new_empty, method_forms.new_full
+    cuda, type, type_as = method_forms.cuda, method_forms.type_of, method_forms.type_as
+
+    # in place
+    abs_, neg_, sign_, reciprocal_, square_ = _in_place(abs), _in_place(neg), _in_place(sign), _in_place(reciprocal), _in_place(square)
+    exp_, exp2_, expm1_, log_, log1p_ = _in_place(exp), _in_place(exp2), _in_place(expm1), _in_place(log), _in_place(log1p)
+    log2_, log10_, sqrt_, rsqrt_ = _in_place(log2), _in_place(log10), _in_place(sqrt), _in_place(rsqrt)
+    sin_, cos_, tan_, asin_, acos_, atan_ = _in_place(sin), _in_place(cos), _in_place(tan), _in_place(asin), _in_place(acos), _in_place(atan)
+    sinh_, cosh_, tanh_ = _in_place(sinh), _in_place(cosh), _in_place(tanh)
+    sigmoid_, relu_, erf_, erfc_, erfinv_ = _in_place(sigmoid), _in_place(relu), _in_place(erf), _in_place(erfc), _in_place(erfinv)
+    floor_, ceil_, trunc_, round_, frac_ = _in_place(floor), _in_place(ceil), _in_place(trunc), _in_place(round), _in_place(frac)
+    lgamma_, digamma_, logit_ = _in_place(lgamma), _in_place(digamma), _in_place(logit)
+    pow_, remainder_, fmod_, floor_divide_ = _in_place(pow), _in_place(remainder), _in_place(fmod), _in_place(floor_divide)
+    clamp_ = clip_ = _in_place(clip)
+    clamp_min_, clamp_max_ = _in_place(clamp_min), _in_place(clamp_max)
+    lerp_, addcmul_, addcdiv_ = _in_place(lerp), _in_place(addcmul), _in_place(addcdiv)
+    addmm_, addmv_, addr_, baddbmm_ = _in_place(addmm), _in_place(addmv), _in_place(addr), _in_place(baddbmm)
+    nan_to_num_, tril_, triu_ = _in_place(nan_to_num), _in_place(tril), _in_place(triu)
+    cumsum_, cumprod_ = _in_place(cumsum), _in_place(cumprod)
+    masked_fill_, fill_diagonal_ = _in_place(masked_fill), _in_place(method_forms.diagonal_filled)
+    index_add_, index_copy_, index_fill_ = _in_place(index_add), _in_place(index_copy), _in_place(index_fill)
+    scatter_, scatter_add_ = _in_place(scatter), _in_place(scatter_add)
+    uniform_, normal_, exponential_ = _in_place(method_forms.uniform), _in_place(method_forms.normal), _in_place(method_forms.exponential)
+    bernoulli_, random_ = _in_place(method_forms.bernoulli_filled), _in_place(method_forms.random)
 
     half, float, double = _cast("float16"), _cast("float32"), _cast("float64")
-    int, long, bool = _cast("int32"), _cast("int64"), _cast("bool")
+    int, long, short, bool = _cast("int32"), _cast("int64"), _cast("int16"), _cast("bool")
+    byte, char = _cast("uint8"), _cast("int8")
 
 
-for _name, _method in vars(TensorMethods).items():
+for _name, _method in list(vars(TensorMethods).items()):
     if not _name.startswith("_"):
+        _method = with_other_names(_method)
+        setattr(TensorMethods, _name, _method)
         setattr(Tensor, _name, _method)

@@ -11,12 +11,15 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import no_grad
 from aiograd.random import Generator, default_generator
-from aiograd.random import seed as manual_seed
+from aiograd.random import seed
 from aiograd.tensors.tensor import Tensor
 
 __all__ = ["bernoulli", "manual_seed", "normal", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]
 
 Shape = int | Sequence[int]
+
+#: PyTorch's name
+manual_seed = seed
 
 
 def _drawn(tensor: Tensor, device: str | None, requires_grad: bool) -> Tensor:

@@ -9,7 +9,8 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.ops import indexing
-from aiograd.tensors.constants import number_dtype
+from aiograd.ops.shape import np_broadcast_arrays
+from aiograd.tensors.constants import number_dtype, static
 from aiograd.tensors.core import make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -183,3 +184,55 @@ def unique_inverse(x: ArrayLike, /) -> UniqueInverse:
 def unique_values(x: ArrayLike, /) -> Tensor:
     """The distinct elements, sorted."""
     return _unique(x)[0]
+
+
+def unique(x: ArrayLike, /, *, return_inverse: bool = False, return_counts: bool = False) -> Any:
+    """The distinct elements, sorted; with them, where asked for, which of them each element is and how often each occurs."""
+    values, _, inverse, counts = _unique(x)
+    wanted = [values, *([inverse] if return_inverse else []), *([counts] if return_counts else [])]
+    return wanted[0] if len(wanted) == 1 else tuple(wanted)
+
+
+# By PyTorch's names.
+
+
+def argwhere(x: ArrayLike, /) -> Tensor:
+    """The indices of the elements that are not zero, a row for each."""
+    return call(row("stack"), nonzero(x), {"axis": -1})  # type: ignore[no-any-return]
+
+
+def masked_select(x: ArrayLike, mask: ArrayLike, /) -> Tensor:
+    """The elements where `mask` is true, in a vector; both broadcast."""
+    source, chosen = np_broadcast_arrays(as_tensor(x), as_tensor(mask))
+    return source[chosen]  # type: ignore[no-any-return]
+
+
+def index_copy(x: ArrayLike, axis: int, indices: ArrayLike, source: ArrayLike, /) -> Tensor:
+    """A copy of `x` with the slices at `indices` along an axis replaced by those of `source`."""
+    return call(row("setitem"), (as_tensor(x), as_tensor(source)), {"index": _at(x, axis, indices)})  # type: ignore[no-any-return]
+
+
+def index_fill(x: ArrayLike, axis: int, indices: ArrayLike, value: ArrayLike, /) -> Tensor:
+    """A copy of `x` with the slices at `indices` along an axis filled with one number."""
+    return index_copy(x, axis, indices, value)
+
+
+def _at(x: Any, axis: int, indices: Any) -> tuple[Any, ...]:
+    return (slice(None),) * (axis % max(as_tensor(x).ndim, 1)) + (static(_indices("index_copy", indices)),)
+
+
+def bucketize(x: ArrayLike, boundaries: ArrayLike, /, *, right: bool = False) -> Tensor:
+    """The number of the interval between ascending `boundaries` in which each element lies; an end belongs to the interval below, or above it."""
+    return searchsorted(boundaries, x, side="right" if right else "left")
+
+
+def kthvalue(x: ArrayLike, k: int, /, axis: int = -1, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """The k-th smallest elements along an axis, counted from 1, and their indices."""
+    values, indices = topk(x, k, axis, largest=False)
+    place = (slice(None),) * (axis % values.ndim) + (slice(-1, None) if keepdims else -1,)
+    return values[place], indices[place]
+
+
+def msort(x: ArrayLike, /) -> Tensor:
+    """Sorted along the first axis."""
+    return sort(x, axis=0)

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-
 import numpy as np
 
 from aiograd.ops.masking import where
@@ -120,6 +119,8 @@ def _in_float64(function: Callable[[Array], Array]) -> Callable[[Array], Array]:
     """`function` computed in float64, with results in the dtype of its argument; float64 of integers."""
 
     def compute(x: Array, /) -> Array:
+        if x.dtype.kind == "c":
+            raise TypeError("complex numbers, expected real ones")
         wanted = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
         with np.errstate(all="ignore"):
             return np.asarray(function(np.asarray(x, np.float64)), wanted)

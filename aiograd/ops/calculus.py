@@ -96,7 +96,7 @@ def np_interp(x: Array, xp: Array, fp: Array, left: Any = None, right: Any = Non
     """numpy's ``interp``: piecewise linear; gradients for `x`, `xp` and `fp`."""
     xp, fp = (np.asarray(v) if isinstance(v, (list, tuple)) else v for v in (xp, fp))
     if period is not None:
-        x, xp = x % period, xp % period
+        x, xp = np.remainder(x, period), np.remainder(xp, period)
         order = np.argsort(xp)
         xp, fp = take(xp, order, axis=0), take(fp, order, axis=0)
         xp = cat(_last(xp, -1, None) - period, xp, _last(xp, None, 1) + period, axis=0)

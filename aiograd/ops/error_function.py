@@ -167,6 +167,8 @@ def erfinv(x: Array) -> Array:
         x: real, any shape; integers are taken as float64.
     """
     x = np.asarray(x)
+    if x.dtype.kind == "c":
+        raise TypeError("complex numbers, expected real ones")
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     y = x.astype(np.float64)
     size = np.absolute(y)
@@ -191,6 +193,8 @@ def log_ndtr(x: Array) -> Array:
         x: real, any shape; integers are taken as float64.
     """
     x = np.asarray(x)
+    if x.dtype.kind == "c":
+        raise TypeError("complex numbers, expected real ones")
     dtype = x.dtype if x.dtype.kind == "f" else np.dtype(np.float64)
     z = x.astype(np.float64).reshape(-1) * -math.sqrt(0.5)
     tail = np.maximum(z, 6.0)

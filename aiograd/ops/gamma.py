@@ -55,6 +55,8 @@ def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
 
 
 def _in_float64(function: Callable[..., Array], *arrays: Array) -> Array:
+    if any(hasattr(x, "dtype") and x.dtype.kind == "c" for x in arrays):
+        raise TypeError("complex numbers, expected real ones")
     floating = [x.dtype for x in arrays if hasattr(x, "dtype") and x.dtype.kind == "f"]  # a number takes the dtype of the array beside it
     wanted = np.result_type(*floating) if floating else np.dtype(np.float64)
     with np.errstate(all="ignore"):

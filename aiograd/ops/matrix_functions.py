@@ -149,9 +149,8 @@ def cholesky_solve(x1: Array, x2: Array, /, *, upper: bool = False) -> Array:
     return solve_triangular(adjoint(lower), solve_triangular(lower, x1, upper=False), upper=True)
 
 
-@implements(np.linalg.lstsq)
 def lstsq(a: Array, b: Array, rcond: Any = None) -> LstsqResult:
-    """numpy's ``linalg.lstsq``: the shortest of the solutions of ``a @ x = b`` with the smallest squared error, by the pseudo-inverse."""
+    """The shortest of the solutions of ``a @ x = b`` with the smallest squared error, by the pseudo-inverse."""
     if len(a.shape) < 2 or a.shape[-2] != b.shape[-1 if len(b.shape) == 1 else -2]:
         raise ShapeError(f"lstsq: shapes {list(a.shape)} and {list(b.shape)}: expected matrices with as many rows")
     rtol = max(a.shape[-2:]) * float(np.finfo(a.dtype).eps) if rcond is None else rcond
@@ -160,6 +159,17 @@ def lstsq(a: Array, b: Array, rcond: Any = None) -> LstsqResult:
     rank = sum_(values > getitem(values, index=(..., slice(0, 1))) * rtol, axis=-1)
     error = matmul(a, solution) - b
     return LstsqResult(solution, sum_(np.real(error * conj(error)), axis=-1 if len(b.shape) == 1 else -2), rank, values)
+
+
+@implements(np.linalg.lstsq)
+def np_lstsq(a: Array, b: Array, rcond: Any = None) -> tuple[Array, Array, Array, Array]:
+    """numpy's ``linalg.lstsq``: no residuals where there are no more equations than unknowns, a vector of one for one right-hand side."""
+    solution, residuals, rank, values = lstsq(a, b, rcond)
+    if a.shape[-2] <= a.shape[-1]:
+        residuals = zeros_like(residuals, shape=(0,))
+    elif len(b.shape) == 1:
+        residuals = unsqueeze(residuals, axis=0)
+    return solution, residuals, rank, values
 
 
 @implements(np.linalg.cond)

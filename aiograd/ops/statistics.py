@@ -128,9 +128,9 @@ def _quantiles(name: str, scale: float, skip_nan: bool) -> Any:
         a: Array, q: Any, axis: Any = None, out: Any = None, overwrite_input: Any = False, method: str = "linear", keepdims: Any = False, *,
         weights: Any = None,
     ) -> Array:  # fmt: skip
-        refuse(name, out=out, weights=weights)
-        axis = tuple(axis) if isinstance(axis, list) else axis
-        return quantile(a, np.asarray(q) * scale, axis=axis, keepdims=bool(keepdims) and keepdims is not np._NoValue, method=method, skip_nan=skip_nan)
+        refuse(name, out=out, weights=weights, overwrite_input=overwrite_input)
+        axis, flag = tuple(axis) if isinstance(axis, list) else axis, bool(keepdims) and keepdims is not np._NoValue
+        return quantile(a, np.asarray(q) * scale, axis=axis, keepdims=flag, method=method, skip_nan=skip_nan)
 
     return function
 
@@ -144,7 +144,7 @@ implements(np.nanpercentile)(_quantiles("nanpercentile", 0.01, True))
 @implements(np.nanmedian)
 def np_nanmedian(a: Array, axis: Any = None, out: Any = None, overwrite_input: Any = False, keepdims: Any = False) -> Array:
     """numpy's ``nanmedian``."""
-    refuse("nanmedian", out=out)
+    refuse("nanmedian", out=out, overwrite_input=overwrite_input)
     return quantile(a, 0.5, axis=axis, keepdims=bool(keepdims) and keepdims is not np._NoValue, skip_nan=True)
 
 

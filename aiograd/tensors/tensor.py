@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd import devices
-from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError
-from aiograd.modes import current_mode
+from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
+from aiograd.modes import current_mode, no_grad
 from aiograd.ops import ROWS, Op
 from aiograd.tensors import passes
 from aiograd.tensors.constants import array_of, check_numbers, constant, static
@@ -197,6 +197,11 @@ class Tensor(TensorMethods, TensorCore):
     def __setitem__(self, index: Any, value: Any) -> None:
         set_item(self, static(_index_there(self, index)), value, "item assignment")
 
+    if not TYPE_CHECKING:  # a checker that sees it takes any name for an attribute
+
+        def __getattr__(self, name: str) -> Any:
+            raise UnknownNameError(type(self).__name__, name, lambda: dir(self))
+
     def __iter__(self) -> Iterator[Tensor]:
         return (self[i] for i in range(len(self)))
 
@@ -269,15 +274,35 @@ class Tensor(TensorMethods, TensorCore):
             return self
         return _run(_row("to_copy"), (self,), {"dtype": wanted})
 
-    def to(self, target: Any) -> Tensor:
-        """The tensor on a device (``"cpu"``, ``"cuda:0"``) or with a dtype; the tensor itself if it is so already. Gradients are moved back.
+    def to(
+        self, target: Any = None, dtype: Any = None, *, device: Any = None, copy: bool = False, non_blocking: bool = True, memory_format: Any = None
+    ) -> Tensor:
+        """The tensor on a device, with a dtype, or both; the tensor itself if it is so already. Gradients are moved back.
+
+        Args:
+            target: a device (``"cpu"``, ``"cuda:0"``), a dtype, or a tensor whose device and dtype are meant.
+            dtype, device: the same by name.
+            copy: return a new tensor even if nothing changes.
+            non_blocking, memory_format: accepted for PyTorch's sake; copies never block, and elements lie as numpy lays them.
 
         Raises:
             DeviceError: no such device.
         """
-        if not isinstance(target, str) or target in np.sctypeDict:
-            return self.astype(target, copy=False)
-        device = devices.device(target)
+        result = self
+        for wanted in (target, device, dtype):
+            if wanted is not None:
+                result = result._with(wanted)
+        return result.clone() if copy and result is self else result
+
+    def _with(self, wanted: Any) -> Tensor:
+        """The tensor on a device, with a dtype, or as another tensor."""
+        if isinstance(wanted, TensorCore):
+            return self._with(wanted.device)._with(wanted.dtype)
+        if isinstance(wanted, devices.Device):
+            wanted = wanted.name
+        if not isinstance(wanted, str) or wanted in np.sctypeDict:
+            return self.astype(wanted, copy=False)
+        device = devices.device(wanted)
         name = "cpu" if device is None else device.name
         if name == self.device:
             return self
@@ -287,7 +312,26 @@ class Tensor(TensorMethods, TensorCore):
         """The tensor on the host."""
         return self.to("cpu")
 
+    @property
+    def is_cuda(self) -> bool:
+        """True if the data lives on a CUDA device."""
+        return self.device.startswith("cuda")
+
     # ---------------------------------------------------------------- parts
+
+    @property
+    def data(self) -> Tensor:
+        """The same data outside of the graph, as `detach`. Values assigned to it are written into the tensor; a graph notices the modification."""
+        return self.detach()
+
+    @data.setter
+    def data(self, values: Any) -> None:
+        source = values if isinstance(values, TensorCore) else asarray(values)
+        if source.shape != self.shape:
+            raise ShapeError(f"setting .data: got shape {list(source.shape)}, expected {list(self.shape)}")
+        if source._data is not self._data:
+            with no_grad():
+                set_item(self, ..., source, "setting .data")
 
     @property
     def T(self) -> Tensor:

@@ -82,7 +82,8 @@ DOMAINS: dict[str, Domain] = {
         complex=True,
     ),
     "windows": cases(
-        arrays((5,), size=2), arrays((5, 2), size=3, axis=0), arrays((2, 7), size=3, step=2), arrays((3,), size=3), arrays((2, 3, 2), size=2, axis=-2),
+        arrays((5,), size=2), arrays((5, 2), size=3, axis=0), arrays((2, 7), size=3, step=2), arrays((3,), size=3),
+        arrays((2, 3, 2), size=2, axis=-2),
         complex=True,
     ),
     "windows_adjoint": cases(

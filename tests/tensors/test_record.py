@@ -15,7 +15,12 @@ from aiograd.tensors.record import call
 from aiograd.tensors.unrolled import binary, unary
 
 DTYPES = (np.bool_, np.int32, np.int64, np.float16, np.float32, np.float64, np.longdouble, np.complex64, np.complex128)
-FAST = [op for op in ROWS.values() if not op.statics and op.variadic is None and op.outputs == 1 and not op.view and len(op.arrays) in (1, 2)]
+FAST = [
+    op
+    for op in ROWS.values()
+    if not op.statics and op.variadic is None and op.outputs == 1 and not op.view and len(op.arrays) in (1, 2)
+    and op.name != "eigvals"  # complex of real arguments: its function calls the row the general way
+]  # fmt: skip
 
 
 def counted(op: Op) -> tuple[Op, list[int]]:

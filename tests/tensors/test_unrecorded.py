@@ -41,7 +41,6 @@ CALLS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "choose": lambda t: np.choose(t(np.array([0, 1, 0, 1])), [t(V), 2 * V]),
     "common_type": lambda t: np.common_type(t(V), t(N)),
     "convolve": lambda t: np.convolve(t(V), t(POLY)),
-    "corrcoef": lambda t: np.corrcoef(t(M)),
     "correlate": lambda t: np.correlate(t(V), t(POLY)),
     "cov": lambda t: np.cov(t(M)),
     "delete": lambda t: np.delete(t(V), 1),
@@ -59,7 +58,6 @@ CALLS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "histogram2d": lambda t: np.histogram2d(t(V), t(V), bins=2),
     "histogram_bin_edges": lambda t: np.histogram_bin_edges(t(V), bins=2),
     "histogramdd": lambda t: np.histogramdd((t(V), V), bins=2),
-    "i0": lambda t: np.i0(t(V)),
     "insert": lambda t: np.insert(t(V), 1, 9.0),
     "interp": lambda t: np.interp(t(V), [0.0, 5.0], t(np.array([0.0, 1.0]))),
     "intersect1d": lambda t: np.intersect1d(t(V), [2.0]),
@@ -112,9 +110,6 @@ CALLS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "unwrap": lambda t: np.unwrap(t(V)),
     "vander": lambda t: np.vander(t(V)),
     "linalg.cond": lambda t: np.linalg.cond(t(M)),
-    "linalg.eig": lambda t: np.linalg.eig(t(M)),
-    "linalg.eigvals": lambda t: np.linalg.eigvals(t(M)),
-    "linalg.lstsq": lambda t: np.linalg.lstsq(t(M), t(V[:3])),
     "linalg.matrix_rank": lambda t: np.linalg.matrix_rank(t(M)),
     "linalg.tensorinv": lambda t: np.linalg.tensorinv(t(M), ind=1),
     "linalg.tensorsolve": lambda t: np.linalg.tensorsolve(t(M), t(V[:3])),
@@ -314,14 +309,14 @@ def test_what_cannot_be_written_is_refused_and_untouched() -> None:
 
 
 async def test_a_result_that_shares_memory_shares_the_version() -> None:
-    t = ag.tensor(np.ones((2, 3)))
-    turned = np.rollaxis(t, 1)
-    w = ag.tensor(np.ones((3, 2)), requires_grad=True)
-    out = (w * turned).sum()
+    t = ag.tensor(np.array([0.0, 1.0, 2.0, 0.0]))
+    trimmed = np.trim_zeros(t)
+    w = ag.tensor(np.ones(2), requires_grad=True)
+    out = (w * trimmed).sum()
     with pytest.raises(InPlaceError, match="read-only"):
-        turned += 1
+        trimmed += 1
     t += 1
-    assert turned.version == 1
+    assert trimmed.version == 1
     with pytest.raises(ModifiedError):
         await out.backward()
 

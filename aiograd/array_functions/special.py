@@ -1,0 +1,143 @@
+"""``ag.special``: special functions under the names of ``scipy.special`` and ``torch.special``; SciPy is not needed for them.
+
+SciPy's own ufuncs find the same rows when they are called on Tensors, by name (`aiograd.tensors.scipy_names`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.array_functions.activation import log_softmax, sigmoid, softmax
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two
+from aiograd.array_functions.elementwise import erf, erfc, sinc, xlogy
+from aiograd.array_functions.reduction import logsumexp
+from aiograd.errors import ArgumentError
+from aiograd.ops import gamma as gamma_rows
+from aiograd.ops import special as special_rows
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+__all__ = [
+    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "beta", "betaln", "digamma", "entr", "erf", "erfc", "erfinv", "expit", "gamma", "gammaln",
+    "i0", "i0e", "i1", "i1e", "j0", "j1", "lgamma", "log_ndtr", "log_softmax", "logit", "logsumexp", "ndtr", "polygamma", "psi", "sinc", "softmax",
+    "xlog1py", "xlogy", "y0", "y1", "zeta",
+]  # fmt: skip
+
+_zeta = two("zeta")
+
+
+def _one(name: str, x: Any) -> Tensor:
+    return call(row(name), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def gammaln(x: ArrayLike, /) -> Tensor:
+    """The logarithm of the magnitude of the gamma function."""
+    return _one("gammaln", x)
+
+
+def gamma(x: ArrayLike, /) -> Tensor:
+    """The gamma function, ``(x - 1)!`` of positive integers."""
+    return _one("gamma", x)
+
+
+def digamma(x: ArrayLike, /) -> Tensor:
+    """The derivative of the logarithm of the gamma function."""
+    return _one("digamma", x)
+
+
+def polygamma(n: int, x: ArrayLike, /) -> Tensor:
+    """The `n`-th derivative of `digamma`."""
+    if isinstance(n, bool) or not isinstance(n, int) or n < 0:
+        raise ArgumentError(f"polygamma(n={n!r}): expected an int of at least 0")
+    return gamma_rows.polygamma(n, as_tensor(x))  # type: ignore[no-any-return]
+
+
+def zeta(x1: ArrayLike, x2: ArrayLike = 1.0, /) -> Tensor:
+    """Hurwitz's zeta function, the sum of ``(k + x2) ** -x1``; Riemann's without `x2`. Its gradient is that for `x2`."""
+    return _zeta(x1, x2)
+
+
+def beta(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """The beta function of positive numbers."""
+    return gamma_rows.beta(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def betaln(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """The logarithm of the magnitude of the beta function."""
+    return gamma_rows.betaln(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def erfinv(x: ArrayLike, /) -> Tensor:
+    """The inverse of `erf`."""
+    return _one("erfinv", x)
+
+
+def ndtr(x: ArrayLike, /) -> Tensor:
+    """The probability that a standard normal is below `x`."""
+    return special_rows.ndtr(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def log_ndtr(x: ArrayLike, /) -> Tensor:
+    """The logarithm of `ndtr`, also where that is too small to represent."""
+    return _one("log_ndtr", x)
+
+
+def logit(x: ArrayLike, /, eps: float | None = None) -> Tensor:
+    """``log(x / (1 - x))``, of `x` limited to [eps, 1 - eps] where `eps` is given."""
+    source = as_tensor(x)
+    return _one("logit", source if eps is None else source.clip(eps, 1.0 - eps))
+
+
+def entr(x: ArrayLike, /) -> Tensor:
+    """``-x * log(x)``, 0 at 0."""
+    return special_rows.entr(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """``x1 * log1p(x2)``, 0 where `x1` is 0."""
+    return special_rows.xlog1py(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+
+
+def i0(x: ArrayLike, /) -> Tensor:
+    """The modified Bessel function of the first kind of order 0."""
+    return _one("bessel_i0", x)
+
+
+def i1(x: ArrayLike, /) -> Tensor:
+    """The modified Bessel function of the first kind of order 1."""
+    return _one("bessel_i1", x)
+
+
+def i0e(x: ArrayLike, /) -> Tensor:
+    """``exp(-|x|) * i0(x)``."""
+    return _one("bessel_i0e", x)
+
+
+def i1e(x: ArrayLike, /) -> Tensor:
+    """``exp(-|x|) * i1(x)``."""
+    return _one("bessel_i1e", x)
+
+
+def j0(x: ArrayLike, /) -> Tensor:
+    """The Bessel function of the first kind of order 0."""
+    return _one("bessel_j0", x)
+
+
+def j1(x: ArrayLike, /) -> Tensor:
+    """The Bessel function of the first kind of order 1."""
+    return _one("bessel_j1", x)
+
+
+def y0(x: ArrayLike, /) -> Tensor:
+    """The Bessel function of the second kind of order 0."""
+    return _one("bessel_y0", x)
+
+
+def y1(x: ArrayLike, /) -> Tensor:
+    """The Bessel function of the second kind of order 1."""
+    return _one("bessel_y1", x)
+
+
+#: the other library's names
+expit, psi, lgamma = sigmoid, digamma, gammaln
+bessel_j0, bessel_j1, bessel_y0, bessel_y1 = j0, j1, y0, y1
