@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -14,6 +15,7 @@ import aiograd as ag
 import aiograd.array_functions as F
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
 from aiograd.testing.toy_device import ToyDevice
+from tests import test_everyday_functions as everyday
 from tests.tolerance import assert_close
 
 X = np.array([[0.3, -1.2, 2.5], [0.9, 0.1, -0.4]])
@@ -400,14 +402,19 @@ def test_values_and_dtypes_are_those_of_numpy(name: str) -> None:
 
 
 def test_every_function_has_a_case() -> None:
-    tested = {name.split(" ")[0] for name in CASES}
+    tested = {name.split(" ")[0] for name in CASES} | set(everyday.CASES) | everyday.ELSEWHERE
+    tested |= {f"special.{name}" for name in F.special.__all__}  # against SciPy
+    tested |= {f"linalg.{name}" for name in F.linalg.__all__ if hasattr(F, name) and name in tested}
+    by_function = {id(inspect.unwrap(operator.attrgetter(name)(F))) for name in tested}
+    tested |= {name for name in F.__all__ if id(inspect.unwrap(getattr(F, name))) in by_function}  # other names
     elsewhere = set(
         "zeros ones full empty zeros_like ones_like full_like empty_like arange linspace eye e pi inf nan newaxis astype can_cast finfo iinfo "
         "isdtype result_type allclose array_equal broadcast_shapes linalg".split()
     )
     dtypes = {name for name in F.__all__ if isinstance(getattr(F, name), np.dtype)}
     assert set(F.__all__) - tested - elsewhere - dtypes == set()
-    methods = {f"linalg.{name}" for name in F.linalg.__all__ if not name.endswith("Result") and not hasattr(F, name)}
+    tested |= {f"linalg.{name}" for name in F.linalg.__all__ if id(inspect.unwrap(getattr(F.linalg, name))) in by_function}
+    methods = {f"{home}.{name}" for home in ("linalg", "fft") for name in getattr(F, home).__all__ if not name.endswith("Result")}
     assert methods - tested == set()
 
 

@@ -17,6 +17,7 @@ from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.ops.reduction import in_dtype
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 from aiograd.tensors.record import call
+from aiograd.tensors.scipy_names import scipy_function
 from aiograd.tensors.unrecorded import name_of, no_rule, run_on_arrays
 
 _REDUCTIONS: dict[np.ufunc, str] = {
@@ -41,7 +42,7 @@ def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: d
 
 
 def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    takes = {"dtype", *UFUNCS[ufunc].statics} if method == "__call__" and ufunc in UFUNCS else _TAKEN
+    takes = {"dtype", *UFUNCS[ufunc].statics} if method == "__call__" and ufunc in UFUNCS else _TAKEN if method != "__call__" else ()
     unsupported = [name for name, value in kwargs.items() if name not in takes and value is not None]
     if unsupported:
         raise NoRuleError(
@@ -50,7 +51,10 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
     if method == "__call__":
         op = UFUNCS.get(ufunc)
         if op is None:
-            raise no_rule(name_of(ufunc))
+            foreign = scipy_function(ufunc)
+            if foreign is None:
+                raise no_rule(name_of(ufunc))
+            return foreign(*map(_as_array, inputs))
         dtype = kwargs.get("dtype")
         if dtype is not None:
             inputs = _cast_inputs(ufunc, inputs, dtype)
@@ -63,6 +67,11 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
         first, second = inputs
         return call(UFUNCS[ufunc], (np.reshape(first, (*np.shape(first), *(1,) * np.ndim(second))), second), {})
     raise no_rule(name_of(ufunc, method))
+
+
+def _as_array(value: Any) -> Any:
+    """`value` as compositions of rows take it: nested lists and numbers as arrays."""
+    return value if hasattr(value, "dtype") else np.asarray(value)
 
 
 def _reduce(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: Any = None, keepdims: bool = False) -> Any:
