@@ -442,8 +442,9 @@ from aiograd.version import __version__ as __version__
 as_tensor = asarray
 
 # most programs need none of these
-_PARTS = ("cuda", "distributed", "pipeline", "profiler", "viz")
+_PARTS = ("autograd", "cuda", "distributed", "pipeline", "profiler", "viz")
 if _typing.TYPE_CHECKING:
+    from aiograd import autograd as autograd
     from aiograd import cuda as cuda
     from aiograd import distributed as distributed
     from aiograd import pipeline as pipeline

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, ParamSpec, TypeVar
 
 from aiograd.errors import ArgumentTypeError
@@ -25,7 +26,7 @@ R = TypeVar("R")
 #: PyTorch's name -> the names here that mean the same, of which a function has one at most
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "dim": ("axis", "axes"),
-    "dims": ("axis", "axes"),
+    "dims": ("axis", "axes", "repetitions"),
     "dim0": ("axis1",),
     "dim1": ("axis2",),
     "keepdim": ("keepdims",),
@@ -46,24 +47,36 @@ _OWN = frozenset(own for names in PARAMETERS.values() for own in names)
 SHAPES = frozenset("zeros ones empty rand randn".split())
 
 
-def parameters_of(function: Callable[..., Any]) -> tuple[tuple[str, ...], int]:
-    """The names of a function's parameters, and how many of them are positional only."""
+@dataclass(frozen=True, slots=True)
+class Parameters:
+    """The parameters of a function: their names, how many are positional only, and the name of the one that gathers the rest (``*shape``)."""
+
+    names: tuple[str, ...]
+    positional: int
+    gathering: str | None
+
+
+def parameters_of(function: Callable[..., Any]) -> Parameters:
+    """The parameters that a function written in Python has."""
     code = inspect.unwrap(function).__code__
-    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount], code.co_posonlyargcount
+    count = code.co_argcount + code.co_kwonlyargcount
+    return Parameters(
+        code.co_varnames[:count], code.co_posonlyargcount, code.co_varnames[count] if code.co_flags & inspect.CO_VARARGS else None
+    )
 
 
 def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, accepting the other names of its parameters; itself where none has any."""
-    known, positional = parameters_of(function)
+    parameters = parameters_of(function)
     gathers = function.__name__ in SHAPES
-    if not gathers and _OWN.isdisjoint(known):
+    if not gathers and _OWN.isdisjoint((*parameters.names, parameters.gathering)):
         return function
-    names = frozenset(known)
+    names = frozenset(parameters.names[parameters.positional :])
 
     @functools.wraps(function)
     def accepting(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not names.issuperset(kwargs):
-            args, kwargs = _translated(function.__name__, known, positional, args, kwargs)
+            args, kwargs = _translated(function.__name__, parameters, args, kwargs)
         if gathers and len(args) > 1:
             args = (args,)
         return function(*args, **kwargs)  # type: ignore[arg-type]
@@ -71,17 +84,20 @@ def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
     return accepting  # type: ignore[return-value]
 
 
-def _translated(
-    name: str, known: tuple[str, ...], positional: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def _translated(name: str, parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    known, given_first = parameters.names, parameters.names[: len(args)]
+    if parameters.gathering is not None:
+        known = (*known, parameters.gathering)
     found: dict[str, Any] = {}
     for given, value in kwargs.items():
         own = given if given in known else next((own for own in PARAMETERS.get(given, ()) if own in known), given)
-        if own in found or own in known[: len(args)]:
+        if own in found or own in given_first:
             raise ArgumentTypeError(f"{name}(): {given}= is another name for {own}=, which is given as well; leave one out")
         found[own] = value
-    for own in known[len(args) : positional]:  # a parameter that is positional only takes its place
+    for own in known[len(args) : parameters.positional]:  # a parameter that is positional only takes its place
         if own not in found:
             break
         args = (*args, found.pop(own))
+    if parameters.gathering in found:
+        args = (*args, found.pop(parameters.gathering))  # type: ignore[arg-type]
     return args, found

@@ -50,8 +50,20 @@ async def _training() -> bool:
     return fine
 
 
+async def _scripts() -> bool:
+    from tests.ported_scripts import SCRIPTS, namespace, port, same
+
+    fine = True
+    for name, script in SCRIPTS.items():
+        agrees = same(await namespace(port(script))["main"](), namespace(script)["main"]())
+        print(f"{name:60}{'' if agrees else '  DIFFERS'}", flush=True)
+        fine = fine and agrees
+    print()
+    return fine
+
+
 def main() -> int:
-    """Compare rows (all, or the named ones) and, with no names given, layers and optimizers."""
+    """Compare rows (all, or the named ones) and, with no names given, layers, optimizers and small scripts."""
     parser = argparse.ArgumentParser(prog="python -m tests.parity", description=__doc__)
     parser.add_argument("names", nargs="*", metavar="row", help="rows to compare (all by default)")
     options = parser.parse_args()
@@ -67,6 +79,7 @@ def main() -> int:
     fine = ag.run(_rows(options.names))
     if not options.names:
         fine = ag.run(_training()) and fine
+        fine = ag.run(_scripts()) and fine
     print("everything agrees" if fine else "something DIFFERS, see above")
     return 0 if fine else 1
 
