@@ -5,6 +5,7 @@
 #   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
+#   make interop                     the Array API conformance suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, einops, in .venv-interop
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
@@ -12,7 +13,7 @@
 #   make release-checks              the same, as much as before a release: many hours
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example
-#   make clean                       removes caches and build products, not .venv and .venv-ray
+#   make clean                       removes caches and build products, not the environments
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv.
 
@@ -25,7 +26,7 @@ ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx ray cpus lint format chaos release-checks gpu bench parity examples clean
+.PHONY: demo test simulator ptx ray interop cpus lint format chaos release-checks gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -47,6 +48,10 @@ ptx: $(VENV)/.installed-dev $(VENV)/.installed-ptx
 ray:
 	@$(MAKE) --no-print-directory VENV=.venv-ray .venv-ray/.installed-dev,ray
 	.venv-ray/bin/python -m pytest $(or $(ARGS),tests/ray)
+
+interop:
+	@$(MAKE) --no-print-directory VENV=.venv-interop .venv-interop/.installed-dev,interop
+	.venv-interop/bin/python -m tests.interop $(ARGS)
 
 cpus: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.cpus --jobs $(JOBS) $(ARGS)

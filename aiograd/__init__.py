@@ -15,6 +15,7 @@
 
 from __future__ import annotations
 
+import builtins as _builtins
 import sys as _sys
 import typing as _typing
 
@@ -26,6 +27,8 @@ from aiograd import kernels as kernels
 from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import parallel as parallel
+from aiograd.array_functions import __array_api_version__ as __array_api_version__
+from aiograd.array_functions import __array_namespace_info__ as __array_namespace_info__
 from aiograd.array_functions import abs as abs
 from aiograd.array_functions import absolute as absolute
 from aiograd.array_functions import acos as acos
@@ -433,7 +436,7 @@ from aiograd.tensors.passes import backward as backward
 from aiograd.tensors.passes import grad as grad
 from aiograd.tensors.tensor import Tensor as Tensor
 from aiograd.tensors.tensor import asarray as asarray
-from aiograd.tensors.tensor import from_dlpack as from_dlpack
+from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
 from aiograd.version import __version__ as __version__
@@ -465,7 +468,7 @@ def _equip_workers() -> None:
     _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
 
 
-def _cuda_device(ordinal: int) -> _typing.Any:
+def _cuda_device(ordinal: _builtins.int) -> _typing.Any:
     return _here.cuda.loading.make_device(ordinal)
 
 

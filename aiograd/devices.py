@@ -156,6 +156,11 @@ def device(name: str) -> Device | None:
     return found
 
 
+def known_devices() -> list[str]:
+    """The names of the host and of the devices that have been made."""
+    return ["cpu", *sorted(_devices)]
+
+
 def device_name_of(array: Array) -> str:
     """Name of the device an array lives on."""
     return "cpu" if isinstance(array, (np.ndarray, np.generic)) else getattr(array, "__aiograd_device__", "cpu")

@@ -262,6 +262,8 @@ from aiograd.array_functions.elementwise import (
     trunc,
     xlogy,
 )
+from aiograd.array_functions.inspection import __array_api_version__ as __array_api_version__
+from aiograd.array_functions.inspection import __array_namespace_info__ as __array_namespace_info__
 from aiograd.array_functions.joining import (
     append,
     atleast_1d,

@@ -16,7 +16,7 @@ import numpy.typing as npt
 
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS
-from aiograd.tensors.constants import constant
+from aiograd.tensors.constants import constant, static
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, asarray
@@ -82,3 +82,8 @@ def two_plain(name: str) -> Callable[[Any, Any], Tensor]:
 def axes_of(axis: Any) -> Any:
     """`axis` as rows take it: None, an int or a tuple."""
     return tuple(axis) if isinstance(axis, list) else axis
+
+
+def values_of(x: Any) -> Any:
+    """The values of an argument for which there is no gradient, as an array; a function that is being compiled notices that they are read."""
+    return x.detach().numpy() if isinstance(x, TensorCore) else np.asarray(static(x))

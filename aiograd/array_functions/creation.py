@@ -134,9 +134,9 @@ def eye(
     return _finished(np.eye(rows, columns, k=k, dtype=get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
 
-def meshgrid(*arrays: ArrayLike, indexing: str = "xy") -> list[Tensor]:
+def meshgrid(*arrays: ArrayLike, indexing: str = "xy") -> tuple[Tensor, ...]:
     """Grids of coordinates from vectors, one Tensor per vector."""
-    return list(np_meshgrid(*tensors_of(arrays, "meshgrid"), indexing=indexing))
+    return tuple(np_meshgrid(*tensors_of(arrays, "meshgrid"), indexing=indexing))
 
 
 def tril(x: ArrayLike, /, *, k: int = 0) -> Tensor:

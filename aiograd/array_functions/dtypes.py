@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -46,9 +47,25 @@ def can_cast(from_: Any, to: Any, /) -> builtins.bool:
     return np.can_cast(from_.dtype if isinstance(from_, TensorCore) else from_, to)
 
 
-def finfo(type: Any, /) -> np.finfo[Any]:
+@dataclass(frozen=True, slots=True)
+class FloatLimits:
+    """Limits of a floating dtype, as Python numbers; for a complex one those of its parts."""
+
+    bits: builtins.int
+    eps: builtins.float
+    max: builtins.float
+    min: builtins.float
+    smallest_normal: builtins.float
+    tiny: builtins.float
+    resolution: builtins.float
+    dtype: np.dtype[Any]
+
+
+def finfo(type: Any, /) -> FloatLimits:
     """Limits of a floating dtype, or of that of a Tensor."""
-    return np.finfo(type.dtype if isinstance(type, TensorCore) else type)
+    found = np.finfo(type.dtype if isinstance(type, TensorCore) else type)
+    numbers = (found.eps, found.max, found.min, found.smallest_normal, found.tiny, found.resolution)
+    return FloatLimits(found.bits, *map(builtins.float, numbers), found.dtype)
 
 
 def iinfo(type: Any, /) -> np.iinfo[Any]:

@@ -11,7 +11,6 @@ from aiograd.array_functions.manipulation import concat, moveaxis, pad, reshape,
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, IndexRangeError
 from aiograd.ops import calculus, joining, shape, windows
-from aiograd.tensors.constants import static
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -188,7 +187,7 @@ def rollaxis(x: ArrayLike, /, axis: int, start: int = 0) -> Tensor:
 
 def partition(x: ArrayLike, kth: int | Sequence[int], /, axis: int | None = -1) -> Tensor:
     """With the element at `kth` where sorting would put it, smaller ones before and larger ones behind: sorted, here."""
-    return calculus.np_partition(as_tensor(x), static(kth), axis)  # type: ignore[no-any-return]
+    return calculus.np_partition(as_tensor(x), kth, axis)  # type: ignore[no-any-return]
 
 
 def select(conditions: Sequence[ArrayLike], choices: Sequence[ArrayLike], /, default: ArrayLike = 0) -> Tensor:

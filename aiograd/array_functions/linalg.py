@@ -137,7 +137,7 @@ def vector_norm(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False, o
 
 def eig(x: ArrayLike, /) -> EigResult:
     """Eigenvalues and eigenvectors (in columns, of length 1) of square matrices, always complex; no order is promised."""
-    return matrix_functions.eig(_matrix("eig", x, square=True))
+    return EigResult(*matrix_functions.eig_row(_matrix("eig", x, square=True)))
 
 
 def eigvals(x: ArrayLike, /) -> Tensor:
@@ -176,7 +176,7 @@ def cholesky_solve(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool = False) -> T
 
 def lstsq(x1: ArrayLike, x2: ArrayLike, /, *, rcond: float | None = None) -> LstsqResult:
     """The shortest of the solutions of ``x1 @ out = x2`` with the smallest squared error, the error, the rank and the singular values."""
-    return matrix_functions.lstsq(_matrix("lstsq", x1), as_tensor(x2), rcond)  # type: ignore[no-any-return]
+    return matrix_functions.lstsq(_matrix("lstsq", x1), as_tensor(x2), rcond)
 
 
 def cond(x: ArrayLike, /, ord: Any = None) -> Tensor:

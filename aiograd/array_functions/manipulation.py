@@ -85,9 +85,9 @@ def broadcast_to(x: ArrayLike, /, shape: Sequence[int]) -> Tensor:
     return call(row("expand"), (as_tensor(x),), {"shape": tuple(shape)})  # type: ignore[no-any-return]
 
 
-def broadcast_arrays(*arrays: ArrayLike) -> list[Tensor]:
+def broadcast_arrays(*arrays: ArrayLike) -> tuple[Tensor, ...]:
     """Arrays broadcast against each other."""
-    return list(shape.np_broadcast_arrays(*tensors_of(arrays, "broadcast_arrays")))
+    return tuple(shape.np_broadcast_arrays(*tensors_of(arrays, "broadcast_arrays")))
 
 
 def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:

@@ -77,7 +77,7 @@ def _in_place(method: Callable[Concatenate[Any, P], Any]) -> Callable[Concatenat
 
     write.__doc__ = f"In place: {(method.__doc__ or '').strip()}"
     write.__name__ = f"{method.__name__}_"
-    return write  # type: ignore[return-value]
+    return write
 
 
 # -------------------------------------------------------------------- the table

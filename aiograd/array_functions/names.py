@@ -79,9 +79,9 @@ def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
             args, kwargs = _translated(function.__name__, parameters, args, kwargs)
         if gathers and len(args) > 1:
             args = (args,)
-        return function(*args, **kwargs)  # type: ignore[arg-type]
+        return function(*args, **kwargs)
 
-    return accepting  # type: ignore[return-value]
+    return accepting
 
 
 def _translated(name: str, parameters: Parameters, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -99,5 +99,5 @@ def _translated(name: str, parameters: Parameters, args: tuple[Any, ...], kwargs
             break
         args = (*args, found.pop(own))
     if parameters.gathering in found:
-        args = (*args, found.pop(parameters.gathering))  # type: ignore[arg-type]
+        args = (*args, found.pop(parameters.gathering))
     return args, found

@@ -37,7 +37,7 @@ def einsum(subscripts: Any, /, *operands: Any) -> Tensor:
     """Einstein summation in numpy's notation, such as ``"bij,bjk->bik"``, or with lists of axes behind the operands."""
     text, *arrays = einsum_rows.as_string(subscripts, *operands)
     if len(arrays) == 1 and isinstance(arrays[0], (tuple, list)) and "," in text:  # PyTorch also takes the operands as one list
-        arrays = arrays[0]
+        arrays = list(arrays[0])
     return einsum_rows.einsum(text, *map(as_tensor, arrays))  # type: ignore[no-any-return]
 
 

@@ -7,13 +7,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, values_of
 from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.reduction import max as largest
 from aiograd.array_functions.reduction import min as smallest
 from aiograd.errors import ArgumentError
 from aiograd.ops import calculus, statistics
-from aiograd.tensors.constants import static
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 
@@ -37,17 +36,17 @@ def aminmax(x: ArrayLike, /, *, axis: int | None = None, keepdims: bool = False)
 
 def quantile(x: ArrayLike, q: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, method: str = "linear") -> Tensor:
     """Quantiles over axes: `q` in [0, 1]; `method` says which number between two neighbours is meant, as in numpy."""
-    return statistics.quantile(as_tensor(x), static(q), axis=axes_of(axis), keepdims=keepdims, method=method)  # type: ignore[no-any-return]
+    return statistics.quantile(as_tensor(x), values_of(q), axis=axes_of(axis), keepdims=keepdims, method=method)  # type: ignore[no-any-return]
 
 
 def nanquantile(x: ArrayLike, q: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, method: str = "linear") -> Tensor:
     """`quantile` of the elements that are not NaN."""
-    return statistics.quantile(as_tensor(x), static(q), axis=axes_of(axis), keepdims=keepdims, method=method, skip_nan=True)  # type: ignore[no-any-return]
+    return statistics.quantile(as_tensor(x), values_of(q), axis=axes_of(axis), keepdims=keepdims, method=method, skip_nan=True)  # type: ignore[no-any-return]
 
 
 def percentile(x: ArrayLike, q: ArrayLike, /, axis: Axis = None, keepdims: bool = False, *, method: str = "linear") -> Tensor:
     """`quantile` with `q` in percent."""
-    return quantile(x, np.asarray(static(q)) * 0.01, axis, keepdims, method=method)
+    return quantile(x, values_of(q) * 0.01, axis, keepdims, method=method)
 
 
 def nanmedian(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -79,8 +78,8 @@ def corrcoef(x: ArrayLike, /) -> Tensor:
 def bincount(x: ArrayLike, /, weights: ArrayLike | None = None, minlength: int = 0) -> Tensor:
     """How often each of 0, 1, ... occurs in a vector of integers, or the sums of the weights of those elements."""
     given = None if weights is None else as_tensor(weights)
-    counts = statistics.bincount(static(as_tensor(x)), given, minlength=minlength)
-    return counts if isinstance(counts, Tensor) else make(counts)
+    counts = statistics.bincount(values_of(x), given, minlength=minlength)
+    return counts if given is not None else make(counts)  # type: ignore[no-any-return]
 
 
 def histc(x: ArrayLike, /, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
@@ -90,7 +89,7 @@ def histc(x: ArrayLike, /, bins: int = 100, min: float = 0, max: float = 0) -> T
     if bins < 1 or ends[0] > ends[1]:
         raise ArgumentError(f"histc(bins={bins}, min={min}, max={max}): expected at least one bin, and min not above max")
     counts, _ = np.histogram(values, bins, ends)
-    return make(counts.astype(values.dtype))
+    return make(counts.astype(values.dtype))  # type: ignore[no-any-return]
 
 
 def dist(x1: ArrayLike, x2: ArrayLike, /, ord: float = 2) -> Tensor:

@@ -9,7 +9,7 @@ Note [Adjoints]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -22,28 +22,30 @@ from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import checked_axis, roll
 from aiograd.types import Array
 
+Norm = Literal["backward", "ortho", "forward"]
+
 #: the scaling that makes a transform of one direction the adjoint of one of the other
 OTHER_NORM = {"backward": "forward", "ortho": "ortho", "forward": "backward"}
 
 
-def _fft(x: Array, /, axis: int = -1, norm: str = "backward") -> Array:
+def _fft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
     """The discrete Fourier transform along `axis`; `norm` says which direction divides by the length, as in numpy."""
-    return np.fft.fft(x, axis=axis, norm=norm)  # type: ignore[call-overload]
+    return np.fft.fft(x, axis=axis, norm=norm)
 
 
-def _ifft(x: Array, /, axis: int = -1, norm: str = "backward") -> Array:
+def _ifft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
     """The inverse of `fft`."""
-    return np.fft.ifft(x, axis=axis, norm=norm)  # type: ignore[call-overload]
+    return np.fft.ifft(x, axis=axis, norm=norm)
 
 
-def _rfft(x: Array, /, axis: int = -1, norm: str = "backward") -> Array:
+def _rfft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
     """The first half of `fft` of real `x`, the frequencies 0 to n // 2."""
-    return np.fft.rfft(x, axis=axis, norm=norm)  # type: ignore[call-overload]
+    return np.fft.rfft(x, axis=axis, norm=norm)
 
 
-def _irfft(x: Array, /, n: int, axis: int = -1, norm: str = "backward") -> Array:
+def _irfft(x: Array, /, n: int, axis: int = -1, norm: Norm = "backward") -> Array:
     """The real array of length `n` along `axis` whose `rfft` is `x`, which has n // 2 + 1 elements there."""
-    return np.fft.irfft(x, n, axis=axis, norm=norm)  # type: ignore[call-overload]
+    return np.fft.irfft(x, n, axis=axis, norm=norm)
 
 
 def _rfft_vjp(g: Array, x_shape: tuple[int, ...], axis: int, norm: str) -> Array:
@@ -136,7 +138,7 @@ def _sizes(x: Array, s: Any, axes: Any) -> tuple[list[int | None], list[int]]:
     if axes is None:
         axes = range(ndim) if s is None else range(ndim - len(s), ndim)
     chosen = [checked_axis(a, ndim) for a in axes]
-    lengths = [None] * len(chosen) if s is None else [None if n is None or n == -1 else int(n) for n in s]
+    lengths: list[int | None] = [None] * len(chosen) if s is None else [None if n is None or n == -1 else int(n) for n in s]
     if len(lengths) != len(chosen):
         raise ArgumentError(f"fft: {len(lengths)} lengths for {len(chosen)} axes")
     return lengths, chosen

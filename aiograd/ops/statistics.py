@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ from aiograd.ops.sorting import sort
 from aiograd.types import Array
 
 #: where between two neighbours the quantile lies, by the fraction of the way
-_BETWEEN = {
+_BETWEEN: dict[str, Callable[[Any], Any]] = {
     "linear": lambda fraction: fraction,
     "lower": lambda fraction: np.zeros_like(fraction),
     "higher": lambda fraction: np.ceil(fraction),

@@ -355,11 +355,12 @@ class TensorCore:
         tell_read(self)
         return np.ma.nomask
 
-    def __dlpack__(self, **options: Any) -> Any:
+    def __dlpack__(self, *, stream: Any = None, max_version: Any = None, dl_device: Any = None, copy: bool | None = None) -> Any:
         if self.requires_grad:
             raise GraphError("exporting a tensor that requires grad would drop its graph: use detach() first")
         tell_read(self)
-        return self._data.__dlpack__(**options)
+        options = {"stream": stream, "max_version": max_version, "dl_device": dl_device, "copy": copy}
+        return self._data.__dlpack__(**{name: option for name, option in options.items() if option is not None})
 
     def __dlpack_device__(self) -> Any:
         return self._data.__dlpack_device__()

@@ -120,6 +120,8 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
         raise IndexRangeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
     except (ValueError, TypeError) as error:
         raise ShapeError(f"{what}, a tensor of shape {list(tensor.shape)}: {error}") from None
+    if value._node is None and isinstance(index, np.ndarray) and index.dtype == np.bool_ and not index.any():
+        return  # a mask that selects nothing modifies nothing: libraries write so what is rarely there, infinities for example
     counter_of(tensor)[0] += 1
     if records:
         move_with_parents(tensor, *attach_written(_SETITEM, [old, value], {"index": index}, tensor._data))

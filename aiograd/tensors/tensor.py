@@ -6,6 +6,7 @@ Operators use the calls of `aiograd.tensors.unrolled`. The other methods that co
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +96,11 @@ class Tensor(TensorMethods, TensorCore):
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         return array_ufunc(ufunc, method, inputs, kwargs)
+
+    def __array_namespace__(self, *, api_version: str | None = None) -> Any:
+        if api_version not in (None, "2021.12", "2022.12", "2023.12", "2024.12"):
+            raise ArgumentError(f"__array_namespace__(api_version={api_version!r}): expected a version of the standard up to '2024.12'")
+        return sys.modules["aiograd"]
 
     def __array_function__(self, function: Callable[..., Any], types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return array_function(function, args, kwargs)
@@ -308,6 +314,16 @@ class Tensor(TensorMethods, TensorCore):
             return self
         return _run(to_device, (self,), {"device": name, "source": self.device})
 
+    def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
+        """`to` with the standard's name; `stream` must be None: work is ordered by the streams of the device.
+
+        Raises:
+            DeviceError: no such device. ArgumentError: a stream.
+        """
+        if stream is not None:
+            raise ArgumentError("to_device(stream=): expected None; use aiograd.cuda.Stream around the call")
+        return self.to(device=device)
+
     def cpu(self) -> Tensor:
         """The tensor on the host."""
         return self.to("cpu")
@@ -485,35 +501,3 @@ def checked_dtype(dtype: Any) -> np.dtype[Any]:
     if wanted.kind in "OSUmM" or wanted.names is not None:
         raise ArgumentTypeError(f"dtype={wanted}: expected a dtype of numbers such as float32")
     return wanted if wanted.isnative else wanted.newbyteorder("=")
-
-
-#: DLPack's kinds of memory that a CUDA device reads: its own, and managed
-_DLPACK_CUDA = (2, 13)
-
-
-def from_dlpack(x: Any) -> Tensor:
-    """A Tensor that shares memory with any array that supports DLPack, on the host or on a CUDA device.
-
-    Args:
-        x: anything with ``__dlpack__`` and ``__dlpack_device__``.
-
-    Raises:
-        DeviceError: `x` is on a device that is not available here. ArgumentTypeError: `x` does not support DLPack or refuses to export its
-            memory, or numpy has no such dtype (bfloat16).
-    """
-    if not hasattr(x, "__dlpack_device__"):
-        raise ArgumentTypeError(f"from_dlpack: expected an array that speaks DLPack, found {type(x).__name__}; use tensor() or asarray()")
-    x = plain_array(x)
-    try:
-        kind, ordinal = x.__dlpack_device__()
-        if kind not in _DLPACK_CUDA:
-            return make(np.from_dlpack(x))  # type: ignore[no-any-return]
-        device: Any = devices.device(f"cuda:{ordinal}")
-        return make(device.from_dlpack(x))  # type: ignore[no-any-return]
-    except (RuntimeError, BufferError, TypeError, ValueError) as error:
-        if isinstance(error, AiogradError):
-            raise
-        what = f"{type(x).__name__} of dtype {getattr(x, 'dtype', 'unknown')} cannot be shared: {str(error).rstrip('.')}"
-        raise ArgumentTypeError(
-            f"from_dlpack: memory of a {what}. Detach it, or cast it to a dtype that numpy has, such as float32, first."
-        ) from error
