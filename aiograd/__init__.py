@@ -119,6 +119,8 @@ from aiograd.array_functions import cosh as cosh
 from aiograd.array_functions import count_nonzero as count_nonzero
 from aiograd.array_functions import cov as cov
 from aiograd.array_functions import cross as cross
+from aiograd.array_functions import cummax as cummax
+from aiograd.array_functions import cummin as cummin
 from aiograd.array_functions import cumprod as cumprod
 from aiograd.array_functions import cumsum as cumsum
 from aiograd.array_functions import cumulative_prod as cumulative_prod
@@ -240,6 +242,7 @@ from aiograd.array_functions import log_sigmoid as log_sigmoid
 from aiograd.array_functions import log_softmax as log_softmax
 from aiograd.array_functions import logaddexp as logaddexp
 from aiograd.array_functions import logaddexp2 as logaddexp2
+from aiograd.array_functions import logcumsumexp as logcumsumexp
 from aiograd.array_functions import logdet as logdet
 from aiograd.array_functions import logical_and as logical_and
 from aiograd.array_functions import logical_not as logical_not
@@ -329,6 +332,7 @@ from aiograd.array_functions import round as round
 from aiograd.array_functions import rsqrt as rsqrt
 from aiograd.array_functions import scatter as scatter
 from aiograd.array_functions import scatter_add as scatter_add
+from aiograd.array_functions import scatter_reduce as scatter_reduce
 from aiograd.array_functions import searchsorted as searchsorted
 from aiograd.array_functions import select as select
 from aiograd.array_functions import sgn as sgn
@@ -424,6 +428,7 @@ from aiograd.modes import is_grad_enabled as is_grad_enabled
 from aiograd.modes import no_grad as no_grad
 from aiograd.modes import set_default_dtype as set_default_dtype
 from aiograd.modes import set_grad_enabled as set_grad_enabled
+from aiograd.nn.stateless import functional_call as functional_call
 from aiograd.offloading import offload as offload
 from aiograd.offloading import ready as ready
 from aiograd.random import Generator as Generator

@@ -53,7 +53,7 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
             "random",
             *(f"array_functions.{name}" for name in (
                 "activation blending comparison conversion creation elementwise joining linalg manipulation method_forms methods products reduction "
-                "sampling searching special statistics"
+                "sampling scattering searching special statistics"
             ).split()),
         }
     ),

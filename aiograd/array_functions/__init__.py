@@ -1,8 +1,8 @@
 """The public functions ``ag.*``, with the names and signatures of the Python Array API standard (2024.12).
 
-A family to a file: `creation`, `dtypes`, `elementwise`, `comparison`, `activation`, `manipulation`, `reduction`, `searching`, `products`, and
-`linalg` as a namespace of its own. `conversion` says what they accept, `methods` which of them are methods of Tensor. Each function runs
-rows of the op tables on Tensors; there is no arithmetic here.
+A family to a file: `creation`, `dtypes`, `elementwise`, `comparison`, `activation`, `manipulation`, `reduction`, `searching`, `scattering`,
+`products`, and `linalg` as a namespace of its own. `conversion` says what they accept, `methods` which of them are methods of Tensor. Each
+function runs rows of the op tables on Tensors; there is no arithmetic here.
 
 Rejected: making the functions in a loop over the tables. Editors and type checkers would not see definitions then.
 """
@@ -363,13 +363,21 @@ from aiograd.array_functions.sampling import (
     randn_like,
     randperm,
 )
+from aiograd.array_functions.scattering import (
+    cummax,
+    cummin,
+    gather,
+    logcumsumexp,
+    scatter,
+    scatter_add,
+    scatter_reduce,
+)
 from aiograd.array_functions.searching import (
     argmax,
     argmin,
     argsort,
     argwhere,
     bucketize,
-    gather,
     index_add,
     index_copy,
     index_fill,
@@ -378,8 +386,6 @@ from aiograd.array_functions.searching import (
     masked_select,
     msort,
     nonzero,
-    scatter,
-    scatter_add,
     searchsorted,
     sort,
     take,
@@ -437,10 +443,10 @@ __all__ = [
     "diagonal", "clone",
     # reduction
     "sum", "prod", "mean", "var", "std", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero", "cumulative_sum",
-    "cumulative_prod", "cumsum", "cumprod", "diff",
+    "cumulative_prod", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff",
     # searching
     "where", "nonzero", "argmax", "argmin", "searchsorted", "isin", "take", "take_along_axis", "gather", "scatter", "scatter_add",
-    "index_add", "sort", "argsort", "topk", "unique_all", "unique_counts", "unique_inverse", "unique_values",
+    "scatter_reduce", "index_add", "sort", "argsort", "topk", "unique_all", "unique_counts", "unique_inverse", "unique_values",
     # products
     "matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace",
     # random

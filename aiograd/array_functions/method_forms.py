@@ -101,16 +101,6 @@ def index_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> T
     return searching.index_add(x, index, source, axis=axis)
 
 
-def scatter(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> Tensor:
-    """A copy with the elements at `index` along an axis replaced by those of `source`."""
-    return searching.scatter(x, index, source, axis=axis)
-
-
-def scatter_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> Tensor:
-    """A copy with the elements of `source` added at `index` along an axis, once for every mention."""
-    return searching.scatter_add(x, index, source, axis=axis)
-
-
 def where(x: Tensor, /, condition: ArrayLike, other: ArrayLike) -> Tensor:
     """The elements where the condition holds, those of `other` elsewhere."""
     return searching.where(condition, x, other)  # type: ignore[no-any-return]

@@ -30,6 +30,7 @@ from aiograd.array_functions import (
     method_forms,
     products,
     reduction,
+    scattering,
     searching,
     special,
     statistics,
@@ -177,9 +178,11 @@ class TensorMethods:
     msort, kthvalue, unique = searching.msort, searching.kthvalue, searching.unique
     nonzero, argwhere, where = searching.nonzero, searching.argwhere, method_forms.where
     masked_fill, masked_select = method_forms.masked_fill, searching.masked_select
-    take, index_select, take_along_axis, gather = method_forms.take, method_forms.index_select, searching.take_along_axis, searching.gather
+    take, index_select, take_along_axis, gather = method_forms.take, method_forms.index_select, searching.take_along_axis, scattering.gather
     take_along_dim = take_along_axis
-    scatter, scatter_add, index_add = method_forms.scatter, method_forms.scatter_add, method_forms.index_add
+    scatter, scatter_add, scatter_reduce = scattering.scatter, scattering.scatter_add, scattering.scatter_reduce
+    index_add = method_forms.index_add
+    cummax, cummin, logcumsumexp = scattering.cummax, scattering.cummin, scattering.logcumsumexp
     index_copy, index_fill = searching.index_copy, searching.index_fill
 
     numel = nelement = method_forms.numel

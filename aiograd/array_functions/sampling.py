@@ -10,8 +10,7 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, as_tensor
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import no_grad
-from aiograd.random import Generator, default_generator
-from aiograd.random import seed
+from aiograd.random import Generator, default_generator, seed
 from aiograd.tensors.tensor import Tensor
 
 __all__ = ["bernoulli", "manual_seed", "normal", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]

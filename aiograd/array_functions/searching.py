@@ -7,7 +7,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
-from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.array_functions.scattering import indices_of
+from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops import indexing
 from aiograd.ops.shape import np_broadcast_arrays
 from aiograd.tensors.constants import number_dtype, static
@@ -91,16 +92,6 @@ def isin(x: ArrayLike, elements: ArrayLike, /, *, invert: bool = False) -> Tenso
 # Taking and putting.
 
 
-def _indices(name: str, indices: Any) -> Any:
-    if isinstance(indices, (list, tuple)):
-        indices = np.asarray(indices)
-        indices = indices if indices.size else indices.astype(np.intp)  # an empty list has no integers to tell its dtype
-    given = as_tensor(indices)
-    if given.dtype.kind not in "iu":
-        raise ArgumentTypeError(f"{name}(): indices have dtype {given.dtype}, expected integers")
-    return given
-
-
 def take(x: ArrayLike, /, indices: ArrayLike, axis: int | None = None) -> Tensor:
     """Slices at `indices` along an axis, which may be left out for vectors."""
     source = as_tensor(x)
@@ -108,32 +99,17 @@ def take(x: ArrayLike, /, indices: ArrayLike, axis: int | None = None) -> Tensor
         if source.ndim != 1:
             raise ArgumentError(f"take() of shape {list(source.shape)}: axis may be left out for one-dimensional arrays only")
         axis = 0
-    return call(row("take"), (source, _indices("take", indices)), {"axis": axis})  # type: ignore[no-any-return]
+    return call(row("take"), (source, indices_of("take", indices)), {"axis": axis})  # type: ignore[no-any-return]
 
 
 def take_along_axis(x: ArrayLike, /, indices: ArrayLike, axis: int = -1) -> Tensor:
     """Elements along an axis, chosen separately for each position on the others."""
-    return call(row("gather"), (as_tensor(x), _indices("take_along_axis", indices)), {"axis": axis})  # type: ignore[no-any-return]
-
-
-def gather(x: ArrayLike, axis: int, indices: ArrayLike, /) -> Tensor:
-    """`take_along_axis` with PyTorch's order of arguments."""
-    return call(row("gather"), (as_tensor(x), _indices("gather", indices)), {"axis": axis})  # type: ignore[no-any-return]
-
-
-def scatter(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = -1) -> Tensor:
-    """A copy of `x` with the elements at `indices` along an axis replaced (``put_along_axis`` as a function)."""
-    return call(row("scatter"), (as_tensor(x), _indices("scatter", indices), value), {"axis": axis})  # type: ignore[no-any-return]
-
-
-def scatter_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = -1) -> Tensor:
-    """`x` with the elements of `value` added at `indices` along an axis, once for every mention."""
-    return indexing.scatter_add(as_tensor(x), _indices("scatter_add", indices), as_tensor(value), axis=axis)  # type: ignore[no-any-return]
+    return call(row("gather"), (as_tensor(x), indices_of("take_along_axis", indices)), {"axis": axis})  # type: ignore[no-any-return]
 
 
 def index_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = 0) -> Tensor:
     """`x` with the slices of `value` added at `indices` along an axis, once for every mention."""
-    return indexing.index_add(as_tensor(x), _indices("index_add", indices), as_tensor(value), axis=axis)  # type: ignore[no-any-return]
+    return indexing.index_add(as_tensor(x), indices_of("index_add", indices), as_tensor(value), axis=axis)  # type: ignore[no-any-return]
 
 
 # Sorting.

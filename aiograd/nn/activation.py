@@ -163,3 +163,107 @@ class LogSoftmax(Module):
     def extra_repr(self) -> str:
         """The axis."""
         return f"dim={self.dim}"
+
+
+class Softmin(Module):
+    """``softmax(-x)`` along an axis.
+
+    Args:
+        dim: the axis, the last by default.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, input: Any) -> Tensor:
+        """Along the axis."""
+        return functional.softmin(input, self.dim)
+
+    def extra_repr(self) -> str:
+        """The axis."""
+        return f"dim={self.dim}"
+
+
+class GLU(Module):
+    """The first half along an axis times the sigmoid of the second half.
+
+    Args:
+        dim: the axis, the last by default.
+    """
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+    def forward(self, input: Any) -> Tensor:
+        """Along the axis."""
+        return functional.glu(input, self.dim)
+
+    def extra_repr(self) -> str:
+        """The axis."""
+        return f"dim={self.dim}"
+
+
+class SELU(Module):
+    """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("SELU", inplace)
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.selu(input)
+
+
+class CELU(Module):
+    """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere.
+
+    Args:
+        alpha: the limit on the negative side.
+    """
+
+    def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
+        refuse_inplace("CELU", inplace)
+        self.alpha = alpha
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.celu(input, self.alpha)
+
+    def extra_repr(self) -> str:
+        """The limit."""
+        return f"alpha={self.alpha}"
+
+
+class Mish(Module):
+    """``x * tanh(softplus(x))``."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("Mish", inplace)
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.mish(input)
+
+
+class Tanhshrink(Module):
+    """``x - tanh(x)``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.tanhshrink(input)
+
+
+class Softsign(Module):
+    """``x / (1 + |x|)``."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.softsign(input)
+
+
+class LogSigmoid(Module):
+    """``log(sigmoid(x))``, accurate for large negative `x`."""
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.logsigmoid(input)

@@ -1,8 +1,9 @@
-"""Linear, and the layers that only rearrange: Identity and Flatten."""
+"""Linear, and the layers that only rearrange: Identity, Flatten, Unflatten."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -95,3 +96,24 @@ class Flatten(Module):
     def extra_repr(self) -> str:
         """Axes."""
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
+
+
+class Unflatten(Module):
+    """One axis taken apart into several.
+
+    Args:
+        dim: the axis.
+        unflattened_size: extents that take its place; one may be -1.
+    """
+
+    def __init__(self, dim: int, unflattened_size: Sequence[int]) -> None:
+        self.dim = dim
+        self.unflattened_size = tuple(unflattened_size)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """`input` with more axes."""
+        return input.unflatten(self.dim, self.unflattened_size)
+
+    def extra_repr(self) -> str:
+        """The axis and the extents."""
+        return f"dim={self.dim}, unflattened_size={self.unflattened_size}"

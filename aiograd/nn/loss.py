@@ -120,6 +120,42 @@ class SmoothL1Loss(_Loss):
         return functional.smooth_l1_loss(input, target, self.reduction, self.beta)
 
 
+class BCELoss(_Loss):
+    """Cross entropy between probabilities.
+
+    Args:
+        weight: broadcasts: how much each element counts, or None.
+        reduction: "mean", "sum" or "none".
+    """
+
+    weight: Tensor | None
+
+    def __init__(self, weight: Tensor | None = None, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self.register_buffer("weight", weight)
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """The loss of probabilities of one shape."""
+        return functional.binary_cross_entropy(input, target, self.weight, self.reduction)
+
+
+class KLDivLoss(_Loss):
+    """Kullback-Leibler divergence of probabilities from log-probabilities.
+
+    Args:
+        reduction: "batchmean" (over the first axis, the divergence proper), "mean" (over elements), "sum" or "none".
+        log_target: True if targets are logarithms too.
+    """
+
+    def __init__(self, reduction: str = "mean", log_target: bool = False) -> None:
+        super().__init__(reduction)
+        self.log_target = log_target
+
+    def forward(self, input: Any, target: Any) -> Tensor:
+        """The loss of log-probabilities and probabilities of one shape."""
+        return functional.kl_div(input, target, self.reduction, self.log_target)
+
+
 class BCEWithLogitsLoss(_Loss):
     """Cross entropy between probabilities and the sigmoid of logits.
 

@@ -24,7 +24,9 @@ import numpy as np
 
 from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.graph.hooks import HookDict, RemovableHandle
 from aiograd.modes import current_mode
+from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, register
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, counter_of
@@ -49,6 +51,8 @@ class Module:
     training: bool = True
     #: names of the attributes that are buffers, and whether they belong to the state
     _buffer_names: Mapping[str, bool] = MappingProxyType({})
+    #: hooks before and after ``forward``, once there is one
+    _forward_hooks: HookDict | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the outputs; called by ``module(*args)`` and defined by subclasses."""
@@ -59,12 +63,48 @@ class Module:
         if trace is not None:
             trace.called(self)
         try:
+            if self._forward_hooks:
+                return call_with_hooks(self, self.forward, self._forward_hooks, args, kwargs)
             return self.forward(*args, **kwargs)
         except (AttributeError, TypeError) as error:
             name = None if "None" not in str(error) else _missing(self.forward, args, kwargs)
             if name is None:
                 raise
             raise ArgumentTypeError(f"{type(self).__name__}.forward: its argument {name!r} {NONE_ADVICE}") from error
+
+    def register_forward_pre_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+        """Call ``hook(module, args)`` before every forward.
+
+        Args:
+            hook: ``def`` or ``async def``; returns None, or the arguments that take the place of `args` (a tuple, or the only one).
+            prepend: True to call it before the hooks there are.
+            with_kwargs: True to call ``hook(module, args, kwargs)``, which then returns None or both.
+
+        Returns:
+            A handle whose ``remove()`` ends it.
+        """
+        return self._add_hook(ForwardHook(hook, with_kwargs, True), prepend)
+
+    def register_forward_hook(self, hook: Callable[..., Any], *, prepend: bool = False, with_kwargs: bool = False) -> RemovableHandle:
+        """Call ``hook(module, args, output)`` after every forward; of an ``async def`` one, with the result.
+
+        Args:
+            hook: ``def`` or ``async def``; returns None, or what takes the place of the output.
+            prepend: True to call it before the hooks there are.
+            with_kwargs: True to call ``hook(module, args, kwargs, output)``.
+
+        Returns:
+            A handle whose ``remove()`` ends it.
+        """
+        return self._add_hook(ForwardHook(hook, with_kwargs, False), prepend)
+
+    def _add_hook(self, hook: ForwardHook, prepend: bool) -> RemovableHandle:
+        if not callable(hook.function):
+            raise ArgumentTypeError(f"{type(self).__name__}: a hook is a function, found {type(hook.function).__name__}")
+        if self._forward_hooks is None:
+            object.__setattr__(self, "_forward_hooks", HookDict())
+        hooks: Any = self._forward_hooks
+        return register(hooks, hook, prepend)
 
     # ---------------------------------------------------------------- what belongs to a module
 

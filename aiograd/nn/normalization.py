@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.array_functions.conversion import as_tensor
 from aiograd.array_functions.creation import ones, zeros
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import functional, init
@@ -187,12 +188,18 @@ class _BatchNorm(Module):
                 f"expected {self.num_features} channels in the second of {' or '.join(map(str, self._ndims))} axes"
             )
         measures = self.training or self.running_mean is None
-        momentum = 0.0
-        if self.training and self.num_batches_tracked is not None:
-            inplace.perform("count", functools.partial(_count, self.num_batches_tracked))
-            momentum = 1.0 / self.num_batches_tracked.item() if self.momentum is None else self.momentum
+        momentum = self._next_momentum() if self.training and self.num_batches_tracked is not None else 0.0
         mean, var = (self.running_mean, self.running_var) if not measures or momentum else (None, None)
-        return functional.batch_norm(input, mean, var, self.weight, self.bias, measures, momentum, self.eps)
+        return self._normalize(input, mean, var, self.weight, self.bias, measures, momentum, self.eps)
+
+    def _next_momentum(self) -> float:
+        """Count one more batch; how much of the running statistics it replaces."""
+        batches: Any = self.num_batches_tracked
+        inplace.perform("count", functools.partial(_count, batches))
+        return 1.0 / batches.item() if self.momentum is None else self.momentum
+
+    def _normalize(self, *given: Any) -> Tensor:
+        return functional.batch_norm(*given)
 
     def extra_repr(self) -> str:
         """Extents."""
@@ -229,6 +236,66 @@ class BatchNorm2d(_BatchNorm):
         dtype, device: of parameters and buffers.
 
     Shape: (N, C, H, W).
+    """
+
+    _ndims = (4,)
+
+
+class _InstanceNorm(_BatchNorm):
+    def __init__(
+        self,
+        num_features: int,
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = False,
+        track_running_stats: bool = False,
+        *,
+        dtype: Any = None,
+        device: str | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype=dtype, device=device)
+
+    def forward(self, input: Any) -> Tensor:
+        """The normalised input; with running statistics, these move in training and are used in evaluation."""
+        x = as_tensor(input)
+        return super().forward(x.unsqueeze(0)).squeeze(0) if x.ndim == self._ndims[0] - 1 else super().forward(x)
+
+    def _next_momentum(self) -> float:
+        return self.momentum or 0.0  # as in PyTorch, batches are not counted
+
+    def _normalize(self, *given: Any) -> Tensor:
+        return functional.instance_norm(*given)
+
+
+class InstanceNorm1d(_InstanceNorm):
+    """Mean 0 and variance 1 per channel of each sample.
+
+    Args:
+        num_features: extent of the channels' axis.
+        eps: added to the variance.
+        momentum: how much of the running statistics a batch replaces.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: True to keep running statistics and use them in evaluation.
+        dtype, device: of parameters and buffers.
+
+    Shape: (N, C, L) or (C, L).
+    """
+
+    _ndims = (3,)
+
+
+class InstanceNorm2d(_InstanceNorm):
+    """Mean 0 and variance 1 per channel of each sample.
+
+    Args:
+        num_features: extent of the channels' axis.
+        eps: added to the variance.
+        momentum: how much of the running statistics a batch replaces.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: True to keep running statistics and use them in evaluation.
+        dtype, device: of parameters and buffers.
+
+    Shape: (N, C, H, W) or (C, H, W).
     """
 
     _ndims = (4,)

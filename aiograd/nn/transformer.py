@@ -1,4 +1,4 @@
-"""TransformerEncoderLayer: self-attention and a feed-forward network, each with a residual connection and a norm.
+"""Transformers: layers of attention and a feed-forward network, each with a residual connection and a norm, and stacks of them.
 
 Source: Vaswani et al., Attention Is All You Need (2017); with ``norm_first`` Xiong et al., On Layer Normalization in the Transformer
 Architecture (2020). Names and layout of parameters are PyTorch's.
@@ -6,12 +6,14 @@ Architecture (2020). Names and layout of parameters are PyTorch's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import copy
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError
 from aiograd.nn import functional
 from aiograd.nn.attention import MultiHeadAttention
+from aiograd.nn.containers import ModuleList
 from aiograd.nn.dropout import Dropout
 from aiograd.nn.linear import Linear
 from aiograd.nn.module import Module
@@ -22,23 +24,7 @@ from aiograd.tensors.tensor import Tensor
 _ACTIVATIONS: dict[str, Callable[[Any], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}
 
 
-class TransformerEncoderLayer(Module):
-    """One layer of a transformer encoder.
-
-    Args:
-        d_model: features.
-        nhead: heads of attention; divides `d_model`.
-        dim_feedforward: features inside the feed-forward network.
-        dropout: probability of dropping in training, in four places.
-        activation: "relu", "gelu" or a function.
-        layer_norm_eps: of the norms.
-        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
-        norm_first: True if norms come before attention and feed-forward network rather than after.
-        bias: True if projections and norms have one.
-        dtype, device: of the parameters.
-        generator: draws first values and dropout; None: the default generator.
-    """
-
+class _TransformerLayer(Module):
     def __init__(
         self,
         d_model: int,
@@ -56,29 +42,165 @@ class TransformerEncoderLayer(Module):
         generator: Generator | None = None,
     ) -> None:
         if isinstance(activation, str) and activation not in _ACTIVATIONS:
-            raise ArgumentError(f"TransformerEncoderLayer(activation={activation!r}): expected 'relu', 'gelu' or a function")
+            raise ArgumentError(f"{type(self).__name__}(activation={activation!r}): expected 'relu', 'gelu' or a function")
         made: dict[str, Any] = {"dtype": dtype, "device": device, "generator": generator}
-        self.self_attn = MultiHeadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **made)
+        for name in self._attentions:
+            self.add_module(name, MultiHeadAttention(d_model, nhead, dropout, bias, batch_first=batch_first, **made))
         self.linear1 = Linear(d_model, dim_feedforward, bias, **made)
         self.dropout = Dropout(dropout, generator=generator)
         self.linear2 = Linear(dim_feedforward, d_model, bias, **made)
         self.norm_first = norm_first
-        self.norm1 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype, device=device)
-        self.norm2 = LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype, device=device)
-        self.dropout1 = Dropout(dropout, generator=generator)
-        self.dropout2 = Dropout(dropout, generator=generator)
+        for i in range(1, len(self._attentions) + 2):
+            self.add_module(f"norm{i}", LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype, device=device))
+        for i in range(1, len(self._attentions) + 2):
+            self.add_module(f"dropout{i}", Dropout(dropout, generator=generator))
         self.activation = _ACTIVATIONS[activation] if isinstance(activation, str) else activation
+
+    #: names of the attention modules, in the order of their norms
+    _attentions: tuple[str, ...] = ()
+
+    def _blocks(self, x: Tensor, blocks: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+        """Each block with its residual connection and norm."""
+        for i, block in enumerate(blocks, 1):
+            norm: Any = getattr(self, f"norm{i}")
+            x = x + block(norm(x)) if self.norm_first else norm(x + block(x))
+        return x
+
+    def _attend(self, number: int, x: Tensor, other: Tensor | None, mask: Any, padding: Any, is_causal: bool) -> Tensor:
+        """Attention of `x` to `other`, or to itself, and dropout."""
+        attention: Any = getattr(self, self._attentions[number - 1])
+        drop: Any = getattr(self, f"dropout{number}")
+        seen = x if other is None else other
+        return drop(attention(x, seen, seen, padding, attn_mask=mask, is_causal=is_causal)[0])  # type: ignore[no-any-return]
+
+    def _feed(self, x: Tensor) -> Tensor:
+        drop: Any = getattr(self, f"dropout{len(self._attentions) + 1}")
+        return drop(self.linear2(self.dropout(self.activation(self.linear1(x)))))  # type: ignore[no-any-return]
+
+
+class TransformerEncoderLayer(_TransformerLayer):
+    """One layer of a transformer encoder: self-attention and a feed-forward network.
+
+    Args:
+        d_model: features.
+        nhead: heads of attention; divides `d_model`.
+        dim_feedforward: features inside the feed-forward network.
+        dropout: probability of dropping in training, in four places.
+        activation: "relu", "gelu" or a function.
+        layer_norm_eps: of the norms.
+        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
+        norm_first: True if norms come before attention and feed-forward network rather than after.
+        bias: True if projections and norms have one.
+        dtype, device: of the parameters.
+        generator: draws first values and dropout; None: the default generator.
+    """
+
+    _attentions = ("self_attn",)
 
     def forward(self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
         """One layer; masks as in `MultiHeadAttention`."""
-        if self.norm_first:
-            x = src + self._attend(self.norm1(src), src_mask, src_key_padding_mask, is_causal)
-            return x + self._feed(self.norm2(x))
-        x = self.norm1(src + self._attend(src, src_mask, src_key_padding_mask, is_causal))
-        return self.norm2(x + self._feed(x))  # type: ignore[no-any-return]
+        return self._blocks(src, [lambda x: self._attend(1, x, None, src_mask, src_key_padding_mask, is_causal), self._feed])
 
-    def _attend(self, x: Tensor, mask: Any, padding: Any, is_causal: bool) -> Tensor:
-        return self.dropout1(self.self_attn(x, x, x, padding, attn_mask=mask, is_causal=is_causal)[0])  # type: ignore[no-any-return]
 
-    def _feed(self, x: Tensor) -> Tensor:
-        return self.dropout2(self.linear2(self.dropout(self.activation(self.linear1(x)))))  # type: ignore[no-any-return]
+class TransformerDecoderLayer(_TransformerLayer):
+    """One layer of a transformer decoder: self-attention, attention to what an encoder made, and a feed-forward network.
+
+    Args:
+        d_model: features.
+        nhead: heads of attention; divides `d_model`.
+        dim_feedforward: features inside the feed-forward network.
+        dropout: probability of dropping in training, in six places.
+        activation: "relu", "gelu" or a function.
+        layer_norm_eps: of the norms.
+        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
+        norm_first: True if norms come before each part rather than after.
+        bias: True if projections and norms have one.
+        dtype, device: of the parameters.
+        generator: draws first values and dropout; None: the default generator.
+    """
+
+    _attentions = ("self_attn", "multihead_attn")
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        tgt_is_causal: bool = False,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """One layer; masks as in `MultiHeadAttention`, of attention to itself (``tgt_...``) and to `memory`."""
+        return self._blocks(
+            tgt,
+            [
+                lambda x: self._attend(1, x, None, tgt_mask, tgt_key_padding_mask, tgt_is_causal),
+                lambda x: self._attend(2, x, memory, memory_mask, memory_key_padding_mask, memory_is_causal),
+                self._feed,
+            ],
+        )
+
+
+class _TransformerStack(Module):
+    norm: Module | None
+
+    def __init__(self, layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        if num_layers < 1:
+            raise ArgumentError(f"{type(self).__name__}(num_layers={num_layers}): expected at least 1")
+        # generators are shared: copies of one would drop the same places in every layer
+        drawing = {id(each): each for module in layer.modules() if (each := getattr(module, "generator", None)) is not None}
+        self.layers = ModuleList([copy.deepcopy(layer, dict(drawing)) for _ in range(num_layers)])
+        self.num_layers = num_layers
+        self.norm = norm
+
+    def _through(self, x: Tensor, *given: Any) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, *given)
+        return x if self.norm is None else self.norm(x)
+
+
+class TransformerEncoder(_TransformerStack):
+    """Layers of an encoder, one after the other.
+
+    Args:
+        encoder_layer: is copied, values of parameters included.
+        num_layers: how many copies.
+        norm: a module for the end, or None.
+    """
+
+    def __init__(self, encoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        super().__init__(encoder_layer, num_layers, norm)
+
+    def forward(self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None) -> Tensor:
+        """All layers; masks as in `MultiHeadAttention`."""
+        return self._through(src, mask, src_key_padding_mask, bool(is_causal))
+
+
+class TransformerDecoder(_TransformerStack):
+    """Layers of a decoder, one after the other.
+
+    Args:
+        decoder_layer: is copied, values of parameters included.
+        num_layers: how many copies.
+        norm: a module for the end, or None.
+    """
+
+    def __init__(self, decoder_layer: Module, num_layers: int, norm: Module | None = None) -> None:
+        super().__init__(decoder_layer, num_layers, norm)
+
+    def forward(
+        self,
+        tgt: Tensor,
+        memory: Tensor,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """All layers; masks as in `TransformerDecoderLayer`."""
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+        return self._through(tgt, memory, *masks, bool(tgt_is_causal), memory_is_causal)

@@ -15,6 +15,8 @@ comparison          comparisons, logic and tests, without gradients
 shape, joining      rearranging; joining, splitting, repeating, padding
 indexing            indexing and its adjoints; take, gather, scatter
 reduction, scan     sums, means, extrema; cumulative sums, products, recurrences
+cumulative          cumulative extrema and logsumexp
+scattering          extrema of what is scattered to one place
 sorting             sort, topk, median, searches
 statistics          quantiles, covariances, sums without NaN
 calculus            differences, the trapezoidal rule, interpolation
@@ -36,6 +38,7 @@ from aiograd.ops import (
     comparison,
     complexes,
     creation,
+    cumulative,
     decomposition,
     einsum,
     elementwise,
@@ -50,6 +53,7 @@ from aiograd.ops import (
     norms,
     reduction,
     scan,
+    scattering,
     shape,
     sorting,
     special,
@@ -71,6 +75,7 @@ __all__ = [
     "comparison",
     "complexes",
     "creation",
+    "cumulative",
     "decomposition",
     "define",
     "einsum",
@@ -87,6 +92,7 @@ __all__ = [
     "norms",
     "reduction",
     "scan",
+    "scattering",
     "shape",
     "sorting",
     "special",

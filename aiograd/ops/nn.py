@@ -7,8 +7,10 @@ Each family has its file. The plain rules are the reference: they serve higher o
 from __future__ import annotations
 
 from aiograd.ops.nn_attention import scaled_dot_product_attention
+from aiograd.ops.nn_binary_loss import binary_cross_entropy
 from aiograd.ops.nn_convolution import col2im, conv2d, conv2d_input_grad, conv2d_weight_grad, im2col
 from aiograd.ops.nn_embedding import embedding, embedding_grad
+from aiograd.ops.nn_gru import gru, gru_cell, rnn
 from aiograd.ops.nn_linear import linear
 from aiograd.ops.nn_loss import (
     binary_cross_entropy_with_logits,
@@ -27,6 +29,7 @@ __all__ = [
     "avg_pool2d",
     "avg_pool2d_input_grad",
     "batch_norm",
+    "binary_cross_entropy",
     "binary_cross_entropy_with_logits",
     "col2im",
     "conv2d",
@@ -36,6 +39,8 @@ __all__ = [
     "embedding",
     "embedding_grad",
     "group_norm",
+    "gru",
+    "gru_cell",
     "huber_loss",
     "im2col",
     "layer_norm",
@@ -49,6 +54,7 @@ __all__ = [
     "mse_loss",
     "nll_loss",
     "rms_norm",
+    "rnn",
     "safe_softmax",
     "scaled_dot_product_attention",
     "smooth_l1_loss",

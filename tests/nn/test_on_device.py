@@ -37,6 +37,25 @@ class States(nn.Module):
         return self.inner(x)[0]
 
 
+class Gated(nn.Module):
+    """A GRU and a simple network after it."""
+
+    def __init__(self) -> None:
+        self.inner = nn.GRU(4, 3, 2, bidirectional=True, dtype=np.float64)
+        self.last = nn.RNN(6, 2, nonlinearity="tanh", dtype=np.float64)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.inner(x)[0])[0]
+
+
+class Decode(nn.Module):
+    def __init__(self) -> None:
+        self.inner = nn.TransformerDecoder(nn.TransformerDecoderLayer(4, 2, 8, 0.0, dtype=np.float64), 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.inner(x, x[:3], tgt_is_causal=True)
+
+
 CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "mlp": (lambda: nn.Sequential(nn.Linear(4, 6, dtype=np.float64), nn.GELU(), nn.Linear(6, 2, dtype=np.float64), nn.LogSoftmax()), (5, 4)),
     "cnn": (
@@ -50,6 +69,17 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "attention": (Attend, (5, 3, 4)),
     "transformer": (lambda: nn.TransformerEncoderLayer(4, 2, 8, 0.0, dtype=np.float64), (5, 3, 4)),
     "lstm": (States, (5, 3, 4)),
+    "gru": (Gated, (5, 3, 4)),
+    "decoder": (Decode, (5, 3, 4)),
+    "lines": (
+        lambda: nn.Sequential(
+            nn.Conv1d(3, 4, 3, padding=1, padding_mode="reflect", dtype=np.float64), nn.InstanceNorm1d(4, affine=True, dtype=np.float64),
+            nn.PReLU(4, dtype=np.float64), nn.MaxPool1d(2, ceil_mode=True), nn.ConvTranspose1d(4, 2, 3, stride=2, dtype=np.float64),
+            nn.Hardswish(), nn.AvgPool1d(2, 2, 0, True),
+        ),
+        (5, 3, 9),
+    ),
+    "sizes": (lambda: nn.Sequential(nn.PReLU(dtype=np.float64), nn.Upsample((5, 7), mode="bilinear"), nn.AdaptiveAvgPool2d((3, 2)), nn.Mish()), (2, 2, 4, 6)),
 }  # fmt: skip
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from tests.ops import domains_analysis
-from tests.ops.domain import Arguments, Domain, apart, arrays, binary, cases, unary, uniform
+from tests.ops.domain import Arguments, Domain, apart, arrays, binary, cases, distinct, unary, uniform
 
 Case = Callable[[np.random.Generator], Arguments]
 
@@ -128,6 +128,17 @@ def _gather_adjoint(shape: tuple[int, ...], indices: Any, axis: int) -> Case:
     return lambda rng: ((uniform(rng, np.take_along_axis(np.zeros(shape), index, axis).shape), index), {"shape": shape, "axis": axis})
 
 
+def _extremes(shape: tuple[int, ...], indices: Any, axis: int, largest: bool) -> Case:
+    def draw(rng: np.random.Generator) -> Arguments:
+        index = np.array(indices, dtype=int)
+        values = distinct(rng, (int(np.prod(shape)) + index.size,))
+        return (values[index.size :].reshape(shape), values[: index.size].reshape(index.shape), index), {"axis": axis, "largest": largest}
+
+    return draw
+
+
+SCATTERED: tuple[tuple[tuple[int, ...], Any, int], ...] = (((4,), [0, 3, 3], 0), ((2, 3), [[0, 2], [1, 1]], 1), ((3, 2), [[1, 1]], 0))
+CUMULATIVE: tuple[tuple[tuple[int, ...], int], ...] = (((4,), 0), ((2, 3), 1), ((3, 2), 0), ((2, 3, 2), -2), ((0,), 0), ((), -1))
 TAKES: tuple[tuple[tuple[int, ...], Any, int], ...] = (
     ((4,), [0, 3, 3], 0),
     ((4,), 2, 0),
@@ -416,6 +427,10 @@ _INDEXING: dict[str, Domain] = {
         _with(_taking((2, 3), [[1, 0, 1]], 0), lambda rng: uniform(rng, ())),
         complex=True,
     ),
+    "scatter_extreme": cases(*(_extremes(*case, largest=largest) for largest in (True, False) for case in SCATTERED)),
+    "cummax": cases(*(apart(shape, axis=axis) for shape, axis in CUMULATIVE)),
+    "cummin": cases(*(apart(shape, axis=axis) for shape, axis in CUMULATIVE)),
+    "logcumsumexp": cases(*(arrays(shape, axis=axis) for shape, axis in CUMULATIVE)),
     "sort": cases(
         apart((4,)), apart((2, 3)), apart((2, 3), axis=0, descending=True), apart((2, 3, 2), axis=-2), apart((0,)), apart((3,), stable=False)
     ),

@@ -175,6 +175,9 @@ _LOSS: dict[str, Domain] = {
     "huber_loss": cases(*(_losses((2, 5), away=(-d, d), reduction=r, delta=d) for r in REDUCTIONS for d in (1.0, 0.5))),
     "smooth_l1_loss": cases(*(_losses((2, 5), away=(-b, b, 0.0), reduction=r, beta=b) for r in REDUCTIONS for b in (1.0, 0.5, 0.0))),
     # the weights take no gradient, so they are given for three reductions but not drawn as arguments that are checked
+    "binary_cross_entropy": cases(
+        lambda rng: ((rng.uniform(0.1, 0.9, (2, 3)), rng.uniform(0.1, 0.9, (2, 3))), {}), lambda rng: ((rng.uniform(0.1, 0.9, (0,)),) * 2, {})
+    ),
     "binary_cross_entropy_with_logits": cases(*(_binary(reduction) for reduction in REDUCTIONS)),
 }
 
@@ -206,6 +209,13 @@ def _indexed(rows: int, shape: tuple[int, ...], adjoint: bool, **statics: Any) -
     return draw
 
 
+def _positive(*shapes: tuple[int, ...], **statics: Any) -> Draw:
+    """Arrays above zero: a rectifier between them has no kink."""
+    return arrays(*shapes, low=0.1, high=1.0, **statics)
+
+
+_GRU = ((3, 2, 4), (2, 3), (9, 4), (9, 3))
+_RNN = ((3, 2, 4), (2, 3), (3, 4), (3, 3))
 _LSTM = ((3, 2, 4), (2, 3), (2, 3), (12, 4), (12, 3))
 
 _REST: dict[str, Domain] = {
@@ -228,6 +238,9 @@ _REST: dict[str, Domain] = {
     "embedding_grad": cases(_indexed(5, (2, 3), True), _indexed(4, (3,), True, padding_idx=0), _indexed(3, (), True), _indexed(3, (0,), True)),
     "lstm_cell": cases(arrays((3, 8), (3, 2)), arrays((4,), (1,)), arrays((2, 2, 12), (2, 2, 3))),
     "lstm": cases(arrays(*_LSTM, (12,), (12,)), arrays(*_LSTM), arrays((1, 1, 2), (1, 2), (1, 2), (8, 2), (8, 2), (8,))),
+    "gru_cell": cases(arrays((3, 6), (3, 6), (3, 2)), arrays((3,), (3,), (1,)), arrays((2, 2, 9), (2, 2, 9), (2, 2, 3))),
+    "gru": cases(arrays(*_GRU, (9,), (9,)), arrays(*_GRU), arrays((1, 1, 2), (1, 2), (6, 2), (6, 2), (6,))),
+    "rnn": cases(arrays(*_RNN, (3,), (3,)), arrays(*_RNN), _positive(*_RNN, (3,), nonlinearity="relu")),
 }
 
 DOMAINS: dict[str, Domain] = {**_CONVOLUTION, **_POOLING, **_NORMALIZATION, **_LOSS, **_REST}

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-
 from numpy.lib.stride_tricks import sliding_window_view
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError

@@ -274,6 +274,28 @@ def lstm_cell(gates: Tensor, c: Tensor) -> Any:
     return torch.sigmoid(o) * torch.tanh(c), c
 
 
+def gru_cell(gi: Tensor, gh: Tensor, h: Tensor) -> Tensor:
+    """The elementwise part of a step."""
+    (ri, zi, ni), (rh, zh, nh) = gi.chunk(3, -1), gh.chunk(3, -1)
+    z = torch.sigmoid(zi + zh)
+    return (1 - z) * torch.tanh(ni + torch.sigmoid(ri + rh) * nh) + z * h
+
+
+def gru(x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
+    """torch.gru of one layer; it takes both biases or none."""
+    weights = (w_ih, w_hh) if b_ih is None and b_hh is None else (w_ih, w_hh, *(w_ih.new_zeros(len(w_ih)) if b is None else b for b in (b_ih, b_hh)))
+    out, last = torch.gru(x, h0[None], weights, len(weights) == 4, 1, 0.0, True, False, False)
+    return out, last[0]
+
+
+def rnn(x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None, nonlinearity: str = "tanh") -> Any:
+    """torch.rnn_tanh or rnn_relu of one layer."""
+    weights = (w_ih, w_hh) if b_ih is None and b_hh is None else (w_ih, w_hh, *(w_ih.new_zeros(len(w_ih)) if b is None else b for b in (b_ih, b_hh)))
+    function = torch.rnn_tanh if nonlinearity == "tanh" else torch.rnn_relu
+    out, last = function(x, h0[None], weights, len(weights) == 4, 1, 0.0, True, False, False)
+    return out, last[0]
+
+
 def lstm(x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
     """What torch.nn.LSTM calls."""
     weights = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, torch.zeros_like(b_ih) if b_hh is None else b_hh]
@@ -341,6 +363,9 @@ COUNTERPARTS.update(
                 lambda w: embedding(w, indices, padding_idx), y, (num_embeddings, y.shape[-1])
             ),
         ),
+        "binary_cross_entropy": ("F.binary_cross_entropy", lambda x, target: F.binary_cross_entropy(x, target, reduction="none")),
+        "cummax": ("torch.cummax", lambda x, axis=-1: tuple(torch.cummax(x, axis))),
+        "cummin": ("torch.cummin", lambda x, axis=-1: tuple(torch.cummin(x, axis))),
         "expand": ("torch.broadcast_to", lambda x, shape: torch.broadcast_to(x, shape)),
         "fabs": ("torch.abs", torch.abs),
         "flip": ("torch.flip", lambda x, axis=None: torch.flip(x, all_axes(x, axis))),
@@ -352,6 +377,8 @@ COUNTERPARTS.update(
         "getitem": ("indexing", select),
         "getitem_adjoint": ("adjoint of indexing", lambda g, index, shape: adjoint(lambda x: select(x, index), g, shape)),
         "group_norm": ("F.group_norm", group_norm),
+        "gru": ("torch.gru", gru),
+        "gru_cell": ("step of torch.gru", gru_cell),
         "huber_loss": ("F.huber_loss", lambda x, target, delta=1.0, reduction="mean": F.huber_loss(x, target, reduction=reduction, delta=delta)),
         "im2col": ("F.unfold", im2col),
         "imag": ("torch.imag", imag),
@@ -361,6 +388,7 @@ COUNTERPARTS.update(
         "ldexp": ("x * 2**n", ldexp),
         "log_sigmoid": ("F.logsigmoid", F.logsigmoid),
         "log_softmax": ("F.log_softmax", lambda x, axis=-1: F.log_softmax(x, axis)),
+        "logcumsumexp": ("torch.logcumsumexp", lambda x, axis=-1: torch.logcumsumexp(x, axis)),
         "logsumexp": ("torch.logsumexp", reduction(torch.logsumexp)),
         "lstm": ("torch.lstm", lstm),
         "lstm_cell": ("step of torch.lstm", lstm_cell),
@@ -376,10 +404,15 @@ COUNTERPARTS.update(
         "repeat_interleave": ("torch.repeat_interleave", lambda x, repeats, axis=None: torch.repeat_interleave(x, repeats, dim=axis)),
         "reshape": ("torch.reshape", lambda x, shape: torch.reshape(x, shape)),
         "rms_norm": ("F.rms_norm", rms_norm),
+        "rnn": ("torch.rnn_tanh, rnn_relu", rnn),
         "roll": ("torch.roll", roll),
         "safe_softmax": ("F.softmax", lambda x, axis=-1: F.softmax(x, axis)),
         "scaled_dot_product_attention": ("F.scaled_dot_product_attention", attention),
         "scatter": ("torch.scatter", lambda x, indices, value, axis=-1: torch.scatter(x, axis, indices, value.expand(indices.shape))),
+        "scatter_extreme": (
+            "torch.scatter_reduce",
+            lambda x, src, indices, axis=-1, largest=True: torch.scatter_reduce(x, axis, indices, src, "amax" if largest else "amin"),
+        ),
         "setitem": ("index_put", setitem),
         "sinc": ("torch.sinc", sinc),
         "slogdet": ("torch.linalg.slogdet", lambda x: tuple(torch.linalg.slogdet(x))),

@@ -1,30 +1,44 @@
 """Layers, activations and losses as functions, with PyTorch's names and signatures.
 
-Arguments that PyTorch calls ``dim`` may be called ``axis`` as well. There is no ``inplace``: an in-place version would save no memory here,
+Arguments that PyTorch calls ``dim`` may be called ``axis`` as well. Three-dimensional convolutions, CTC, sparse layers and quantization are left out:
+a wrapped PyTorch module or a library serves there. There is no ``inplace``: an in-place version would save no memory here,
 since gradients need the values. Everything takes Tensors, arrays and numbers and returns Tensors.
 """
 
 from __future__ import annotations
 
 from aiograd.nn.functional.activations import (
+    celu,
     elu,
     gelu,
+    glu,
     leaky_relu,
     log_softmax,
+    logit,
     logsigmoid,
+    mish,
     relu,
+    selu,
     sigmoid,
     silu,
     softmax,
+    softmin,
     softplus,
     softsign,
     tanh,
+    tanhshrink,
 )
 from aiograd.nn.functional.attentions import (
     dropout,
     scaled_dot_product_attention,
 )
+from aiograd.nn.functional.convolutions import (
+    conv1d,
+    conv_transpose1d,
+    conv_transpose2d,
+)
 from aiograd.nn.functional.losses import (
+    binary_cross_entropy,
     binary_cross_entropy_with_logits,
     cross_entropy,
     huber_loss,
@@ -35,11 +49,9 @@ from aiograd.nn.functional.losses import (
     smooth_l1_loss,
 )
 from aiograd.nn.functional.maps import (
-    avg_pool2d,
     conv2d,
     embedding,
     linear,
-    max_pool2d,
     one_hot,
     pad,
 )
@@ -47,15 +59,39 @@ from aiograd.nn.functional.normalizations import (
     batch_norm,
     cosine_similarity,
     group_norm,
+    instance_norm,
     layer_norm,
     normalize,
     rms_norm,
 )
+from aiograd.nn.functional.piecewise import (
+    hardshrink,
+    hardsigmoid,
+    hardswish,
+    hardtanh,
+    prelu,
+    relu6,
+    softshrink,
+    threshold,
+)
+from aiograd.nn.functional.pooling import (
+    adaptive_avg_pool1d,
+    adaptive_avg_pool2d,
+    avg_pool1d,
+    avg_pool2d,
+    max_pool1d,
+    max_pool2d,
+)
+from aiograd.nn.functional.resampling import interpolate
 
 __all__ = [
     "relu", "gelu", "silu", "elu", "leaky_relu", "softplus", "softsign", "sigmoid", "logsigmoid", "tanh", "softmax", "log_softmax",
+    "softmin", "selu", "celu", "mish", "glu", "logit", "tanhshrink", "hardtanh", "relu6", "hardsigmoid", "hardswish", "hardshrink", "softshrink",
+    "threshold", "prelu",
     "dropout", "scaled_dot_product_attention",
-    "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss", "smooth_l1_loss",
-    "linear", "embedding", "one_hot", "conv2d", "max_pool2d", "avg_pool2d", "pad",
-    "layer_norm", "rms_norm", "group_norm", "batch_norm", "normalize", "cosine_similarity",
+    "binary_cross_entropy", "binary_cross_entropy_with_logits", "cross_entropy", "huber_loss", "kl_div", "l1_loss", "mse_loss", "nll_loss",
+    "smooth_l1_loss",
+    "linear", "embedding", "one_hot", "conv1d", "conv2d", "conv_transpose1d", "conv_transpose2d", "pad", "interpolate",
+    "max_pool1d", "max_pool2d", "avg_pool1d", "avg_pool2d", "adaptive_avg_pool1d", "adaptive_avg_pool2d",
+    "layer_norm", "rms_norm", "group_norm", "batch_norm", "instance_norm", "normalize", "cosine_similarity",
 ]  # fmt: skip

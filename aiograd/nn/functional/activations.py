@@ -5,11 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 from aiograd.array_functions import activation as functions
+from aiograd.array_functions.comparison import greater
 from aiograd.array_functions.conversion import ArrayLike, as_tensor
+from aiograd.array_functions.elementwise import clip, expm1, log, log1p
 from aiograd.array_functions.elementwise import tanh as _tanh
+from aiograd.array_functions.manipulation import split
 from aiograd.array_functions.searching import where
-from aiograd.errors import ArgumentError
+from aiograd.errors import ArgumentError, ShapeError
 from aiograd.tensors.tensor import Tensor
+
+#: of `selu`
+SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.0507009873554804934193349852946
 
 
 def relu(input: ArrayLike) -> Tensor:
@@ -68,6 +74,63 @@ def logsigmoid(input: ArrayLike) -> Tensor:
 def tanh(input: ArrayLike) -> Tensor:
     """Hyperbolic tangents."""
     return _tanh(input)
+
+
+def selu(input: ArrayLike) -> Tensor:
+    """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer.
+
+    Source: Klambauer et al., Self-normalizing neural networks (2017).
+    """
+    return functions.elu(input, alpha=SELU_ALPHA) * SELU_SCALE
+
+
+def celu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
+    """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere."""
+    if alpha == 0:
+        raise ArgumentError("celu(alpha=0): expected another number than 0")
+    x = as_tensor(input)
+    positive = greater(x, 0.0)
+    out: Tensor = where(positive, x, expm1(where(positive, 0.0, x) / alpha) * alpha)
+    return out
+
+
+def mish(input: ArrayLike) -> Tensor:
+    """``x * tanh(softplus(x))``."""
+    x = as_tensor(input)
+    return x * _tanh(functions.softplus(x))
+
+
+def tanhshrink(input: ArrayLike) -> Tensor:
+    """``x - tanh(x)``."""
+    x = as_tensor(input)
+    return x - _tanh(x)
+
+
+def logit(input: ArrayLike, eps: float | None = None) -> Tensor:
+    """``log(x / (1 - x))``, the inverse of `sigmoid`.
+
+    Args:
+        input: in [0, 1].
+        eps: numbers are limited to [eps, 1 - eps] first; None: they are not.
+    """
+    x = as_tensor(input)
+    if eps is not None:
+        x = clip(x, eps, 1.0 - eps)
+    return log(x) - log1p(-x)
+
+
+def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    """The first half along an axis (the last by default) times the sigmoid of the second half."""
+    x, along = as_tensor(input), axis_of("glu", dim, axis)
+    if not x.ndim or x.shape[along] % 2:
+        raise ShapeError(f"glu: found shape {list(x.shape)}, expected an even length along axis {along}")
+    first, second = split(x, 2, axis=along)
+    return first * functions.sigmoid(second)
+
+
+def softmin(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:
+    """``softmax(-x)`` along an axis, the last by default."""
+    return functions.softmax(-as_tensor(input), axis=axis_of("softmin", dim, axis))
 
 
 def axis_of(name: str, dim: int | None, axis: int | None, default: int = -1) -> int:

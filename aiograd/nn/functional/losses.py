@@ -16,6 +16,7 @@ from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 _cross_entropy, _nll_loss, _mse_loss = row("cross_entropy"), row("nll_loss"), row("mse_loss")
+_probabilities = row("binary_cross_entropy")
 _huber_loss, _smooth_l1_loss, _binary = row("huber_loss"), row("smooth_l1_loss"), row("binary_cross_entropy_with_logits")
 
 
@@ -136,6 +137,19 @@ def binary_cross_entropy_with_logits(
         pos_weight: broadcasts: how much the positive part counts, or None.
     """
     return call(_binary, (input, target, _plain(weight), _plain(pos_weight)), {"reduction": reduction})  # type: ignore[no-any-return]
+
+
+def binary_cross_entropy(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, reduction: str = "mean") -> Tensor:
+    """Cross entropy between probabilities `target` and probabilities `input`, of one shape; of logits `binary_cross_entropy_with_logits`.
+
+    Args:
+        input: in [0, 1]. Logarithms are cut off at -100, so that 0 and 1 have finite losses.
+        target: in [0, 1].
+        weight: broadcasts: how much each element counts, or None.
+        reduction: "mean", "sum" or "none".
+    """
+    loss: Tensor = call(_probabilities, _same_shape("binary_cross_entropy", input, target), {})
+    return _reduced("binary_cross_entropy", loss if weight is None else loss * _plain(weight), reduction)
 
 
 def kl_div(input: ArrayLike, target: ArrayLike, reduction: str = "mean", log_target: bool = False) -> Tensor:

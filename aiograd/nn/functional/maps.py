@@ -1,4 +1,4 @@
-"""Linear maps, embeddings, convolution, pooling and padding as functions. Images are (N, C, H, W) or (C, H, W)."""
+"""Linear maps, embeddings, two-dimensional convolution and padding as functions. Images are (N, C, H, W) or (C, H, W)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aiograd.tensors.tensor import Tensor
 
 Pair: TypeAlias = int | tuple[int, int]
 
-_linear, _conv2d, _embedding, _max_pool2d, _avg_pool2d = (row(name) for name in ("linear", "conv2d", "embedding", "max_pool2d", "avg_pool2d"))
+_linear, _conv2d, _embedding = row("linear"), row("conv2d"), row("embedding")
 
 
 def linear(input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -> Tensor:
@@ -66,7 +66,12 @@ def one_hot(input: ArrayLike, num_classes: int = -1) -> Tensor:
     return make((indices[..., None] == np.arange(classes)).astype(np.int64))  # type: ignore[no-any-return]
 
 
-def _batched(name: str, input: Any) -> tuple[Tensor, bool]:
+def batched(name: str, input: Any) -> tuple[Tensor, bool]:
+    """The images with an axis for the batch, and True if they had none.
+
+    Raises:
+        ShapeError: they are no images.
+    """
     x = as_tensor(input)
     if x.ndim not in (3, 4):
         raise ShapeError(f"{name}: found shape {list(x.shape)}, expected (N, C, H, W) or (C, H, W)")
@@ -92,7 +97,7 @@ def conv2d(
         padding: zeros on both sides, an int or (height, width); "valid" is none, "same" keeps the size (stride 1).
         groups: channels fall into so many groups that do not mix.
     """
-    x, alone = _batched("conv2d", input)
+    x, alone = batched("conv2d", input)
     kernel = as_tensor(weight)
     if isinstance(padding, str):
         x, padding = _named_padding(x, kernel, padding, stride, dilation)
@@ -110,21 +115,6 @@ def _named_padding(x: Tensor, kernel: Tensor, padding: str, stride: Pair, dilati
     if any(n % 2 for n in total):  # the odd one goes behind
         x = pad_axes(x, [(0, 0), (0, 0), *((0, n % 2) for n in total)])
     return x, (total[0] // 2, total[1] // 2)
-
-
-def max_pool2d(input: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1) -> Tensor:
-    """The maximum of each window; windows lie side by side unless a stride is given."""
-    x, alone = _batched("max_pool2d", input)
-    out: Tensor = call(_max_pool2d, (x,), {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation})
-    return out.squeeze(0) if alone else out
-
-
-def avg_pool2d(input: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, *, count_include_pad: bool = True) -> Tensor:
-    """The mean of each window; windows lie side by side unless a stride is given."""
-    x, alone = _batched("avg_pool2d", input)
-    options = {"kernel_size": kernel_size, "stride": stride, "padding": padding, "count_include_pad": count_include_pad}
-    out: Tensor = call(_avg_pool2d, (x,), options)
-    return out.squeeze(0) if alone else out
 
 
 def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: float | None = None) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,6 +97,40 @@ def batch_norm(
     if bias is not None:
         shift = shift + as_tensor(bias)
     return x * scale.reshape(along) + shift.reshape(along)
+
+
+def instance_norm(
+    input: ArrayLike,
+    running_mean: Tensor | None = None,
+    running_var: Tensor | None = None,
+    weight: ArrayLike | None = None,
+    bias: ArrayLike | None = None,
+    use_input_stats: bool = True,
+    momentum: float = 0.1,
+    eps: float = 1e-5,
+) -> Tensor:
+    """Mean 0 and variance 1 per channel of each sample, or by running statistics; then scaled and shifted per channel.
+
+    Args:
+        input: (N, C, ...).
+        running_mean, running_var: (C,) or None; while measuring updated in place with means over the samples.
+        weight, bias: (C,) or None.
+        use_input_stats: True to measure, rather than use the running statistics.
+        momentum, eps: as of `batch_norm`.
+    """
+    x = as_tensor(input)
+    if not use_input_stats:
+        return batch_norm(x, running_mean, running_var, weight, bias, False, momentum, eps)
+    count = math.prod(x.shape[2:])
+    if x.ndim < 3 or count < 2:
+        raise ShapeError(f"instance_norm: found an input of shape {list(x.shape)}, expected (N, C, ...) with more than one value per channel")
+    plain = x.detach()
+    axes = tuple(range(2, x.ndim))
+    if running_mean is not None:
+        inplace.perform("track", functools.partial(_track, running_mean, momentum, 1.0), plain.mean(axes).mean(0))
+    if running_var is not None:
+        inplace.perform("track", functools.partial(_track, running_var, momentum, count / (count - 1)), plain.var(axes).mean(0))
+    return group_norm(x, x.shape[1], weight, bias, eps)
 
 
 def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> None:

@@ -1,0 +1,142 @@
+"""Convolution along one axis, and transposed convolution, as functions.
+
+A line is an image of height 1. A transposed convolution is the row that is the gradient of a convolution by its input.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeAlias
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.kernels.window import pair
+from aiograd.nn.functional.maps import Pair, batched, conv2d
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+#: an int, or a tuple of one
+Single: TypeAlias = int | tuple[int]
+
+_transposed = row("conv2d_input_grad")
+
+
+def single(value: Any, name: str) -> int:
+    """``(3,)`` means 3.
+
+    Raises:
+        ArgumentError: neither an int nor one int.
+    """
+    if isinstance(value, (tuple, list)):
+        if len(value) != 1:
+            raise ArgumentError(f"{name}={value!r}: expected an int")
+        return int(value[0])
+    return int(value)
+
+
+def flat(value: Any, name: str, other: int) -> tuple[int, int]:
+    """A setting of a line as that of an image: `other` for the height."""
+    return other, single(value, name)
+
+
+def as_plane(name: str, input: ArrayLike) -> Tensor:
+    """Lines (N, C, L) or (C, L) as images of height 1.
+
+    Raises:
+        ShapeError: they are no lines.
+    """
+    x = as_tensor(input)
+    if x.ndim not in (2, 3):
+        raise ShapeError(f"{name}: found shape {list(x.shape)}, expected (N, C, L) or (C, L)")
+    return x.unsqueeze(-2)
+
+
+def _kernel(name: str, weight: ArrayLike) -> Tensor:
+    kernel = as_tensor(weight)
+    if kernel.ndim != 3:
+        raise ShapeError(f"{name}: weight has shape {list(kernel.shape)}, expected three axes")
+    return kernel.unsqueeze(-2)
+
+
+def conv1d(
+    input: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Single = 1,
+    padding: Single | str = 0,
+    dilation: Single = 1,
+    groups: int = 1,
+) -> Tensor:
+    """One-dimensional cross-correlation.
+
+    Args:
+        input: (N, in, L) or (in, L).
+        weight: (out, in / groups, k).
+        bias: (out,) or None.
+        stride, dilation: ints.
+        padding: zeros on both sides; "valid" is none, "same" keeps the length (stride 1).
+        groups: channels fall into so many groups that do not mix.
+    """
+    space: Any = padding if isinstance(padding, str) else flat(padding, "padding", 0)
+    image, kernel = as_plane("conv1d", input), _kernel("conv1d", weight)
+    return conv2d(image, kernel, bias, flat(stride, "stride", 1), space, flat(dilation, "dilation", 1), groups).squeeze(-2)
+
+
+def conv_transpose2d(
+    input: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Pair = 1,
+    padding: Pair = 0,
+    output_padding: Pair = 0,
+    groups: int = 1,
+    dilation: Pair = 1,
+) -> Tensor:
+    """Transposed convolution: the gradient of `conv2d` with the same weight by its input, taken of `input`.
+
+    Args:
+        input: (N, in, H, W) or (in, H, W).
+        weight: (in, out / groups, kh, kw).
+        bias: (out,) or None.
+        stride, dilation: of that convolution, an int or (height, width).
+        padding: of that convolution: so much is cut off on both sides.
+        output_padding: of the sizes that the convolution would give this input's, how much above the smallest; below stride or dilation.
+        groups: channels fall into so many groups that do not mix.
+
+    Returns:
+        (N, out, H', W') with ``H' = (H - 1) * stride - 2 * padding + dilation * (kh - 1) + output_padding + 1``.
+    """
+    x, alone = batched("conv_transpose2d", input)
+    kernel = as_tensor(weight)
+    if kernel.ndim != 4:
+        raise ShapeError(f"conv_transpose2d: weight has shape {list(kernel.shape)}, expected (in, out / groups, kh, kw)")
+    steps, space, apart = pair(stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation")
+    extra = pair(output_padding, "output_padding")
+    if any(not 0 <= e < max(s, d) for e, s, d in zip(extra, steps, apart, strict=True)):
+        raise ArgumentError(f"conv_transpose2d: output_padding {extra}, expected numbers from 0 to below the stride {steps} or the dilation {apart}")
+    size = tuple(
+        (n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in zip(x.shape[2:], steps, space, apart, kernel.shape[2:], extra, strict=True)
+    )
+    if min(size) < 1:
+        raise ShapeError(f"conv_transpose2d: an input of {list(x.shape)} gives an output of size {size}: use less padding")
+    options = {"input_size": size, "stride": steps, "padding": space, "dilation": apart, "groups": groups}
+    out: Tensor = call(_transposed, (x, kernel), options)
+    if bias is not None:
+        out = out + as_tensor(bias).reshape((-1, 1, 1))
+    return out.squeeze(0) if alone else out
+
+
+def conv_transpose1d(
+    input: ArrayLike,
+    weight: ArrayLike,
+    bias: ArrayLike | None = None,
+    stride: Single = 1,
+    padding: Single = 0,
+    output_padding: Single = 0,
+    groups: int = 1,
+    dilation: Single = 1,
+) -> Tensor:
+    """Transposed convolution along one axis: input (N, in, L) or (in, L), weight (in, out / groups, k), the rest as `conv_transpose2d`."""
+    return conv_transpose2d(
+        as_plane("conv_transpose1d", input), _kernel("conv_transpose1d", weight), bias, flat(stride, "stride", 1), flat(padding, "padding", 0),
+        flat(output_padding, "output_padding", 0), groups, flat(dilation, "dilation", 1),
+    ).squeeze(-2)

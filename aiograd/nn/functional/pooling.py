@@ -1,0 +1,167 @@
+"""Maxima and means of windows as functions. Images are (N, C, H, W) or (C, H, W), lines (N, C, L) or (C, L).
+
+Note [Windows over the edge]
+    With ``ceil_mode`` a last window may reach beyond the padding, if it begins in the input or the padding before it. The rows know nothing
+    of that: the input grows by what the window needs, below every value for a maximum, zeros for a mean, and a mean is multiplied by the
+    taps of a whole window over those that count.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.manipulation import pad as pad_axes
+from aiograd.array_functions.searching import take, where
+from aiograd.errors import ArgumentError, ShapeError
+from aiograd.kernels.window import pair
+from aiograd.nn.functional.convolutions import Single, as_plane, flat
+from aiograd.nn.functional.maps import Pair, batched
+from aiograd.tensors.record import call
+from aiograd.tensors.tensor import Tensor
+
+_max_pool2d, _avg_pool2d = row("max_pool2d"), row("avg_pool2d")
+
+
+def _beyond(length: int, size: int, stride: int, padding: int, dilation: int) -> int:
+    """How far the last window of ``ceil_mode`` reaches beyond the padding; see Note [Windows over the edge]."""
+    reach = dilation * (size - 1) + 1
+    windows = -((reach - length - 2 * padding) // stride) + 1
+    if (windows - 1) * stride >= length + padding:
+        windows -= 1
+    return max((windows - 1) * stride + reach - length - 2 * padding, 0)
+
+
+def _grown(x: Tensor, size: Pair, stride: Pair | None, padding: Pair, dilation: Pair, value: float) -> Tensor:
+    sizes = pair(size, "kernel_size")
+    settings = (sizes, pair(size if stride is None else stride, "stride"), pair(padding, "padding"), pair(dilation, "dilation"))
+    more = [_beyond(*each) for each in zip(x.shape[2:], *settings, strict=True)]
+    return pad_axes(x, [(0, 0), (0, 0), *((0, n) for n in more)], value=value) if any(more) else x
+
+
+def max_pool2d(
+    input: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
+) -> Tensor:
+    """The maximum of each window; windows lie side by side unless a stride is given.
+
+    Args:
+        input: images.
+        kernel_size, stride, dilation: an int or (height, width).
+        padding: on both sides, below every value.
+        ceil_mode: True if a last window may reach over the edge.
+    """
+    x, alone = batched("max_pool2d", input)
+    if ceil_mode:
+        x = _grown(x, kernel_size, stride, padding, dilation, -math.inf)
+    out: Tensor = call(_max_pool2d, (x,), {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation})
+    return out.squeeze(0) if alone else out
+
+
+def avg_pool2d(
+    input: ArrayLike,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+    divisor_override: int | None = None,
+) -> Tensor:
+    """The mean of each window; windows lie side by side unless a stride is given.
+
+    Args:
+        input: images.
+        kernel_size, stride: an int or (height, width).
+        padding: zeros on both sides.
+        ceil_mode: True if a last window may reach over the edge; what lies beyond the padding never counts.
+        count_include_pad: True if padding counts as values.
+        divisor_override: the divisor of the sums, instead.
+    """
+    x, alone = batched("avg_pool2d", input)
+    options: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
+    if divisor_override is not None and divisor_override < 1:
+        raise ArgumentError(f"avg_pool2d(divisor_override={divisor_override}): expected a number above 0")
+    if not ceil_mode and divisor_override is None:
+        out: Tensor = call(_avg_pool2d, (x,), {**options, "count_include_pad": count_include_pad})
+        return out.squeeze(0) if alone else out
+    grown = _grown(x, kernel_size, stride, padding, 1, 0.0) if ceil_mode else x
+    out = call(_avg_pool2d, (grown,), {**options, "count_include_pad": True})
+    sizes, steps = pair(kernel_size, "kernel_size"), pair(kernel_size if stride is None else stride, "stride")
+    counts = [
+        _counts(*each, count_include_pad) for each in zip(x.shape[2:], out.shape[2:], sizes, steps, pair(padding, "padding"), strict=True)
+    ]
+    divisor: Any = np.multiply.outer(*counts) if divisor_override is None else divisor_override
+    factor = as_tensor(np.asarray(math.prod(sizes) / divisor, x.dtype)).to(x.device)
+    out = out * factor
+    return out.squeeze(0) if alone else out
+
+
+def _counts(length: int, windows: int, size: int, stride: int, padding: int, with_padding: bool) -> Any:
+    """How many taps of each window along one axis count."""
+    starts = np.arange(windows) * stride - padding
+    low, high = (-padding, length + padding) if with_padding else (0, length)
+    return np.minimum(starts + size, high) - np.maximum(starts, low)
+
+
+def max_pool1d(
+    input: ArrayLike, kernel_size: Single, stride: Single | None = None, padding: Single = 0, dilation: Single = 1, ceil_mode: bool = False
+) -> Tensor:
+    """The maximum of each window of lines; arguments as of `max_pool2d`."""
+    steps = None if stride is None else flat(stride, "stride", 1)
+    size, space, apart = flat(kernel_size, "kernel_size", 1), flat(padding, "padding", 0), flat(dilation, "dilation", 1)
+    return max_pool2d(as_plane("max_pool1d", input), size, steps, space, apart, ceil_mode).squeeze(-2)
+
+
+def avg_pool1d(
+    input: ArrayLike,
+    kernel_size: Single,
+    stride: Single | None = None,
+    padding: Single = 0,
+    ceil_mode: bool = False,
+    count_include_pad: bool = True,
+) -> Tensor:
+    """The mean of each window of lines; arguments as of `avg_pool2d`."""
+    steps = None if stride is None else flat(stride, "stride", 1)
+    image = as_plane("avg_pool1d", input)
+    return avg_pool2d(image, flat(kernel_size, "kernel_size", 1), steps, flat(padding, "padding", 0), ceil_mode, count_include_pad).squeeze(-2)
+
+
+def adaptive_avg_pool2d(input: ArrayLike, output_size: int | tuple[int | None, int | None] | None) -> Tensor:
+    """Means of windows that share an image out as evenly as they can.
+
+    Args:
+        input: images.
+        output_size: (height, width), or one number for both; None keeps what the image has. Window i of n covers i / n to (i + 1) / n of the
+            extent, rounded outwards.
+    """
+    x, alone = batched("adaptive_avg_pool2d", input)
+    wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
+    if len(wanted) != 2 or any(n is not None and n < 1 for n in wanted) or 0 in x.shape[2:]:
+        raise ShapeError(f"adaptive_avg_pool2d: found an input of {list(x.shape)} and output size {output_size!r}; expected extents above 0")
+    sizes = [n if m is None else int(m) for n, m in zip(x.shape[2:], wanted, strict=True)]
+    if all(n % m == 0 for n, m in zip(x.shape[2:], sizes, strict=True)):
+        windows = tuple(n // m for n, m in zip(x.shape[2:], sizes, strict=True))
+        out: Tensor = call(_avg_pool2d, (x,), {"kernel_size": windows})
+    else:
+        out = _means(_means(x, sizes[0], 2), sizes[1], 3)
+    return out.squeeze(0) if alone else out
+
+
+def _means(x: Tensor, windows: int, axis: int) -> Tensor:
+    """Means of windows along an axis, whose taps are taken side by side."""
+    length = x.shape[axis]
+    number = np.arange(windows)
+    starts, ends = number * length // windows, -(-(number + 1) * length // windows)
+    taps = starts[:, None] + np.arange((ends - starts).max())
+    inside = (taps < ends[:, None]).reshape(taps.shape + (1,) * (x.ndim - 1 - axis))
+    counts = (ends - starts).astype(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
+    chosen = take(x, np.minimum(taps, length - 1), axis)
+    total: Tensor = where(as_tensor(inside).to(x.device), chosen, 0.0).sum(axis + 1)
+    return total / as_tensor(counts).to(x.device)
+
+
+def adaptive_avg_pool1d(input: ArrayLike, output_size: Single) -> Tensor:
+    """Means of windows that share a line out; see `adaptive_avg_pool2d`."""
+    return adaptive_avg_pool2d(as_plane("adaptive_avg_pool1d", input), flat(output_size, "output_size", 1)).squeeze(-2)

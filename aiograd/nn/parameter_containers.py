@@ -1,0 +1,153 @@
+"""Parameters in lists and dicts that are modules, registered under their positions and names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from aiograd.errors import ArgumentTypeError
+from aiograd.nn.module import Module
+from aiograd.nn.parameter import Parameter
+from aiograd.tensors.core import TensorCore
+
+
+def _as_parameter(what: str, value: Any) -> Parameter:
+    if isinstance(value, Parameter):
+        return value
+    if isinstance(value, TensorCore):
+        return Parameter(value, requires_grad=value.dtype.kind in "fc")
+    raise ArgumentTypeError(f"{what}: expected Parameters or Tensors, found {type(value).__name__}")
+
+
+def _described(named: Iterable[tuple[str, Parameter]]) -> str:
+    return ", ".join(f"({name}): {p.dtype} {list(p.shape)}" for name, p in named)
+
+
+class ParameterList(Module):
+    """A list of parameters. Tensors that are put in become Parameters.
+
+    Args:
+        values: the first ones.
+    """
+
+    def __init__(self, values: Iterable[Any] = ()) -> None:
+        self.extend(values)
+
+    def _items(self) -> list[Parameter]:
+        return [value for name, value in self.__dict__.items() if name.isdecimal()]
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    def __iter__(self) -> Iterator[Parameter]:
+        return iter(self._items())
+
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return ParameterList(self._items()[index])
+        return self._items()[self._checked(index)]
+
+    def __setitem__(self, index: int, value: Any) -> None:
+        object.__setattr__(self, str(self._checked(index)), _as_parameter("ParameterList", value))
+
+    def _checked(self, index: int) -> int:
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"ParameterList: index {index} of {len(self)} parameters")
+        return index % len(self)
+
+    def append(self, value: Any) -> ParameterList:
+        """Add one at the end; returns the list."""
+        return self.extend([value])
+
+    def extend(self, values: Iterable[Any]) -> ParameterList:
+        """Add several at the end; returns the list."""
+        found = [_as_parameter("ParameterList", value) for value in values]
+        self.__dict__.update({str(i): value for i, value in enumerate(found, len(self))})
+        return self
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """A list computes nothing.
+
+        Raises:
+            ArgumentTypeError: always.
+        """
+        raise ArgumentTypeError("ParameterList holds parameters and computes nothing: call a module that uses them")
+
+    def extra_repr(self) -> str:
+        """The parameters."""
+        return _described((str(i), p) for i, p in enumerate(self))
+
+
+class ParameterDict(Module):
+    """Parameters by name. Tensors that are put in become Parameters.
+
+    Args:
+        parameters: the first ones.
+    """
+
+    def __init__(self, parameters: Mapping[str, Any] | None = None) -> None:
+        self.update(parameters or {})
+
+    def _items(self) -> dict[str, Parameter]:
+        return {name: value for name, value in self.__dict__.items() if isinstance(value, Parameter)}
+
+    def __getitem__(self, name: str) -> Parameter:
+        try:
+            return self._items()[name]
+        except KeyError:
+            raise KeyError(f"ParameterDict has no {name!r}; it has {', '.join(self._items()) or 'nothing'}") from None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        self.register_parameter(name, _as_parameter("ParameterDict", value))
+
+    def __delitem__(self, name: str) -> None:
+        self.pop(name)
+
+    def __len__(self) -> int:
+        return len(self._items())
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items())
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._items()
+
+    def get(self, name: str, default: Any = None) -> Any:
+        """The parameter of a name, or `default`."""
+        return self._items().get(name, default)
+
+    def pop(self, name: str) -> Parameter:
+        """Take one out."""
+        parameter = self[name]
+        del self.__dict__[name]
+        return parameter
+
+    def keys(self) -> Iterable[str]:
+        """The names."""
+        return self._items().keys()
+
+    def values(self) -> Iterable[Parameter]:
+        """The parameters."""
+        return self._items().values()
+
+    def items(self) -> Iterable[tuple[str, Parameter]]:
+        """Names and parameters."""
+        return self._items().items()
+
+    def update(self, parameters: Mapping[str, Any]) -> None:
+        """Add or replace several; all of them, or none if one cannot be a parameter."""
+        found = {name: _as_parameter("ParameterDict", value) for name, value in parameters.items()}
+        for name, value in found.items():
+            self.register_parameter(name, value)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """A dict computes nothing.
+
+        Raises:
+            ArgumentTypeError: always.
+        """
+        raise ArgumentTypeError("ParameterDict holds parameters and computes nothing: call a module that uses them")
+
+    def extra_repr(self) -> str:
+        """The parameters."""
+        return _described(self.items())

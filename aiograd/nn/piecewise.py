@@ -1,0 +1,152 @@
+"""Activations that are constant or linear in pieces, as modules; PReLU, which learns its slope, among them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.nn import functional, init
+from aiograd.nn.linear import new_parameter
+from aiograd.nn.module import Module, refuse_inplace
+from aiograd.nn.parameter import Parameter
+from aiograd.tensors.tensor import Tensor
+
+
+class ReLU6(Module):
+    """``min(max(x, 0), 6)``."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("ReLU6", inplace)
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.relu6(input)
+
+
+class Hardtanh(Module):
+    """`x` between the limits, the nearer limit elsewhere.
+
+    Args:
+        min_val, max_val: the limits.
+    """
+
+    def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
+        refuse_inplace("Hardtanh", inplace)
+        self.min_val = min_val
+        self.max_val = max_val
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.hardtanh(input, self.min_val, self.max_val)
+
+    def extra_repr(self) -> str:
+        """The limits."""
+        return f"min_val={self.min_val}, max_val={self.max_val}"
+
+
+class Hardsigmoid(Module):
+    """``min(max(x / 6 + 1 / 2, 0), 1)``."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("Hardsigmoid", inplace)
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.hardsigmoid(input)
+
+
+class Hardswish(Module):
+    """``x * hardsigmoid(x)``."""
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace("Hardswish", inplace)
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.hardswish(input)
+
+
+class _Shrink(Module):
+    def __init__(self, lambd: float = 0.5) -> None:
+        self.lambd = lambd
+
+    def extra_repr(self) -> str:
+        """The threshold."""
+        return f"lambd={self.lambd}"
+
+
+class Hardshrink(_Shrink):
+    """`x` where its magnitude is above `lambd`, 0 elsewhere.
+
+    Args:
+        lambd: the threshold.
+    """
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.hardshrink(input, self.lambd)
+
+
+class Softshrink(_Shrink):
+    """`x` moved towards 0 by `lambd`, 0 where that would cross it.
+
+    Args:
+        lambd: how far.
+    """
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.softshrink(input, self.lambd)
+
+
+class Threshold(Module):
+    """`x` where it is above a threshold, another value elsewhere.
+
+    Args:
+        threshold: the threshold.
+        value: takes the place of all that is not above it.
+    """
+
+    def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
+        refuse_inplace("Threshold", inplace)
+        self.threshold = threshold
+        self.value = value
+
+    def forward(self, input: Any) -> Tensor:
+        """Elementwise."""
+        return functional.threshold(input, self.threshold, self.value)
+
+    def extra_repr(self) -> str:
+        """Threshold and value."""
+        return f"threshold={self.threshold}, value={self.value}"
+
+
+class PReLU(Module):
+    """`x` where positive, a learnt slope times `x` elsewhere.
+
+    Args:
+        num_parameters: 1, or the number of channels: one slope for each.
+        init: the first slope.
+        dtype, device: of the slopes.
+
+    Source: He et al., Delving deep into rectifiers (2015).
+    """
+
+    weight: Parameter
+
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, *, dtype: Any = None, device: str | None = None) -> None:
+        self.num_parameters = num_parameters
+        self.init = init
+        self.weight = new_parameter((num_parameters,), dtype, device)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Set the first slopes again."""
+        init.constant_(self.weight, self.init)
+
+    def forward(self, input: Any) -> Tensor:
+        """Of (N, C, ...), or any shape with one slope."""
+        return functional.prelu(input, self.weight)
+
+    def extra_repr(self) -> str:
+        """The number of slopes."""
+        return f"num_parameters={self.num_parameters}"
