@@ -62,6 +62,8 @@ def _region(x: Tensor, index: Tensor, axis: int) -> tuple[slice, ...] | None:
 def gather(x: ArrayLike, /, axis: int, index: ArrayLike) -> Tensor:
     """Elements along an axis: ``out[i, j] = x[index[i, j], j]`` for axis 0; see Note [Indices that are smaller]."""
     source, chosen = as_tensor(x), indices_of("gather", index)
+    if chosen.device != source.device:
+        chosen = chosen.to(source.device)
     axis = _checked("gather", source, axis, chosen)
     if not source.ndim:
         return source.clone()
@@ -161,6 +163,8 @@ def _arguments(name: str, x: Any, given: tuple[Any, ...], axis: Any, index: Any,
     if rest or index is None or src is None:
         raise ArgumentTypeError(f"{name}(): expected (x, axis, index, src)")
     target, chosen = as_tensor(x), indices_of(name, index)
+    if chosen.device != target.device:
+        chosen = chosen.to(target.device)
     along = _checked(name, target, axis, chosen)
     values = as_tensor(np.full((), src, target.dtype) if isinstance(src, (bool, int, float, complex)) else src)
     if values.device != target.device:

@@ -15,7 +15,7 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.array_functions.manipulation import pad as pad_axes
-from aiograd.array_functions.searching import take, where
+from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.kernels.window import pair
 from aiograd.nn.functional.convolutions import Single, as_plane, flat
@@ -157,7 +157,7 @@ def _means(x: Tensor, windows: int, axis: int) -> Tensor:
     taps = starts[:, None] + np.arange((ends - starts).max())
     inside = (taps < ends[:, None]).reshape(taps.shape + (1,) * (x.ndim - 1 - axis))
     counts = (ends - starts).astype(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
-    chosen = take(x, np.minimum(taps, length - 1), axis)
+    chosen = call(row("take"), (x, np.minimum(taps, length - 1)), {"axis": axis})
     total: Tensor = where(as_tensor(inside).to(x.device), chosen, 0.0).sum(axis + 1)
     return total / as_tensor(counts).to(x.device)
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor
-from aiograd.array_functions.searching import take
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 #: the axes that each mode expects
@@ -73,7 +73,11 @@ def _each(given: Any, count: int) -> Sequence[Any]:
 def _nearest(x: Tensor, axis: int, wanted: int, step: float, shift: float) -> Tensor:
     # in float32, as PyTorch has it: rounding decides which of two pixels is nearest
     places = np.floor((np.arange(wanted, dtype=np.float32) + np.float32(shift)) * np.float32(step)).astype(np.int64)
-    return take(x, np.minimum(places, x.shape[axis] - 1), axis)
+    return _taken(x, np.minimum(places, x.shape[axis] - 1), axis)
+
+
+def _taken(x: Tensor, places: Any, axis: int) -> Tensor:
+    return call(row("take"), (x, places), {"axis": axis})  # type: ignore[no-any-return]
 
 
 def _linear(x: Tensor, axis: int, wanted: int, step: float, align_corners: bool) -> Tensor:
@@ -87,4 +91,4 @@ def _linear(x: Tensor, axis: int, wanted: int, step: float, align_corners: bool)
     below = np.minimum(np.floor(places).astype(np.int64), length - 1)
     part = (places - below).astype(x.dtype).reshape((-1,) + (1,) * (x.ndim - 1 - axis))
     share = as_tensor(np.clip(part, 0, 1)).to(x.device)
-    return take(x, below, axis) * (1 - share) + take(x, np.minimum(below + 1, length - 1), axis) * share
+    return _taken(x, below, axis) * (1 - share) + _taken(x, np.minimum(below + 1, length - 1), axis) * share
