@@ -469,7 +469,7 @@ _here = _sys.modules[__name__]
 
 
 def _equip_workers() -> None:
-    _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW)
+    _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.RAdam)
     _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
 
 

@@ -1,15 +1,21 @@
-"""Optimizers, gradient clipping and learning rate schedules; semantics are those of ``torch.optim``.
+"""Optimizers, gradient clipping, averages of weights and learning rate schedules; semantics are those of ``torch.optim``.
 
-``optimizer.step()`` is synchronous; ``await optimizer.astep()`` runs it on the engine's executor.
+``optimizer.step()`` is synchronous; ``await optimizer.astep()`` runs it on the engine's executor. `LBFGS` takes a closure that it awaits.
 """
 
 from __future__ import annotations
 
 from aiograd.optim.adam import Adam, AdamW
+from aiograd.optim.adaptive import Adagrad, NAdam, RAdam, RMSprop
+from aiograd.optim.averaging import ExponentialMovingAverage
 from aiograd.optim.clipping import clip_grad_norm_, clip_grad_value_
+from aiograd.optim.lbfgs import LBFGS
+from aiograd.optim.one_cycle import OneCycleLR
 from aiograd.optim.optimizer import Optimizer
+from aiograd.optim.plateau import ReduceLROnPlateau
 from aiograd.optim.schedules import (
     CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
     ExponentialLR,
     LambdaLR,
     LinearLR,
@@ -21,7 +27,8 @@ from aiograd.optim.schedules import (
 from aiograd.optim.sgd import SGD
 
 __all__ = [
-    "Optimizer", "SGD", "Adam", "AdamW",
+    "Optimizer", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "LBFGS", "ExponentialMovingAverage",
     "clip_grad_norm_", "clip_grad_value_",
     "LRScheduler", "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "LinearLR", "LambdaLR", "SequentialLR",
+    "CosineAnnealingWarmRestarts", "OneCycleLR", "ReduceLROnPlateau",
 ]  # fmt: skip

@@ -21,7 +21,8 @@ from __future__ import annotations
 import copy
 import threading
 import warnings
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import numpy as np
@@ -60,6 +61,8 @@ class Optimizer:
     state: dict[Tensor, dict[str, Any]]
     #: a gradient has arrived, or a warning has been given that none has
     _knows_gradients: bool = False
+    #: entries of a parameter's state that are numbers
+    _numbers: Mapping[str, Callable[[Any], Any]] = MappingProxyType({"step": int})
 
     def __init__(self, params: Iterable[Any], defaults: Mapping[str, Any]) -> None:
         if isinstance(params, TensorCore):
@@ -202,7 +205,7 @@ class Optimizer:
             key = self._begin(p, state, group)
             for name in names:
                 if name not in state:
-                    state[name] = make(zeros_of(p._data))
+                    state[name] = make(self._initial(name, p._data, group))
             data = p._data
             if data.__class__ is not np.ndarray:
                 elsewhere.setdefault((device_name_of(data), data.dtype, key), []).append((p, grad, state))
@@ -253,8 +256,12 @@ class Optimizer:
     # ---------------------------------------------------------------- what subclasses say
 
     def _state_names(self, group: Group) -> tuple[str, ...]:
-        """Names of the arrays in a parameter's state, zero at first."""
+        """Names of the arrays in a parameter's state."""
         raise NotImplementedError
+
+    def _initial(self, name: str, parameter: Any, group: Group) -> Any:
+        """The first value of an array of the state."""
+        return zeros_of(parameter)
 
     def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
         """Count the step in the state; returns what the formula needs to know of it."""
@@ -313,7 +320,7 @@ class Optimizer:
         for n, values in state_dict["state"].items():
             if n not in by_number:
                 raise ArgumentError(f"{what}: there is state for parameter {n!r}, which is in no group")
-            state[by_number[n]] = {name: _loaded(what, n, name, value, by_number[n]) for name, value in values.items()}
+            state[by_number[n]] = {name: self._loaded(what, n, name, value, by_number[n]) for name, value in values.items()}
         groups = [
             {"params": mine["params"], **self.defaults, **{name: value for name, value in theirs.items() if name in known}}
             for mine, theirs in zip(self.param_groups, saved, strict=True)
@@ -326,6 +333,17 @@ class Optimizer:
             for mine, group in zip(self.param_groups, groups, strict=True):
                 mine.clear()
                 mine.update(group)
+
+    def _loaded(self, what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:
+        """A value of a saved state as this optimizer keeps it."""
+        if name in self._numbers:
+            return self._numbers[name](value)  # a Tensor elsewhere
+        if not isinstance(value, (TensorCore, np.ndarray)):
+            return value
+        if tuple(value.shape) != p.shape:
+            raise ArgumentError(f"{what}: {name} of parameter {n} has shape {list(value.shape)}, expected {list(p.shape)}")
+        array = np.array(asarray(value).detach().cpu().numpy(), dtype=p.dtype, order="C")
+        return make(array) if p.device == "cpu" else make(array).to(p.device)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in self.__dict__.items() if name not in ("_lock", "_packs")}
@@ -369,15 +387,3 @@ def _check_gradient(p: Tensor, grad: Any) -> None:
         raise ArgumentTypeError(f"step(gradients): the gradient of a parameter of shape {list(p.shape)} is a {found}; expected a Tensor")
     if tuple(grad.shape) != p.shape:
         raise ArgumentError(f"step(gradients): a gradient of shape {list(grad.shape)} for a parameter of shape {list(p.shape)}")
-
-
-def _loaded(what: str, n: Any, name: str, value: Any, p: Tensor) -> Any:
-    """A value of a saved state as this optimizer keeps it."""
-    if name == "step":
-        return int(value)  # a Tensor elsewhere
-    if not isinstance(value, (TensorCore, np.ndarray)):
-        return value
-    if tuple(value.shape) != p.shape:
-        raise ArgumentError(f"{what}: {name} of parameter {n} has shape {list(value.shape)}, expected {list(p.shape)}")
-    array = np.array(asarray(value).detach().cpu().numpy(), dtype=p.dtype, order="C")
-    return make(array) if p.device == "cpu" else make(array).to(p.device)

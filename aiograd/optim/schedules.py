@@ -151,6 +151,30 @@ class LambdaLR(LRScheduler):
         return base_lr * self.lr_lambdas[group](epoch)
 
 
+class CosineAnnealingWarmRestarts(LRScheduler):
+    """Down to `eta_min` along half a cosine within `T_0` steps, then again from the start, each time `T_mult` times as long.
+
+    Source: Loshchilov and Hutter, SGDR: stochastic gradient descent with warm restarts (2017).
+    """
+
+    def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
+        if T_0 < 1 or T_mult < 1:
+            raise ArgumentError(f"CosineAnnealingWarmRestarts(T_0={T_0}, T_mult={T_mult}): expected at least 1")
+        self.T_0 = T_0
+        self.T_mult = T_mult
+        self.eta_min = eta_min
+        super().__init__(optimizer)
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        length = self.T_0
+        if self.T_mult == 1:
+            epoch %= length
+        while epoch >= length:
+            epoch, length = epoch - length, length * self.T_mult
+        return self.eta_min + (base_lr - self.eta_min) * (1.0 + math.cos(math.pi * epoch / length)) / 2.0
+
+
 class SequentialLR(LRScheduler):
     """One schedule after the other, each from its own start.
 

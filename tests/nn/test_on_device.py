@@ -79,7 +79,10 @@ CASES: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
         ),
         (5, 3, 9),
     ),
-    "sizes": (lambda: nn.Sequential(nn.PReLU(dtype=np.float64), nn.Upsample((5, 7), mode="bilinear"), nn.AdaptiveAvgPool2d((3, 2)), nn.Mish()), (2, 2, 4, 6)),
+    "sizes": (
+        lambda: nn.Sequential(nn.PReLU(dtype=np.float64), nn.Upsample((5, 7), mode="bilinear"), nn.AdaptiveAvgPool2d((3, 2)), nn.Mish()),
+        (2, 2, 4, 6),
+    ),
 }  # fmt: skip
 
 

@@ -20,8 +20,8 @@ from tests.parity.layers import MORE_LAYERS
 
 #: largest difference allowed, relative to the largest number of the result where that is above 1
 LIMIT = 1e-9
-#: times that, where torch itself is less accurate: its sixth and 1 / alpha are float32 numbers
-LOOSER = {"Hardsigmoid()": 10.0, "CELU(0.7)": 100.0}
+#: times that, where torch itself is less accurate: its sixth, 1 / alpha and product of momenta are float32 numbers
+LOOSER = {"Hardsigmoid()": 10.0, "CELU(0.7)": 100.0, "NAdam(lr=0.05)": 10.0}
 STEPS = 8
 
 
@@ -188,7 +188,25 @@ OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
     ("Adam", {"lr": 0.05}),
     ("Adam", {"lr": 0.05, "betas": (0.8, 0.95), "eps": 1e-6, "weight_decay": 0.1, "amsgrad": True}),
     ("AdamW", {"lr": 0.05}),
+    ("RMSprop", {"lr": 0.05}),
+    ("RMSprop", {"lr": 0.05, "alpha": 0.9, "momentum": 0.8, "weight_decay": 0.1, "maximize": True}),
+    ("RMSprop", {"lr": 0.05, "momentum": 0.5, "centered": True}),
+    ("RMSprop", {"lr": 0.05, "centered": True}),
+    ("Adagrad", {"lr": 0.1}),
+    ("Adagrad", {"lr": 0.1, "lr_decay": 0.1, "weight_decay": 0.1, "initial_accumulator_value": 0.3}),
+    ("NAdam", {"lr": 0.05}),
+    ("NAdam", {"lr": 0.05, "weight_decay": 0.1, "momentum_decay": 0.1, "decoupled_weight_decay": True, "maximize": True}),
+    ("RAdam", {"lr": 0.05}),
+    ("RAdam", {"lr": 0.05, "weight_decay": 0.1, "betas": (0.8, 0.9)}),
+    ("RAdam", {"lr": 0.05, "weight_decay": 0.1, "decoupled_weight_decay": True}),
     ("AdamW", {"lr": 0.05, "weight_decay": 0.2, "amsgrad": True, "maximize": True}),
+]
+LBFGS: list[dict[str, Any]] = [
+    {"lr": 0.1, "max_iter": 7},
+    {"lr": 0.05, "max_iter": 12, "history_size": 3},
+    {"line_search_fn": "strong_wolfe", "max_iter": 5},
+    {"line_search_fn": "strong_wolfe", "lr": 30.0, "max_iter": 9, "history_size": 2},
+    {"line_search_fn": "strong_wolfe", "max_iter": 100},
 ]
 SCHEDULES: list[tuple[str, dict[str, Any]]] = [
     ("StepLR", {"step_size": 3, "gamma": 0.5}),
@@ -196,6 +214,12 @@ SCHEDULES: list[tuple[str, dict[str, Any]]] = [
     ("ExponentialLR", {"gamma": 0.8}),
     ("CosineAnnealingLR", {"T_max": 5, "eta_min": 0.01}),
     ("LinearLR", {"start_factor": 0.2, "total_iters": 4}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 2, "T_mult": 2, "eta_min": 0.01}),
+    ("CosineAnnealingWarmRestarts", {"T_0": 3}),
+    ("OneCycleLR", {"max_lr": 0.2, "total_steps": 9, "cycle_momentum": False}),
+    ("OneCycleLR", {"max_lr": 0.2, "epochs": 2, "steps_per_epoch": 5, "three_phase": True, "anneal_strategy": "linear", "pct_start": 0.4}),
+    ("ReduceLROnPlateau", {"factor": 0.5, "patience": 1, "threshold": 0.05, "cooldown": 1}),
+    ("LambdaLR", {"lr_lambda": lambda step: 1.0 / (1 + step)}),
 ]
 
 
@@ -204,7 +228,13 @@ async def compare_optimizers() -> list[Difference]:
     found = []
     runs: list[tuple[str, str, dict[str, Any], Any, float | None]] = [(name, name, options, None, None) for name, options in OPTIMIZERS]
     runs.append(("SGD", "clip_grad_norm_", {"lr": 0.1}, None, 0.1))
-    runs += [("SGD", name, {"lr": 0.1}, (name, options), None) for name, options in SCHEDULES]
+    runs += [("SGD", name, {"lr": 0.1, "momentum": 0.5}, (name, options), None) for name, options in SCHEDULES]
+    for options in LBFGS:
+        name = f"LBFGS({', '.join(f'{key}={value}' for key, value in options.items())})"
+        try:
+            found.append(Difference(name, await _compare_lbfgs(options)))
+        except Exception as error:
+            found.append(Difference(name, float("nan"), f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"))
     for optimizer, title, options, schedule, clip in runs:
         shown = options if schedule is None else schedule[1]
         name = f"{title}({', '.join(f'{key}={value}' for key, value in shown.items())})"
@@ -213,6 +243,38 @@ async def compare_optimizers() -> list[Difference]:
         except Exception as error:
             found.append(Difference(name, float("nan"), f"{type(error).__name__}: {str(error).splitlines()[0][:160]}"))
     return found
+
+
+async def _compare_lbfgs(options: dict[str, Any]) -> float:
+    """Where two steps of LBFGS lead on a function with a curved valley, and how often they evaluated it."""
+    start = [np.array([-1.2, 1.0, 0.5]), np.array([[0.3]])]
+    mine, other = [ag.tensor(value, requires_grad=True) for value in start], [torch.tensor(value, requires_grad=True) for value in start]
+    ours, theirs = optim.LBFGS(mine, **options), torch.optim.LBFGS(other, **options)
+    counts = [0, 0]
+
+    def valley(x: Any, y: Any) -> Any:
+        return (1.0 - x[0]) ** 2 + 10.0 * (x[1] - x[0] * x[0]) ** 2 + ((x[2] - x[1]) ** 4 + (y - x[2]) ** 2).sum()
+
+    async def closure() -> Any:
+        ours.zero_grad()
+        counts[0] += 1
+        loss = valley(*mine)
+        await loss.backward()
+        return loss
+
+    def their_closure() -> Any:
+        theirs.zero_grad()
+        counts[1] += 1
+        loss = valley(*other)
+        loss.backward()
+        return loss
+
+    differences = []
+    for _ in range(2):
+        differences.append(_difference(await ours.step(closure), theirs.step(their_closure)))
+    if counts[0] != counts[1]:
+        raise ValueError(f"{counts[0]} evaluations, torch takes {counts[1]}")
+    return max(*differences, *(_difference(a, b) for a, b in zip(mine, other, strict=True)))
 
 
 async def _compare_optimizer(name: str, options: dict[str, Any], schedule: Any, clip: float | None) -> float:
@@ -227,6 +289,7 @@ async def _compare_optimizer(name: str, options: dict[str, Any], schedule: Any, 
         our_schedule = getattr(optim, schedule[0])(ours, **schedule[1])
         their_schedule = getattr(torch.optim.lr_scheduler, schedule[0])(theirs, **schedule[1])
     x, y = ag.tensor(data), torch.tensor(data)
+    measures = iter([3.0, 2.0, 2.0, 1.99, 1.98, 1.97, 1.0, 1.0])
     for _ in range(STEPS):
         ours.zero_grad()
         theirs.zero_grad()
@@ -238,6 +301,7 @@ async def _compare_optimizer(name: str, options: dict[str, Any], schedule: Any, 
         ours.step()
         theirs.step()
         if our_schedule is not None and their_schedule is not None:
-            our_schedule.step()
-            their_schedule.step()
+            measure = [next(measures)] if schedule[0] == "ReduceLROnPlateau" else []
+            our_schedule.step(*measure)
+            their_schedule.step(*measure)
     return max(_difference(a, b) for a, b in zip(mine, other, strict=True))

@@ -1,0 +1,139 @@
+"""OneCycleLR: a rate that rises and falls once, while momentum falls and rises.
+
+Source: Smith and Topin, Super-convergence (2018); arguments and phases as in ``torch.optim.lr_scheduler``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from aiograd.errors import ArgumentError
+from aiograd.optim.optimizer import Group, Optimizer
+from aiograd.optim.schedules import LRScheduler
+
+
+class CyclePhase(NamedTuple):
+    """A part of the cycle: the step it ends at, and the factors of rate and momentum between which it goes, by name."""
+
+    end: float
+    rates: tuple[str, str]
+    momenta: tuple[str, str]
+
+
+class OneCycleLR(LRScheduler):
+    """From ``max_lr / div_factor`` up to `max_lr`, down again, and on to a `final_div_factor`-th of the start, within `total_steps` steps.
+
+    Args:
+        optimizer: whose groups' ``lr`` to set, and their ``momentum``, or first of ``betas``.
+        max_lr: the highest rate; one for all groups, or one each.
+        total_steps: how many steps the cycle takes; or `epochs` times `steps_per_epoch`.
+        pct_start: the part of it in which the rate rises.
+        anneal_strategy: "cos" or "linear".
+        cycle_momentum: True to let momentum fall and rise.
+        base_momentum, max_momentum: its ends; one for all groups, or one each.
+        div_factor, final_div_factor: see above.
+        three_phase: True to come down to the start as long as it went up, and then to the end.
+
+    Raises:
+        ArgumentError: an argument that makes no sense, or no momentum to cycle.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        max_lr: float | Sequence[float],
+        total_steps: int | None = None,
+        epochs: int | None = None,
+        steps_per_epoch: int | None = None,
+        pct_start: float = 0.3,
+        anneal_strategy: str = "cos",
+        cycle_momentum: bool = True,
+        base_momentum: float | Sequence[float] = 0.85,
+        max_momentum: float | Sequence[float] = 0.95,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        three_phase: bool = False,
+    ) -> None:
+        if total_steps is None:
+            if epochs is None or steps_per_epoch is None:
+                raise ArgumentError("OneCycleLR: expected total_steps, or epochs and steps_per_epoch")
+            total_steps = epochs * steps_per_epoch
+        if total_steps < 1 or not 0 <= pct_start <= 1 or anneal_strategy not in ("cos", "linear"):
+            raise ArgumentError(
+                f"OneCycleLR(total_steps={total_steps}, pct_start={pct_start}, anneal_strategy={anneal_strategy!r}): expected steps, a part from 0 "
+                "to 1, 'cos' or 'linear'"
+            )
+        groups = optimizer.param_groups
+        if cycle_momentum and not all("momentum" in group or "betas" in group for group in groups):
+            raise ArgumentError("OneCycleLR(cycle_momentum=True): the optimizer has neither momentum nor betas; pass cycle_momentum=False")
+        self.total_steps = total_steps
+        self.anneal_strategy = anneal_strategy
+        self.cycle_momentum = cycle_momentum
+        self.max_lrs = _each("max_lr", max_lr, len(groups))
+        self.momenta = list(zip(_each("base_momentum", base_momentum, len(groups)), _each("max_momentum", max_momentum, len(groups)), strict=True))
+        self.div_factor = div_factor
+        self.final_div_factor = final_div_factor
+        up, down = ("initial", "max"), ("high", "low")
+        top = pct_start * total_steps - 1
+        if three_phase:
+            back = CyclePhase(2 * top, ("max", "initial"), ("low", "high"))
+            self.phases = [CyclePhase(top, up, down), back, CyclePhase(total_steps - 1, ("initial", "min"), ("high", "high"))]
+        else:
+            self.phases = [CyclePhase(top, up, down), CyclePhase(total_steps - 1, ("max", "min"), ("low", "high"))]
+        for group, highest in zip(groups, self.max_lrs, strict=True):
+            group["initial_lr"] = highest / div_factor
+        super().__init__(optimizer)
+
+    def step(self) -> None:
+        """Go on by one.
+
+        Raises:
+            ArgumentError: the cycle has ended.
+        """
+        if self.last_epoch + 1 > self.total_steps:
+            raise ArgumentError(f"OneCycleLR.step: the cycle has {self.total_steps} steps, and this is one more")
+        super().step()
+
+    def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
+        """The rate of a group after `epoch` steps."""
+        values = {"initial": base_lr, "max": self.max_lrs[group], "min": base_lr / self.final_div_factor}
+        phase, part = self._place(epoch)
+        return self._between(values[phase.rates[0]], values[phase.rates[1]], part)
+
+    def _set(self) -> None:
+        super()._set()
+        if self.cycle_momentum:
+            phase, part = self._place(self.last_epoch)
+            for group, (low, high) in zip(self.optimizer.param_groups, self.momenta, strict=True):
+                values = {"low": low, "high": high}
+                _set_momentum(group, self._between(values[phase.momenta[0]], values[phase.momenta[1]], part))
+
+    def _place(self, epoch: int) -> tuple[CyclePhase, float]:
+        """The phase of a step, and the part of it that has passed."""
+        start = 0.0
+        for phase in self.phases:
+            if epoch <= phase.end or phase is self.phases[-1]:
+                return phase, (epoch - start) / (phase.end - start) if phase.end != start else 1.0
+            start = phase.end
+        raise ArgumentError(f"OneCycleLR: step {epoch} of {self.total_steps}")
+
+    def _between(self, first: float, last: float, part: float) -> float:
+        if self.anneal_strategy == "linear":
+            return (last - first) * part + first
+        return last + (first - last) / 2.0 * (math.cos(math.pi * part) + 1.0)
+
+
+def _each(name: str, value: float | Sequence[float], groups: int) -> list[float]:
+    values = [value] * groups if isinstance(value, (int, float)) else list(value)
+    if len(values) != groups:
+        raise ArgumentError(f"OneCycleLR({name}): found {len(values)} numbers for {groups} groups")
+    return values
+
+
+def _set_momentum(group: Group, momentum: Any) -> None:
+    if "betas" in group:
+        group["betas"] = (momentum, *group["betas"][1:])
+    else:
+        group["momentum"] = momentum

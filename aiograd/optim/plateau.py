@@ -1,0 +1,106 @@
+"""ReduceLROnPlateau: a rate that falls when a measure stops getting better."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiograd.errors import ArgumentError
+from aiograd.optim.optimizer import Optimizer
+
+
+class ReduceLROnPlateau:
+    """Times `factor` when the measure given to `step` has not got better for more than `patience` steps.
+
+    It depends on what is measured, not on the number of steps alone: so it is no `LRScheduler`, and no part of a `SequentialLR`.
+
+    Args:
+        optimizer: whose groups' ``lr`` to reduce.
+        mode: "min" where less is better, "max" where more is.
+        factor: below 1.
+        patience: how many steps without improvement are tolerated.
+        threshold: how much better is better.
+        threshold_mode: "rel" for a part of the best, "abs" for a difference.
+        cooldown: how many steps are waited after a reduction.
+        min_lr: the lowest rate; one for all groups, or one each.
+        eps: changes smaller than this are not made.
+
+    Raises:
+        ArgumentError: an argument that makes no sense.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        mode: str = "min",
+        factor: float = 0.1,
+        patience: int = 10,
+        threshold: float = 1e-4,
+        threshold_mode: str = "rel",
+        cooldown: int = 0,
+        min_lr: float | Sequence[float] = 0.0,
+        eps: float = 1e-8,
+    ) -> None:
+        if mode not in ("min", "max") or threshold_mode not in ("rel", "abs") or not factor < 1.0:
+            raise ArgumentError(
+                f"ReduceLROnPlateau(mode={mode!r}, threshold_mode={threshold_mode!r}, factor={factor}): expected 'min' or 'max', 'rel' or 'abs', "
+                "a factor below 1"
+            )
+        groups = len(optimizer.param_groups)
+        self.min_lrs = [float(min_lr)] * groups if isinstance(min_lr, (int, float)) else list(min_lr)
+        if len(self.min_lrs) != groups:
+            raise ArgumentError(f"ReduceLROnPlateau(min_lr): found {len(self.min_lrs)} numbers for {groups} groups")
+        self.optimizer = optimizer
+        self.mode = mode
+        self.factor = factor
+        self.patience = patience
+        self.threshold = threshold
+        self.threshold_mode = threshold_mode
+        self.cooldown = cooldown
+        self.eps = eps
+        self.best = math.inf if mode == "min" else -math.inf
+        self.num_bad_epochs = 0
+        self.cooldown_counter = 0
+        self.last_epoch = 0
+
+    def step(self, metrics: Any) -> None:
+        """Take the measure of one more step, a number or a Tensor of one."""
+        measure = float(metrics)
+        self.last_epoch += 1
+        if self.is_better(measure):
+            self.best, self.num_bad_epochs = measure, 0
+        else:
+            self.num_bad_epochs += 1
+        if self.cooldown_counter > 0:
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown_counter - 1, 0
+        if self.num_bad_epochs > self.patience:
+            for group, lowest in zip(self.optimizer.param_groups, self.min_lrs, strict=True):
+                lr = max(group["lr"] * self.factor, lowest)
+                if group["lr"] - lr > self.eps:
+                    group["lr"] = lr
+            self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
+
+    def is_better(self, measure: float) -> bool:
+        """True if a measure is better than the best so far by more than the threshold."""
+        sign = 1.0 if self.mode == "max" else -1.0
+        if self.threshold_mode == "rel":
+            return sign * measure > sign * self.best * (1.0 + sign * self.threshold)
+        return sign * measure > sign * self.best + self.threshold
+
+    def get_last_lr(self) -> list[float]:
+        """The rates of the groups now."""
+        return [group["lr"] for group in self.optimizer.param_groups]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the schedule stands; its arguments are not part of it, nor are the rates, which the optimizer's state has."""
+        return {name: getattr(self, name) for name in ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a `state_dict`."""
+        own = self.state_dict()
+        if not isinstance(state, Mapping) or not own.keys() <= state.keys():
+            raise ArgumentError(f"ReduceLROnPlateau.load_state_dict: expected {', '.join(own)}")
+        self.best = float(state["best"])
+        for name in ("num_bad_epochs", "cooldown_counter", "last_epoch"):
+            setattr(self, name, int(state[name]))
