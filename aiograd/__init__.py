@@ -21,6 +21,7 @@ import typing as _typing
 
 from aiograd import assembly as _assembly
 from aiograd import devices as _devices
+from aiograd import distributions as distributions
 from aiograd import errors as errors
 from aiograd import graph as graph
 from aiograd import kernels as kernels
@@ -405,6 +406,7 @@ from aiograd.checkpointing import checkpoint as checkpoint
 from aiograd.compiler import compile as compile
 from aiograd.compiler.program import DRAWING as _DRAWING
 from aiograd.devices import device as device
+from aiograd.distributions.drawing import multinomial as multinomial
 from aiograd.engine.graph_task import GraphTask as GraphTask
 from aiograd.engine.run import Engine as Engine
 from aiograd.engine.run import aclose_default_engine as aclose_default_engine

@@ -217,6 +217,19 @@ class Generator:
         return _tensor(keep * wanted.type(1 / (1 - p)), wanted)
 
     @_drawing
+    def standard_gamma(self, concentration: Any) -> Tensor:
+        """Numbers of gamma distributions with scale 1.
+
+        Args:
+            concentration: an array of float32 or float64, above 0; the result has its shape and dtype.
+        """
+        alpha = np.asarray(concentration)
+        if alpha.dtype.kind != "f" or not np.all(alpha > 0):
+            raise ArgumentError(f"standard_gamma: found dtype {alpha.dtype}, expected real floating numbers above 0")
+        drawn = _float_dtypes(alpha.dtype)[1]
+        return _tensor(self._draw(lambda rng: rng.standard_gamma(alpha.astype(drawn, copy=False), dtype=drawn)), alpha.dtype)
+
+    @_drawing
     def permutation(self, n: int) -> Tensor:
         """The numbers 0 to `n` - 1 in random order, int64: ``x[generator.permutation(len(x))]`` shuffles."""
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:

@@ -36,7 +36,7 @@ LEVELS: Mapping[str, int] = {
             "graph modes devices",
             "engine transaction",
             "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd",
-            "nn optim parallel pipeline distributed cuda serialization compiler",
+            "nn optim distributions data parallel pipeline distributed cuda serialization compiler",
             "profiler viz testing",
             "__init__ __main__ cli demo",
         )

@@ -194,7 +194,7 @@ def index_fill(x: ArrayLike, axis: int, indices: ArrayLike, value: ArrayLike, /)
 
 
 def _at(x: Any, axis: int, indices: Any) -> tuple[Any, ...]:
-    return (slice(None),) * (axis % max(as_tensor(x).ndim, 1)) + (static(_indices("index_copy", indices)),)
+    return (slice(None),) * (axis % max(as_tensor(x).ndim, 1)) + (static(indices_of("index_copy", indices)),)
 
 
 def bucketize(x: ArrayLike, boundaries: ArrayLike, /, *, right: bool = False) -> Tensor:

@@ -7,10 +7,11 @@ from typing import Any
 from aiograd.array_functions import activation as functions
 from aiograd.array_functions.comparison import greater
 from aiograd.array_functions.conversion import ArrayLike, as_tensor
-from aiograd.array_functions.elementwise import clip, expm1, log, log1p
+from aiograd.array_functions.elementwise import expm1
 from aiograd.array_functions.elementwise import tanh as _tanh
 from aiograd.array_functions.manipulation import split
 from aiograd.array_functions.searching import where
+from aiograd.array_functions.special import logit as _logit
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.tensors.tensor import Tensor
 
@@ -113,10 +114,7 @@ def logit(input: ArrayLike, eps: float | None = None) -> Tensor:
         input: in [0, 1].
         eps: numbers are limited to [eps, 1 - eps] first; None: they are not.
     """
-    x = as_tensor(input)
-    if eps is not None:
-        x = clip(x, eps, 1.0 - eps)
-    return log(x) - log1p(-x)
+    return _logit(input, eps)
 
 
 def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:

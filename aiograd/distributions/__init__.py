@@ -1,0 +1,19 @@
+"""Probability distributions with awaited gradients: samples, logarithms of densities, entropies, divergences.
+
+Names and signatures are those of ``torch.distributions``; draws come from an explicit `Generator` or the default one. `distribution` says what all
+have in common, `standard_gamma` how samples of a gamma distribution are differentiated.
+"""
+
+from __future__ import annotations
+
+from aiograd.distributions.continuous import Normal, Uniform
+from aiograd.distributions.discrete import Bernoulli, Categorical, Multinomial
+from aiograd.distributions.distribution import Distribution
+from aiograd.distributions.divergence import kl_divergence, register_kl
+from aiograd.distributions.drawing import multinomial
+from aiograd.distributions.gamma_family import Beta, Dirichlet, Gamma
+
+__all__ = [
+    "Distribution", "Normal", "Uniform", "Gamma", "Beta", "Dirichlet", "Bernoulli", "Categorical", "Multinomial", "kl_divergence", "register_kl",
+    "multinomial",
+]  # fmt: skip

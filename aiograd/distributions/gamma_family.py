@@ -1,0 +1,163 @@
+"""Gamma, Beta and Dirichlet: all are made of samples of the gamma distribution, which are drawn on the host: await parameters on a device first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from aiograd.array_functions.conversion import as_tensor
+from aiograd.array_functions.elementwise import log, xlogy
+from aiograd.array_functions.manipulation import broadcast_to, stack
+from aiograd.array_functions.special import digamma, gammaln, xlog1py
+from aiograd.distributions.distribution import Distribution, parameters
+from aiograd.distributions.standard_gamma import StandardGamma
+from aiograd.errors import ShapeError
+from aiograd.random import Generator
+from aiograd.tensors.core import host_array
+from aiograd.tensors.tensor import Tensor
+
+
+def _standard_gammas(generator: Generator, concentration: Tensor, shape: Sequence[int], device: str) -> Tensor:
+    """Samples with scale 1, of a shape that the concentration (on the host) broadcasts to, at least as large as the smallest number."""
+    alpha = broadcast_to(concentration, tuple(shape))
+    sample = np.maximum(generator.standard_gamma(host_array(alpha.detach())).numpy(), np.finfo(alpha.dtype).tiny)
+    result: Tensor = StandardGamma.apply(alpha, sample)
+    return result if device == "cpu" else result.to(device)
+
+
+class Gamma(Distribution):
+    """The gamma distribution, with density ``rate**a * x**(a-1) * exp(-rate * x) / gamma(a)``.
+
+    Args:
+        concentration: the shape `a`, above 0.
+        rate: above 0.
+        validate_args, generator: as of `Distribution`.
+    """
+
+    has_rsample = True
+
+    def __init__(self, concentration: Any, rate: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
+        self.concentration, self.rate = parameters("Gamma", concentration, rate)
+        super().__init__(self.concentration.shape, (), validate_args, generator)
+        self._require("concentration", self.concentration, lambda x: x > 0, "numbers above 0")
+        self._require("rate", self.rate, lambda x: x > 0, "numbers above 0")
+
+    def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
+        """A standard sample over the rate."""
+        return _standard_gammas(self._generator, self.concentration.to("cpu"), self._shape(sample_shape), self.rate.device) / self.rate
+
+    def log_prob(self, value: Any) -> Tensor:
+        """The logarithm of the density."""
+        x, a = as_tensor(value), self.concentration
+        self._require("value", x, lambda x: x >= 0, "numbers of at least 0")
+        return xlogy(a, self.rate) + xlogy(a - 1.0, x) - self.rate * x - gammaln(a)
+
+    def entropy(self) -> Tensor:
+        """``a - log(rate) + log(gamma(a)) + (1 - a) * digamma(a)``."""
+        a = self.concentration
+        return a - log(self.rate) + gammaln(a) + (1.0 - a) * digamma(a)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        return self.concentration / self.rate
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        return self.concentration / (self.rate * self.rate)
+
+
+class Dirichlet(Distribution):
+    """The Dirichlet distribution, of vectors of positive numbers whose sum is 1.
+
+    Args:
+        concentration: (..., K), above 0.
+        validate_args, generator: as of `Distribution`.
+    """
+
+    has_rsample = True
+
+    def __init__(self, concentration: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
+        (self.concentration,) = parameters("Dirichlet", concentration)
+        if not self.concentration.ndim:
+            raise ShapeError("Dirichlet: found a concentration without axes, expected (..., K)")
+        super().__init__(self.concentration.shape[:-1], self.concentration.shape[-1:], validate_args, generator)
+        self._require("concentration", self.concentration, lambda x: x > 0, "numbers above 0")
+
+    def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
+        """Standard samples of gamma distributions over their sum."""
+        gammas = _standard_gammas(self._generator, self.concentration.to("cpu"), self._shape(sample_shape), self.concentration.device)
+        return gammas / gammas.sum(-1, keepdims=True)
+
+    def log_prob(self, value: Any) -> Tensor:
+        """The logarithm of the density."""
+        x, a = as_tensor(value), self.concentration
+        self._require("value", x, lambda x: (x >= 0) & (np.abs(x.sum(-1, keepdims=True) - 1) < 1e-6), "numbers of at least 0 whose sum is 1")
+        return xlogy(a - 1.0, x).sum(-1) + gammaln(a.sum(-1)) - gammaln(a).sum(-1)
+
+    def entropy(self) -> Tensor:
+        """The entropy."""
+        a = self.concentration
+        whole, k = a.sum(-1), a.shape[-1]
+        return gammaln(a).sum(-1) - gammaln(whole) - (k - whole) * digamma(whole) - ((a - 1.0) * digamma(a)).sum(-1)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        return self.concentration / self.concentration.sum(-1, keepdims=True)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance of each element."""
+        whole, mean = self.concentration.sum(-1, keepdims=True), self.mean
+        return mean * (1.0 - mean) / (whole + 1.0)
+
+
+class Beta(Distribution):
+    """The beta distribution on [0, 1], with density proportional to ``x**(a-1) * (1-x)**(b-1)``.
+
+    Args:
+        concentration1: `a`, above 0.
+        concentration0: `b`, above 0.
+        validate_args, generator: as of `Distribution`.
+    """
+
+    has_rsample = True
+
+    def __init__(self, concentration1: Any, concentration0: Any, validate_args: bool = True, *, generator: Generator | None = None) -> None:
+        self.concentration1, self.concentration0 = parameters("Beta", concentration1, concentration0)
+        super().__init__(self.concentration1.shape, (), validate_args, generator)
+        self._require("concentration1", self.concentration1, lambda x: x > 0, "numbers above 0")
+        self._require("concentration0", self.concentration0, lambda x: x > 0, "numbers above 0")
+
+    def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
+        """The first element of a sample of a Dirichlet distribution of two."""
+        both = stack([self.concentration1.to("cpu"), self.concentration0.to("cpu")], axis=-1)
+        gammas = _standard_gammas(self._generator, both, (*self._shape(sample_shape), 2), self.concentration1.device)
+        return gammas[..., 0] / gammas.sum(-1)
+
+    def log_prob(self, value: Any) -> Tensor:
+        """The logarithm of the density."""
+        x, a, b = as_tensor(value), self.concentration1, self.concentration0
+        self._require("value", x, lambda x: (x >= 0) & (x <= 1), "numbers from 0 to 1")
+        return xlogy(a - 1.0, x) + xlog1py(b - 1.0, -x) + gammaln(a + b) - gammaln(a) - gammaln(b)
+
+    def entropy(self) -> Tensor:
+        """The entropy."""
+        a, b = self.concentration1, self.concentration0
+        norm = gammaln(a) + gammaln(b) - gammaln(a + b)
+        return norm - (a - 1.0) * digamma(a) - (b - 1.0) * digamma(b) + (a + b - 2.0) * digamma(a + b)
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean."""
+        return self.concentration1 / (self.concentration1 + self.concentration0)
+
+    @property
+    def variance(self) -> Tensor:
+        """The variance."""
+        whole = self.concentration1 + self.concentration0
+        return self.concentration1 * self.concentration0 / (whole * whole * (whole + 1.0))
