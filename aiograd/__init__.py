@@ -433,6 +433,7 @@ from aiograd.modes import set_grad_enabled as set_grad_enabled
 from aiograd.nn.stateless import functional_call as functional_call
 from aiograd.offloading import offload as offload
 from aiograd.offloading import ready as ready
+from aiograd.progress import progress as progress
 from aiograd.random import Generator as Generator
 from aiograd.random import default_generator as default_generator
 from aiograd.random import seed as seed

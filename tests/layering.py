@@ -31,7 +31,7 @@ LEVELS: Mapping[str, int] = {
     name: level
     for level, names in enumerate(
         (
-            "version types errors top_level assembly lazy caller trees",
+            "version types errors top_level assembly lazy caller trees notebook progress",
             "ops kernels",
             "graph modes devices",
             "engine transaction",
@@ -78,7 +78,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "_thread": (),  # threads are started by `threading`, which lists them
     "torch": (),
     "sklearn": ("demo",),
-    "tqdm": ("demo",),
+    "tqdm": ("demo", "progress"),
     "scipy": (),
 }  # fmt: skip
 

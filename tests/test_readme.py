@@ -1,4 +1,4 @@
-"""What the README says is there: tests, files, commands, names, limits. The code in it is run by ``test_recipes.py``."""
+"""What README and ``docs`` say is there: tests, files, commands, names, limits. The code in them is run by ``test_recipes.py``."""
 
 from __future__ import annotations
 
@@ -16,11 +16,10 @@ from aiograd import cli
 from aiograd import distributed as dist
 from aiograd.distributed.rpc import encodings
 from aiograd.distributed.rpc.keyring import SECRET_BYTES
+from tests.documentation import PAGES, README, ROOT, TEXT
 
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
 #: in one line each, since a span of code may be broken
-SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", README, flags=re.MULTILINE | re.DOTALL))]
+SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL))]
 UNITS = {"MiB": 1 << 20, "s": 1.0, "": 1}
 
 
@@ -44,28 +43,32 @@ def test_every_test_that_is_named_exists() -> None:
     assert count > 40
 
 
-@pytest.mark.parametrize("path", [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))], ids=lambda path: path.name)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_every_link_leads_to_a_file(path: Path) -> None:
     for link in re.findall(r"\]\(([^)]+)\)", path.read_text()):
-        assert (path.parent / link).exists(), link
+        assert (path.parent / link.partition("#")[0]).exists(), link
+
+
+def test_the_readme_is_short() -> None:
+    assert README.read_text().count("\n") <= 200
 
 
 def test_every_target_of_make_exists() -> None:
     targets = re.findall(r"^([a-z| -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
-    named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", README, re.MULTILINE))
+    named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", TEXT, re.MULTILINE))
     assert {"demo", "test", "examples", "bench"} <= named <= set(targets)
 
 
 def test_every_name_of_the_package_exists() -> None:
     roots = {"ag": ag, "dist": dist, "aiograd": ag, "Limits": dist.Limits, "RemoteError": ag.errors.RemoteError("")}
-    names = set(re.findall(r"\b(ag|dist|aiograd|Limits|RemoteError)\.([A-Za-z_][\w.]*\w)", README))
+    names = set(re.findall(r"\b(ag|dist|aiograd|Limits|RemoteError)\.([A-Za-z_][\w.]*\w)", TEXT))
     assert len(names) > 30
     for root, path in names - {("aiograd", "testing")}:  # not imported by itself
         operator.attrgetter(path)(roots[root])
 
 
 def test_every_error_exists() -> None:
-    named = {word for word in re.findall(r"\b[A-Z]\w+Error\b|\bCommitUnknown\b|\bOverloaded\b", README)}
+    named = {word for word in re.findall(r"\b[A-Z]\w+Error\b|\bCommitUnknown\b|\bOverloaded\b", TEXT)}
     assert len(named) > 6
     for name in named:
         assert hasattr(ag.errors, name) or hasattr(builtins, name), name
@@ -76,13 +79,13 @@ def test_every_option_of_the_worker_exists(capsys: pytest.CaptureFixture[str]) -
         cli.main(["worker", "--help"])
     known = set(re.findall(r"--[a-z-]+", capsys.readouterr().out))
     named = {option for span in SPANS for option in re.findall(r"^--[a-z-]+", span)}
-    named |= {option for line in README.splitlines() if line.startswith("$ aiograd worker") for option in re.findall(r"--[a-z-]+", line)}
+    named |= {option for line in TEXT.splitlines() if line.startswith("$ aiograd worker") for option in re.findall(r"--[a-z-]+", line)}
     assert len(named) > 5 and named <= known
 
 
 def test_the_table_of_limits_says_what_holds() -> None:
     limits = dist.Limits()
-    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", README[README.index("| `Limits` |") :].split("\n\n")[0], re.MULTILINE)
+    rows = re.findall(r"^\| ((?:`\w+`(?:, )?)+) \| ([^|]+) \|", TEXT[TEXT.index("| `Limits` |") :].split("\n\n")[0], re.MULTILINE)
     seen = 0
     for names, values in rows:
         for name, value in zip(re.findall(r"\w+", names), values.split(", "), strict=True):
@@ -91,12 +94,12 @@ def test_the_table_of_limits_says_what_holds() -> None:
                 assert getattr(limits, name) == float(number) * UNITS[unit], name
                 seen += 1
     assert seen > 10
-    assert f"{limits.silence:g} s of silence" in README and f"share {SECRET_BYTES} secret bytes" in README
+    assert f"{limits.silence:g} s of silence" in TEXT and f"share {SECRET_BYTES} secret bytes" in TEXT
 
 
 def test_the_table_of_encodings_says_what_they_take() -> None:
     size = 1_000_000
-    rows = re.findall(r"^\| `([A-Z0-9]+)`.*?\| ([\d.]+) MB \|", README, re.MULTILINE)
+    rows = re.findall(r"^\| `([A-Z0-9]+)`.*?\| ([\d.]+) MB \|", TEXT, re.MULTILINE)
     assert [name for name, _ in rows] == [encoding.name for encoding in dist.Encoding]
     packed_size = functools.partial(encodings.packed_size, size=size)
     for name, megabytes in rows:

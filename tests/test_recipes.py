@@ -1,4 +1,4 @@
-"""The code in the README, run as it stands there, and what it prints."""
+"""The code in the README and in ``docs``, run as it stands there, and what it prints."""
 
 from __future__ import annotations
 
@@ -30,9 +30,7 @@ from aiograd import distributed as dist
 from aiograd import pipeline
 from aiograd.errors import DistributedError
 from aiograd.testing import simulated_run
-
-ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text()
+from tests.documentation import ROOT, TEXT, TEXTS, blocks
 
 IMAGES = np.random.default_rng(0).normal(size=(16, 64)).astype(np.float32)
 LABELS = np.arange(16) % 10
@@ -42,14 +40,9 @@ SHELL = "/bin/sh"
 # -------------------------------------------------------------------- finding code
 
 
-def blocks(language: str, text: str = README) -> list[str]:
-    """The fenced blocks of a language."""
-    return re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)
-
-
 def recipes() -> dict[str, list[str]]:
     """The code of each recipe, fenced or within a line, by its title in bold."""
-    (section,) = (part for part in README.split("\n## ") if part.startswith("Recipes\n"))
+    section = TEXTS["docs/guides/recipes.md"]
     found: dict[str, list[str]] = {}
     for title, text in re.findall(r"^\*\*(.+?)\*\*(.*?)(?=^\*\*|\Z)", section, re.MULTILINE | re.DOTALL):
         found[title.rstrip(".")] = blocks("python", text) or [span for span in re.findall(r"`([^`]+)`", text) if "(" in span]
@@ -67,13 +60,13 @@ def block(start: str) -> str:
 
 def after(start: str, language: str) -> str:
     """The first block of a language behind the block of Python that starts so."""
-    return blocks(language, README[README.index(f"```python\n{start}") :])[0]
+    return blocks(language, TEXT[TEXT.index(f"```python\n{start}") :])[0]
 
 
 def start(code: str, names: dict[str, Any]) -> Any:
     """Run code; returns a coroutine if it awaits something."""
     names |= {"__name__": "readme", "__builtins__": builtins}
-    return types.FunctionType(compile(code, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)()
+    return types.FunctionType(compile(code, "documentation", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)()
 
 
 async def run(code: str, **names: Any) -> dict[str, Any]:
@@ -97,7 +90,7 @@ def numbers(text: str) -> list[float]:
 
 
 def test_every_block_is_run_by_a_test() -> None:
-    """A block that is new in the README needs a test here."""
+    """A block that is new needs a test here, or in the module that runs whole pages."""
     here = Path(__file__).read_text()
     for title, codes in RECIPES.items():
         assert codes, f"the recipe {title!r} has no code"
@@ -287,7 +280,7 @@ def test_what_tests_may_look_like(pytester: pytest.Pytester) -> None:
 
 
 def drawn(timeline: pipeline.Timeline) -> str:
-    """A timeline as the README draws it: three letters per unit of time."""
+    """A timeline as the documentation draws it: three letters per unit of time."""
     lines = [f"{timeline.name}: {timeline.cost:g} units, idle {timeline.bubble_rate:.1%}"]
     for rank in range(timeline.ranks):
         line, end = "", 0.0
@@ -304,11 +297,11 @@ EVEN = pipeline.Costs(forward=1, input_backward=1, weight_backward=1)
 
 def test_the_drawn_timelines_are_those_of_the_schedules() -> None:
     for name in ("1F1B", "ZB-H1"):
-        assert drawn(pipeline.simulate(pipeline.make_schedule(name, 3, 4), EVEN)) in README
+        assert drawn(pipeline.simulate(pipeline.make_schedule(name, 3, 4), EVEN)) in TEXT
 
 
 def test_the_table_of_schedules_is_what_simulation_says() -> None:
-    rows = re.findall(r"^\| `([\w-]+)`(.*?) \| (\d+) \| ([\d.]+%) \| (\d+) \|$", README, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w-]+)`(.*?) \| (\d+) \| ([\d.]+%) \| (\d+) \|$", TEXT, re.MULTILINE)
     assert len(rows) == 6
     for name, note, *said in rows:
         limit = re.search(r"memory_limit=(\d+)", note)
@@ -318,7 +311,7 @@ def test_the_table_of_schedules_is_what_simulation_says() -> None:
 
 
 def test_every_schedule_that_is_named_can_be_made() -> None:
-    (sentence,) = re.findall(r"^Others are (.*?)\.", README, re.MULTILINE | re.DOTALL)
+    (sentence,) = re.findall(r"^Others are (.*?)\.", TEXT, re.MULTILINE | re.DOTALL)
     names = re.findall(r"`([^`]+)`", sentence)
     assert len(names) == 7
     for name in names:
@@ -359,7 +352,7 @@ async def test_a_mixture_of_experts() -> None:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with the files that the README names, and an environment in which `aiograd` and `python` are ours."""
+    """A folder with the files that the tutorial names, and an environment in which `aiograd` and `python` are ours."""
     for name in ("across.py", "drive.py"):
         (tmp_path / name).write_text(block(f"# {name}"))
     monkeypatch.chdir(tmp_path)

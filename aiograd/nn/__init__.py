@@ -46,12 +46,13 @@ from aiograd.nn.pooling import AdaptiveAvgPool1d, AdaptiveAvgPool2d, AvgPool1d, 
 from aiograd.nn.recurrent import GRU, LSTM, RNN
 from aiograd.nn.recurrent_cells import GRUCell, LSTMCell, RNNCell
 from aiograd.nn.stateless import functional_call
+from aiograd.nn.summary import summary
 from aiograd.nn.transformer import TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer
 
 MultiheadAttention = MultiHeadAttention  # PyTorch's spelling
 
 __all__ = [
-    "functional", "init", "functional_call",
+    "functional", "init", "functional_call", "summary",
     "Module", "Parameter", "IncompatibleKeys", "Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict",
     "Linear", "Identity", "Flatten", "Unflatten", "Embedding", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d",
     "MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "Upsample",

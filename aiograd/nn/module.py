@@ -23,6 +23,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 
 from aiograd.array_functions.creation import zeros_like
+from aiograd import notebook
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.hooks import HookDict, RemovableHandle
 from aiograd.modes import current_mode
@@ -330,6 +331,17 @@ class Module:
         if not lines:
             return f"{type(self).__name__}({extra})"
         return f"{type(self).__name__}(\n  " + "\n  ".join([*([extra] if extra else []), *lines]) + "\n)"
+
+    def _repr_html_(self) -> str:
+        return _tree("", self)
+
+
+def _tree(name: str, module: Module) -> str:
+    """A module and its layers as HTML that folds, each with its number of parameters."""
+    count = sum(parameter.size for parameter in module.parameters())
+    children = [_tree(child_name, child) for child_name, child in module.__dict__.items() if isinstance(child, Module)]
+    heading = f"{name}: " if name else ""
+    return notebook.tree(f"{heading}{type(module).__name__}({module.extra_repr()}), {count:,} parameters", children)
 
 
 def _own_parameters(module: Module) -> list[tuple[str, Any]]:

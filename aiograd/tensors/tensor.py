@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiograd import devices
+from aiograd import devices, notebook
 from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
 from aiograd.modes import current_mode, no_grad
 from aiograd.ops import ROWS, Op
@@ -231,6 +231,10 @@ class Tensor(TensorMethods, TensorCore):
         elif self.requires_grad:
             notes.append("requires_grad=True")
         return f"tensor({', '.join([body, *notes])})"
+
+    def _repr_html_(self) -> str:
+        grad = f", {self.grad_fn.name}" if self.grad_fn is not None else ", requires grad" if self.requires_grad else ""
+        return notebook.card(f"Tensor {list(self.shape)} {self.dtype} on {self.device}{grad}", repr(self))
 
     def __format__(self, spec: str) -> str:
         return format(self.item(), spec) if spec and self.size == 1 else repr(self)

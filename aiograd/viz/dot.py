@@ -21,6 +21,7 @@ def graph_dot(
     roots: Roots,
     *,
     params: Mapping[str, Any] | None = None,
+    names: Any = None,
     shapes: bool = True,
     edge_shapes: bool = False,
     saved: bool = False,
@@ -29,18 +30,32 @@ def graph_dot(
     """The backward graph as DOT text; arrows point the way gradients flow. ``dot -Tsvg`` draws it.
 
     Args:
-        roots, params, shapes, edge_shapes, saved: as for `graph_svg`.
+        roots, params, names, shapes, edge_shapes, saved: as for `graph_svg`.
         max_nodes: refuse larger graphs.
+
+    Returns:
+        The text of a DOT file.
 
     Raises:
         NoGraphError, ArgumentTypeError, ArgumentError: as for `graph_svg`.
     """
-    picture = picture_of("graph_dot()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
+    picture = picture_of("graph_dot()", roots, params=params, names=names, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
     return _picture_dot(picture, "backward")
 
 
 def program_dot(program: Program, *, max_nodes: int = 10_000) -> str:
-    """The program of a compiled function as DOT text; see `program_svg`."""
+    """The program of a compiled function as DOT text; ``dot -Tsvg`` draws it.
+
+    Args:
+        program: from ``compiled.programs``.
+        max_nodes: refuse larger programs.
+
+    Returns:
+        The text of a DOT file.
+
+    Raises:
+        ArgumentError: the program has more statements, inputs and captured tensors.
+    """
     return _picture_dot(program_picture("program.dot()", program, max_nodes), "program")
 
 

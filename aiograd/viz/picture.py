@@ -50,17 +50,17 @@ class Picture(NamedTuple):
     arrows: list[Arrow]
 
 
-def picture_of(what: str, roots: Any, *, params: Mapping[str, Any] | None, shapes: bool, edge_shapes: bool, saved: bool, max_nodes: int) -> Picture:
+def picture_of(what: str, roots: Any, *, params: Mapping[str, Any] | None, names: Any, shapes: bool, edge_shapes: bool, saved: bool, max_nodes: int) -> Picture:
     """The boxes and arrows of the graph below `roots`.
 
     Args:
         what: name of the calling function, for messages.
-        roots, params, shapes, edge_shapes, saved, max_nodes: as for `graph_svg`.
+        roots, params, names, shapes, edge_shapes, saved, max_nodes: as for `graph_svg`.
 
     Raises:
         NoGraphError, ArgumentTypeError: a root is no tensor with a graph. ArgumentError: more than `max_nodes` nodes, or a wrong `params`.
     """
-    names = _names(what, params)
+    titles = _names(what, _with_names(what, params, names))
     starts = [_start(what, i, item) for i, item in enumerate(_listed(roots))]
     if not starts:
         raise ArgumentError(f"{what}: expected at least one tensor to draw the graph of")
@@ -77,7 +77,7 @@ def picture_of(what: str, roots: Any, *, params: Mapping[str, Any] | None, shape
                     "intermediate tensor), or raise max_nodes."
                 )
             numbers[node] = len(boxes)
-            boxes.append(_box(node, names, shapes, saved))
+            boxes.append(_box(node, titles, shapes, saved))
             stack.append(node)
         return numbers[node]
 
@@ -147,6 +147,15 @@ def _start(what: str, i: int, item: Any) -> tuple[Node, int]:
             raise ArgumentError(f"{what}: element {i} is an edge that leads nowhere")
         return item.node, item.input_nr
     return edge_of(what, i, item)
+
+
+def _with_names(what: str, params: Mapping[str, Any] | None, module: Any) -> Mapping[str, Any] | None:
+    """`params`, and the parameters of a module by their names in it."""
+    if module is None:
+        return params
+    if not callable(getattr(module, "named_parameters", None)):
+        raise ArgumentTypeError(f"{what}: names is a {type(module).__name__}; expected a module, or use params= for a mapping")
+    return {**dict(module.named_parameters()), **(params or {})}
 
 
 def _names(what: str, params: Mapping[str, Any] | None) -> dict[Node, str]:

@@ -43,15 +43,25 @@ _STYLE = (
 )
 
 
+class SvgText(str):
+    """The text of an SVG picture; a notebook shows the picture."""
+
+    __slots__ = ()
+
+    def _repr_svg_(self) -> str:
+        return str(self)
+
+
 def graph_svg(
     roots: Roots,
     *,
     params: Mapping[str, Any] | None = None,
+    names: Any = None,
     shapes: bool = True,
     edge_shapes: bool = False,
     saved: bool = False,
     max_nodes: int = 1000,
-) -> str:
+) -> SvgText:
     """The backward graph as an SVG picture; arrows point the way gradients flow, from outputs to leaves.
 
     The same graph gives the same text, whatever ran before.
@@ -59,25 +69,33 @@ def graph_svg(
     Args:
         roots: a Tensor, GradientEdge, Edge or Node, or several: where the graph begins.
         params: names of leaves (or of other tensors), as ``dict(module.named_parameters())``.
+        names: a module, whose parameters get their names in it; `params` may name further tensors.
         shapes: show shape, dtype and device of what each node is the gradient function of.
         edge_shapes: write on each arrow the shape of the gradient that goes there.
         saved: show how many bytes each node keeps for backward.
         max_nodes: refuse larger graphs.
 
+    Returns:
+        The text of the SVG, a str; as the last line of a notebook's cell it shows the picture.
+
     Raises:
-        NoGraphError, ArgumentTypeError: a root is no tensor with a graph, or `params` is no mapping to tensors. ArgumentError: the graph has
-            more nodes. GraphError: its edges go round in a circle.
+        NoGraphError, ArgumentTypeError: a root is no tensor with a graph, `params` is no mapping to tensors, or `names` no module.
+        ArgumentError: the graph has more nodes.
+        GraphError: its edges go round in a circle.
     """
-    picture = picture_of("graph_svg()", roots, params=params, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
+    picture = picture_of("graph_svg()", roots, params=params, names=names, shapes=shapes, edge_shapes=edge_shapes, saved=saved, max_nodes=max_nodes)
     return _picture_svg(picture, "Backward graph")
 
 
-def program_svg(program: Program, *, max_nodes: int = 1000) -> str:
+def program_svg(program: Program, *, max_nodes: int = 1000) -> SvgText:
     """The program of a compiled function as an SVG picture; arrows point from results to what they are computed from.
 
     Args:
         program: from ``compiled.programs``.
         max_nodes: refuse larger programs.
+
+    Returns:
+        The text of the SVG, as of `graph_svg`.
 
     Raises:
         ArgumentError: the program has more statements, inputs and captured tensors.
@@ -85,7 +103,7 @@ def program_svg(program: Program, *, max_nodes: int = 1000) -> str:
     return _picture_svg(program_picture("program.svg()", program, max_nodes), "Program")
 
 
-def _picture_svg(picture: Picture, title: str) -> str:
+def _picture_svg(picture: Picture, title: str) -> SvgText:
     boxes, arrows = picture
     sizes = [_size(box) for box in boxes]
     pulls = [LEAF_PULL if boxes[arrow.target].kind in ("parameter", "leaf") else 1.0 for arrow in arrows]
@@ -105,7 +123,7 @@ def _picture_svg(picture: Picture, title: str) -> str:
         if arrow.label:
             (x1, y1), (x2, y2) = way[-3], way[-2]
             out.append(f'<text class="e" x="{(x1 + x2) / 2:.1f}" y="{(y1 + y2) / 2 + 3:.1f}">{_text(arrow.label)}</text>')
-    return "\n".join([*out, "</g></svg>"]) + "\n"
+    return SvgText("\n".join([*out, "</g></svg>"]) + "\n")
 
 
 def _size(box: Box) -> tuple[float, float]:

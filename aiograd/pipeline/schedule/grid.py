@@ -8,11 +8,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from aiograd.pipeline.schedule.action import Action
+from aiograd import notebook
+from aiograd.pipeline.schedule.action import Action, ActionKind
 
 MARK: Final = "<-- ERROR HERE"
 #: steps shown before and after the wrong one; a schedule can have thousands
 AROUND: Final = 12
+#: steps shown in a notebook
+HTML_STEPS: Final = 200
+#: backgrounds of computations in a notebook
+_COLOURS: Final = {ActionKind.F: "#bcd4f2", ActionKind.I: "#f8d3ae", ActionKind.W: "#c4e3c1", ActionKind.B: "#efc0c7"}
 
 
 def format_grid(ranks: Sequence[Sequence[Action | None]], error: tuple[int, int] | None = None) -> str:
@@ -45,3 +50,17 @@ def format_grid(ranks: Sequence[Sequence[Action | None]], error: tuple[int, int]
     if last < steps:
         lines.append("...")
     return "\n".join(lines)
+
+
+def grid_html(heading: str, ranks: Sequence[Sequence[Action | None]]) -> str:
+    """Rows of actions as an HTML table for a notebook: one row per rank, one column per step, coloured by kind."""
+    steps = max(map(len, ranks), default=0)
+    shown = min(steps, HTML_STEPS)
+    if shown < steps:
+        heading = f"{heading}; the first {shown} of {steps} steps"
+    rows, colours = [], []
+    for rank, row in enumerate(ranks):
+        cells = [*row[:shown], *(None for _ in range(shown - len(row)))]
+        rows.append([f"rank {rank}", *(str(action) if action else "" for action in cells)])
+        colours.append(["", *(_COLOURS.get(action.kind, "") if action else "" for action in cells)])
+    return notebook.table(heading, ["", *map(str, range(shown))], rows, colours)

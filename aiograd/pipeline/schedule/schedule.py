@@ -14,7 +14,7 @@ import io
 from aiograd.errors import ArgumentError, ArgumentTypeError, ScheduleError
 from aiograd.pipeline.schedule.action import Action
 from aiograd.pipeline.schedule.data import ScheduleData
-from aiograd.pipeline.schedule.grid import format_grid
+from aiograd.pipeline.schedule.grid import format_grid, grid_html
 from aiograd.pipeline.schedule.liveness import Granularity, SlotAssignment, rank_slots
 from aiograd.pipeline.schedule.lowering import lower_rows, merge_backwards
 from aiograd.pipeline.schedule.validation import check_schedule
@@ -121,6 +121,9 @@ class Schedule(ScheduleData):
         except csv.Error as error:
             raise ScheduleError(f"cannot read a pipeline schedule: row {len(ranks)} is no CSV ({error})", rank=len(ranks)) from error
         return cls(ranks, name=name).validate()
+
+    def _repr_html_(self) -> str:
+        return grid_html(repr(self), self._ranks)
 
     def __repr__(self) -> str:
         form = "lowered" if self._lowered else "compute-only"

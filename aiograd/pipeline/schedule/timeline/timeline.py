@@ -128,6 +128,9 @@ class Timeline(TimelineData):
             write_trace(trace, path)
         return trace
 
+    def _repr_svg_(self) -> str:
+        return self.svg()
+
     def __repr__(self) -> str:
         name = f" {self.name}" if self.name else ""
         return f"<Timeline{name}: {self.ranks} ranks, cost {self.cost:g}, bubble rate {self.bubble_rate:.4f}, {len(self.events)} events>"

@@ -1,0 +1,18 @@
+"""The pages of the documentation, and the code in them: README and ``docs``."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+README = ROOT / "README.md"
+PAGES = (README, *sorted((ROOT / "docs").rglob("*.md")))
+TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text() for page in PAGES}
+#: all pages, one after the other
+TEXT = "\n\n".join(TEXTS.values())
+
+
+def blocks(language: str, text: str = TEXT) -> list[str]:
+    """The fenced blocks of a language; a block that stands on two pages is there once."""
+    return list(dict.fromkeys(re.findall(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL)))
