@@ -9,6 +9,7 @@
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
+#   make docs                        the documentation as HTML in out/docs, warnings are errors; its code and doctests are run; in .venv-docs
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
 #   make release-checks              the same, as much as before a release: many hours
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
@@ -26,7 +27,7 @@ ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx ray interop cpus lint format chaos release-checks gpu bench parity examples clean
+.PHONY: demo test simulator ptx ray interop cpus lint format docs chaos release-checks gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -62,6 +63,13 @@ lint: $(VENV)/.installed-dev
 
 format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix .
+
+# Sphinx and what the guides show (Jupyter, FastAPI) have an environment of their own.
+docs:
+	@$(MAKE) --no-print-directory VENV=.venv-docs .venv-docs/.installed-dev,docs
+	rm -rf out/docs
+	.venv-docs/bin/python -m sphinx -E -q -W --keep-going -b html docs out/docs
+	.venv-docs/bin/python -m pytest -q -n $(JOBS) tests/test_documentation.py tests/test_recipes.py tests/test_readme.py tests/test_reference.py $(ARGS)
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos $(ARGS)

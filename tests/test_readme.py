@@ -19,7 +19,7 @@ from aiograd.distributed.rpc.keyring import SECRET_BYTES
 from tests.documentation import PAGES, README, ROOT, TEXT
 
 #: in one line each, since a span of code may be broken
-SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"^```.*?^```$", "", TEXT, flags=re.MULTILINE | re.DOTALL))]
+SPANS = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", re.sub(r"^ *```.*?^ *```$", "", TEXT, flags=re.MULTILINE | re.DOTALL))]
 UNITS = {"MiB": 1 << 20, "s": 1.0, "": 1}
 
 
