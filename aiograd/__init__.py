@@ -440,11 +440,11 @@ from aiograd.random import seed as seed
 from aiograd.serialization import load as load
 from aiograd.serialization import load_metadata as load_metadata
 from aiograd.serialization import save as save
+from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.passes import backward as backward
 from aiograd.tensors.passes import grad as grad
 from aiograd.tensors.tensor import Tensor as Tensor
 from aiograd.tensors.tensor import asarray as asarray
-from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
 from aiograd.version import __version__ as __version__

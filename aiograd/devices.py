@@ -137,6 +137,12 @@ def register_device_kind(kind: str, factory: Callable[[int], Device]) -> None:
 def device(name: str) -> Device | None:
     """The device of this name; None for ``"cpu"``.
 
+    Args:
+        name: ``"cpu"``, or ``"kind:ordinal"`` such as ``"cuda:0"``; without an ordinal number 0.
+
+    Returns:
+        The device. It is made where it is asked for the first time.
+
     Raises:
         DeviceError: no such device, with the names that exist. ArgumentError: not a device name.
     """

@@ -357,7 +357,14 @@ class RemoteError(DistributedError):
 
 
 class RemotePipelineError(RemoteError, PipelineError):
-    """A stage of a pipeline failed on another worker: a `PipelineError` with its attributes, and with those of a `RemoteError`."""
+    """A stage of a pipeline failed on another worker: a `PipelineError` with its attributes, and with those of a `RemoteError`.
+
+    Attributes:
+        stage: index of the failed stage, or None.
+        microbatch: index of the microbatch, or None.
+        action: text of the action that failed, or "".
+        rank: the rank that carried out the action, or None.
+    """
 
     def __init__(
         self,

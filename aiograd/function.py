@@ -279,17 +279,40 @@ class Function:
 
     @staticmethod
     def forward(ctx: Any, *args: Any) -> Any:
-        """Compute the outputs; override."""
+        """Compute the outputs; override.
+
+        Args:
+            ctx: a `FunctionCtx`: ``save_for_backward``, ``needs_input_grad``, attributes of your own.
+            *args: the arguments of ``apply``, tensors and others.
+
+        Returns:
+            A Tensor or a tuple of Tensors; of an ``async def`` a coroutine of them.
+        """
         raise NotImplementedError("You must implement the forward function for custom aiograd.Function.")
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
-        """Compute the gradients of the arguments; override."""
+        """Compute the gradients of the arguments; override.
+
+        Args:
+            ctx: the `FunctionCtx` that forward had.
+            *grads: one for each output of forward.
+
+        Returns:
+            One for each argument of forward, None where there is none; of an ``async def`` a coroutine of them.
+        """
         raise NotImplementedError("You must implement either the backward or vjp method for your custom aiograd.Function to use it with backward.")
 
     @classmethod
     def rule(cls) -> Callable[..., Any]:
-        """The function's ``backward``, or ``vjp``, its other name."""
+        """The function's ``backward``, or ``vjp``, its other name.
+
+        Returns:
+            The function, as the class defines it.
+
+        Raises:
+            GraphError: the class defines both.
+        """
         vjp = getattr(cls, "vjp", None)
         if vjp is None:
             return cls.backward
@@ -299,7 +322,14 @@ class Function:
 
     @classmethod
     def apply(cls, *args: Any) -> Any:
-        """Run forward and record. Returns the result of forward, or a coroutine where it is ``async def``; cancelling that cancels forward."""
+        """Run forward and record. Returns the result of forward, or a coroutine where it is ``async def``; cancelling that cancels forward.
+
+        Args:
+            *args: the arguments of forward.
+
+        Returns:
+            The outputs of forward, recorded, or a coroutine of them.
+        """
         for arg in args:
             if isinstance(arg, TensorCore) and arg._vc is not None:
                 refresh(arg)
@@ -492,6 +522,12 @@ def once_differentiable(rule: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator for ``backward``: it runs without recording, and differentiating its result is an error.
 
     The result depends on the gradients it was given and on the arguments of forward, so differentiating it with respect to either raises.
+
+    Args:
+        rule: a ``backward``, ``def`` or ``async def``.
+
+    Returns:
+        The ``backward`` to use in its place.
     """
 
     def refuse(ctx: FunctionCtx, grads: Sequence[Any], outputs: Any) -> Any:

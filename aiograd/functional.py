@@ -112,6 +112,7 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
 
     Raises:
         ShapeError: not a single element. UnusedInputError: with `strict`.
+        ArgumentTypeError: with `has_aux`, the result of `fn` is no pair.
     """
     stand_ins, one_input = _stand_ins("value_and_grad", inputs, create_graph)
     aux: Any = None

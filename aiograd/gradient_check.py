@@ -102,8 +102,12 @@ async def gradgradcheck(
         eps, atol, rtol, nondet_tol, check_undefined_grad, raise_exception: as for `gradcheck`.
         seed: seed of the gradients that are drawn.
 
+    Returns:
+        True, or False where `raise_exception` is False and a gradient is wrong.
+
     Raises:
         GradcheckError: it failed. Inputs are numbered as those of `fn`, with the output gradients after them.
+        ArgumentError: as of `gradcheck`.
     """
     checked = _Checked("gradgradcheck", fn, inputs)
     with enable_grad():

@@ -301,13 +301,20 @@ class no_grad(_GradScope):
 
     ``with no_grad():``, ``@no_grad()`` or ``@no_grad`` on ``def``, ``async def``, generators and async generators. Around the body of a
     generator use the decorator: a ``with`` around a ``yield`` also applies to the consumer's code meanwhile.
+
+    Args:
+        function: the function to decorate, in ``@no_grad`` without parentheses; None: the object is a context manager or a decorator.
     """
 
     _grad = False
 
 
 class enable_grad(_GradScope):
-    """Operations inside record again, within `no_grad`."""
+    """Operations inside record again, within `no_grad`.
+
+    Args:
+        function: as of `no_grad`.
+    """
 
     _grad = True
 
@@ -317,6 +324,9 @@ class set_grad_enabled(ModeScope):
 
     Called at the top level (a line of a script, a REPL, a notebook cell) as a statement of its own it holds for the process, see
     `set_default_dtype`. An object that is given to ``with``, directly or by a variable, never does.
+
+    Args:
+        mode: True: record; False: do not.
     """
 
     def __init__(self, mode: bool) -> None:
@@ -340,7 +350,11 @@ class set_grad_enabled(ModeScope):
 
 
 def is_grad_enabled() -> bool:
-    """True if operations of the running task record a graph."""
+    """True if operations of the running task record a graph.
+
+    Returns:
+        True or False.
+    """
     return current_mode().grad
 
 
@@ -374,5 +388,9 @@ def set_default_dtype(dtype: Any) -> None:
 
 
 def get_default_dtype() -> np.dtype[Any]:
-    """The dtype that Python floats become."""
+    """The dtype that Python floats become.
+
+    Returns:
+        A dtype: float32 unless `set_default_dtype` was called.
+    """
     return current_mode().dtype

@@ -139,6 +139,12 @@ class Generator:
             shape: of the result.
             mean, std: of the distribution; `std` at least 0.
             dtype: a real floating dtype; the default dtype if None.
+
+        Returns:
+            A Tensor without gradient.
+
+        Raises:
+            ArgumentError: a `mean` or `std` that is not finite, or a `std` below 0.
         """
         if not std >= 0 or not math.isfinite(std) or not math.isfinite(mean):
             raise ArgumentError(f"normal(mean={mean}, std={std}): expected finite numbers, std at least 0")
@@ -154,6 +160,12 @@ class Generator:
             shape: of the result.
             low, high: ends of the interval, ``low <= high``; `high` is met only by rounding.
             dtype: a real floating dtype; the default dtype if None.
+
+        Returns:
+            A Tensor without gradient.
+
+        Raises:
+            ArgumentError: no such interval.
         """
         if not low <= high or not math.isfinite(high - low):
             raise ArgumentError(f"uniform(low={low}, high={high}): expected finite numbers with low <= high")
@@ -169,6 +181,13 @@ class Generator:
             low, high: ends of the interval, ``low < high``.
             shape: of the result.
             dtype: an integer dtype.
+
+        Returns:
+            A Tensor.
+
+        Raises:
+            ArgumentError: no such interval, or one that the dtype does not hold.
+            ArgumentTypeError: `dtype` is no integer dtype.
         """
         size, wanted = _shape(shape), np.dtype(dtype)
         if wanted.kind not in "iu":
@@ -186,6 +205,9 @@ class Generator:
             p: in [0, 1].
             shape: of the result.
             dtype: of the result, bool included; the default dtype if None.
+
+        Returns:
+            A Tensor without gradient.
         """
         _check_probability("bernoulli", p)
         size, wanted = _shape(shape), get_default_dtype() if dtype is None else np.dtype(dtype)
@@ -201,6 +223,9 @@ class Generator:
             dtype: a real floating dtype; the default dtype if None.
             device: device of the mask. A device that draws masks itself gets a seed from this generator: its masks are as reproducible
                 as those of the host, but differ from them.
+
+        Returns:
+            A Tensor without gradient.
         """
         _check_probability("dropout_mask", p)
         size, wanted = _shape(shape), _float_dtypes(dtype)[0]
@@ -231,7 +256,17 @@ class Generator:
 
     @_drawing
     def permutation(self, n: int) -> Tensor:
-        """The numbers 0 to `n` - 1 in random order, int64: ``x[generator.permutation(len(x))]`` shuffles."""
+        """The numbers 0 to `n` - 1 in random order, int64: ``x[generator.permutation(len(x))]`` shuffles.
+
+        Args:
+            n: how many, at least 0.
+
+        Returns:
+            A vector.
+
+        Raises:
+            ArgumentError: no such number.
+        """
         if isinstance(n, bool) or not isinstance(n, (int, np.integer)) or n < 0:
             raise ArgumentError(f"permutation({n!r}): expected an int of at least 0")
         return _tensor(self._draw(lambda rng: rng.permutation(int(n))), np.dtype(np.int64))
@@ -243,18 +278,36 @@ class Generator:
     # ---------------------------------------------------------------- other generators
 
     def spawn(self, count: int) -> list[Generator]:
-        """Generators independent of this one and of each other, one per worker or task. Draws nothing; a second call gives others."""
+        """Generators independent of this one and of each other, one per worker or task. Draws nothing; a second call gives others.
+
+        Args:
+            count: how many, at least 0.
+
+        Returns:
+            The generators.
+
+        Raises:
+            ArgumentError: no such number.
+        """
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ArgumentError(f"spawn({count!r}): expected an int of at least 0")
         with self._lock:
             return [_generator(stream) for stream in _stream_now(self).spawn(count)]
 
     def fork(self) -> Generator:
-        """One generator independent of this one; see `spawn`."""
+        """One generator independent of this one; see `spawn`.
+
+        Returns:
+            The generator.
+        """
         return self.spawn(1)[0]
 
     def clone(self) -> Generator:
-        """A generator that will give the same numbers as this one from here on."""
+        """A generator that will give the same numbers as this one from here on.
+
+        Returns:
+            The generator.
+        """
         with self._lock:
             return _generator(self._stream.clone())
 
@@ -273,7 +326,11 @@ class Generator:
     # ---------------------------------------------------------------- saving
 
     def state_dict(self) -> dict[str, Any]:
-        """The state of the generator, as ints, lists and strings that JSON can hold."""
+        """The state of the generator, as ints, lists and strings that JSON can hold.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         with self._lock:
             stream = self._stream
             entropy = stream.entropy if isinstance(stream.entropy, int) else list(stream.entropy)
@@ -281,6 +338,12 @@ class Generator:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> Self:
         """Continue from `state`, made by `state_dict`; returns the generator.
+
+        Args:
+            state: the state.
+
+        Returns:
+            The generator itself.
 
         Raises:
             ArgumentError: `state` is no state of a Generator. Nothing has changed.
@@ -353,7 +416,11 @@ _process_default = Generator()
 
 
 def default_generator() -> Generator:
-    """The generator used where none is given: the one that `seed` set in the running task or in the one that started it, else in the process."""
+    """The generator used where none is given: the one that `seed` set in the running task or in the one that started it, else in the process.
+
+    Returns:
+        The generator.
+    """
     recordings, source = _tapes()
     generator = None if source is None else source.next_default()
     if generator is None:
@@ -368,6 +435,12 @@ def seed(number: int | Sequence[int]) -> Generator:
 
     At the top level (a line of a script, a REPL, a notebook cell, or a function that such a line calls) it is set for the process: for every task
     and thread that has not set its own. In a task, a thread or a callback it is set for that one and the tasks it starts from now on.
+
+    Args:
+        number: an int of at least 0, or a sequence of them.
+
+    Returns:
+        The generator.
     """
     global _process_default
     generator = Generator(number)

@@ -97,6 +97,9 @@ def load(path: str | os.PathLike[str]) -> dict[str, Any]:
     Args:
         path: of the file.
 
+    Returns:
+        The state, nested as it was given to `save`.
+
     Raises:
         ArgumentError: not a safetensors file (such as one of ``torch.save``), damaged or truncated, or of a dtype that numpy lacks.
             FileNotFoundError: no such file.
@@ -122,6 +125,9 @@ def load_metadata(path: str | os.PathLike[str]) -> dict[str, str]:
 
     Args:
         path: of the file.
+
+    Returns:
+        The entries by name.
 
     Raises:
         ArgumentError: not a safetensors file, or damaged. FileNotFoundError: no such file.

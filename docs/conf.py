@@ -8,7 +8,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 sys.path[:0] = [str(HERE.parent), str(HERE / "extensions")]
 
-import aiograd
+import aiograd  # noqa: E402 - from this checkout
 
 project = "aiograd"
 author = "The aiograd authors"

@@ -183,7 +183,8 @@ def test_a_jupyter_kernel_runs_them_and_shows_what_the_guide_says() -> None:
         "pipeline.simulate(schedule, pipeline.Costs(1, 1, 1))": "image/svg+xml",
     }
     setting = "from aiograd import pipeline\nschedule = pipeline.make_schedule('1F1B', 2, 2)"
-    done = subprocess.run([sys.executable, "-c", IN_A_KERNEL], input=json.dumps([*NOTEBOOK, setting, *views]), capture_output=True, text=True, check=False)
+    cells = json.dumps([*NOTEBOOK, setting, *views])
+    done = subprocess.run([sys.executable, "-c", IN_A_KERNEL], input=cells, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     number, *shown = json.loads(done.stdout)
     assert number == ["text/plain"], "the loss, as a number"

@@ -96,7 +96,8 @@ def test_every_block_is_run_by_a_test() -> None:
         assert codes, f"the recipe {title!r} has no code"
         starts = [code.split("\n")[0] for code in codes]
         assert f'cook("{title}"' in here or any(f'block("{start}' in here for start in starts), f"no test runs the recipe {title!r}"
-    cooked = {code for codes in RECIPES.values() for code in codes} | {*blocks("python", TEXTS["docs/guides/jupyter.md"])}  # the cells of one notebook
+    cells = blocks("python", TEXTS["docs/guides/jupyter.md"])  # those of one notebook
+    cooked = {code for codes in RECIPES.values() for code in codes} | {*cells}
     for code in blocks("python"):
         start = code.split("\n")[0]
         known = (start, start[:60], f"{start.split(' = ')[0]} = ")
@@ -440,7 +441,8 @@ def test_training_on_a_device() -> None:
     """In numba's simulator, which is chosen before numba is imported."""
     code = block("model = ag.nn.Sequential(ag.nn.Linear(64, 128), ag.nn.GELU()")
     short = block("linear = ")
-    before = "import numpy as np\nimport aiograd as ag\npixels = np.ones((2, 64), np.float32)\nbatches = [(pixels, np.array([1, 2]))] * 2\nasync def main():\n"
+    before = "import numpy as np\nimport aiograd as ag\npixels = np.ones((2, 64), np.float32)\nbatches = [(pixels, np.array([1, 2]))] * 2\n"
+    before += "async def main():\n"
     after = "    assert model[0].weight.device == 'cuda:0' and not ag.cuda.statistics().fallbacks\nag.run(main())\n"
     done = subprocess.run(
         [sys.executable, "-c", before + textwrap.indent(short + code, "    ") + after],

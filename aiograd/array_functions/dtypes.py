@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import builtins
 import math
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.tensor import Tensor, asarray
@@ -87,3 +89,6 @@ def isdtype(dtype: Any, kind: Any) -> builtins.bool:
 def result_type(*arrays_and_dtypes: Any) -> np.dtype[Any]:
     """The dtype that an operation on these gives."""
     return np.result_type(*(x.dtype if isinstance(x, TensorCore) else x for x in arrays_and_dtypes))
+
+
+document(sys.modules[__name__])

@@ -79,6 +79,9 @@ def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> Tensor:
     Args:
         x: (..., M, N).
         rtol: a number, or one for each matrix, of a shape that broadcasts to (...); None: max(M, N) times the precision of the dtype.
+
+    Returns:
+        int64, (...).
     """
     source = _matrix("matrix_rank", x).detach()
     values: Tensor = svdvals(source)

@@ -15,6 +15,7 @@ Note [Whose meaning]
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -36,6 +37,7 @@ from aiograd.array_functions import (
     statistics,
 )
 from aiograd.array_functions.conversion import row
+from aiograd.array_functions.documentation import document
 from aiograd.array_functions.names import with_other_names
 from aiograd.tensors.core import refresh
 from aiograd.tensors.inplace import check_in_place, replace
@@ -59,7 +61,14 @@ def _cast(dtype: str) -> Callable[[Tensor], Tensor]:
     def cast(x: Tensor, /) -> Tensor:
         return x.astype(dtype, copy=False)
 
-    cast.__doc__ = f"The values as {dtype}; the tensor itself where they are."
+    cast.__doc__ = f"""The values as {dtype}.
+
+    Args:
+        x: the tensor.
+
+    Returns:
+        A Tensor; the tensor itself where the dtype is that.
+    """
     return cast
 
 
@@ -82,6 +91,9 @@ def _in_place(method: Callable[Concatenate[Any, P], Any]) -> Callable[Concatenat
 
 
 # -------------------------------------------------------------------- the table
+
+# methods take over the docstrings that functions have now
+document(activation, comparison, creation, elementwise, linalg, manipulation, products, reduction, searching, sys.modules[__name__])
 
 
 class TensorMethods:

@@ -31,6 +31,9 @@ def synchronize(device: str | int | None = None) -> Awaitable[None]:
     Args:
         device: name or number; by default ``cuda:0``.
 
+    Returns:
+        An awaitable without a value; it is done already where no loop runs.
+
     Raises:
         DeviceLostError: the device failed.
 
@@ -46,6 +49,9 @@ def empty_cache(device: str | int | None = None) -> Awaitable[None]:
     Args:
         device: name or number; by default ``cuda:0``.
 
+    Returns:
+        An awaitable without a value; it is done already where no loop runs.
+
     Cancelling stops the waiting; the memory is given back all the same.
     """
     found = _device(device)
@@ -57,6 +63,9 @@ def memory_stats(device: str | int | None = None) -> dict[str, int]:
 
     Args:
         device: name or number; by default ``cuda:0``.
+
+    Returns:
+        The numbers by these names.
     """
     stats: dict[str, int] = _device(device).memory_stats()
     return stats
@@ -67,6 +76,9 @@ def statistics(device: str | int | None = None) -> Any:
 
     Args:
         device: name or number; by default ``cuda:0``.
+
+    Returns:
+        An object with these counts as attributes; ``fallbacks`` has the operations by name.
     """
     return _device(device).statistics()
 

@@ -152,19 +152,31 @@ def reason(found: Probe, ordinal: int | None = None) -> str | None:
 
 
 def is_available() -> bool:
-    """True if there is a CUDA device that aiograd can use, or numba's simulator takes its place. Never raises."""
+    """True if there is a CUDA device that aiograd can use, or numba's simulator takes its place. Never raises.
+
+    Returns:
+        True or False.
+    """
     return why_not() is None
 
 
 def device_count() -> int:
-    """How many devices ``cuda:0``, ``cuda:1`` ... there are; 0 where none can be used."""
+    """How many devices ``cuda:0``, ``cuda:1`` ... there are; 0 where none can be used.
+
+    Returns:
+        The number.
+    """
     if not is_available():
         return 0
     return 1 if probe().is_simulated else probe().device_count or 0
 
 
 def why_not() -> str | None:
-    """Why there is no CUDA device, with what was looked for and what to do; None where there is one."""
+    """Why there is no CUDA device, with what was looked for and what to do; None where there is one.
+
+    Returns:
+        A sentence, or None.
+    """
     return reason(probe())
 
 

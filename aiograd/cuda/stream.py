@@ -41,7 +41,14 @@ class Event:
         return f"<Event {'never recorded' if self._stream_state is None else f'on {self._stream_state.name}'}>"
 
     def record(self, stream: Stream | None = None) -> Self:
-        """Put it behind everything that has been asked of a stream (by default the caller's) so far; returns at once."""
+        """Put it behind everything that has been asked of a stream (by default the caller's) so far; returns at once.
+
+        Args:
+            stream: the stream; None: the caller's.
+
+        Returns:
+            The event itself.
+        """
         stream = current_stream() if stream is None else stream
         device, stream_state = stream.device_object, stream.stream_state
         self._device, self._stream_state, self._handle = device, None, None
@@ -60,6 +67,9 @@ class Event:
 
     def query(self) -> bool:
         """True if the device has come to it (True for one that was never recorded).
+
+        Returns:
+            True or False; does not wait.
 
         Raises:
             DeviceLostError: the device failed.
@@ -96,6 +106,12 @@ class Event:
 
     def elapsed_ms(self, end: Event) -> float:
         """Milliseconds of the device between this event and a later one, both with timing and both done.
+
+        Args:
+            end: the later event.
+
+        Returns:
+            Milliseconds.
 
         Raises:
             ArgumentError: one was made without ``timing=True``, was never recorded or is not done.
@@ -158,6 +174,9 @@ class Stream:
     def query(self) -> bool:
         """True if everything asked of it is known to be done.
 
+        Returns:
+            True or False; does not wait.
+
         Raises:
             DeviceLostError: the device failed.
         """
@@ -182,11 +201,22 @@ class Stream:
         self.record_event().synchronize()
 
     def record_event(self, *, timing: bool = False) -> Event:
-        """An event behind everything asked of it so far."""
+        """An event behind everything asked of it so far.
+
+        Args:
+            timing: the event can measure time, see `Event.elapsed_ms`.
+
+        Returns:
+            The event, recorded.
+        """
         return Event(timing=timing).record(self)
 
     def wait_event(self, event: Event) -> None:
-        """Let what is asked of it from now on wait for an event; returns at once. Only needed for work that no array connects."""
+        """Let what is asked of it from now on wait for an event; returns at once. Only needed for work that no array connects.
+
+        Args:
+            event: the event; one that was never recorded is not waited for.
+        """
         device, stream_state = self.device_object, self.stream_state
 
         def job() -> None:
@@ -197,12 +227,23 @@ class Stream:
         device.thread.submit(job)
 
     def wait_stream(self, other: Stream) -> None:
-        """Let what is asked of it from now on wait for everything asked of another so far; returns at once."""
+        """Let what is asked of it from now on wait for everything asked of another so far; returns at once.
+
+        Args:
+            other: a stream of the same device.
+        """
         self.wait_event(other.record_event())
 
 
 def current_stream(device: str = "cuda:0") -> Stream:
-    """Where operations of the caller go."""
+    """Where operations of the caller go.
+
+    Args:
+        device: name of the device.
+
+    Returns:
+        The stream that the running task has entered, else the device's default one.
+    """
     found = _cuda_device(device)
     return Stream._of(found, found.current_stream_state())
 

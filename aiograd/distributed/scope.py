@@ -33,6 +33,9 @@ SCOPE: ContextVar[Scope | None] = ContextVar("aiograd_distributed_scope", defaul
 def current_worker() -> Any:
     """The Worker whose handler is running, or in whose context's block the running code is.
 
+    Returns:
+        The worker.
+
     Raises:
         DistributedError: there is none.
     """
@@ -43,6 +46,10 @@ def current_worker() -> Any:
 
 
 def current_context() -> Context | None:
-    """The distributed context of the running code, or None."""
+    """The distributed context of the running code, or None.
+
+    Returns:
+        The context, or None.
+    """
     scope = SCOPE.get()
     return None if scope is None else scope.context

@@ -103,6 +103,12 @@ class Service:
     def function(self, function: Any, /) -> Any:
         """Expose a function under its own name, or under another: ``@service.function("name")``. Returns the function itself.
 
+        Args:
+            function: the function, or the name to expose it under.
+
+        Returns:
+            The function itself, or a decorator.
+
         Raises:
             ArgumentTypeError: it is no function. ArgumentError: the name is taken or reserved, or an annotation names a type that cannot be sent.
         """
@@ -121,6 +127,12 @@ class Service:
         """Let others make instances of a class with `Worker.remote` and call their public methods. Returns the class itself.
 
         Public are methods, inherited ones too, that do not begin with an underscore, and ``__call__``. Attributes are private.
+
+        Args:
+            cls: the class.
+
+        Returns:
+            The class.
 
         Raises:
             ArgumentTypeError: it is no class. ArgumentError: as for `function`.
@@ -144,6 +156,12 @@ class Service:
     def find_function(self, name: str) -> Exposed:
         """The function exposed under a name.
 
+        Args:
+            name: the name.
+
+        Returns:
+            The function with its schema.
+
         Raises:
             NotExposedError: there is none.
         """
@@ -155,6 +173,12 @@ class Service:
     def find_class(self, name: str) -> ExposedClass:
         """The class exposed under a name.
 
+        Args:
+            name: the name.
+
+        Returns:
+            The class with its schema.
+
         Raises:
             NotExposedError: there is none.
         """
@@ -164,7 +188,14 @@ class Service:
         return exposed
 
     def class_of(self, value: object) -> ExposedClass | None:
-        """The exposed class of an object; None if its class is not exposed."""
+        """The exposed class of an object; None if its class is not exposed.
+
+        Args:
+            value: any object.
+
+        Returns:
+            The class with its schema, or None.
+        """
         exposed = self._classes.get(type(value).__name__)
         return exposed if exposed is not None and exposed.cls is type(value) else None
 

@@ -9,27 +9,36 @@ from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistic
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerStatistics:
-    """Counts of a worker's open objects and of its work so far. Sizes in bytes."""
+    """Counts of a worker's open objects and of its work so far. Sizes in bytes.
+
+    Attributes:
+        name: the worker's name.
+        contexts: contexts that are open.
+        passes: passes that run.
+        calls: calls that are being served in contexts.
+        stuck: functions that still run although their calls were given up; each occupies a thread.
+        references: objects held for remote references.
+        in_doubt: passes whose outcome could not be learnt.
+        passes_committed: committed passes with a part on this worker.
+        passes_aborted: aborted passes with a part on this worker.
+        bytes_held: messages that are being received or served.
+        bytes_in: frames from peers that are connected.
+        bytes_out: frames to peers that are connected.
+        peers: one entry per peer session.
+        network: counts of the worker's endpoint.
+    """
 
     name: str
-    #: contexts that are open, passes that run, calls that are being served in contexts
     contexts: int
     passes: int
     calls: int
-    #: functions that still run although their calls were given up; each occupies a thread
     stuck: int
-    #: objects held for remote references
     references: int
-    #: passes whose outcome could not be learnt
     in_doubt: int
-    #: passes with a part on this worker, by outcome
     passes_committed: int
     passes_aborted: int
-    #: bytes of messages that are being received or served
     bytes_held: int
-    #: bytes of frames, to and from peers that are connected
     bytes_in: int
     bytes_out: int
-    #: one entry per peer session
     peers: tuple[PeerStatistics, ...] = field(repr=False)  # `network` shows them
     network: EndpointStatistics

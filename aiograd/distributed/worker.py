@@ -231,6 +231,8 @@ class Worker:
         Args:
             principal: the principal for whom this URL holds, where tenants have different workers under one name; None: all principals
                 without a URL of their own.
+            name: its name.
+            url: its URL.
 
         Raises:
             ArgumentError, ArgumentTypeError: a name or the URL cannot be used, or the name is this worker's own.
@@ -239,7 +241,11 @@ class Worker:
         self._core.endpoint.add_peer(name, url, principal)
 
     def remove_peer(self, name: str) -> None:
-        """Remove the URL of another worker, if it is known. A connection to it stays until one side closes it."""
+        """Remove the URL of another worker, if it is known. A connection to it stays until one side closes it.
+
+        Args:
+            name: its name.
+        """
         self._core.endpoint.remove_peer(name)
 
     def _check_url(self, name: str, url: str) -> None:
@@ -280,7 +286,17 @@ class Worker:
         return self._calls.call(peer, function, list(args), kwargs, timeout)
 
     async def call_apart(self, peer: str, function: str, /, *args: Any, timeout: float | None = None) -> Any:
-        """Call a function as `call` does, but outside of any context: nothing is recorded. Cancelling cancels the function on its worker."""
+        """Call a function as `call` does, but outside of any context: nothing is recorded. Cancelling cancels the function on its worker.
+
+        Args:
+            peer: name of the worker.
+            function: name of the function.
+            *args: its arguments.
+            timeout: seconds; None: the worker's default.
+
+        Returns:
+            Its result, detached.
+        """
         with no_grad():
             token = SCOPE.set(None)
             try:
@@ -318,11 +334,28 @@ class Worker:
         """Make a module on `peer` and a `RemoteModule` that calls it: ``model = await worker.remote_module("left", "Model", 64)``.
 
         Arguments, cancellation and errors are those of `remote`.
+
+        Args:
+            peer: name of the worker.
+            cls: the class, or its name.
+            *args: arguments of the class.
+            timeout: seconds; None: the worker's default.
+            **kwargs: arguments by name.
+
+        Returns:
+            The module.
         """
         return RemoteModule(self, peer, await self.remote(peer, cls, *args, timeout=timeout, **kwargs))
 
     def refer(self, value: Any) -> RemoteRef:
-        """A reference to an object of this worker, to be sent to others; it lives until it is deleted."""
+        """A reference to an object of this worker, to be sent to others; it lives until it is deleted.
+
+        Args:
+            value: the object, of a class that the worker's service exposes or a Tensor.
+
+        Returns:
+            The reference.
+        """
         return self._objects.refer(value)
 
     # ---------------------------------------------------------------- contexts
@@ -332,12 +365,21 @@ class Worker:
 
         Tasks that the block starts, `asyncio.gather` and ``ag.offload`` inherit it. Leaving the block releases it on every worker that knows it;
         calls and passes that still run in it are cancelled there. Contexts do not nest: code that a peer has called is in the context of its caller.
+
+        Returns:
+            An asynchronous context manager, which gives the `Context`.
         """
         return ContextBlock(self)
 
     @contextmanager
     def within(self, context: Context) -> Iterator[None]:
         """Make a context of this worker the current one, in code outside of its ``async with`` block.
+
+        Args:
+            context: the context.
+
+        Returns:
+            A context manager.
 
         Raises:
             ContextError: it is another worker's view of a context.
@@ -353,7 +395,11 @@ class Worker:
             SCOPE.reset(token)
 
     def statistics(self) -> WorkerStatistics:
-        """Counts of open objects and running work, and of the work done so far."""
+        """Counts of open objects and running work, and of the work done so far.
+
+        Returns:
+            The counts, of this moment.
+        """
         network = self._core.endpoint.statistics()
         contexts = list(self._contexts)
         return WorkerStatistics(

@@ -162,25 +162,58 @@ class GraphTask:
         return self._shared_hook_state
 
     def will_run(self, node: Node) -> bool:
-        """True if this pass runs the node (for a leaf: accumulates into it)."""
+        """True if this pass runs the node (for a leaf: accumulates into it).
+
+        Args:
+            node: a node of the graph.
+
+        Returns:
+            True or False; known once the graph was walked.
+        """
         return self.plan.will_run(node)
 
     def gets_gradient(self, node: Node) -> bool:
-        """True if a gradient arrives at the node in this pass, be it run or captured."""
+        """True if a gradient arrives at the node in this pass, be it run or captured.
+
+        Args:
+            node: a node of the graph.
+
+        Returns:
+            True or False; known once the graph was walked.
+        """
         return self.plan.gets_gradient(node)
 
     def should_compute(self, node: Node, output: int) -> bool:
-        """True if anything in this pass wants output `output` of the node."""
+        """True if anything in this pass wants output `output` of the node.
+
+        Args:
+            node: a node of the graph.
+            output: number of one of its outputs, which are the edges to its next nodes.
+
+        Returns:
+            True or False; known once the graph was walked.
+        """
         return self.plan.should_compute(node, output)
 
     def execution_order(self) -> list[Node]:
-        """The nodes that run, in the order of an undisturbed pass."""
+        """The nodes that run, in the order of an undisturbed pass.
+
+        Returns:
+            The nodes, first to last.
+        """
         return self.plan.execution_order()
 
     # ---------------------------------------------------------------- nodes
 
     def discover(self, placement: RulePlacement) -> Iterator[None]:
-        """Walk the graph once; see `BackwardPlan.discover`."""
+        """Walk the graph once; see `BackwardPlan.discover`.
+
+        Args:
+            placement: decides which rules are cheap enough for the loop.
+
+        Returns:
+            An iterator that walks a part of the graph with each step, so that a driver can pause.
+        """
         self._walk = self.plan.discover(placement, self.hooks, self.may_sweep)
         return self._walk
 
@@ -189,6 +222,9 @@ class GraphTask:
 
         Args:
             runner: woken when gradients come from other workers.
+
+        Returns:
+            The ledger: what has arrived at each node, and which are ready.
         """
         if self.hooks is not None and not self.hooks.is_local:
             self.runner = runner
@@ -198,31 +234,60 @@ class GraphTask:
         return self.ledger
 
     def complete(self, node: Node, outputs: Sequence[Array | None]) -> None:
-        """Take the fitted gradients that a node returned, one per edge, and make the nodes ready that waited for nothing else."""
+        """Take the fitted gradients that a node returned, one per edge, and make the nodes ready that waited for nothing else.
+
+        Args:
+            node: the node that has run.
+            outputs: its gradients, None where there is none.
+        """
         if node in self.plan.divided:
             self.plan.has_run(node, outputs)
         self.ledger.complete(node, outputs)  # type: ignore[union-attr]
 
     def is_eager(self, leaf: AccumulateGrad) -> bool:
-        """True if the leaf's gradient is accumulated at once instead of at the commit."""
+        """True if the leaf's gradient is accumulated at once instead of at the commit.
+
+        Args:
+            leaf: a leaf of the graph.
+
+        Returns:
+            True or False.
+        """
         return self.hooks is None and leaf.is_eager
 
     def stage(self, leaf: AccumulateGrad, grads: list[Any]) -> None:
-        """Stage the complete gradient of a leaf; see `StagedCommit.stage`."""
+        """Stage the complete gradient of a leaf; see `StagedCommit.stage`.
+
+        Args:
+            leaf: the leaf.
+            grads: its gradient, in a list of one.
+        """
         self.staged.stage(leaf, grads, leaf if self.hooks is None else self.hooks.grad_target(leaf))
 
     def release_saved(self, node: Node) -> None:
-        """Release the saved values of a node that has run, unless another pass needs them."""
+        """Release the saved values of a node that has run, unless another pass needs them.
+
+        Args:
+            node: the node that has run.
+        """
         if not self.keep_graph and node not in self.plan.kept:
             node.release_variables(self.released)
 
     def records_for(self, node: Node) -> None:
-        """Attribute the nodes that the engine itself records from now on to this node of the pass."""
+        """Attribute the nodes that the engine itself records from now on to this node of the pass.
+
+        Args:
+            node: the node that runs now.
+        """
         if self.recorded is not None:
             self.recorded.running = node
 
     def collect(self, recorded: Node) -> None:
-        """Register a node that this pass has recorded."""
+        """Register a node that this pass has recorded.
+
+        Args:
+            recorded: the node that was recorded.
+        """
         if self.completed or self.recorded is None:
             return
         current = CURRENT.get()
@@ -239,6 +304,10 @@ class GraphTask:
     def deliver(self, source: Node, grads: list[Any]) -> None:
         """Take the gradients of one of the nodes in `waiting`, which have come from another worker.
 
+        Args:
+            source: the node that the gradients arrive at.
+            grads: one for each of its inputs, None where there is none.
+
         Raises:
             GraphError: the node is not in `waiting`, or not any more.
         """
@@ -250,14 +319,22 @@ class GraphTask:
                 self.runner.wake()
 
     def fail_externally(self, error: BaseException) -> None:
-        """Make the pass fail for a reason outside of it; the driver raises the error at its next step."""
+        """Make the pass fail for a reason outside of it; the driver raises the error at its next step.
+
+        Args:
+            error: the reason.
+        """
         if self.external_error is None:
             self.external_error = error
             if self.runner is not None:
                 self.runner.wake()
 
     def busy(self) -> list[Node]:
-        """The nodes whose rules or hooks have begun and not ended; empty in a pass without a `runner`."""
+        """The nodes whose rules or hooks have begun and not ended; empty in a pass without a `runner`.
+
+        Returns:
+            The nodes, in no particular order.
+        """
         return [] if self.runner is None else self.runner.busy()
 
     def hand_over(self) -> None:
@@ -265,14 +342,22 @@ class GraphTask:
         self.keep_graph = True
 
     def adopt(self, other: GraphTask) -> None:
-        """Take over the results of the pass that ran in place of this one and succeeded."""
+        """Take over the results of the pass that ran in place of this one and succeeded.
+
+        Args:
+            other: the pass that has run.
+        """
         self.plan.captures.results = other.plan.captures.results
         self.staged.is_done = other.committed
 
     # ---------------------------------------------------------------- the end
 
     def delivered(self) -> Iterator[tuple[Node, Array]]:
-        """The gradients that the pass writes or returns, each with the node it arrived at."""
+        """The gradients that the pass writes or returns, each with the node it arrived at.
+
+        Returns:
+            An iterator over pairs of node and gradient.
+        """
         for leaf, staged in self.staged.gradients.items():
             yield leaf, staged.total
         for _, grad in self.staged.retained:
@@ -289,6 +374,7 @@ class GraphTask:
 
         Args:
             is_cancelled: True if the error is a cancellation, so that `future` is cancelled as well.
+            error: the reason, which `future` raises.
         """
         if self.error is not None:
             return
@@ -303,6 +389,9 @@ class GraphTask:
         """Release the saved values of a failed pass, unless the graph is kept; yields now and then. A second pass over the graph names this error.
 
         Values that another pass has released are skipped (that pass may still be running), and a pass that never began releases nothing.
+
+        Returns:
+            An iterator that releases some nodes with each step.
         """
         error, plan = self.error, self.plan
         if error is None or self.keep_graph or isinstance(error, GraphFreedError):
@@ -333,7 +422,15 @@ class GraphTask:
         self.staged.drop()
 
     def queue_callback(self, callback: Callable[[], Any]) -> None:
-        """Call (and await) `callback` after the commit, in order; a callback may queue more."""
+        """Call (and await) `callback` after the commit, in order; a callback may queue more.
+
+        Args:
+            callback: called without arguments; what it returns is awaited if it can be.
+
+        Raises:
+            ArgumentError: it is not callable.
+            GraphError: the pass is over.
+        """
         if not callable(callback):
             raise ArgumentError(f"queue_callback: expected a callable, found {type(callback).__name__}")
         if self.completed:
@@ -341,7 +438,12 @@ class GraphTask:
         self.callbacks.append(callback)
 
     def warn(self, message: str, category: type[Warning] = UserWarning) -> None:
-        """Collect a warning; each is issued once, in the caller, when the pass is over."""
+        """Collect a warning; each is issued once, in the caller, when the pass is over.
+
+        Args:
+            message: the text.
+            category: the class of the warning.
+        """
         if (message, category) not in self.warnings:
             self.warnings.append((message, category))
 

@@ -75,7 +75,14 @@ class AccumulateGrad(Node):
         return "AccumulateGrad"
 
     def apply(self, grads: Any) -> tuple[()]:
-        """Add the gradient at once, outside of any pass's transaction (the engine stages instead)."""
+        """Add the gradient at once, outside of any pass's transaction (the engine stages instead).
+
+        Args:
+            grads: the gradient, or None, in a sequence of one.
+
+        Returns:
+            Nothing: a leaf has no further edges.
+        """
         (grad,) = grads
         if grad is not None:
             staged = Staged(self, grad)
@@ -88,11 +95,26 @@ class AccumulateGrad(Node):
         return (InputMetadata(self.shape, self.dtype, self.device),)
 
     def metadata_of(self, input_nr: int) -> InputMetadata:
-        """Shape, dtype and device of the leaf."""
+        """Shape, dtype and device of the leaf.
+
+        Args:
+            input_nr: 0, a leaf has one input.
+
+        Returns:
+            An `InputMetadata`.
+        """
         return InputMetadata(self.shape, self.dtype, self.device)
 
     def register_post_accumulate(self, hook: Hook, eager: bool) -> RemovableHandle:
-        """Call ``hook(leaf)`` once the gradient has been accumulated: after the commit, or at once where `eager`."""
+        """Call ``hook(leaf)`` once the gradient has been accumulated: after the commit, or at once where `eager`.
+
+        Args:
+            hook: called with the leaf.
+            eager: accumulate this leaf at once, outside of the transaction.
+
+        Returns:
+            A handle that removes the hook.
+        """
         if self.post_accumulate_hooks is None:
             self.post_accumulate_hooks = HookDict()
         handle = self.post_accumulate_hooks.add(hook)
@@ -101,7 +123,11 @@ class AccumulateGrad(Node):
         return handle
 
     def seen_grad(self) -> Any:
-        """The gradient for the user, as a Tensor or None; from now on the same Tensor every time."""
+        """The gradient for the user, as a Tensor or None; from now on the same Tensor every time.
+
+        Returns:
+            A Tensor, or None.
+        """
         grad = self.grad
         if grad is None or BOUNDARY.is_tensor(grad):
             return grad

@@ -12,13 +12,21 @@ from aiograd.graph.running import Current as Current
 
 
 def current_node() -> Node | None:
-    """The node whose rule or hook is running; None outside of a pass."""
+    """The node whose rule or hook is running; None outside of a pass.
+
+    Returns:
+        The node.
+    """
     current = CURRENT.get()
     return None if current is None else current.node
 
 
 def current_graph_task_id() -> int:
-    """Number of the pass that is running; -1 outside of one."""
+    """Number of the pass that is running; -1 outside of one.
+
+    Returns:
+        An int.
+    """
     current = CURRENT.get()
     return -1 if current is None else int(current.task.id)
 
@@ -33,6 +41,9 @@ def _task(what: str) -> Any:
 def execution_order() -> list[Node]:
     """The nodes of the running pass in the order in which they run if none of them suspends.
 
+    Returns:
+        The nodes, first to last.
+
     Raises:
         GraphError: outside of a pass.
     """
@@ -42,6 +53,12 @@ def execution_order() -> list[Node]:
 
 def will_run(node: Node) -> bool:
     """True if the running pass runs the node (for a leaf: accumulates into it).
+
+    Args:
+        node: a node of the graph.
+
+    Returns:
+        True or False.
 
     Raises:
         GraphError: outside of a pass.
@@ -53,6 +70,9 @@ def queue_callback(callback: Callable[[], Any]) -> None:
     """Call (and await) `callback` once the running pass has committed its gradients, in order of queueing; it may queue more.
 
     An exception it raises is raised by the pass with ``committed`` True.
+
+    Args:
+        callback: called without arguments; may be ``async def``.
 
     Raises:
         GraphError: outside of a pass.

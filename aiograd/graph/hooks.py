@@ -34,7 +34,12 @@ class HookDict(dict[int, Hook]):
 
 
 class RemovableHandle:
-    """Removes a hook; also a context manager that removes it at the end of the block. Removing twice is harmless."""
+    """Removes a hook; also a context manager that removes it at the end of the block. Removing twice is harmless.
+
+    Args:
+        hooks: the hooks among which it is; the handle does not keep them alive.
+        key: the key of the hook.
+    """
 
     __slots__ = ("_hooks", "_key")
 
@@ -56,7 +61,11 @@ class RemovableHandle:
 
 
 class HandleGroup:
-    """One handle for several registrations."""
+    """One handle for several registrations.
+
+    Args:
+        handles: the handles that it removes.
+    """
 
     __slots__ = ("_handles",)
 

@@ -22,9 +22,15 @@ def register_multi_grad_hook(tensors: Sequence[Any], hook: Hook, *, mode: Litera
         hook: with mode ``all`` called as ``hook(grads)`` once per pass, when all of the tensors that take part in it have their gradient (None
             for the others; not at all where none takes part); with mode ``any`` called as ``hook(grad)`` with the first. Its result is
             ignored; it may be ``async def``.
+        mode: "all" or "any".
 
     Returns:
         A handle that removes it.
+
+    Raises:
+        ArgumentError: another mode.
+        ArgumentTypeError: the hook is not callable, or one of the tensors is none.
+        NoGraphError: a tensor does not require grad.
     """
     if mode not in ("all", "any"):
         raise ArgumentError(f"register_multi_grad_hook: Expects mode to be one of ('all', 'any') but got {mode}")
@@ -76,8 +82,15 @@ class _At:
 def get_gradient_edge(tensor: Any) -> GradientEdge:
     """The gradient edge of a tensor: its node and output number, ``(AccumulateGrad, 0)`` for a leaf.
 
+    Args:
+        tensor: a Tensor that requires grad.
+
+    Returns:
+        The edge, which keeps the node alive.
+
     Raises:
         NoGraphError: the tensor does not require grad.
+        ArgumentTypeError: it is no Tensor.
     """
     if not BOUNDARY.is_tensor(tensor):
         raise ArgumentTypeError(f"get_gradient_edge: expected a Tensor, found {type(tensor).__name__}")
@@ -90,6 +103,10 @@ def get_gradient_edge(tensor: Any) -> GradientEdge:
 def create_gradient_edge(tensor: Any, edge: GradientEdge) -> None:
     """Make `tensor` the output of a node: gradients of the tensor arrive at this edge from now on.
 
+    Args:
+        tensor: the Tensor.
+        edge: the node and the number of its input.
+
     Raises:
         ArgumentTypeError, ArgumentError: not a Tensor, or not an input of a node.
     """
@@ -99,10 +116,24 @@ def create_gradient_edge(tensor: Any, edge: GradientEdge) -> None:
 
 
 def any_requires_grad(*values: Any) -> bool:
-    """True if any of the values is a Tensor that requires grad."""
+    """True if any of the values is a Tensor that requires grad.
+
+    Args:
+        *values: anything.
+
+    Returns:
+        True or False.
+    """
     return any(BOUNDARY.is_tensor(value) and value.requires_grad for value in values)
 
 
 def collect_next_edges(*values: Any) -> list[Any]:
-    """The gradient edge of each Tensor that requires grad, None for everything else: `next_edges` for a node of your own."""
+    """The gradient edge of each Tensor that requires grad, None for everything else: `next_edges` for a node of your own.
+
+    Args:
+        *values: anything.
+
+    Returns:
+        One entry for each value.
+    """
     return [get_gradient_edge(value) if BOUNDARY.is_tensor(value) and value.requires_grad else None for value in values]

@@ -149,7 +149,14 @@ class Node:
             cls.num_inputs = property(lambda self: len(self._own_metadata))  # type: ignore[assignment]
 
     def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None] | Awaitable[Sequence[Array | None]]:
-        """Gradients of the outputs from gradients of the inputs; see the class."""
+        """Gradients of the outputs from gradients of the inputs; see the class.
+
+        Args:
+            grads: one for each input, None where no gradient arrived.
+
+        Returns:
+            One for each edge, None where there is none; or an awaitable of them. A cancellation of the pass cancels that.
+        """
         raise NotImplementedError(f"{self.name} defines no apply(grads)")
 
     async def __call__(self, *grads: Array | None) -> Sequence[Array | None]:
@@ -178,7 +185,14 @@ class Node:
         return self._seq
 
     def set_sequence_nr(self, number: int) -> None:
-        """Give the node another priority. The order in which gradients are summed does not change."""
+        """Give the node another priority. The order in which gradients are summed does not change.
+
+        Args:
+            number: at least 0; higher numbers run first.
+
+        Raises:
+            ArgumentError: no such number.
+        """
         if isinstance(number, bool) or not isinstance(number, int) or number < 0:
             raise ArgumentError(f"set_sequence_nr({number!r}): expected an int of at least 0")
         self.extra.priority = number
@@ -239,24 +253,44 @@ class Node:
         return tuple(map(Edge, self.next_nodes, self.next_nrs))
 
     def next_edge(self, i: int) -> Edge:
-        """The edge of output `i`."""
+        """The edge of output `i`.
+
+        Args:
+            i: number of the output.
+
+        Returns:
+            The edge; its node is None where no gradient is wanted.
+        """
         return Edge(self.next_nodes[i], self.next_nrs[i])
 
     def set_next_edges(self, edges: Iterable[Edge | tuple[Node | None, int] | None]) -> None:
-        """Replace all edges."""
+        """Replace all edges.
+
+        Args:
+            edges: edges, or pairs of node and input number; None for no edge.
+        """
         new = [as_edge(edge) for edge in edges]
         self.next_nodes = tuple(edge.node for edge in new)
         self.next_nrs = tuple(edge.input_nr for edge in new)
         self._edges_changed()
 
     def set_next_edge(self, i: int, edge: Edge | tuple[Node | None, int] | None) -> None:
-        """Replace edge `i`."""
+        """Replace edge `i`.
+
+        Args:
+            i: number of the output.
+            edge: the edge, or a pair of node and input number; None for no edge.
+        """
         edges: list[Edge | tuple[Node | None, int] | None] = list(self.next_edges)
         edges[i] = edge
         self.set_next_edges(edges)
 
     def add_next_edge(self, edge: Edge | tuple[Node | None, int] | None) -> None:
-        """Append an edge."""
+        """Append an edge.
+
+        Args:
+            edge: the edge, or a pair of node and input number; None for no edge.
+        """
         self.set_next_edges((*self.next_edges, edge))
 
     def _edges_changed(self) -> None:
@@ -267,11 +301,25 @@ class Node:
             Node.any_reordered = True
 
     def should_compute_output(self, i: int) -> bool:
-        """True if output `i` has an edge to a node."""
+        """True if output `i` has an edge to a node.
+
+        Args:
+            i: number of the output.
+
+        Returns:
+            True or False.
+        """
         return self.next_nodes[i] is not None
 
     def task_should_compute_output(self, i: int) -> bool:
-        """True if the running pass wants output `i`; outside of a pass as `should_compute_output`."""
+        """True if the running pass wants output `i`; outside of a pass as `should_compute_output`.
+
+        Args:
+            i: number of the output.
+
+        Returns:
+            True or False.
+        """
         current = CURRENT.get()
         return self.should_compute_output(i) if current is None else bool(current.task.should_compute(self, i))
 
@@ -283,12 +331,28 @@ class Node:
         return tuple(self._own_metadata)
 
     def add_input_metadata(self, shape: Shape, dtype: Any, device: str = "cpu") -> int:
-        """Add an input that takes gradients of this shape and dtype; returns its number."""
+        """Add an input that takes gradients of this shape and dtype; returns its number.
+
+        Args:
+            shape: shape of the gradient.
+            dtype: its dtype.
+            device: the device it is on.
+
+        Returns:
+            The number of the input.
+        """
         self._own_metadata.append(InputMetadata(tuple(shape), np.dtype(dtype), device))
         return len(self._own_metadata) - 1
 
     def metadata_of(self, input_nr: int) -> InputMetadata | None:
-        """`input_metadata` of one input."""
+        """`input_metadata` of one input.
+
+        Args:
+            input_nr: number of the input.
+
+        Returns:
+            An `InputMetadata`, or None where nothing is known of the input.
+        """
         return self._own_metadata[input_nr]
 
     # ---------------------------------------------------------------- hooks and saved values
@@ -297,6 +361,12 @@ class Node:
         """Call ``hook(grad_inputs, grad_outputs)`` after the node ran; it returns None or replacements for `grad_inputs` (a tuple).
 
         `grad_inputs` are the gradients that the node returned, one per edge; `grad_outputs` those it was given. The hook may be ``async def``.
+
+        Args:
+            hook: the function.
+
+        Returns:
+            A handle that removes it.
         """
         _check_callable(hook, "Node.register_hook")
         if self.extra.posthooks is None:
@@ -304,18 +374,36 @@ class Node:
         return self.extra.posthooks.add(hook)
 
     def register_prehook(self, hook: Hook) -> RemovableHandle:
-        """Call ``hook(grad_outputs)`` before the node runs; it returns None or a tuple of replacements. May be ``async def``."""
+        """Call ``hook(grad_outputs)`` before the node runs; it returns None or a tuple of replacements. May be ``async def``.
+
+        Args:
+            hook: the function.
+
+        Returns:
+            A handle that removes it.
+        """
         _check_callable(hook, "Node.register_prehook")
         if self.extra.prehooks is None:
             self.extra.prehooks = HookDict()
         return self.extra.prehooks.add(hook)
 
     def tensor_hooks(self, input_nr: int) -> HookDict:
-        """Hooks on the tensor whose gradient arrives at this input."""
+        """Hooks on the tensor whose gradient arrives at this input.
+
+        Args:
+            input_nr: number of the input.
+
+        Returns:
+            The hooks, in the order in which they run.
+        """
         return self.extra.tensor_hooks.setdefault(input_nr, HookDict())
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
-        """Drop the values saved for backward; `released` gives the reason in the error of a later use."""
+        """Drop the values saved for backward; `released` gives the reason in the error of a later use.
+
+        Args:
+            released: the reason; None: the graph was used up.
+        """
 
 
 def as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:

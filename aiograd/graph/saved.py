@@ -65,6 +65,7 @@ class saved_tensors_hooks(ModeScope):
 
     Raises:
         GraphError: on entering, where hooks have been disabled.
+        ArgumentTypeError: one of the hooks is not callable.
     """
 
     def __init__(self, pack: Callable[[Any], Any], unpack: Callable[[Any], Any]) -> None:
@@ -80,7 +81,17 @@ class saved_tensors_hooks(ModeScope):
 
 
 def disable_saved_tensors_hooks(message: str) -> AbstractContextManager[Any]:
-    """Refuse saved-tensor hooks within the block, with this message."""
+    """Refuse saved-tensor hooks within the block, with this message.
+
+    Args:
+        message: the text of the error that entering `saved_tensors_hooks` then raises.
+
+    Returns:
+        A context manager.
+
+    Raises:
+        GraphError: hooks are on already.
+    """
     current = current_mode()
     if current.saved_hooks is not None:
         raise GraphError(message)

@@ -44,6 +44,13 @@ class IsolatedContext:
 
     For a `Function` class, ``saved_tensors`` and the attributes that its forward set are those of its own context.
 
+    Args:
+        needs: as `needs_input_grad`.
+        outputs: the outputs, nested as they were.
+        boundary: where the recorded graph ends.
+        arguments: for each argument the number of the boundary's input where its gradient arrives, or None.
+        function: the context of a `Function`, or None.
+
     Attributes:
         needs_input_grad: per argument, True if it is a Tensor that required grad.
     """
@@ -80,7 +87,14 @@ class IsolatedContext:
         return [(number, target) for number, target in enumerate(self._boundary.targets) if number not in own]
 
     def stand_in(self, number: int) -> Any:
-        """A Tensor without values whose gradient edge is the target of a boundary input; used as an argument of a new node to give it that edge."""
+        """A Tensor without values whose gradient edge is the target of a boundary input; used as an argument of a new node to give it that edge.
+
+        Args:
+            number: number of the boundary's input.
+
+        Returns:
+            The Tensor.
+        """
         node, nr = self._boundary.targets[number]
         metadata = node.metadata_of(nr)
         dtype = np.dtype(np.float32) if metadata is None else metadata.dtype
@@ -89,7 +103,15 @@ class IsolatedContext:
         return tensor
 
     def run(self, grads: Sequence[Any], keep_graph: bool) -> Any:
-        """A coroutine that returns the gradients at every input of the boundary; `grads` are those of the Tensors among the outputs, in order."""
+        """A coroutine that returns the gradients at every input of the boundary; `grads` are those of the Tensors among the outputs, in order.
+
+        Args:
+            grads: one for each Tensor among the outputs, None where there is none.
+            keep_graph: keep what backward needs, for another run.
+
+        Returns:
+            A coroutine; cancelling it stops the pass.
+        """
         roots: list[tuple[Node, int]] = []
         seeds: list[Any] = []
         for output, grad in zip(leaves_of(self._outputs, Output), grads, strict=True):
@@ -119,6 +141,8 @@ class IsolatedContext:
 
         Args:
             sequence: as for `GraphBoundary.open`.
+            args: the arguments of the call.
+            outputs: its detached outputs.
         """
         targets = list(self._boundary.targets)
         for arg, number in zip(args, self._arguments, strict=True):
@@ -133,7 +157,14 @@ class IsolatedContext:
                 tensor._node, tensor._nr = output.edge
 
     def of_arguments(self, captured: Sequence[Any]) -> tuple[Any, ...]:
-        """The gradients of the arguments among those at the boundary."""
+        """The gradients of the arguments among those at the boundary.
+
+        Args:
+            captured: the result of `run`.
+
+        Returns:
+            One for each argument, None where it has none.
+        """
         return tuple(None if number is None else captured[number] for number in self._arguments)
 
 

@@ -196,7 +196,11 @@ def stop_threads() -> None:
 
 
 def owned_threads() -> tuple[threading.Thread, ...]:
-    """The threads that share kernels in this process now; the kernel set owns them, so they are nobody's leak."""
+    """The threads that share kernels in this process now; the kernel set owns them, so they are nobody's leak.
+
+    Returns:
+        The threads.
+    """
     return _pool.workers
 
 

@@ -61,12 +61,20 @@ def _found() -> str:
 
 
 def available() -> bool:
-    """True if compiled kernels can be had: numba is installed and ``AIOGRAD_KERNELS`` is not ``numpy``."""
+    """True if compiled kernels can be had: numba is installed and ``AIOGRAD_KERNELS`` is not ``numpy``.
+
+    Returns:
+        True or False.
+    """
     return _setting() != "numpy" and _found() == "installed"
 
 
 def selected() -> KernelSet | None:
-    """The set in use, or None while no choice has been made."""
+    """The set in use, or None while no choice has been made.
+
+    Returns:
+        ``"numba"``, ``"numpy"`` or None.
+    """
     return _chosen
 
 
@@ -86,7 +94,11 @@ def warm_up() -> KernelSet:
 
 
 def describe() -> str:
-    """One line that says which set is used or would be, on how many threads, and where compiled code is kept."""
+    """One line that says which set is used or would be, on how many threads, and where compiled code is kept.
+
+    Returns:
+        The line.
+    """
     if not available():
         return f"numpy (AIOGRAD_KERNELS is {_setting()!r}, numba is {_found()})"
     if _chosen == "numpy":

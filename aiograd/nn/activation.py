@@ -10,13 +10,24 @@ from aiograd.tensors.tensor import Tensor
 
 
 class ReLU(Module):
-    """``max(x, 0)``."""
+    """``max(x, 0)``.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("ReLU", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.relu(input)
 
 
@@ -31,22 +42,39 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.gelu(input, self.approximate)
 
     def extra_repr(self) -> str:
-        """The approximation."""
         return f"approximate={self.approximate!r}"
 
 
 class SiLU(Module):
-    """``x * sigmoid(x)``."""
+    """``x * sigmoid(x)``.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("SiLU", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.silu(input)
 
 
@@ -55,6 +83,7 @@ class ELU(Module):
 
     Args:
         alpha: the limit on the negative side.
+        inplace: False; True is refused, since gradients need the values.
     """
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
@@ -62,11 +91,17 @@ class ELU(Module):
         self.alpha = alpha
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.elu(input, self.alpha)
 
     def extra_repr(self) -> str:
-        """The limit."""
         return f"alpha={self.alpha}"
 
 
@@ -75,6 +110,7 @@ class LeakyReLU(Module):
 
     Args:
         negative_slope: the slope on the negative side.
+        inplace: False; True is refused, since gradients need the values.
     """
 
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
@@ -82,11 +118,17 @@ class LeakyReLU(Module):
         self.negative_slope = negative_slope
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.leaky_relu(input, self.negative_slope)
 
     def extra_repr(self) -> str:
-        """The slope."""
         return f"negative_slope={self.negative_slope}"
 
 
@@ -103,11 +145,17 @@ class Softplus(Module):
         self.threshold = threshold
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.softplus(input, self.beta, self.threshold)
 
     def extra_repr(self) -> str:
-        """The sharpness, and the threshold where there is one."""
         return f"beta={self.beta}" + ("" if self.threshold is None else f", threshold={self.threshold}")
 
 
@@ -115,7 +163,14 @@ class Tanh(Module):
     """Hyperbolic tangent."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.tanh(input)
 
 
@@ -123,7 +178,14 @@ class Sigmoid(Module):
     """``1 / (1 + exp(-x))``."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Elementwise.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.sigmoid(input)
 
 
@@ -138,11 +200,17 @@ class Softmax(Module):
         self.dim = dim
 
     def forward(self, input: Any) -> Tensor:
-        """Along the axis."""
+        """Along the axis.
+
+        Args:
+            input: any shape with that axis.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.softmax(input, self.dim)
 
     def extra_repr(self) -> str:
-        """The axis."""
         return f"dim={self.dim}"
 
 
@@ -157,11 +225,17 @@ class LogSoftmax(Module):
         self.dim = dim
 
     def forward(self, input: Any) -> Tensor:
-        """Along the axis."""
+        """Along the axis.
+
+        Args:
+            input: any shape with that axis.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.log_softmax(input, self.dim)
 
     def extra_repr(self) -> str:
-        """The axis."""
         return f"dim={self.dim}"
 
 

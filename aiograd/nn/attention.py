@@ -32,6 +32,9 @@ class MultiHeadAttention(Module):
         batch_first: True if inputs are (N, L, E) rather than (L, N, E).
         dtype, device: of the parameters.
         generator: draws their first values (Xavier) and the dropout; None: the default generator.
+
+    Raises:
+        ArgumentError: `embed_dim` does not divide into `num_heads`.
     """
 
     in_proj_weight: Parameter | None
@@ -72,7 +75,11 @@ class MultiHeadAttention(Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw new values."""
+        """Draw new values.
+
+        Args:
+            generator: where the numbers come from; None: the default generator.
+        """
         for weight in (self.in_proj_weight, self.q_proj_weight, self.k_proj_weight, self.v_proj_weight):
             if weight is not None:
                 init.xavier_uniform_(weight, generator=generator)
@@ -105,6 +112,10 @@ class MultiHeadAttention(Module):
 
         Returns:
             The output, of the shape of `query`, and the weights (N, L, S), or (N, heads, L, S) where not averaged, or None.
+
+        Raises:
+            ShapeError: shapes that do not fit.
+            ArgumentTypeError: a mask of another dtype.
         """
         q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
         single = q.ndim == 2
@@ -183,7 +194,6 @@ class MultiHeadAttention(Module):
         return added[0] if len(added) == 1 else added[0] + added[1]
 
     def extra_repr(self) -> str:
-        """Extents."""
         return f"{self.embed_dim}, num_heads={self.num_heads}, dropout={self.dropout}, batch_first={self.batch_first}"
 
 

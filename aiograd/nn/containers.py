@@ -77,17 +77,36 @@ class ModuleList(Module):
             raise IndexError(f"{type(self).__name__}: index {index} of {length} modules")
 
     def append(self, module: Module) -> ModuleList:
-        """Add one at the end; returns the list."""
+        """Add one at the end; returns the list.
+
+        Args:
+            module: the module.
+
+        Returns:
+            The list itself.
+        """
         self._replace([*self._items(), module])
         return self
 
     def extend(self, modules: Iterable[Module]) -> ModuleList:
-        """Add several at the end; returns the list."""
+        """Add several at the end; returns the list.
+
+        Args:
+            modules: the modules.
+
+        Returns:
+            The list itself.
+        """
         self._replace([*self._items(), *modules])
         return self
 
     def insert(self, index: int, module: Module) -> None:
-        """Add one before position `index`."""
+        """Add one before position `index`.
+
+        Args:
+            index: as of ``list.insert``.
+            module: the module.
+        """
         items = self._items()
         items.insert(index, module)
         self._replace(items)
@@ -122,7 +141,14 @@ class Sequential(ModuleList):
         return Sequential(*modules)
 
     def forward(self, x: Any) -> Any:
-        """Apply every module in turn."""
+        """Apply every module in turn.
+
+        Args:
+            x: the argument of the first module.
+
+        Returns:
+            The result of the last one, or a coroutine of it.
+        """
         modules = self._items()
         for i, module in enumerate(modules):
             x = module(x)
@@ -176,18 +202,34 @@ class ModuleDict(Module):
         return name in self._items()
 
     def keys(self) -> Iterable[str]:
-        """The names."""
+        """The names.
+
+        Returns:
+            An iterable over names, in order.
+        """
         return self._items().keys()
 
     def values(self) -> Iterable[Module]:
-        """The modules."""
+        """The modules.
+
+        Returns:
+            An iterable over modules, in order.
+        """
         return self._items().values()
 
     def items(self) -> Iterable[tuple[str, Module]]:
-        """Names and modules."""
+        """Names and modules.
+
+        Returns:
+            An iterable over pairs, in order.
+        """
         return self._items().items()
 
     def update(self, modules: Mapping[str, Module]) -> None:
-        """Add or replace several."""
+        """Add or replace several.
+
+        Args:
+            modules: modules by name.
+        """
         for name, module in modules.items():
             self.add_module(name, module)

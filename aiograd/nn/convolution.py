@@ -155,6 +155,9 @@ class Conv2d(_Convolution):
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(fan in)``.
 
+    Raises:
+        ArgumentError: channels that do not divide into `groups`, or another `padding`.
+
     Shape: (N, in_channels, H, W) to (N, out_channels, H', W'); without N too.
     """
 

@@ -17,6 +17,10 @@ class Dropout(Module):
     Args:
         p: in [0, 1].
         generator: the generator to draw from; None: the default generator of the running task.
+        inplace: False; True is refused, since gradients need the values.
+
+    Raises:
+        ArgumentError: `p` is no probability.
     """
 
     def __init__(self, p: float = 0.5, inplace: bool = False, *, generator: Generator | None = None) -> None:
@@ -27,9 +31,15 @@ class Dropout(Module):
         self.generator = generator
 
     def forward(self, input: Any) -> Tensor:
-        """The input with holes."""
+        """The input with holes.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape; `input` itself in evaluation.
+        """
         return functional.dropout(input, self.p, self.training, generator=self.generator)
 
     def extra_repr(self) -> str:
-        """The probability."""
         return f"p={self.p}"

@@ -24,6 +24,9 @@ class Embedding(Module):
         dtype, device: of the table.
         generator: draws its first values, standard normal.
 
+    Raises:
+        ArgumentError: `padding_idx` is the number of no row.
+
     Shape: integers (...) to (..., embedding_dim).
     """
 
@@ -48,17 +51,27 @@ class Embedding(Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw new values."""
+        """Draw new values.
+
+        Args:
+            generator: where the numbers come from; None: the default generator.
+        """
         init.normal_(self.weight, generator=generator)
         if self.padding_idx is not None:
             keep = functional.one_hot([self.padding_idx], self.num_embeddings).reshape(-1, 1) == 0
             inplace.write(self.weight, (self.weight.detach() * keep.to(self.weight.device))._data)
 
     def forward(self, input: Any) -> Tensor:
-        """The rows that `input` names."""
+        """The rows that `input` names.
+
+        Args:
+            input: integers of any shape.
+
+        Returns:
+            A Tensor with an axis of `embedding_dim` at the end.
+        """
         return functional.embedding(input, self.weight, self.padding_idx)
 
     def extra_repr(self) -> str:
-        """Extents."""
         padding = "" if self.padding_idx is None else f", padding_idx={self.padding_idx}"
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}"

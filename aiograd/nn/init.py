@@ -38,6 +38,12 @@ def calculate_gain(nonlinearity: str, param: float | None = None) -> float:
     Args:
         nonlinearity: "linear", "conv2d", "sigmoid", "tanh", "relu", "leaky_relu" or "selu".
         param: the slope of "leaky_relu", 0.01 by default.
+
+    Returns:
+        The factor.
+
+    Raises:
+        ArgumentError: another nonlinearity.
     """
     if nonlinearity == "leaky_relu":
         return math.sqrt(2.0 / (1.0 + (0.01 if param is None else param) ** 2))
@@ -55,19 +61,54 @@ def _fans(tensor: Tensor) -> tuple[int, int]:
 
 
 def uniform_(tensor: T, a: float = 0.0, b: float = 1.0, generator: Generator | None = None) -> T:
-    """Uniform in [a, b)."""
+    """Uniform in [a, b).
+
+    Args:
+        tensor: real floating, any shape.
+        a: the least value.
+        b: the end, not included but by rounding.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+    """
     return _fill(tensor, (generator or default_generator()).uniform(tensor.shape, low=a, high=b, dtype=tensor.dtype))
 
 
 def normal_(tensor: T, mean: float = 0.0, std: float = 1.0, generator: Generator | None = None) -> T:
-    """Normal with a mean and a standard deviation."""
+    """Normal with a mean and a standard deviation.
+
+    Args:
+        tensor: real floating, any shape.
+        mean: the mean.
+        std: the standard deviation, at least 0.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+    """
     return _fill(tensor, (generator or default_generator()).normal(tensor.shape, mean=mean, std=std, dtype=tensor.dtype))
 
 
 def trunc_normal_(
     tensor: T, mean: float = 0.0, std: float = 1.0, a: float = -2.0, b: float = 2.0, generator: Generator | None = None
 ) -> T:
-    """Normal, cut off outside of [a, b] by drawing again."""
+    """Normal, cut off outside of [a, b] by drawing again.
+
+    Args:
+        tensor: real floating, any shape.
+        mean: the mean before cutting off.
+        std: the standard deviation before cutting off, above 0.
+        a: the least value.
+        b: the largest value.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        ArgumentError: no such interval, or one too far from the mean.
+    """
     low, high = (a - mean) / std, (b - mean) / std
     if not std > 0 or not low < high or (min(abs(low), abs(high)) > 4 and low * high > 0):
         raise ArgumentError(f"trunc_normal_(mean={mean}, std={std}, a={a}, b={b}): expected std above 0 and an interval within 4 std of the mean")
@@ -81,35 +122,85 @@ def trunc_normal_(
 
 
 def constant_(tensor: T, val: float) -> T:
-    """One number."""
+    """One number.
+
+    Args:
+        tensor: any shape.
+        val: the number.
+
+    Returns:
+        `tensor`.
+    """
     return _fill(tensor, np.full(tensor.shape, val, tensor.dtype))
 
 
 def zeros_(tensor: T) -> T:
-    """Zeros."""
+    """Zeros.
+
+    Args:
+        tensor: any shape.
+
+    Returns:
+        `tensor`.
+    """
     return constant_(tensor, 0.0)
 
 
 def ones_(tensor: T) -> T:
-    """Ones."""
+    """Ones.
+
+    Args:
+        tensor: any shape.
+
+    Returns:
+        `tensor`.
+    """
     return constant_(tensor, 1.0)
 
 
 def eye_(tensor: T) -> T:
-    """A matrix with ones on the diagonal."""
+    """A matrix with ones on the diagonal.
+
+    Args:
+        tensor: a matrix.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        ShapeError: something else.
+    """
     if tensor.ndim != 2:
         raise ShapeError(f"eye_() of shape {list(tensor.shape)}: expected a matrix")
     return _fill(tensor, np.eye(tensor.shape[0], tensor.shape[1], dtype=tensor.dtype))
 
 
 def xavier_uniform_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
-    """Uniform with variance ``gain**2 * 2 / (fan in + fan out)``."""
+    """Uniform with variance ``gain**2 * 2 / (fan in + fan out)``.
+
+    Args:
+        tensor: at least two axes, (out, in, ...).
+        gain: the factor, see `calculate_gain`.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+    """
     bound = gain * math.sqrt(6.0 / sum(_fans(tensor)))
     return uniform_(tensor, -bound, bound, generator)
 
 
 def xavier_normal_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
-    """Normal with variance ``gain**2 * 2 / (fan in + fan out)``."""
+    """Normal with variance ``gain**2 * 2 / (fan in + fan out)``.
+
+    Args:
+        tensor: at least two axes, (out, in, ...).
+        gain: the factor, see `calculate_gain`.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+    """
     return normal_(tensor, 0.0, gain * math.sqrt(2.0 / sum(_fans(tensor))), generator)
 
 
@@ -123,7 +214,18 @@ def _kaiming_std(tensor: Tensor, a: float, mode: str, nonlinearity: str) -> floa
 def kaiming_uniform_(
     tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
 ) -> T:
-    """Uniform with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
+    """Uniform with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows.
+
+    Args:
+        tensor: at least two axes, (out, in, ...).
+        a: the slope of "leaky_relu".
+        mode: "fan_in" keeps variances forward, "fan_out" backward.
+        nonlinearity: as of `calculate_gain`.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+    """
     bound = math.sqrt(3.0) * _kaiming_std(tensor, a, mode, nonlinearity)
     return uniform_(tensor, -bound, bound, generator)
 
@@ -131,12 +233,35 @@ def kaiming_uniform_(
 def kaiming_normal_(
     tensor: T, a: float = 0.0, mode: str = "fan_in", nonlinearity: str = "leaky_relu", generator: Generator | None = None
 ) -> T:
-    """Normal with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows."""
+    """Normal with variance ``gain**2 / fan``; `a` is the negative slope of the rectifier that follows.
+
+    Args:
+        tensor: at least two axes, (out, in, ...).
+        a: the slope of "leaky_relu".
+        mode: "fan_in" keeps variances forward, "fan_out" backward.
+        nonlinearity: as of `calculate_gain`.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+    """
     return normal_(tensor, 0.0, _kaiming_std(tensor, a, mode, nonlinearity), generator)
 
 
 def orthogonal_(tensor: T, gain: float = 1.0, generator: Generator | None = None) -> T:
-    """A matrix (out, in * ...) with orthonormal rows or columns, whichever are fewer, times `gain`."""
+    """A matrix (out, in * ...) with orthonormal rows or columns, whichever are fewer, times `gain`.
+
+    Args:
+        tensor: at least two axes, real floating.
+        gain: the factor.
+        generator: where the numbers come from; None: the default generator.
+
+    Returns:
+        `tensor`.
+
+    Raises:
+        ArgumentTypeError: fewer axes, or another dtype.
+    """
     if tensor.ndim < 2 or tensor.dtype.kind != "f":
         raise ArgumentTypeError(f"orthogonal_() of shape {list(tensor.shape)}, dtype {tensor.dtype}: expected at least two axes, real floating")
     rows, columns = tensor.shape[0], math.prod(tensor.shape[1:])

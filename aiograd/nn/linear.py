@@ -55,18 +55,28 @@ class Linear(Module):
         self.reset_parameters(generator)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
-        """Draw new values."""
+        """Draw new values.
+
+        Args:
+            generator: where the numbers come from; None: the default generator.
+        """
         init.kaiming_uniform_(self.weight, math.sqrt(5.0), generator=generator)
         if self.bias is not None:
             bound = 1.0 / math.sqrt(max(self.in_features, 1))
             init.uniform_(self.bias, -bound, bound, generator)
 
     def forward(self, input: Any) -> Tensor:
-        """The affine map of the last axis."""
+        """The affine map of the last axis.
+
+        Args:
+            input: (..., in_features).
+
+        Returns:
+            (..., out_features).
+        """
         return functional.linear(input, self.weight, self.bias)
 
     def extra_repr(self) -> str:
-        """Extents."""
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}"
 
 
@@ -74,7 +84,14 @@ class Identity(Module):
     """Returns what it is given."""
 
     def forward(self, input: Any) -> Any:
-        """`input` itself."""
+        """`input` itself.
+
+        Args:
+            input: anything.
+
+        Returns:
+            `input`.
+        """
         return input
 
 
@@ -90,11 +107,17 @@ class Flatten(Module):
         self.end_dim = end_dim
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` with fewer axes."""
+        """`input` with fewer axes.
+
+        Args:
+            input: any shape with these axes.
+
+        Returns:
+            A Tensor with the same elements.
+        """
         return input.flatten(self.start_dim, self.end_dim)
 
     def extra_repr(self) -> str:
-        """Axes."""
         return f"start_dim={self.start_dim}, end_dim={self.end_dim}"
 
 

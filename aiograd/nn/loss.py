@@ -14,7 +14,6 @@ class _Loss(Module):
         self.reduction = reduction
 
     def extra_repr(self) -> str:
-        """The reduction."""
         return f"reduction={self.reduction!r}"
 
 
@@ -37,7 +36,15 @@ class CrossEntropyLoss(_Loss):
         self.label_smoothing = label_smoothing
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of logits (N, C, ...)."""
+        """The loss of logits (N, C, ...).
+
+        Args:
+            input: logits (N, C, ...).
+            target: classes (N, ...), or probabilities of the shape of `input`.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.cross_entropy(input, target, self.weight, self.ignore_index, self.reduction, self.label_smoothing)
 
 
@@ -58,7 +65,15 @@ class NLLLoss(_Loss):
         self.ignore_index = ignore_index
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of log-probabilities (N, C, ...)."""
+        """The loss of log-probabilities (N, C, ...).
+
+        Args:
+            input: log-probabilities (N, C, ...).
+            target: classes (N, ...).
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.nll_loss(input, target, self.weight, self.ignore_index, self.reduction)
 
 
@@ -70,7 +85,15 @@ class MSELoss(_Loss):
     """
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape."""
+        """The loss of arrays of one shape.
+
+        Args:
+            input: predictions.
+            target: of the same shape.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.mse_loss(input, target, self.reduction)
 
 
@@ -82,7 +105,15 @@ class L1Loss(_Loss):
     """
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape."""
+        """The loss of arrays of one shape.
+
+        Args:
+            input: predictions.
+            target: of the same shape.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.l1_loss(input, target, self.reduction)
 
 
@@ -99,7 +130,15 @@ class HuberLoss(_Loss):
         self.delta = delta
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape."""
+        """The loss of arrays of one shape.
+
+        Args:
+            input: predictions.
+            target: of the same shape.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.huber_loss(input, target, self.reduction, self.delta)
 
 
@@ -116,7 +155,15 @@ class SmoothL1Loss(_Loss):
         self.beta = beta
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of arrays of one shape."""
+        """The loss of arrays of one shape.
+
+        Args:
+            input: predictions.
+            target: of the same shape.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.smooth_l1_loss(input, target, self.reduction, self.beta)
 
 
@@ -174,5 +221,13 @@ class BCEWithLogitsLoss(_Loss):
         self.register_buffer("pos_weight", pos_weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of logits and probabilities of one shape."""
+        """The loss of logits and probabilities of one shape.
+
+        Args:
+            input: logits.
+            target: probabilities of the same shape.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)

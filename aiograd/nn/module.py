@@ -22,8 +22,8 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from aiograd.array_functions.creation import zeros_like
 from aiograd import notebook
+from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.hooks import HookDict, RemovableHandle
 from aiograd.modes import current_mode
@@ -56,7 +56,15 @@ class Module:
     _forward_hooks: HookDict | None = None
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the outputs; called by ``module(*args)`` and defined by subclasses."""
+        """Compute the outputs; called by ``module(*args)`` and defined by subclasses.
+
+        Args:
+            *args: the inputs.
+            **kwargs: inputs by name.
+
+        Returns:
+            The outputs, or a coroutine of them.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no forward(): define it, as `def` or `async def`")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -125,7 +133,16 @@ class Module:
         object.__setattr__(self, name, value)
 
     def register_buffer(self, name: str, tensor: Tensor | None, persistent: bool = True) -> None:
-        """Make a Tensor that is no parameter part of the module: it moves with it, and belongs to its state if `persistent`."""
+        """Make a Tensor that is no parameter part of the module: it moves with it, and belongs to its state if `persistent`.
+
+        Args:
+            name: its name, without dots.
+            tensor: the buffer; None says that there is none.
+            persistent: True: it is in `state_dict`.
+
+        Raises:
+            ArgumentTypeError: something else than a Tensor.
+        """
         self._check_name(name)
         if tensor is not None and not isinstance(tensor, TensorCore):
             raise ArgumentTypeError(f"register_buffer({name!r}): expected a Tensor or None, found {type(tensor).__name__}")
@@ -133,14 +150,30 @@ class Module:
         object.__setattr__(self, name, tensor)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
-        """Assign a Parameter under a name; None says that there is none."""
+        """Assign a Parameter under a name; None says that there is none.
+
+        Args:
+            name: its name, without dots.
+            parameter: the Parameter.
+
+        Raises:
+            ArgumentTypeError: something else than a Parameter.
+        """
         self._check_name(name)
         if parameter is not None and not isinstance(parameter, Parameter):
             raise ArgumentTypeError(f"register_parameter({name!r}): expected a Parameter or None, found {type(parameter).__name__}")
         object.__setattr__(self, name, parameter)
 
     def add_module(self, name: str, module: Module | None) -> None:
-        """Assign a child under a name; None says that there is none."""
+        """Assign a child under a name; None says that there is none.
+
+        Args:
+            name: its name, without dots.
+            module: the child.
+
+        Raises:
+            ArgumentTypeError: something else than a Module.
+        """
         self._check_name(name)
         if module is not None and not isinstance(module, Module):
             raise ArgumentTypeError(f"add_module({name!r}): expected a Module or None, found {type(module).__name__}")
@@ -155,7 +188,11 @@ class Module:
             raise ArgumentError(f"{type(self).__name__}: {name!r} is the name of something the class defines; choose another")
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
-        """Modules assigned as attributes, with their names; each once."""
+        """Modules assigned as attributes, with their names; each once.
+
+        Returns:
+            An iterator over pairs of name and module.
+        """
         seen: set[int] = set()
         for name, value in list(self.__dict__.items()):
             if isinstance(value, Module) and id(value) not in seen:
@@ -163,11 +200,23 @@ class Module:
                 yield name, value
 
     def children(self) -> Iterator[Module]:
-        """Modules assigned as attributes."""
+        """Modules assigned as attributes.
+
+        Returns:
+            An iterator over modules.
+        """
         return (module for _, module in self.named_children())
 
     def named_modules(self, prefix: str = "", *, remove_duplicate: bool = True) -> Iterator[tuple[str, Module]]:
-        """This module and all below it with their paths (``"encoder.0.linear"``), parents first; each once."""
+        """This module and all below it with their paths (``"encoder.0.linear"``), parents first; each once.
+
+        Args:
+            prefix: path of this module.
+            remove_duplicate: False: modules that are shared appear under each path.
+
+        Returns:
+            An iterator over pairs of path and module.
+        """
         return self._walk(prefix, set() if remove_duplicate else None)
 
     def _walk(self, prefix: str, seen: set[int] | None) -> Iterator[tuple[str, Module]]:
@@ -181,23 +230,59 @@ class Module:
                 yield from value._walk(f"{prefix}.{name}" if prefix else name, seen)
 
     def modules(self) -> Iterator[Module]:
-        """This module and all below it."""
+        """This module and all below it.
+
+        Returns:
+            An iterator over modules.
+        """
         return (module for _, module in self.named_modules())
 
     def named_parameters(self, prefix: str = "", recurse: bool = True, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Parameter]]:
-        """Parameters with their paths (``"encoder.0.weight"``); one that is shared appears once, under its first path."""
+        """Parameters with their paths (``"encoder.0.weight"``); one that is shared appears once, under its first path.
+
+        Args:
+            prefix: path of this module.
+            recurse: False: only those of this module itself.
+            remove_duplicate: False: parameters that are shared appear under each path.
+
+        Returns:
+            An iterator over pairs of path and Parameter.
+        """
         return self._parts(_own_parameters, prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
-        """Parameters of this module and those below it."""
+        """Parameters of this module and those below it.
+
+        Args:
+            recurse: False: only those of this module itself.
+
+        Returns:
+            An iterator over Parameters, each once.
+        """
         return (parameter for _, parameter in self.named_parameters(recurse=recurse))
 
     def named_buffers(self, prefix: str = "", recurse: bool = True, *, remove_duplicate: bool = True) -> Iterator[tuple[str, Tensor]]:
-        """Buffers with their paths."""
+        """Buffers with their paths.
+
+        Args:
+            prefix: path of this module.
+            recurse: False: only those of this module itself.
+            remove_duplicate: False: buffers that are shared appear under each path.
+
+        Returns:
+            An iterator over pairs of path and Tensor.
+        """
         return self._parts(_own_buffers, prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
-        """Buffers of this module and those below it."""
+        """Buffers of this module and those below it.
+
+        Args:
+            recurse: False: only those of this module itself.
+
+        Returns:
+            An iterator over Tensors, each once.
+        """
         return (buffer for _, buffer in self.named_buffers(recurse=recurse))
 
     def _parts(
@@ -223,7 +308,14 @@ class Module:
         return state
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
-        """Parameters and persistent buffers by path, outside of any graph. They share the module's memory: ``clone`` them to keep a snapshot."""
+        """Parameters and persistent buffers by path, outside of any graph. They share the module's memory: ``clone`` them to keep a snapshot.
+
+        Args:
+            prefix: put before each path.
+
+        Returns:
+            Tensors by path.
+        """
         return {path: value.detach() for path, value in self._state(prefix).items()}
 
     def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
@@ -238,6 +330,7 @@ class Module:
 
         Raises:
             ArgumentError: paths, shapes or values that do not fit, all of them named; nothing has been written.
+            ArgumentTypeError: `state` is no mapping.
         """
         if not isinstance(state, Mapping):
             raise ArgumentTypeError(f"load_state_dict: expected a mapping of paths to Tensors, found {type(state).__name__}")
@@ -261,30 +354,59 @@ class Module:
     # ---------------------------------------------------------------- changing all of it
 
     def apply(self, fn: Callable[[Module], Any]) -> Self:
-        """Call `fn` on every module below this one, then on this one."""
+        """Call `fn` on every module below this one, then on this one.
+
+        Args:
+            fn: called with each module.
+
+        Returns:
+            The module itself.
+        """
         for child in self.children():
             child.apply(fn)
         fn(self)
         return self
 
     def train(self, mode: bool = True) -> Self:
-        """Set every module to training (dropout drops, batch norm measures) or, with False, to evaluation."""
+        """Set every module to training (dropout drops, batch norm measures) or, with False, to evaluation.
+
+        Args:
+            mode: True for training.
+
+        Returns:
+            The module itself.
+        """
         for module in self.modules():
             object.__setattr__(module, "training", bool(mode))
         return self
 
     def eval(self) -> Self:
-        """Set every module to evaluation."""
+        """Set every module to evaluation.
+
+        Returns:
+            The module itself.
+        """
         return self.train(False)
 
     def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Switch gradients of all parameters on or off."""
+        """Switch gradients of all parameters on or off.
+
+        Args:
+            requires_grad: True: gradients are wanted.
+
+        Returns:
+            The module itself.
+        """
         for parameter in self.parameters():
             parameter.requires_grad_(requires_grad)
         return self
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters, or fill them with zeros."""
+        """Forget the gradients of all parameters, or fill them with zeros.
+
+        Args:
+            set_to_none: False: fill with zeros.
+        """
         for parameter in self.parameters():
             grad = parameter.grad
             parameter.grad = None if set_to_none or grad is None else zeros_like(grad)
@@ -297,6 +419,9 @@ class Module:
         Args:
             target: a device name or a dtype.
             device, dtype: the same by name.
+
+        Returns:
+            The module itself.
         """
         if target is not None:
             if isinstance(target, str) and target not in np.sctypeDict:
@@ -308,21 +433,37 @@ class Module:
         return self
 
     def float(self) -> Self:
-        """Cast what is floating to float32."""
+        """Cast what is floating to float32.
+
+        Returns:
+            The module itself.
+        """
         return self.to(dtype=np.float32)
 
     def double(self) -> Self:
-        """Cast what is floating to float64."""
+        """Cast what is floating to float64.
+
+        Returns:
+            The module itself.
+        """
         return self.to(dtype=np.float64)
 
     def cpu(self) -> Self:
-        """Move to the host."""
+        """Move to the host.
+
+        Returns:
+            The module itself.
+        """
         return self.to(device="cpu")
 
     # ---------------------------------------------------------------- text
 
     def extra_repr(self) -> str:
-        """The text between the parentheses of the repr."""
+        """The text between the parentheses of the repr.
+
+        Returns:
+            The text; subclasses define it.
+        """
         return ""
 
     def __repr__(self) -> str:

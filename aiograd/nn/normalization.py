@@ -61,11 +61,17 @@ class LayerNorm(Module):
             init.zeros_(self.bias)
 
     def forward(self, input: Any) -> Tensor:
-        """The normalised input."""
+        """The normalised input.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.layer_norm(input, self.normalized_shape, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Extents."""
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
 
 
@@ -101,11 +107,17 @@ class RMSNorm(Module):
             init.ones_(self.weight)
 
     def forward(self, input: Any) -> Tensor:
-        """The normalised input."""
+        """The normalised input.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.rms_norm(input, self.normalized_shape, self.weight, self.eps)
 
     def extra_repr(self) -> str:
-        """Extents."""
         return f"{self.normalized_shape}, eps={self.eps}, elementwise_affine={self.weight is not None}"
 
 
@@ -118,6 +130,9 @@ class GroupNorm(Module):
         eps: added to the variance.
         affine: True to scale and shift each channel by parameters, ones and zeros at first.
         dtype, device: of the parameters.
+
+    Raises:
+        ArgumentError: channels that do not divide into groups.
 
     Shape: (N, C, ...).
     """
@@ -137,11 +152,17 @@ class GroupNorm(Module):
         self.bias = new_parameter((num_channels,), dtype, device) if affine else None
 
     def forward(self, input: Any) -> Tensor:
-        """The normalised input."""
+        """The normalised input.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.group_norm(input, self.num_groups, self.weight, self.bias, self.eps)
 
     def extra_repr(self) -> str:
-        """Extents."""
         return f"{self.num_groups}, {self.num_channels}, eps={self.eps}, affine={self.weight is not None}"
 
 
@@ -202,7 +223,6 @@ class _BatchNorm(Module):
         return functional.batch_norm(*given)
 
     def extra_repr(self) -> str:
-        """Extents."""
         tracks = self.running_mean is not None
         return f"{self.num_features}, eps={self.eps}, momentum={self.momentum}, affine={self.weight is not None}, track_running_stats={tracks}"
 

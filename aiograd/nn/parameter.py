@@ -30,7 +30,11 @@ class Parameter(Tensor):
         return parameter.requires_grad_() if requires_grad else parameter
 
     def detach(self) -> Tensor:  # type: ignore[override]
-        """The same data as an ordinary Tensor outside of the graph."""
+        """The same data as an ordinary Tensor outside of the graph.
+
+        Returns:
+            A Tensor.
+        """
         return make(self._data, shared_with=self)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:

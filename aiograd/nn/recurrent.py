@@ -156,6 +156,9 @@ class LSTM(_Recurrent):
         bidirectional: True to run both ways; outputs of the two are concatenated.
         dtype, device: of the parameters.
         generator: draws their first values, uniform in ``±1 / sqrt(hidden_size)``, and the dropout; None: the default generator.
+
+    Raises:
+        ArgumentError: a size below 1.
     """
 
     _gates = 4

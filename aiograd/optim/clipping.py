@@ -55,6 +55,7 @@ def clip_grad_norm_(
 
     Raises:
         GradientError: the norm is not finite; nothing has changed.
+        ArgumentError: no such norm or limit.
     """
     if not max_norm >= 0 or not norm_type > 0:
         raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
@@ -85,6 +86,9 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor] | Mapping[Tensor, Ten
     Args:
         parameters: as of `clip_grad_norm_`.
         clip_value: the limit.
+
+    Raises:
+        ArgumentError: the limit is below 0.
     """
     if not clip_value >= 0:
         raise ArgumentError(f"clip_grad_value_(clip_value={clip_value}): expected a limit of at least 0")

@@ -53,6 +53,7 @@ class Optimizer:
 
     Raises:
         ArgumentError: no parameters, one given twice, or one that is no leaf.
+        ArgumentTypeError: one Tensor instead of several.
     """
 
     #: options of a group by name; an optimizer reads them at every step, so they may be changed in between
@@ -83,6 +84,11 @@ class Optimizer:
 
         Args:
             group: ``params`` (a Tensor or an iterable of them) and options; what is not given is as in the defaults.
+
+        Raises:
+            ArgumentError: a parameter twice, an unknown option, or no parameters.
+            ArgumentTypeError: something else than a group of Tensors.
+            GraphError: a Tensor that is no leaf.
         """
         if not isinstance(group, Mapping) or "params" not in group:
             raise ArgumentTypeError(f"{type(self).__name__}: a parameter group is a dict with 'params', found {type(group).__name__}")
@@ -111,7 +117,11 @@ class Optimizer:
     # ---------------------------------------------------------------- stepping
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters, or fill them with zeros."""
+        """Forget the gradients of all parameters, or fill them with zeros.
+
+        Args:
+            set_to_none: False: fill with zeros.
+        """
         for group in self.param_groups:
             for p in group["params"]:
                 node = p._node
@@ -285,6 +295,9 @@ class Optimizer:
         """State and options: ``state`` by number of the parameter, ``param_groups`` with these numbers as ``params``.
 
         The arrays share the optimizer's memory.
+
+        Returns:
+            A dict for `load_state_dict`.
         """
         with self._lock:
             number: dict[int, int] = {}
@@ -301,6 +314,9 @@ class Optimizer:
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; values are copied, to the dtype and device of each parameter.
+
+        Args:
+            state_dict: the state.
 
         Raises:
             ArgumentError: groups, parameters or shapes do not fit; nothing has changed.

@@ -36,7 +36,16 @@ class LRScheduler:
         self._set()
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
+        """The rate of a group after `epoch` steps.
+
+        Args:
+            base_lr: the rate of the group when the schedule was made.
+            epoch: number of steps.
+            group: index of the group.
+
+        Returns:
+            The rate.
+        """
         raise NotImplementedError
 
     def step(self) -> None:
@@ -45,7 +54,11 @@ class LRScheduler:
         self._set()
 
     def get_last_lr(self) -> list[float]:
-        """The rates set last, one per group."""
+        """The rates set last, one per group.
+
+        Returns:
+            The rates.
+        """
         return [self.lr_at(base, self.last_epoch, i) for i, base in enumerate(self.base_lrs)]
 
     def _set(self) -> None:
@@ -53,11 +66,22 @@ class LRScheduler:
             group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands; what it is made of is not part of it."""
+        """Where the schedule stands; what it is made of is not part of it.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         return {"last_epoch": self.last_epoch, "base_lrs": list(self.base_lrs)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Continue from a `state_dict`.
+
+        Args:
+            state: the state.
+
+        Raises:
+            ArgumentError: no such state, or of another number of groups.
+        """
         if not isinstance(state, Mapping) or not {"last_epoch", "base_lrs"} <= state.keys() or len(state["base_lrs"]) != len(self.base_lrs):
             raise ArgumentError(f"{type(self).__name__}.load_state_dict: expected 'last_epoch' and 'base_lrs' for {len(self.base_lrs)} groups")
         self.last_epoch = int(state["last_epoch"])
@@ -66,7 +90,16 @@ class LRScheduler:
 
 
 class StepLR(LRScheduler):
-    """Times `gamma` every `step_size` steps."""
+    """Times `gamma` every `step_size` steps.
+
+    Args:
+        optimizer: the optimizer.
+        step_size: steps, at least 1.
+        gamma: the factor.
+
+    Raises:
+        ArgumentError: `step_size` is below 1.
+    """
 
     def __init__(self, optimizer: Optimizer, step_size: int, gamma: float = 0.1) -> None:
         if step_size < 1:
@@ -76,12 +109,17 @@ class StepLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         return base_lr * self.gamma ** (epoch // self.step_size)
 
 
 class MultiStepLR(LRScheduler):
-    """Times `gamma` at each of the `milestones`."""
+    """Times `gamma` at each of the `milestones`.
+
+    Args:
+        optimizer: the optimizer.
+        milestones: numbers of steps.
+        gamma: the factor.
+    """
 
     def __init__(self, optimizer: Optimizer, milestones: Sequence[int], gamma: float = 0.1) -> None:
         self.milestones = sorted(milestones)
@@ -89,24 +127,36 @@ class MultiStepLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         return base_lr * self.gamma ** bisect.bisect_right(self.milestones, epoch)
 
 
 class ExponentialLR(LRScheduler):
-    """Times `gamma` at every step."""
+    """Times `gamma` at every step.
+
+    Args:
+        optimizer: the optimizer.
+        gamma: the factor.
+    """
 
     def __init__(self, optimizer: Optimizer, gamma: float) -> None:
         self.gamma = gamma
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         return base_lr * self.gamma**epoch
 
 
 class CosineAnnealingLR(LRScheduler):
-    """Down to `eta_min` within `T_max` steps along half a cosine (and up again after that)."""
+    """Down to `eta_min` within `T_max` steps along half a cosine (and up again after that).
+
+    Args:
+        optimizer: the optimizer.
+        T_max: steps from the top to the bottom, at least 1.
+        eta_min: the rate at the bottom.
+
+    Raises:
+        ArgumentError: `T_max` is below 1.
+    """
 
     def __init__(self, optimizer: Optimizer, T_max: int, eta_min: float = 0.0) -> None:
         if T_max < 1:
@@ -116,12 +166,21 @@ class CosineAnnealingLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         return self.eta_min + (base_lr - self.eta_min) * (1.0 + math.cos(math.pi * epoch / self.T_max)) / 2.0
 
 
 class LinearLR(LRScheduler):
-    """Times a factor that goes from `start_factor` to `end_factor` within `total_iters` steps: a warm-up."""
+    """Times a factor that goes from `start_factor` to `end_factor` within `total_iters` steps: a warm-up.
+
+    Args:
+        optimizer: the optimizer.
+        start_factor: above 0, at most 1.
+        end_factor: from 0 to 1.
+        total_iters: steps from the first to the last factor.
+
+    Raises:
+        ArgumentError: numbers out of these ranges.
+    """
 
     def __init__(self, optimizer: Optimizer, start_factor: float = 1.0 / 3.0, end_factor: float = 1.0, total_iters: int = 5) -> None:
         if not 0 < start_factor <= 1 or not 0 <= end_factor <= 1 or total_iters < 1:
@@ -132,12 +191,19 @@ class LinearLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         return base_lr * (self.start_factor + (self.end_factor - self.start_factor) * min(epoch, self.total_iters) / self.total_iters)
 
 
 class LambdaLR(LRScheduler):
-    """Times what a function of the number of steps returns: one for all groups, or one each."""
+    """Times what a function of the number of steps returns: one for all groups, or one each.
+
+    Args:
+        optimizer: the optimizer.
+        lr_lambda: takes the number of steps and returns a factor.
+
+    Raises:
+        ArgumentError: neither one function nor one for each group.
+    """
 
     def __init__(self, optimizer: Optimizer, lr_lambda: Callable[[int], float] | Sequence[Callable[[int], float]]) -> None:
         groups = len(optimizer.param_groups)
@@ -147,7 +213,6 @@ class LambdaLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         return base_lr * self.lr_lambdas[group](epoch)
 
 
@@ -182,6 +247,9 @@ class SequentialLR(LRScheduler):
         optimizer: that of all the schedules.
         schedulers: in order.
         milestones: at which step each but the first begins, ascending.
+
+    Raises:
+        ArgumentError: milestones that do not fit, or schedules of another optimizer.
     """
 
     def __init__(self, optimizer: Optimizer, schedulers: Sequence[LRScheduler], milestones: Sequence[int]) -> None:
@@ -197,6 +265,5 @@ class SequentialLR(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         i = bisect.bisect_right(self.milestones, epoch)
         return self.schedulers[i].lr_at(base_lr, epoch - (self.milestones[i - 1] if i else 0), group)

@@ -25,7 +25,11 @@ Call = tuple[tuple[Any, ...], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Tensors are split, or put together, along this axis."""
+    """Tensors are split, or put together, along this axis.
+
+    Args:
+        axis: the axis; negative ones count from the end.
+    """
 
     axis: int = 0
 
@@ -37,7 +41,12 @@ class Replicate:
 
 @dataclass(frozen=True, slots=True)
 class Reduce:
-    """Results are folded: ``function(function(initial, first), second)`` and so on."""
+    """Results are folded: ``function(function(initial, first), second)`` and so on.
+
+    Args:
+        function: takes two results and returns one.
+        initial: the first argument of the first call.
+    """
 
     function: Callable[[Any, Any], Any]
     initial: Any
@@ -144,6 +153,9 @@ def merge_microbatches(results: Sequence[Any], spec: Any = None) -> Any:
     Args:
         results: one per microbatch, all nested in the same way.
         spec: None (Tensors are joined along their first axis), `Split`, `REPLICATE`, `Reduce`, or nested as a result is.
+
+    Returns:
+        The whole, nested as a result is.
 
     Raises:
         MicrobatchError: what is no Tensor differs between microbatches, or they are nested differently. ArgumentError: there are none, or a spec

@@ -78,6 +78,9 @@ def merge_traces(
         out: where to write the result; None: nowhere.
         clock_offsets: seconds to add to each trace's wall clock, in place of the offset it holds.
 
+    Returns:
+        The trace, a dict as JSON has it.
+
     Raises:
         ArgumentError: something is not a trace, or the numbers of traces and offsets differ.
     """
@@ -126,6 +129,12 @@ def merge_traces(
 
 def read_trace(trace: Mapping[str, Any] | PathLike) -> Trace:
     """A trace or the file it was written to, checked as far as merging and adding up need.
+
+    Args:
+        trace: a dict, or the path of a file.
+
+    Returns:
+        The trace, a dict as JSON has it.
 
     Raises:
         ArgumentError: not a trace.

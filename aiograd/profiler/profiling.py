@@ -102,7 +102,14 @@ class profile(ModeScope):
         self.__exit__(kind, error, trace)
 
     def scope(self, name: str) -> scope:
-        """A named scope that this profile records."""
+        """A named scope that this profile records.
+
+        Args:
+            name: the name in tables and traces.
+
+        Returns:
+            A context manager.
+        """
         return _BoundScope(self._recorder, name)
 
     @property
@@ -123,6 +130,9 @@ class profile(ModeScope):
         Args:
             sort_by: ``name``, ``calls``, ``self``, ``total``, ``forward``, ``backward``, ``mean`` or ``memory``.
             limit: how many rows; None for all.
+
+        Returns:
+            The text, one line for each operation.
 
         Raises:
             ArgumentError: no such order.

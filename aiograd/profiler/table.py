@@ -145,6 +145,9 @@ def summarize_trace(trace: Mapping[str, Any] | PathLike, *, sort_by: SortKey = "
         trace: the result of `profile.chrome_trace` or `merge_traces`, or a file they wrote.
         sort_by, limit: as for `profile.table`.
 
+    Returns:
+        The text, one line for each operation.
+
     Raises:
         ArgumentError: no such order, or not a trace.
     """

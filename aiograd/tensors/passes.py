@@ -116,6 +116,8 @@ def grad(
 
     Raises:
         NoGraphError, ShapeError, ArgumentError, LoopError: at once. When awaited: `UnusedInputError`, and the errors of the pass.
+
+    Cancelling the coroutine stops the pass.
     """
     return start_grad(
         "grad()", outputs, inputs, grad_outputs, retain_graph=retain_graph, create_graph=create_graph, allow_unused=allow_unused,

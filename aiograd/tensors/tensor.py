@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd import devices, notebook
-from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
+from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
 from aiograd.modes import current_mode, no_grad
 from aiograd.ops import ROWS, Op
 from aiograd.tensors import passes
 from aiograd.tensors.constants import array_of, check_numbers, constant, static
-from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make, plain_array
+from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
 from aiograd.tensors.record import call
@@ -86,6 +86,12 @@ class Tensor(TensorMethods, TensorCore):
 
         Args:
             gradient: gradient of this tensor, of its shape; may be left out for one element.
+            retain_graph: keep saved values for another pass; None: as `create_graph`.
+            create_graph: record the pass, for second derivatives.
+            inputs: accumulate into these only; None: into every leaf.
+
+        Returns:
+            A coroutine; nothing runs before it is awaited. Cancelling it changes no gradient unless the pass was committed.
         """
         return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
 
@@ -250,25 +256,57 @@ class Tensor(TensorMethods, TensorCore):
         return self.__isub__(other if alpha == 1 else other * alpha)
 
     def mul_(self, other: Any) -> Tensor:
-        """``self *= other``."""
+        """``self *= other``.
+
+        Args:
+            other: a Tensor, array or number that broadcasts to this shape.
+
+        Returns:
+            The tensor itself.
+        """
         return self.__imul__(other)
 
     def div_(self, other: Any) -> Tensor:
-        """``self /= other``."""
+        """``self /= other``.
+
+        Args:
+            other: a Tensor, array or number that broadcasts to this shape.
+
+        Returns:
+            The tensor itself.
+        """
         return self.__itruediv__(other)
 
     def copy_(self, other: Any) -> Tensor:
-        """Replace the values by those of `other`, broadcast and cast."""
+        """Replace the values by those of `other`, broadcast and cast.
+
+        Args:
+            other: a Tensor, array or number that broadcasts to this shape.
+
+        Returns:
+            The tensor itself.
+        """
         set_item(self, ..., other, "copy_")
         return self
 
     def fill_(self, value: Any) -> Tensor:
-        """Set every element to a number."""
+        """Set every element to a number.
+
+        Args:
+            value: the number.
+
+        Returns:
+            The tensor itself.
+        """
         set_item(self, ..., value, "fill_")
         return self
 
     def zero_(self) -> Tensor:
-        """Set every element to 0."""
+        """Set every element to 0.
+
+        Returns:
+            The tensor itself.
+        """
         return self.fill_(0)
 
     # ---------------------------------------------------------------- dtype and device
@@ -278,6 +316,10 @@ class Tensor(TensorMethods, TensorCore):
 
         Args:
             copy: return a new tensor even if the dtype is the same.
+            dtype: the dtype.
+
+        Returns:
+            A Tensor.
         """
         wanted = checked_dtype(dtype)
         if wanted == self.dtype and not copy:
@@ -294,6 +336,12 @@ class Tensor(TensorMethods, TensorCore):
             dtype, device: the same by name.
             copy: return a new tensor even if nothing changes.
             non_blocking, memory_format: accepted for PyTorch's sake; copies never block, and elements lie as numpy lays them.
+
+        Args:
+            target: name of a device, or a dtype.
+
+        Returns:
+            A Tensor.
 
         Raises:
             DeviceError: no such device.
@@ -329,7 +377,11 @@ class Tensor(TensorMethods, TensorCore):
         return self.to(device=device)
 
     def cpu(self) -> Tensor:
-        """The tensor on the host."""
+        """The tensor on the host.
+
+        Returns:
+            A Tensor; the tensor itself if it is there.
+        """
         return self.to("cpu")
 
     @property
@@ -407,6 +459,9 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
         device: name of the device to put it on.
         requires_grad: True if gradients are wanted.
 
+    Returns:
+        The leaf.
+
     Raises:
         ArgumentTypeError: `data` is not numbers, or `requires_grad` with a dtype that has no gradient.
     """
@@ -459,6 +514,16 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
 
     Args:
         copy: True always copies, False raises where a copy would be needed, None copies where needed.
+        data: a Tensor, an array, a number, or nested lists of numbers.
+        dtype: the dtype; None: that of the data.
+        device: the device; None: that of the data.
+
+    Returns:
+        The Tensor.
+
+    Raises:
+        ArgumentError: `copy` is False and a copy would be needed.
+        ArgumentTypeError: no numbers.
     """
     dtype = None if dtype is None else checked_dtype(dtype)
     if isinstance(data, TensorCore):
@@ -484,7 +549,17 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
 
 
 def from_numpy(array: np.ndarray[Any, Any]) -> Tensor:
-    """A Tensor that shares the array's memory. Writing to the array directly does not change the tensor's version."""
+    """A Tensor that shares the array's memory. Writing to the array directly does not change the tensor's version.
+
+    Args:
+        array: an array of numbers in native byte order.
+
+    Returns:
+        A Tensor without gradient.
+
+    Raises:
+        ArgumentTypeError: something else.
+    """
     if not isinstance(array, np.ndarray):
         raise ArgumentTypeError(f"from_numpy: expected an ndarray, found {type(array).__name__}; use tensor() or asarray()")
     if not array.dtype.isnative:

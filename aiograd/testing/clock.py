@@ -125,7 +125,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ---- time
 
     def time(self) -> float:
-        """The virtual time, in seconds since the loop was made."""
+        """The virtual time, in seconds since the loop was made.
+
+        Returns:
+            Seconds.
+        """
         return self._now
 
     def advance(self, seconds: float) -> None:
@@ -153,6 +157,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         Args:
             name: the purpose. Every call starts the same sequence again.
+
+        Returns:
+            A `random.Random`.
 
         Raises:
             ArgumentError: the loop has no seed.
@@ -205,6 +212,9 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     def kill(self, owner: HandleOwner) -> None:
         """Never run anything of `owner` again, not even ``finally`` blocks. Idempotent.
 
+        Args:
+            owner: the owner.
+
         Raises:
             Killed: the caller belongs to `owner`; the code after the call is not run.
         """
@@ -217,17 +227,29 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             raise Killed(owner.name)
 
     def freeze(self, owner: HandleOwner) -> None:
-        """Hold back everything of `owner` until `thaw`; its timers run out meanwhile. The caller's own step still runs to its end."""
+        """Hold back everything of `owner` until `thaw`; its timers run out meanwhile. The caller's own step still runs to its end.
+
+        Args:
+            owner: the owner.
+        """
         owner.is_stopped = True
 
     def thaw(self, owner: HandleOwner) -> None:
-        """Let `owner` go on, in the order in which things were held back. No effect on one that is not frozen."""
+        """Let `owner` go on, in the order in which things were held back. No effect on one that is not frozen.
+
+        Args:
+            owner: the owner.
+        """
         if not owner.is_dead:
             owner.is_stopped = False
             self._ready.extend(owner.release())
 
     def at_close(self, callback: Callable[[], object]) -> None:
-        """Call `callback` when the loop is closed."""
+        """Call `callback` when the loop is closed.
+
+        Args:
+            callback: called without arguments.
+        """
         self._at_close.append(callback)
 
     def close(self) -> None:
@@ -250,7 +272,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             asyncio.events._set_running_loop(outer)
 
     def create_future(self) -> asyncio.Future[Any]:
-        """A future that belongs to the current owner."""
+        """A future that belongs to the current owner.
+
+        Returns:
+            The future. Cancelling it is as on any loop.
+        """
         future = super().create_future()
         owner = OWNER.get()
         if owner is not None:
@@ -258,7 +284,15 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return future
 
     def create_task(self, coro: Generator[Any, None, T] | Coroutine[Any, Any, T], **options: Any) -> asyncio.Task[T]:
-        """A task that belongs to the owner in its context."""
+        """A task that belongs to the owner in its context.
+
+        Args:
+            coro: the coroutine.
+            **options: name and context, as of asyncio's loops.
+
+        Returns:
+            The task.
+        """
         context: contextvars.Context | None = options.get("context")
         owner = OWNER.get() if context is None else context.get(OWNER)
         if owner is not None and owner.is_dead and self.is_closed():
@@ -269,7 +303,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
-        """Report an error that nobody caught, unless it is of a killed owner, where nobody is left to catch anything."""
+        """Report an error that nobody caught, unless it is of a killed owner, where nobody is left to catch anything.
+
+        Args:
+            context: the description of the error, as of asyncio's loops.
+        """
         handle = context.get("handle")
         owner = None if handle is None else handle._context.get(OWNER)
         if owner is None or not owner.is_dead:
@@ -291,11 +329,22 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
         Returns:
             A future of this loop.
+
+        Cancelling the future drops the result; a job that has begun runs to its end.
         """
         return self.run_in_executor(None, job)
 
     def run_in_executor(self, executor: Executor | None, func: Callable[[*Ts], T], *args: *Ts) -> asyncio.Future[T]:
-        """Run ``func(*args)`` as the loop's `executor` argument says. Unless jobs run on threads, which `executor` is asked for has no effect."""
+        """Run ``func(*args)`` as the loop's `executor` argument says. Unless jobs run on threads, which `executor` is asked for has no effect.
+
+        Args:
+            executor: where the call runs if jobs run on threads; None: the default executor.
+            func: the function.
+            *args: its arguments.
+
+        Returns:
+            A future of its result. Cancelling it drops the result; a call that has begun runs to its end.
+        """
         if self._jobs is not None:
             return self._jobs.submit(functools.partial(func, *args))
         future: asyncio.Future[T] = super().run_in_executor(executor, func, *args)
@@ -308,7 +357,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     @contextmanager
     def external_work(self) -> Iterator[None]:
-        """While this is open, something outside the loop will call ``call_soon_threadsafe``: idle, the loop really waits for it."""
+        """While this is open, something outside the loop will call ``call_soon_threadsafe``: idle, the loop really waits for it.
+
+        Returns:
+            A context manager.
+        """
         self._expected += 1
         try:
             yield
@@ -316,7 +369,11 @@ class SimulatedLoop(asyncio.BaseEventLoop):
             self._expected -= 1
 
     async def shutdown_default_executor(self, *timeout: Any) -> None:
-        """Join the threads of the default executor, in real time. Cancelling it leaves them to end by themselves."""
+        """Join the threads of the default executor, in real time. Cancelling it leaves them to end by themselves.
+
+        Args:
+            *timeout: seconds, as of asyncio's loops.
+        """
         with self.external_work():
             await super().shutdown_default_executor(*timeout)
 
@@ -412,6 +469,7 @@ def _refuse(name: str) -> Callable[..., Any]:
         )
 
     refused.__name__ = name
+    refused.__doc__ = "Refused on this loop.\n\nArgs:\n    *args, **kwargs: no matter.\n\nReturns:\n    Nothing.\n\nRaises:\n    LoopError: always."
     return refused
 
 

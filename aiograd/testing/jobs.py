@@ -33,8 +33,13 @@ class JobRunner(Protocol):
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
         """Arrange for `job` to run; never runs it before returning.
 
+        Args:
+            job: called without arguments.
+
         Returns:
             A future of the loop with what `job` returned or raised.
+
+        Cancelling the future drops the result; a job that has begun runs to its end.
         """
         ...
 
@@ -52,7 +57,14 @@ class InlineJobs:
         self._draws = draws
 
     def submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Run `job` later, between two steps of the loop. See Note [A job that runs inline must see what a thread would show it]."""
+        """Run `job` later, between two steps of the loop. See Note [A job that runs inline must see what a thread would show it].
+
+        Args:
+            job: called without arguments.
+
+        Returns:
+            A future of its result. Cancelling it drops the result; a job that has begun runs to its end.
+        """
         result: asyncio.Future[T] = self._loop.create_future()
         self._later(self._start, job, result)
         return result

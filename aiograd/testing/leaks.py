@@ -44,7 +44,13 @@ class LeakError(AiogradError, RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Leaks:
-    """The leaks, one line each; false if there are none."""
+    """The leaks, one line each; false if there are none.
+
+    Attributes:
+        tasks: descriptions of tasks.
+        threads: descriptions of threads.
+        descriptors: where file descriptors lead.
+    """
 
     tasks: tuple[str, ...] = ()
     threads: tuple[str, ...] = ()
@@ -73,7 +79,11 @@ class LeakCheck:
         self._descriptors = _descriptors()
 
     def find(self) -> Leaks:
-        """Threads and descriptors left behind, after the grace period."""
+        """Threads and descriptors left behind, after the grace period.
+
+        Returns:
+            What was left; it is false where nothing was.
+        """
         threads = self._new_threads()
         descriptors = self._new_descriptors()
         if descriptors:
@@ -82,7 +92,11 @@ class LeakCheck:
         return Leaks(threads=tuple(map(_describe_thread, threads)), descriptors=tuple(sorted(descriptors.elements())))
 
     async def find_tasks(self) -> Leaks:
-        """Tasks left on the running loop, after a few turns. Cancelling this call changes nothing."""
+        """Tasks left on the running loop, after a few turns. Cancelling this call changes nothing.
+
+        Returns:
+            What was left; it is false where nothing was.
+        """
         left = _tasks() - self._tasks
         for _ in range(TURNS):
             if not left:

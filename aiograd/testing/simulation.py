@@ -21,17 +21,20 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Simulation(Generic[T]):
-    """How a simulated run went."""
+    """How a simulated run went.
 
-    #: the result of the coroutine
+    Attributes:
+        value: the result of the coroutine.
+        time: virtual seconds it took.
+        steps: steps of the loop it took, the points between which anything can happen.
+        trace_hash: equal for equal runs, see `SimulatedLoop.trace_hash`.
+        leftover_tasks: tasks that the coroutine left behind, one line each; they were cancelled.
+    """
+
     value: T
-    #: virtual seconds it took
     time: float
-    #: steps of the loop it took, the points between which anything can happen
     steps: int
-    #: equal for equal runs, see `SimulatedLoop.trace_hash`
     trace_hash: str
-    #: tasks that the coroutine left behind, one line each; they were cancelled
     leftover_tasks: tuple[str, ...]
 
 
@@ -51,6 +54,8 @@ def simulated_run(
         seed: as for `SimulatedLoop`, like `order` and `executor`.
         cancel_at: cancel `main` right before this step of the loop, counted from 1. To cancel at every point where a program can be
             cancelled, run it once, then once for each number up to `Simulation.steps`.
+        order: in which order the loop runs what is ready.
+        executor: the runner of the engine's jobs.
 
     Returns:
         The value with the figures of the run.

@@ -66,7 +66,15 @@ class ArrayDevice(Protocol):
 
 
 class ToyArray(NDArrayOperatorsMixin):
-    """An array on a `ToyDevice`; made by the device and by operations on other such arrays."""
+    """An array on a `ToyDevice`; made by the device and by operations on other such arrays.
+
+    Args:
+        device: the device.
+        shape: the extents.
+        dtype: the dtype.
+        strides: bytes from one element to the next, per axis.
+        base: the array that owns the memory; None: this one.
+    """
 
     __slots__ = ("owner_device", "shape", "dtype", "strides", "base", "_value", "_error", "_made", "_written", "_counted", "__weakref__")
 
@@ -207,23 +215,57 @@ class ToyArray(NDArrayOperatorsMixin):
         return launch("real", np.real, (self,), {})
 
     def reshape(self, *shape: Any) -> Any:
-        """The elements in another shape."""
+        """The elements in another shape.
+
+        Args:
+            *shape: the extents, as ints or as one tuple.
+
+        Returns:
+            An array of the device, pending.
+        """
         return launch("reshape", np.ndarray.reshape, (self, *shape), {})
 
     def transpose(self, *axes: Any) -> Any:
-        """The axes in another order."""
+        """The axes in another order.
+
+        Args:
+            *axes: the axes, as ints or as one tuple; none: reversed.
+
+        Returns:
+            An array of the device, pending.
+        """
         return launch("transpose", np.ndarray.transpose, (self, *axes), {})
 
     def swapaxes(self, axis1: int, axis2: int) -> Any:
-        """Two axes exchanged."""
+        """Two axes exchanged.
+
+        Args:
+            axis1: the one axis.
+            axis2: the other.
+
+        Returns:
+            An array of the device, pending.
+        """
         return launch("swapaxes", np.ndarray.swapaxes, (self, axis1, axis2), {})
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
-        """The elements with another dtype."""
+        """The elements with another dtype.
+
+        Args:
+            dtype: the dtype.
+            copy: as of numpy's method.
+
+        Returns:
+            An array of the device, pending.
+        """
         return launch("astype", np.ndarray.astype, (self, dtype), {"copy": copy})
 
     def copy(self) -> Any:
-        """The elements in memory of their own."""
+        """The elements in memory of their own.
+
+        Returns:
+            An array of the device, pending.
+        """
         return launch("copy", np.ndarray.copy, (self,), {})
 
     # ---------------------------------------------------------------- values
@@ -234,7 +276,11 @@ class ToyArray(NDArrayOperatorsMixin):
         return self if self.base is None else self.base
 
     def own(self, value: np.ndarray[Any, Any]) -> None:
-        """Take the computed value; called on the device's thread."""
+        """Take the computed value; called on the device's thread.
+
+        Args:
+            value: the values.
+        """
         if self.base is None:
             self.owner_device.allocated(value.nbytes)
             self._counted = True
@@ -243,6 +289,9 @@ class ToyArray(NDArrayOperatorsMixin):
 
     def get(self) -> np.ndarray[Any, Any]:
         """The memory, on the device's own thread.
+
+        Returns:
+            A numpy array.
 
         Raises:
             DeviceError: it could not be computed.
@@ -258,6 +307,9 @@ class ToyArray(NDArrayOperatorsMixin):
 
     def read(self) -> np.ndarray[Any, Any]:
         """As `get`, from anywhere: blocks until the data is there.
+
+        Returns:
+            A numpy array.
 
         Raises:
             NotReadyError: it is not, and an event loop is running. DeviceError: it could not be computed, or is lost.
@@ -276,7 +328,11 @@ class ToyArray(NDArrayOperatorsMixin):
         return self.get()
 
     def item(self) -> Any:
-        """The only element."""
+        """The only element.
+
+        Returns:
+            A Python number.
+        """
         return self.read().item()
 
     def __bool__(self) -> bool:

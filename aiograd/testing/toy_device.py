@@ -49,18 +49,24 @@ class ToyMemoryError(ToyError, MemoryError):
 
 @dataclass(frozen=True, slots=True)
 class ToyStatistics:
-    """Counts of a toy device: its work so far, and the arrays that live on it."""
+    """Counts of a toy device: its work so far, and the arrays that live on it.
 
-    #: kernels run, and jobs (launches from elsewhere and rules of nodes)
+    Attributes:
+        kernels: kernels run.
+        jobs: jobs: launches from elsewhere, and rules of nodes.
+        allocations: arrays that own memory.
+        bytes: their bytes.
+        uploads: arrays copied from the host.
+        downloads: arrays copied to the host.
+        threads: names of the threads that kernels ran on.
+    """
+
     kernels: int
     jobs: int
-    #: arrays that own memory, and their bytes
     allocations: int
     bytes: int
-    #: arrays copied from and to the host
     uploads: int
     downloads: int
-    #: names of the threads that kernels ran on
     threads: tuple[str, ...]
 
 
@@ -145,15 +151,36 @@ class ToyDevice:
         return self._launches_ahead
 
     def submit(self, function: Callable[[], Any]) -> Future[Any]:
-        """Run on the device's thread, in order of submission."""
+        """Run on the device's thread, in order of submission.
+
+        Args:
+            function: called without arguments.
+
+        Returns:
+            A future of its result; a cancellation stops who waits for it, and not the function.
+        """
         return self.queue.submit(function)
 
     def fused(self, row: str) -> Fused | None:
-        """Kernels of its own for forward and backward of a row."""
+        """Kernels of its own for forward and backward of a row.
+
+        Args:
+            row: name of the row.
+
+        Returns:
+            The kernels; None where there are none.
+        """
         return self._fused.get(row)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> ToyArray:
-        """A device array with the same values, pending until the device has come to it."""
+        """A device array with the same values, pending until the device has come to it.
+
+        Args:
+            array: the values, which are copied.
+
+        Returns:
+            The array.
+        """
         values = np.array(array, copy=True)
         result = ToyArray(self, values.shape, values.dtype, values.strides, None)
 
@@ -173,6 +200,12 @@ class ToyDevice:
     def to_host(self, array: ToyArray) -> np.ndarray[Any, Any]:
         """A copy of the values; waits for them.
 
+        Args:
+            array: an array of this device.
+
+        Returns:
+            A numpy array.
+
         Raises:
             NotReadyError: they are pending and an event loop is running. DeviceError: they were never computed, or are lost.
         """
@@ -187,12 +220,20 @@ class ToyDevice:
         self.queue.hold()
 
     def release(self, jobs: int | None = None) -> None:
-        """Start so many jobs; without a number, go on for good."""
+        """Start so many jobs; without a number, go on for good.
+
+        Args:
+            jobs: how many; None: all.
+        """
         self.queue.release(jobs)
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Hold the device within the block."""
+        """Hold the device within the block.
+
+        Returns:
+            A context manager.
+        """
         self.hold()
         try:
             yield
@@ -222,7 +263,11 @@ class ToyDevice:
         return self._dead is not None
 
     def statistics(self) -> ToyStatistics:
-        """Figures as of now."""
+        """Figures as of now.
+
+        Returns:
+            The counts.
+        """
         with self._lock:
             return ToyStatistics(
                 self._kernels, self.queue.started, self._allocations, self._bytes, self._uploads, self._downloads, tuple(self._threads)
@@ -231,22 +276,44 @@ class ToyDevice:
     # ---------------------------------------------------------------- what its arrays need
 
     def kernel_of(self, op: Any) -> Callable[..., Any] | None:
-        """The kernel for a row of the op tables, None where it has none."""
+        """The kernel for a row of the op tables, None where it has none.
+
+        Args:
+            op: the row.
+
+        Returns:
+            The kernel, or None.
+        """
         own = self._own_kernels.get(op.name)
         if own is not None:
             return own
         return None if op.name in self._composed or op.name == "to_device" else op.forward
 
     def enqueue(self, function: Callable[[], None]) -> Future[Any]:
-        """Run in a copy of the caller's context."""
+        """Run in a copy of the caller's context.
+
+        Args:
+            function: called without arguments.
+
+        Returns:
+            A future of its end; a cancellation stops who waits for it, and not the function.
+        """
         context = contextvars.copy_context()
         return self.queue.submit(lambda: context.run(function))
 
     def compute(self, name: str, function: Callable[[], Any]) -> Any:
         """Run a kernel; on the device's thread only.
 
+        Args:
+            name: of the kernel, for `history` and the faults that were asked for.
+            function: the kernel, called without arguments.
+
+        Returns:
+            Its result.
+
         Raises:
             ToyError: it was to fail. DeviceError: the device is dead.
+            ToyMemoryError: it was to run out of memory.
         """
         with self._lock:
             self._kernels += 1
@@ -270,6 +337,9 @@ class ToyDevice:
     def check_alive(self, what: str) -> None:
         """Raise if the device is dead.
 
+        Args:
+            what: the operation, for the message.
+
         Raises:
             DeviceError
         """
@@ -278,6 +348,9 @@ class ToyDevice:
 
     def allocated(self, size: int) -> None:
         """Count memory that an array owns.
+
+        Args:
+            size: bytes.
 
         Raises:
             ToyMemoryError: it does not fit.
@@ -289,7 +362,11 @@ class ToyDevice:
             self._bytes += size
 
     def freed(self, size: int) -> None:
-        """Count memory that an array no longer owns."""
+        """Count memory that an array no longer owns.
+
+        Args:
+            size: bytes.
+        """
         with self._lock:
             self._allocations -= 1
             self._bytes -= size

@@ -15,14 +15,24 @@ class TransactionCommand:
 
 @dataclass(frozen=True, slots=True)
 class Ask(TransactionCommand):
-    """Ask each of these: a participant asks what became of the transaction, a coordinator whether they are prepared."""
+    """Ask each of these: a participant asks what became of the transaction, a coordinator whether they are prepared.
+
+    Args:
+        peers: their names.
+    """
 
     peers: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Tell(TransactionCommand):
-    """Tell each of these what was decided, so many seconds from now."""
+    """Tell each of these what was decided, so many seconds from now.
+
+    Args:
+        peers: their names.
+        outcome: the decision.
+        after: seconds from now.
+    """
 
     peers: tuple[str, ...]
     outcome: Outcome

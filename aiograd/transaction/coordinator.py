@@ -81,11 +81,22 @@ class Coordinator:
         return tuple(sorted((self.voters | self.listeners) - {self.name}))
 
     def missing(self, now: float) -> tuple[str, ...]:
-        """Others that have not prepared, or whose promise is over."""
+        """Others that have not prepared, or whose promise is over.
+
+        Args:
+            now: the time, on the clock of the events.
+
+        Returns:
+            Their names, sorted.
+        """
         return tuple(sorted(name for name in self.voters - {self.name} if self.promises.get(name, -math.inf) <= now))
 
     def handle(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
         """Take note of an event.
+
+        Args:
+            event: the event.
+            now: the time.
 
         Returns:
             What is to be done, in this order.

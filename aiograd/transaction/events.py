@@ -47,6 +47,10 @@ class Prepared(TransactionEvent):
 
     To a participant it says that of itself, and `until` is when it begins to ask what was decided, if nothing is heard. To a coordinator it is
     the vote of `peer`, and `until` is how long that keeps its promise.
+
+    Args:
+        until: a time on the transaction's clock.
+        peer: name of the voter; "" for the participant itself.
     """
 
     until: float = math.inf
@@ -98,7 +102,12 @@ class AbortDecided(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class OutcomeReply(TransactionEvent):
-    """Somebody who was asked has answered."""
+    """Somebody who was asked has answered.
+
+    Args:
+        peer: name of who was asked.
+        outcome: the outcome, as far as it knows.
+    """
 
     peer: str
     outcome: Outcome
@@ -106,7 +115,11 @@ class OutcomeReply(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Unanswered(TransactionEvent):
-    """Somebody who was asked has not answered, or nothing that says anything."""
+    """Somebody who was asked has not answered, or nothing that says anything.
+
+    Args:
+        peer: name of who was asked.
+    """
 
     peer: str
 
@@ -126,7 +139,12 @@ class OwnerClosed(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class ParticipantsJoined(TransactionEvent):
-    """Workers take part. Each has to prepare before anything is decided, unless it does not vote: then it is only told."""
+    """Workers take part. Each has to prepare before anything is decided, unless it does not vote: then it is only told.
+
+    Args:
+        peers: their names.
+        votes: False: they are only told.
+    """
 
     peers: Collection[str]
     votes: bool = True
@@ -134,7 +152,11 @@ class ParticipantsJoined(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class ParticipantsLeft(TransactionEvent):
-    """Workers take part no more: others are in their places."""
+    """Workers take part no more: others are in their places.
+
+    Args:
+        peers: their names.
+    """
 
     peers: Collection[str]
 
@@ -156,14 +178,23 @@ class Lapsed(TransactionEvent):
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged(TransactionEvent):
-    """A worker has done what was decided."""
+    """A worker has done what was decided.
+
+    Args:
+        peer: name of the worker.
+    """
 
     peer: str
 
 
 @dataclass(frozen=True, slots=True)
 class TellFailed(TransactionEvent):
-    """A worker could not be told of the decision, or has not said that it was."""
+    """A worker could not be told of the decision, or has not said that it was.
+
+    Args:
+        peer: name of the worker.
+        trouble: the kind of trouble.
+    """
 
     peer: str
     trouble: Trouble

@@ -31,11 +31,23 @@ class History(Generic[Key]):
         return key in self.outcomes
 
     def outcome(self, key: Key) -> Outcome:
-        """Outcome of a transaction; UNKNOWN also where nothing is remembered of it."""
+        """Outcome of a transaction; UNKNOWN also where nothing is remembered of it.
+
+        Args:
+            key: of the transaction.
+
+        Returns:
+            The outcome.
+        """
         return self.outcomes.get(key, Outcome.UNKNOWN)
 
     def remember(self, key: Key, outcome: Outcome) -> None:
-        """Note what became of a transaction."""
+        """Note what became of a transaction.
+
+        Args:
+            key: of the transaction.
+            outcome: its end.
+        """
         self.outcomes[key] = outcome
         if len(self.outcomes) > self._limit:
             oldest = next((known for known in self.outcomes if known not in self.in_doubt and known not in self.held), None)

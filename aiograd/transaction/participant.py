@@ -84,6 +84,10 @@ class Participant:
     def handle(self, event: TransactionEvent, now: float) -> list[TransactionCommand]:
         """Take note of an event.
 
+        Args:
+            event: the event.
+            now: the time.
+
         Returns:
             What is to be done, in this order.
 

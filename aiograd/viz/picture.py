@@ -50,7 +50,17 @@ class Picture(NamedTuple):
     arrows: list[Arrow]
 
 
-def picture_of(what: str, roots: Any, *, params: Mapping[str, Any] | None, names: Any, shapes: bool, edge_shapes: bool, saved: bool, max_nodes: int) -> Picture:
+def picture_of(
+    what: str,
+    roots: Any,
+    *,
+    params: Mapping[str, Any] | None,
+    names: Any,
+    shapes: bool,
+    edge_shapes: bool,
+    saved: bool,
+    max_nodes: int,
+) -> Picture:
     """The boxes and arrows of the graph below `roots`.
 
     Args:

@@ -79,6 +79,9 @@ class ContextGradients(Mapping[Any, Any]):
     A mapping: ``parameter in ctx.grads``, ``dict(ctx.grads)``. Leaves that no pass has reached are not in it. It can be read after the context
     has been released. A gradient can be replaced by another one of its shape and dtype, as clipping does. The gradients of remote parameters
     stay with their workers: `DistributedOptimizer` uses them there, and an exposed function reads them through `current_context`.
+
+    Args:
+        slots: where gradients accumulate, by leaf.
     """
 
     __slots__ = ("_slots",)
@@ -131,6 +134,15 @@ class Context:
             left, right = await asyncio.gather(worker.call("left", "encode", x), worker.call("right", "encode", x))
             await ctx.backward(((left - right) ** 2).sum())
             print(ctx.grads[x])
+
+    Args:
+        key: 128 random bits.
+        origin: name of the worker that opened it.
+        principal: on whose behalf.
+        here: name of this worker.
+        incarnation: of this worker.
+        runner: carries out passes.
+        edge_limit: as of `Limits.edges_per_context`.
 
     Attributes:
         id: text for logs: the worker that opened the context and 128 random bits.
@@ -215,6 +227,9 @@ class Context:
                 that round trip and waits for a gradient on every edge of the context; if an edge is unused, the pass fails at its deadline.
             timeout: seconds for the whole pass; `Limits.default_deadline` by default.
 
+        Returns:
+            A coroutine; nothing runs before it is awaited.
+
         Raises:
             ArgumentError, NoGraphError, ContextReleasedError: at once. When awaited: exceptions of rules on this worker; `RemoteError` for
             those on other workers; `WorkerLostError`, `DeadlineError`; `CommitUnknown` with ``committed`` True if a worker could not be told.
@@ -266,12 +281,19 @@ class Context:
     # ---------------------------------------------------------------- edges
 
     def check_open(self) -> None:
-        """Raise if the context has been released."""
+        """Raise if the context has been released.
+
+        Raises:
+            ContextReleasedError: it has been.
+        """
         if self.is_released:
             raise ContextReleasedError(f"context {self.id} has been released on {self.here}; open another with worker.context()")
 
     def new_edge(self) -> int:
         """A message id that is unique in this context over all workers; see Note [Message ids].
+
+        Returns:
+            The id.
 
         Raises:
             LimitError: there are too many.
@@ -284,17 +306,45 @@ class Context:
         return self._salt << 32 | self._edges
 
     def has_made(self, edge: int) -> bool:
-        """True if a message id was made by this worker since it was started."""
+        """True if a message id was made by this worker since it was started.
+
+        Args:
+            edge: the id.
+
+        Returns:
+            True or False.
+        """
         return edge >> 32 == self._salt
 
     def add_send(self, tensors: list[Any], peer: str) -> SendNode:
-        """Make the SendNode for tensors that are sent to `peer`."""
+        """Make the SendNode for tensors that are sent to `peer`.
+
+        Args:
+            tensors: the Tensors that require grad.
+            peer: name of the worker they go to.
+
+        Returns:
+            The node.
+        """
         node = SendNode(tensors, self.new_edge(), peer)
         self.send_nodes[node.edge] = node
         return node
 
     def add_recv(self, tensors: list[Any], edge: int, peer: str, sequence: int | None = None) -> RecvNode:
-        """Make the RecvNode for tensors that came from `peer`."""
+        """Make the RecvNode for tensors that came from `peer`.
+
+        Args:
+            tensors: the Tensors that came.
+            edge: the message's id.
+            peer: name of the worker they came from.
+            sequence: its sequence number, where one was reserved.
+
+        Returns:
+            The node.
+
+        Raises:
+            LimitError: there are too many.
+        """
         if len(self.recv_nodes) + self._edges >= self._edge_limit:
             raise LimitError(f"context {self.id} has {self._edge_limit} edges on {self.here}, which is its limit (Limits.edges_per_context)")
         node = self.recv_nodes[edge] = RecvNode(self, tensors, edge, peer, sequence)
@@ -303,19 +353,40 @@ class Context:
     # ---------------------------------------------------------------- gradients and places
 
     def slot(self, node: AccumulateGrad) -> ContextSlot:
-        """The slot in which the gradient of a leaf accumulates."""
+        """The slot in which the gradient of a leaf accumulates.
+
+        Args:
+            node: the leaf's node.
+
+        Returns:
+            The slot, which is made where there is none.
+        """
         slot = self.slots.get(node)
         if slot is None:
             slot = self.slots[node] = ContextSlot(node.leaf())
         return slot
 
     def place_of(self, node: Node) -> tuple[float, ...]:
-        """The place of a node; see Note [Places]."""
+        """The place of a node; see Note [Places].
+
+        Args:
+            node: a node of this worker.
+
+        Returns:
+            Numbers that order the nodes of all workers as they were recorded.
+        """
         place = self._places.get(node)
         return (-node._seq, math.inf) if place is None else place
 
     def recorder(self, call: tuple[float, ...]) -> Callable[[Node], None]:
-        """A function that stores the places of nodes recorded while the call at place `call` is served."""
+        """A function that stores the places of nodes recorded while the call at place `call` is served.
+
+        Args:
+            call: the place of the call.
+
+        Returns:
+            The function.
+        """
         places = self._places
 
         def record(node: Node) -> None:

@@ -33,6 +33,8 @@ class SendNode(Node):
 
     Args:
         tensors: the sent tensors that require grad, each once, in the order of the message.
+        edge: the message's id.
+        peer: name of the worker that they go to.
     """
 
     __slots__ = ("edge", "peer")
@@ -47,7 +49,14 @@ class SendNode(Node):
             self.add_input_metadata(tensor.shape, tensor.dtype, tensor.device)
 
     def apply(self, grads: Sequence[Array | None]) -> Sequence[Array | None]:
-        """The gradients as they came."""
+        """The gradients as they came.
+
+        Args:
+            grads: one for each tensor.
+
+        Returns:
+            The same.
+        """
         return tuple(grads)
 
 
@@ -57,6 +66,9 @@ class RecvNode(Node):
     Args:
         tensors: the received tensors, each once, in the order of the message; the node becomes their ``grad_fn``.
         sequence: its sequence number, reserved when the request was made, so that the order of recording does not depend on the time of the answer.
+        context: the context that the tensors are recorded in.
+        edge: the message's id.
+        peer: name of the worker that they came from.
     """
 
     __slots__ = ("edge", "peer", "_context", "_runner")
@@ -85,14 +97,25 @@ class RecvNode(Node):
     def carry(self, task: Any) -> Coroutine[Any, Any, bool]:
         """Run a local pass that wants some inputs only, and has met this node, through all workers that may lead to them.
 
+        Args:
+            task: the local pass, which has not begun.
+
         Returns:
             A coroutine that returns True if it ran the pass; False if nothing on other workers leads to the wanted inputs.
+
+        Cancelling the coroutine aborts the pass on every worker.
         """
         carrying: Coroutine[Any, Any, bool] = self._runner.carry(task)
         return carrying
 
     def apply(self, grads: Sequence[Array | None]) -> tuple[()]:
         """Give the gradients to the pass, which sends them.
+
+        Args:
+            grads: one for each tensor.
+
+        Returns:
+            Nothing: the node has no edges on this worker.
 
         Raises:
             ContextReleasedError: the context is gone. ContextError: the pass is a local one, or that of another context.

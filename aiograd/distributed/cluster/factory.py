@@ -31,6 +31,9 @@ def make_cluster(on: str, n: int, *, service: str, names: Sequence[str] | None =
         names: of the workers; ``worker0`` and so on by default.
         options: further arguments of `LocalCluster`, `RayCluster` or `JoinCluster`.
 
+    Returns:
+        The cluster, not yet entered.
+
     Raises:
         ArgumentError: another word, or arguments that make no sense. ClusterError: Ray is not installed.
     """

@@ -107,13 +107,20 @@ class JoinCluster(BaseCluster):
     async def wait_running(self, name: str) -> None:
         """Wait until this worker is there: at once if it is, or when it is back. Cancelling changes nothing.
 
+        Args:
+            name: name of the worker.
+
         Raises:
             UnknownPeerError: no such worker.
         """
         await self._open().wait_running(name)
 
     async def wait_joined(self, count: int) -> None:
-        """Wait until so many workers are there. Cancelling changes nothing."""
+        """Wait until so many workers are there. Cancelling changes nothing.
+
+        Args:
+            count: how many.
+        """
         roster = self._open()
         async with self._joined:
             await self._joined.wait_for(lambda: sum(roster.member(name).is_running for name in roster.names) >= count)
@@ -124,6 +131,9 @@ class JoinCluster(BaseCluster):
         """Ask a worker to start anew; one that is lost is waited for, since this cluster cannot start it. It has lost its state.
 
         Cancelling it stops the waiting only.
+
+        Args:
+            name: name of the worker.
 
         Raises:
             UnknownPeerError: no such worker. DeadlineError: it was not back within the cluster's `timeout`.
@@ -146,8 +156,12 @@ class JoinCluster(BaseCluster):
     async def add(self, name: str) -> None:
         """Let one more worker join, and wait until this one has. Cancelled, it may still join.
 
+        Args:
+            name: its name.
+
         Raises:
             DeadlineError: it has not joined within the cluster's `timeout`.
+            ArgumentError: there is a worker of this name.
         """
         roster = self._open()
         if name in roster.names:
@@ -163,8 +177,13 @@ class JoinCluster(BaseCluster):
     async def remove(self, name: str) -> None:
         """Dismiss a worker: it ends with status 0, and its name may be taken by another.
 
+        Args:
+            name: name of the worker.
+
         Raises:
             UnknownPeerError: no such worker.
+
+        Cancelled, the worker may have been dismissed, and its name is taken until `remove` is called again.
         """
         roster = self._open()
         roster.member(name)

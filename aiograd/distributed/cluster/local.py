@@ -122,6 +122,9 @@ class LocalCluster(BaseCluster):
 
         Whoever asks for it while it is under way waits for the same restart. Cancelled, it may leave the worker killed and not started.
 
+        Args:
+            name: name of the worker.
+
         Raises:
             UnknownPeerError: no such worker. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
         """
@@ -133,6 +136,12 @@ class LocalCluster(BaseCluster):
     async def wait_lost(self, name: str) -> int:
         """Wait until the process that now is this worker has ended; returns its exit status, negative for a signal. Cancelling changes nothing.
 
+        Args:
+            name: name of the worker.
+
+        Returns:
+            The exit status.
+
         Raises:
             UnknownPeerError: no such worker.
         """
@@ -140,6 +149,9 @@ class LocalCluster(BaseCluster):
 
     async def wait_running(self, name: str) -> None:
         """Wait until this worker runs: at once if it answers, or when a restart that is under way, or due, is done. Cancelling changes nothing.
+
+        Args:
+            name: name of the worker.
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError: it has ended and is not being restarted.
@@ -168,6 +180,9 @@ class LocalCluster(BaseCluster):
     async def add(self, name: str) -> None:
         """Start another worker, and tell everybody where it is. Cancelled, it ends the worker again.
 
+        Args:
+            name: its name.
+
         Raises:
             ArgumentError: the name is taken. WorkerLostError, DeadlineError: it ended, or did not listen, within `start_timeout`.
         """
@@ -186,6 +201,9 @@ class LocalCluster(BaseCluster):
 
     async def remove(self, name: str) -> None:
         """End a worker for good: it is asked to, and killed after 5 seconds. Cancelled, it kills it at once.
+
+        Args:
+            name: name of the worker.
 
         Raises:
             UnknownPeerError: no such worker.

@@ -25,22 +25,58 @@ class Cluster(Protocol):
         """Where each worker listens."""
 
     async def restart(self, name: str) -> None:
-        """Start a worker anew, without its state, and tell everybody where it is now."""
+        """Start a worker anew, without its state, and tell everybody where it is now.
+
+        Args:
+            name: name of the worker.
+
+        Cancelled, the worker may be left ended and not started.
+        """
 
     async def add(self, name: str) -> None:
-        """Take in another worker."""
+        """Take in another worker.
+
+        Args:
+            name: its name.
+
+        Cancelled, it ends the worker again where this cluster starts workers.
+        """
 
     async def remove(self, name: str) -> None:
-        """End a worker for good."""
+        """End a worker for good.
+
+        Args:
+            name: name of the worker.
+
+        Cancelled, a worker that this cluster has started is killed at once.
+        """
 
     async def wait_lost(self, name: str) -> int:
-        """Wait until this worker, as it now is, has ended; returns its exit status, or 1 where that is not known."""
+        """Wait until this worker, as it now is, has ended; returns its exit status, or 1 where that is not known.
+
+        Args:
+            name: name of the worker.
+
+        Returns:
+            The exit status.
+
+        Cancelling changes nothing.
+        """
 
     async def wait_running(self, name: str) -> None:
-        """Wait until this worker runs; raises `WorkerLostError` where nobody starts it again."""
+        """Wait until this worker runs; raises `WorkerLostError` where nobody starts it again.
+
+        Args:
+            name: name of the worker.
+
+        Cancelling changes nothing.
+        """
 
     async def aclose(self) -> None:
-        """Close the driver and end what the cluster has started."""
+        """Close the driver and end what the cluster has started.
+
+        Cancelled, it kills the workers that it has started and that have not ended by themselves.
+        """
 
     async def __aenter__(self) -> Self: ...
 

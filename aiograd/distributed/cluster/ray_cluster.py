@@ -156,6 +156,12 @@ class RayCluster(BaseCluster):
     def node_of(self, name: str) -> str:
         """The id that Ray has for the node where this worker runs.
 
+        Args:
+            name: name of the worker.
+
+        Returns:
+            The id, in hexadecimal.
+
         Raises:
             UnknownPeerError: no such worker.
         """
@@ -163,6 +169,9 @@ class RayCluster(BaseCluster):
 
     async def wait_running(self, name: str) -> None:
         """Wait until this worker runs: at once if it answers, or when Ray has made it again. Cancelling changes nothing.
+
+        Args:
+            name: name of the worker.
 
         Raises:
             UnknownPeerError: no such worker. WorkerLostError: it died, and Ray does not make it again.
@@ -188,6 +197,9 @@ class RayCluster(BaseCluster):
 
         Cancelled, it may leave the worker ended and not started.
 
+        Args:
+            name: name of the worker.
+
         Raises:
             UnknownPeerError: no such worker. ClusterError: it was not placed, or did not start, within `start_timeout`.
         """
@@ -208,8 +220,13 @@ class RayCluster(BaseCluster):
     async def add(self, name: str) -> None:
         """Start another worker, in a placement group of its own, or in the place of one that was removed.
 
+        Args:
+            name: its name.
+
         Raises:
             ArgumentError: the name is taken. ClusterError: Ray has no room for it within `start_timeout`.
+
+        Cancelled, it ends the worker again.
         """
         roster = self._open()
         check_names("RayCluster", 1, [name])
@@ -230,6 +247,9 @@ class RayCluster(BaseCluster):
         """End a worker for good: it is asked to, and killed after 5 seconds. Cancelled, it is killed at once.
 
         Its place is kept for the next `add`, since a placement group of Ray does not shrink.
+
+        Args:
+            name: name of the worker.
 
         Raises:
             UnknownPeerError: no such worker.

@@ -124,6 +124,7 @@ def serve_experts(service: Service, experts: Mapping[str, ExpertBackend], *, max
 
     Raises:
         ArgumentError: a uid is malformed, or the service has experts already.
+        NotExposedError: raised to a caller who asks for an expert that is not served.
     """
     pools = {str(parse_uid(uid)): _Pools(backend, max_batch_size) for uid, backend in experts.items()}
     if not pools:
@@ -154,9 +155,16 @@ async def find_experts(worker: Worker, peers: Any, *, timeout: float | None = No
 
     Args:
         peers: names of workers.
+        worker: this process's worker.
+        timeout: seconds that each call of an expert may take later; None: the worker's default.
+
+    Returns:
+        The experts by uid.
 
     Raises:
         As `Worker.call`.
+
+    Cancelling changes nothing.
     """
     found: dict[str, RemoteExpert] = {}
     for peer in peers:

@@ -54,6 +54,10 @@ class Grid:
         Args:
             scores: per dimension an array ``(batch, size)``.
             beam: prefixes kept per sample and dimension; `k` is enough where the grid is full.
+            k: how many.
+
+        Returns:
+            For each sample its experts, as coordinates.
         """
         return [self._search([dimension[i] for dimension in scores], k, max(beam or k, k)) for i in range(len(scores[0]))]
 

@@ -81,19 +81,34 @@ class RemoteMixtureOfExperts:
         self.bias = make(self.random.uniform(-bound, bound, outputs).astype(np.float32)).requires_grad_()
 
     def parameters(self) -> list[Any]:
-        """Those of the gate; experts learn by themselves."""
+        """Those of the gate; experts learn by themselves.
+
+        Returns:
+            The Parameters.
+        """
         return [self.weight, self.bias]
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """Those of the gate by name."""
+        """Those of the gate by name.
+
+        Returns:
+            Pairs of name and Parameter.
+        """
         return [("weight", self.weight), ("bias", self.bias)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The gate's parameters."""
+        """The gate's parameters.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         return {"weight": self.weight.detach(), "bias": self.bias.detach()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`; both are checked before either is changed.
+
+        Args:
+            state: Tensors or arrays by name.
 
         Raises:
             ShapeError: of another gate.
@@ -146,6 +161,10 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         grid_dropout: probability that a coordinate is left out of a dimension's choice (never all of them).
         utilization_alpha: weight of the past in the running mean of how often each coordinate is used.
         training: True if jitter and dropout are on.
+        in_features, grid_size, experts, prefix, **options: as of `RemoteMixtureOfExperts`.
+
+    Raises:
+        ArgumentError: numbers that make no sense.
     """
 
     def __init__(

@@ -28,6 +28,12 @@ class ExpertUid(NamedTuple):
 def parse_uid(text: str) -> ExpertUid:
     """Read ``"ffn.3.14"``.
 
+    Args:
+        text: a name and coordinates.
+
+    Returns:
+        The two, apart.
+
     Raises:
         ArgumentError: it is no name of an expert.
     """

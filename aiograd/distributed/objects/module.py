@@ -37,6 +37,9 @@ class RemoteModule:
         worker: this worker.
         peer: name of the worker that has the module.
         ref: the module; what ``await worker.remote(peer, "MyModule", ...)`` gave. Its class is one that the peer's service exposes.
+
+    Raises:
+        ArgumentTypeError: `ref` is no reference, or one to an object of another worker.
     """
 
     def __init__(self, worker: RemoteCaller, peer: str, ref: RemoteRef) -> None:
@@ -52,17 +55,40 @@ class RemoteModule:
         return f"RemoteModule({self.ref.type_name} on {self.peer})"
 
     async def __call__(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> Any:
-        """Run the module on its worker. Cancelling cancels it there. Raises as `Worker.call`."""
+        """Run the module on its worker. Cancelling cancels it there. Raises as `Worker.call`.
+
+        Args:
+            *args: the inputs, which can be sent.
+            timeout: seconds; None: the worker's default.
+            **kwargs: inputs by name.
+
+        Returns:
+            What the module returned.
+        """
         return await self.ref.call("__call__", *args, timeout=timeout, **kwargs)
 
     forward = __call__
 
     async def parameters(self, *, timeout: float | None = None) -> list[RemoteRef]:
-        """References to the module's parameters, for a `DistributedOptimizer` of some of them. Cancelling changes nothing."""
+        """References to the module's parameters, for a `DistributedOptimizer` of some of them. Cancelling changes nothing.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            The references.
+        """
         return list((await self.named_parameters(timeout=timeout)).values())
 
     async def named_parameters(self, *, timeout: float | None = None) -> dict[str, RemoteRef]:
-        """References to the module's parameters by name. Cancelling changes nothing."""
+        """References to the module's parameters by name. Cancelling changes nothing.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            The references by name.
+        """
         named: dict[str, RemoteRef] = await self.worker.call(self.peer, "aiograd.module.parameters", self.ref, timeout=timeout)
         return named
 
@@ -70,6 +96,12 @@ class RemoteModule:
         """A copy, in this process, of the module's parameters and buffers by name: a checkpoint, of one moment. Cancelling changes nothing.
 
         One that is too large for a message (`Limits.message_bytes`, `Limits.tensors`) comes in several; `timeout` is for all of them.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Tensors by name.
         """
         _, chunks = await fetch(self.worker, self.ref, "aiograd.module.state_dict", timeout)
         return dict(join(chunks))
@@ -79,20 +111,45 @@ class RemoteModule:
 
         Cancelled, or where the answer is lost, it may have been loaded. It goes in several messages where it is too large for one.
 
+        Args:
+            state: Tensors or arrays by name.
+            timeout: seconds, for all of it.
+
         Raises:
             RemoteError: names or shapes do not fit.
         """
         await store(self.worker, self.ref, "aiograd.module.load_state_dict", state.items(), timeout)
 
     async def train(self, mode: bool = True, *, timeout: float | None = None) -> RemoteModule:
-        """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched."""
+        """Switch the module to training, or evaluation; returns the module. Cancelled, it may have been switched.
+
+        Args:
+            mode: True for training.
+            timeout: seconds.
+
+        Returns:
+            The module itself.
+        """
         await self.worker.call(self.peer, "aiograd.module.train", self.ref, mode, timeout=timeout)
         return self
 
     async def eval(self, *, timeout: float | None = None) -> RemoteModule:
-        """Switch the module to evaluation; as `train`."""
+        """Switch the module to evaluation; as `train`.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            The module itself.
+
+        Cancelled, it may have been switched.
+        """
         return await self.train(False, timeout=timeout)
 
     async def delete(self, *, timeout: float | None = None) -> None:
-        """Let the worker forget the module. Deleting it again does nothing; cancelled, it may have been deleted."""
+        """Let the worker forget the module. Deleting it again does nothing; cancelled, it may have been deleted.
+
+        Args:
+            timeout: seconds.
+        """
         await self.ref.delete(timeout=timeout)

@@ -50,6 +50,9 @@ def register_optimizers(*classes: type[Any]) -> None:
 
     They take parameters and options, have ``step(gradients)`` (or ``async def astep(gradients)``, where a step takes long) and, for
     checkpoints, ``state_dict`` and ``load_state_dict``, as those of ``ag.optim``. A class that a worker's service exposes needs this not.
+
+    Args:
+        *classes: the classes, known by their names.
     """
     for cls in classes:
         OPTIMIZERS[cls.__name__] = cls

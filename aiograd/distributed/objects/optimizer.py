@@ -162,6 +162,8 @@ class DistributedOptimizer:
             GradientError: the norm is not finite. CommitUnknown: a worker could not confirm to have scaled its gradients, or they were in doubt
             before; steps with this context are refused from then on. With any other error (`ContextReleasedError`, `WorkerLostError`,
             `RemoteError`) nothing has been scaled.
+            ArgumentError: no such norm or limit.
+            NoContextError: `ctx` is no context of this worker.
         """
         if not max_norm >= 0 or not norm_type > 0:
             raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
@@ -267,6 +269,9 @@ class DistributedOptimizer:
         """Change options on every worker, for the steps to come: ``await optimizer.set_options(lr=1e-4)``.
 
         Cancelled or failed midway, some workers may have the new options and others the old ones.
+
+        Args:
+            **options: options by name, as of the optimizer's class.
         """
         async with self._lock:
             await self._prepare()
@@ -276,7 +281,10 @@ class DistributedOptimizer:
             self.options.update(options)
 
     async def delete(self) -> None:
-        """Let every worker forget its optimizer; a later step begins with new ones."""
+        """Let every worker forget its optimizer; a later step begins with new ones.
+
+        Cancelled or failed midway, some workers may keep theirs until the reference's lease ends.
+        """
         async with self._lock:
             optimizers, self._optimizers, self._steps = self._optimizers, {}, 0
             await asyncio.gather(*(ref.delete() for ref in optimizers.values()))
@@ -286,6 +294,9 @@ class DistributedOptimizer:
 
         Args:
             timeout: seconds, as of `Worker.call`.
+
+        Returns:
+            A dict for `restore` and `load_state_dict`.
         """
         async with self._lock:
             await self._prepare()

@@ -17,6 +17,11 @@ from aiograd.distributed.rpc.codec import WireReference
 class RemoteRef:
     """An object on the worker `owner`. Made by `Worker.remote`; may be sent in calls.
 
+    Args:
+        wire: the reference as it came.
+        request: makes the requests to the owner.
+        local: finds the object on the worker that has it.
+
     Attributes:
         owner: name of the worker that has the object.
         type_name: name of the object's class.
@@ -47,11 +52,24 @@ class RemoteRef:
         return hash((self.owner, self.key))
 
     def to_wire(self) -> WireReference:
-        """As the codec takes it."""
+        """As the codec takes it.
+
+        Returns:
+            The values that a message carries.
+        """
         return WireReference(self.owner, self.key, self.epoch, self.type_name)
 
     def call(self, method: str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> Coroutine[Any, Any, Any]:
         """Call a public method of the object; differentiable like `Worker.call`, and cancelled like it.
+
+        Args:
+            method: name of the method.
+            *args: arguments that can be sent.
+            timeout: seconds; None: the worker's default.
+            **kwargs: arguments by name.
+
+        Returns:
+            A coroutine of its result.
 
         Raises:
             ReferenceLostError: the object is gone. Otherwise as `Worker.call`.
@@ -65,22 +83,42 @@ class RemoteRef:
             name: of the kind of object, as registered with `register_adapter`.
             others: further objects of the same worker that it is made around.
             options: plain values.
+            timeout: seconds; None: the worker's default.
 
         Returns:
             A reference to the new object.
+
+        Cancelled, the object may have been made.
         """
         return self._request(self, "adapt", (name, others, options), timeout)
 
     def get(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
-        """The object itself, where it can be sent (a Tensor, for instance). Inside a context gradients flow back to it."""
+        """The object itself, where it can be sent (a Tensor, for instance). Inside a context gradients flow back to it.
+
+        Args:
+            timeout: seconds; None: the worker's default.
+
+        Returns:
+            A coroutine of the object. Cancelling it changes nothing.
+        """
         return self._request(self, "get", (), timeout)
 
     def delete(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
-        """Let the owner forget the object. Deleting it again does nothing."""
+        """Let the owner forget the object. Deleting it again does nothing.
+
+        Args:
+            timeout: seconds; None: the worker's default.
+
+        Returns:
+            A coroutine. Cancelled, the object may have been deleted.
+        """
         return self._request(self, "delete", (), timeout)
 
     def local_value(self) -> Any:
         """The object, on the worker that has it.
+
+        Returns:
+            The object.
 
         Raises:
             ReferenceLostError: it is elsewhere, or gone.

@@ -132,6 +132,9 @@ class Keyring:
     def promote(self, kid: str) -> None:
         """Dial with this key for its principal from now on.
 
+        Args:
+            kid: id of the key.
+
         Raises:
             ArgumentError: there is no such key.
         """
@@ -139,6 +142,9 @@ class Keyring:
 
     def remove(self, kid: str) -> None:
         """Refuse this key from now on. If it was the primary one, the newest of its principal takes its place.
+
+        Args:
+            kid: id of the key.
 
         Raises:
             ArgumentError: there is no such key.
@@ -160,6 +166,12 @@ class Keyring:
     def key_for(self, principal: str) -> Key:
         """The key to dial with on behalf of `principal`.
 
+        Args:
+            principal: its name.
+
+        Returns:
+            The key.
+
         Raises:
             AuthenticationError: there is none.
         """
@@ -172,7 +184,14 @@ class Keyring:
         return self._keys[kid]
 
     def find(self, kid: str) -> Key | None:
-        """The key with this id, or None."""
+        """The key with this id, or None.
+
+        Args:
+            kid: id of the key.
+
+        Returns:
+            The key, or None.
+        """
         return self._keys.get(kid)
 
     def _existing(self, doing: str, kid: str) -> Key:

@@ -59,6 +59,9 @@ def read_secret_file(path: str | os.PathLike[str]) -> bytes:
     Args:
         path: a regular file (or a link to one) of this user or of root, mode 0600 or 0400.
 
+    Returns:
+        The secret's bytes.
+
     Raises:
         OSError: it cannot be opened.
         ArgumentError: it is no such file, or does not hold a secret.

@@ -54,47 +54,61 @@ def _brief(value: Any) -> str:
 class Limits:
     """Limits of one worker. Sizes in bytes, times in seconds.
 
+    Args:
+        message_bytes: one message (a call, a reply, the gradients of one edge) with all its tensors.
+        frame_bytes: one frame: a message is cut into frames.
+        head_bytes: the part of a message that is not tensor data: names, numbers, strings, descriptions of tensors.
+        tensors: tensors in one message.
+        dimensions: dimensions of a tensor.
+        depth: how deep arguments may be nested.
+        bytes_per_peer: messages that are on their way in from one peer; a sender is held back by `bytes_per_peer` of its own.
+        bytes_total: messages that are on their way in.
+        requests_per_peer: requests of one peer that run at the same time.
+        contexts_per_principal: open contexts of one principal.
+        contexts: open contexts.
+        edges_per_context: messages with gradients in one context.
+        references_per_principal: objects held for remote references.
+        executor_queue: functions of peers that are handed to the executor at the same time, per thread; further ones wait.
+        default_deadline: deadline of calls and passes that name none.
+        max_deadline: the longest deadline that a peer may ask for.
+        heartbeat: time without sending after which a worker sends a heartbeat.
+        missed_heartbeats: the number of missed heartbeats after which a worker is lost.
+        lease: time that a context lives after its opener is lost; None: twice `default_deadline`.
+        connections: connections of peers. Connections without a completed handshake are counted separately, and the oldest of them is closed to
+            make room.
+        connections_per_address: connections from one address.
+        handshake_timeout: time for a handshake.
+        keepalive_timeout: time after which an idle HTTP connection is closed.
+        unread_bytes: output that a peer does not read: its connection is closed when there is this much.
+        unread_seconds: ... or after this time.
+
     Raises:
         ArgumentTypeError: a limit is no number, or no whole one where it counts something. ArgumentError: it is not above 0, or too large.
     """
 
-    #: one message (a call, a reply, the gradients of one edge) with all its tensors
     message_bytes: int = 256 * MIB
-    #: one frame: a message is cut into frames
     frame_bytes: int = MIB
-    #: the part of a message that is not tensor data: names, numbers, strings, descriptions of tensors
     head_bytes: int = MIB
-    #: tensors in one message, their dimensions, and how deep arguments may be nested
     tensors: int = 1024
     dimensions: int = 16
     depth: int = 16
-    #: bytes of messages that are on their way in, per peer and in total; a sender is held back by `bytes_per_peer` of its own
     bytes_per_peer: int = 256 * MIB
     bytes_total: int = 1024 * MIB
-    #: requests of one peer that run at the same time
     requests_per_peer: int = 1024
-    #: open contexts
     contexts_per_principal: int = 256
     contexts: int = 4096
     edges_per_context: int = 65536
-    #: objects held for remote references
     references_per_principal: int = 65536
-    #: functions of peers that are handed to the executor at the same time, per thread; further ones wait
     executor_queue: int = 64
-    #: deadline of calls and passes that name none, and the longest that a peer may ask for
     default_deadline: float = 60.0
     max_deadline: float = 3600.0
-    #: seconds without sending after which a worker sends a heartbeat; the number of missed heartbeats after which it is lost
     heartbeat: float = 0.5
     missed_heartbeats: int = 3
-    #: seconds that a context lives after its opener is lost; None: twice `default_deadline`
     lease: float | None = None
-    #: connections of peers; connections without a completed handshake are counted separately, and the oldest of them is closed to make room
     connections: int = 1024
     connections_per_address: int = 64
     handshake_timeout: float = 5.0
     keepalive_timeout: float = 60.0
-    #: output that a peer does not read: its connection is closed when there is this much, or after this time
     unread_bytes: int = 64 * MIB
     unread_seconds: float = 10.0
 

@@ -29,10 +29,18 @@ class Channel(Protocol):
         """Say what to call; frames that arrived before are delivered now. `on_closed` is called exactly once, also after `close`.
 
         May be called again, to hand the channel on.
+
+        Args:
+            on_frame: called with each frame.
+            on_closed: called with the error, or None.
+            on_writable: called when there is room again after `send` has returned False.
         """
 
     def send(self, frame: Buffer) -> bool:
         """Queue one frame; never blocks or raises (after the channel has closed, frames vanish).
+
+        Args:
+            frame: the bytes.
 
         Returns:
             False where the sender should stop until `on_writable` is called.
@@ -46,18 +54,48 @@ class Transport(Protocol):
     """Listens and connects for one worker."""
 
     def entropy(self, count: int) -> bytes:
-        """Unguessable bytes (in a simulation: drawn from its seed)."""
+        """Unguessable bytes (in a simulation: drawn from its seed).
+
+        Args:
+            count: how many bytes.
+
+        Returns:
+            The bytes.
+        """
 
     async def listen(self, host: str, port: int, accept: Callable[[Channel], None]) -> str:
-        """Accept connections; returns the URL under which peers reach this worker."""
+        """Accept connections; returns the URL under which peers reach this worker.
+
+        Args:
+            host: the address.
+            port: 0 for any that is free.
+            accept: called with the channel of each connection.
+
+        Returns:
+            The URL.
+
+        Cancelling stops listening.
+        """
 
     async def connect(self, url: str, timeout: float) -> Channel:
         """Open a channel to the worker at `url`.
 
+        Args:
+            url: of the worker.
+            timeout: seconds for all of it.
+
+        Returns:
+            The channel.
+
         Raises:
             ConnectionRefusedError: nobody listens there: the process is gone.
             OSError, TimeoutError: it cannot be reached now.
+
+        Cancelling closes what was opened.
         """
 
     async def aclose(self) -> None:
-        """Close every channel and stop listening. Idempotent."""
+        """Close every channel and stop listening. Idempotent.
+
+        Cancelling it may leave channels that are closing.
+        """

@@ -50,6 +50,9 @@ class Engine:
         blas_threads: number of BLAS threads inside the block; None leaves BLAS as the process has it. It changes bits, so it is fixed for
             the life of the engine. Needs the package threadpoolctl, which ``pip install 'aiograd[kernels]'`` brings.
         default: inside the block this is also the default engine of the loop; leaving the block restores the one before.
+
+    Raises:
+        ArgumentError: a number below what makes sense.
     """
 
     def __init__(
@@ -179,7 +182,11 @@ class Engine:
         return self._executor
 
     def statistics(self) -> EngineStatistics:
-        """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page."""
+        """Counts of passes and the lag of the loop, also after the engine was closed: numbers for a ``/metrics`` page.
+
+        Returns:
+            An `EngineStatistics`: passes begun, committed, failed, cancelled and in flight; the last and the longest lag of the loop in seconds.
+        """
         begun = self._committed + self._failed + self._cancelled + len(self._drivers)
         lag, longest = (0.0, 0.0) if self._loop_budget is None else (self._loop_budget.lag, self._loop_budget.longest_lag)
         return EngineStatistics(
@@ -210,6 +217,9 @@ class Engine:
             roots: gradient edges to start from, with `grads`, one array each (Tensors with `create_graph`).
             inputs: gradient edges whose gradients are wanted; None accumulates into every leaf.
             accumulate: accumulate into `inputs` instead of returning their gradients.
+            grads: for each root its gradient, of the root's shape.
+            keep_graph: keep saved values, so that another pass can run over the graph.
+            create_graph: record the pass, for second derivatives.
 
         Returns:
             The GraphTask; ``await task.future`` gives the captured gradients. Several tasks may await it. Cancelling the task that called
@@ -248,6 +258,12 @@ class Engine:
 
         Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
         and no gradient changes unless the pass had been committed.
+
+        Args:
+            task: the pass, which has not begun.
+
+        Returns:
+            One gradient for each captured edge, in their order; an empty list for a pass that accumulates.
         """
         loop = asyncio.get_running_loop()
         self._bind(loop)
@@ -275,6 +291,12 @@ class Engine:
         """Run a synchronous function on the executor, in a copy of the caller's context, and return what it returns.
 
         Cancelling stops the waiting; the function runs to its end and its result is dropped.
+
+        Args:
+            function: called without arguments on a thread.
+
+        Returns:
+            Its result.
         """
         loop = asyncio.get_running_loop()
         self._bind(loop)
@@ -335,7 +357,11 @@ def passes_in_flight() -> int:
 
 
 def current_engine() -> Engine:
-    """The engine of the innermost ``async with Engine()`` of this task on this loop, else the loop's default one."""
+    """The engine of the innermost ``async with Engine()`` of this task on this loop, else the loop's default one.
+
+    Returns:
+        The engine. It is made where the loop has none.
+    """
     loop = asyncio.get_running_loop()
     engine = _engine.get()
     if engine is not None and engine._loop is not None and engine._loop() is loop and not engine._closed:
@@ -347,7 +373,10 @@ def current_engine() -> Engine:
 
 
 async def aclose_default_engine() -> None:
-    """Close the running loop's default engine, if it has one; the next pass makes another."""
+    """Close the running loop's default engine, if it has one; the next pass makes another.
+
+    Cancelling it stops the waiting; the engine is closed all the same.
+    """
     engine = _default_engines.pop(asyncio.get_running_loop(), None)
     if engine is not None:
         await engine.aclose()

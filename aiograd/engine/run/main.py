@@ -26,6 +26,9 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: b
         debug: asyncio's debug mode.
         tune_gc: keep pauses of Python's garbage collector short while the coroutine runs, see `tuned_gc`; False leaves it as it is.
 
+    Returns:
+        The result of the coroutine.
+
     Raises:
         ArgumentTypeError: `main` is no coroutine. LoopError: a loop is running already, as in a notebook; `main` has been closed.
     """

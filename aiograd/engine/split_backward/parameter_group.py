@@ -40,6 +40,9 @@ class ParameterGroup:
     """Weights whose gradients are computed together, and everything needed to compute them.
 
     Two weights are in one group where a node of the weight half leads to both. Made by the input half; the weight half empties it.
+
+    Args:
+        placement: the placement that has found every node of the graph small; None: not all are.
     """
 
     __slots__ = ("nodes", "starts", "terms", "watched", "placement", "recomputed")

@@ -20,27 +20,65 @@ SELU_ALPHA, SELU_SCALE = 1.6732632423543772848170429916717, 1.050700987355480493
 
 
 def relu(input: ArrayLike) -> Tensor:
-    """``max(x, 0)``."""
+    """``max(x, 0)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.relu(input)
 
 
 def gelu(input: ArrayLike, approximate: str = "none") -> Tensor:
-    """``x`` times the probability of a standard normal below it; `approximate` is "none" or "tanh"."""
+    """``x`` times the probability of a standard normal below it; `approximate` is "none" or "tanh".
+
+    Args:
+        input: any shape.
+        approximate: "none", or "tanh" for the usual approximation.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.gelu(input, approximate=approximate)
 
 
 def silu(input: ArrayLike) -> Tensor:
-    """``x * sigmoid(x)``."""
+    """``x * sigmoid(x)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.silu(input)
 
 
 def elu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
-    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere."""
+    """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere.
+
+    Args:
+        input: any shape.
+        alpha: the limit for large negative elements is ``-alpha``.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.elu(input, alpha=alpha)
 
 
 def leaky_relu(input: ArrayLike, negative_slope: float = 0.01) -> Tensor:
-    """`x` where positive, ``negative_slope * x`` elsewhere."""
+    """`x` where positive, ``negative_slope * x`` elsewhere.
+
+    Args:
+        input: any shape.
+        negative_slope: the factor of negative elements.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.leaky_relu(input, negative_slope=negative_slope)
 
 
@@ -51,6 +89,9 @@ def softplus(input: ArrayLike, beta: float = 1.0, threshold: float | None = None
         input: any shape.
         beta: sharpness.
         threshold: where ``beta * x`` is above it the result is `x` itself, as in PyTorch; None: nowhere, for accuracy does not need it.
+
+    Returns:
+        A Tensor of the shape of `input`.
     """
     x = as_tensor(input)
     out = functions.softplus(x, beta=beta)
@@ -58,22 +99,50 @@ def softplus(input: ArrayLike, beta: float = 1.0, threshold: float | None = None
 
 
 def softsign(input: ArrayLike) -> Tensor:
-    """``x / (1 + |x|)``."""
+    """``x / (1 + |x|)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.softsign(input)
 
 
 def sigmoid(input: ArrayLike) -> Tensor:
-    """``1 / (1 + exp(-x))``."""
+    """``1 / (1 + exp(-x))``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.sigmoid(input)
 
 
 def logsigmoid(input: ArrayLike) -> Tensor:
-    """``log(sigmoid(x))``, accurate for large negative `x`."""
+    """``log(sigmoid(x))``, accurate for large negative `x`.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.log_sigmoid(input)
 
 
 def tanh(input: ArrayLike) -> Tensor:
-    """Hyperbolic tangents."""
+    """Hyperbolic tangents.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return _tanh(input)
 
 
@@ -144,12 +213,32 @@ def axis_of(name: str, dim: int | None, axis: int | None, default: int = -1) -> 
 
 
 def softmax(input: ArrayLike, dim: int | None = None, *, axis: int | None = None, dtype: Any = None) -> Tensor:
-    """``exp(x) / sum(exp(x))`` along an axis, the last by default."""
+    """``exp(x) / sum(exp(x))`` along an axis, the last by default.
+
+    Args:
+        input: any shape.
+        dim: the axis along which the results add up to 1; the last by default.
+        axis: another name of `dim`.
+        dtype: cast to this first.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     return functions.softmax(x if dtype is None else x.astype(dtype, copy=False), axis=axis_of("softmax", dim, axis))
 
 
 def log_softmax(input: ArrayLike, dim: int | None = None, *, axis: int | None = None, dtype: Any = None) -> Tensor:
-    """``log(softmax(x))`` along an axis, the last by default."""
+    """``log(softmax(x))`` along an axis, the last by default.
+
+    Args:
+        input: any shape.
+        dim: the axis along which the probabilities add up to 1; the last by default.
+        axis: another name of `dim`.
+        dtype: cast to this first.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     return functions.log_softmax(x if dtype is None else x.astype(dtype, copy=False), axis=axis_of("log_softmax", dim, axis))

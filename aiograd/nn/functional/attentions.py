@@ -26,6 +26,12 @@ def dropout(input: ArrayLike, p: float = 0.5, training: bool = True, *, generato
         p: in [0, 1].
         training: True to drop.
         generator: the generator to draw from; the default generator if None.
+
+    Returns:
+        A Tensor of the shape of `input`; `input` itself if nothing is dropped.
+
+    Raises:
+        ArgumentError: `p` is no probability.
     """
     x = as_tensor(input)
     if not 0 <= p <= 1:

@@ -68,6 +68,9 @@ def cross_entropy(
         ignore_index: a class that counts for nothing.
         reduction: "mean" (weighted by the weight of each class), "sum" or "none".
         label_smoothing: in [0, 1], the part of each target spread evenly over the classes.
+
+    Returns:
+        A scalar, or one loss per sample where `reduction` is "none".
     """
     wanted = as_tensor(target)
     if wanted.dtype.kind == "f":
@@ -97,30 +100,79 @@ def _counted(weight: Tensor, logarithm: Tensor) -> Tensor:
 
 
 def nll_loss(input: ArrayLike, target: ArrayLike, weight: ArrayLike | None = None, ignore_index: int = -100, reduction: str = "mean") -> Tensor:
-    """Negative log-likelihood of integer classes under log-probabilities; arguments as in `cross_entropy`."""
+    """Negative log-likelihood of integer classes under log-probabilities; arguments as in `cross_entropy`.
+
+    Args:
+        input: log-probabilities, (N, classes, ...) or (classes,).
+        target: integers, (N, ...) or a scalar.
+        weight: (classes,): how much each class counts, or None.
+        ignore_index: a class that does not count.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or one loss per sample where `reduction` is "none".
+    """
     classes = _classes("nll_loss", input, as_tensor(target))
     options = {"target": classes, "weight": _plain(weight), "ignore_index": ignore_index, "reduction": reduction}
     return call(_nll_loss, (input,), options)  # type: ignore[no-any-return]
 
 
 def mse_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
-    """Squared differences of arrays of one shape."""
+    """Squared differences of arrays of one shape.
+
+    Args:
+        input: predictions.
+        target: of the same shape.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
+    """
     return call(_mse_loss, (input, target), {"reduction": reduction})  # type: ignore[no-any-return]
 
 
 def l1_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean") -> Tensor:
-    """Magnitudes of differences of arrays of one shape."""
+    """Magnitudes of differences of arrays of one shape.
+
+    Args:
+        input: predictions.
+        target: of the same shape.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
+    """
     x, y = _same_shape("l1_loss", input, target)
     return _reduced("l1_loss", (x - y).abs(), reduction)
 
 
 def huber_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean", delta: float = 1.0) -> Tensor:
-    """Half the square of differences below `delta`, ``delta * (|d| - delta / 2)`` beyond."""
+    """Half the square of differences below `delta`, ``delta * (|d| - delta / 2)`` beyond.
+
+    Args:
+        input: predictions.
+        target: of the same shape.
+        reduction: "mean", "sum" or "none".
+        delta: where the square ends.
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
+    """
     return call(_huber_loss, (input, target), {"delta": delta, "reduction": reduction})  # type: ignore[no-any-return]
 
 
 def smooth_l1_loss(input: ArrayLike, target: ArrayLike, reduction: str = "mean", beta: float = 1.0) -> Tensor:
-    """Half the square over `beta` of differences below `beta`, ``|d| - beta / 2`` beyond."""
+    """Half the square over `beta` of differences below `beta`, ``|d| - beta / 2`` beyond.
+
+    Args:
+        input: predictions.
+        target: of the same shape.
+        reduction: "mean", "sum" or "none".
+        beta: where the square ends.
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
+    """
     return call(_smooth_l1_loss, (input, target), {"beta": beta, "reduction": reduction})  # type: ignore[no-any-return]
 
 
@@ -135,6 +187,9 @@ def binary_cross_entropy_with_logits(
         weight: broadcasts: how much each element counts, or None.
         reduction: "mean", "sum" or "none".
         pos_weight: broadcasts: how much the positive part counts, or None.
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
     """
     return call(_binary, (input, target, _plain(weight), _plain(pos_weight)), {"reduction": reduction})  # type: ignore[no-any-return]
 
@@ -160,6 +215,9 @@ def kl_div(input: ArrayLike, target: ArrayLike, reduction: str = "mean", log_tar
         target: probabilities, or their logarithms with `log_target`.
         reduction: "batchmean" (over the first axis, the divergence proper), "mean" (over elements), "sum" or "none".
         log_target: see `target`.
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
     """
     x, y = _same_shape("kl_div", input, target)
     if log_target:

@@ -26,6 +26,9 @@ def linear(input: ArrayLike, weight: ArrayLike, bias: ArrayLike | None = None) -
         input: (..., in).
         weight: (out, in).
         bias: (out,) or None.
+
+    Returns:
+        (..., out).
     """
     return call(_linear, (input, weight, bias), {})  # type: ignore[no-any-return]
 
@@ -37,6 +40,9 @@ def embedding(input: ArrayLike, weight: ArrayLike, padding_idx: int | None = Non
         input: integers of any shape.
         weight: (rows, features).
         padding_idx: a row that takes no gradient; negative ones count from the end.
+
+    Returns:
+        (..., features), with the axes of `input` in front.
     """
     table = as_tensor(weight)
     if padding_idx is not None and padding_idx < 0:
@@ -55,7 +61,11 @@ def one_hot(input: ArrayLike, num_classes: int = -1) -> Tensor:
         num_classes: length of the vectors; -1: one more than the largest integer.
 
     Returns:
-        (*input.shape, num_classes), int64.
+        int64, of the shape of `input` with an axis of `num_classes` at the end.
+
+    Raises:
+        ArgumentError: an integer that `num_classes` has no place for.
+        ArgumentTypeError: no integers.
     """
     indices = as_tensor(input).detach().numpy()
     if indices.dtype.kind not in "iu":
@@ -96,6 +106,9 @@ def conv2d(
         stride, dilation: an int or (height, width).
         padding: zeros on both sides, an int or (height, width); "valid" is none, "same" keeps the size (stride 1).
         groups: channels fall into so many groups that do not mix.
+
+    Returns:
+        (N, out channels, H_out, W_out).
     """
     x, alone = batched("conv2d", input)
     kernel = as_tensor(weight)
@@ -125,6 +138,12 @@ def pad(input: ArrayLike, pad: Sequence[int], mode: str = "constant", value: flo
         pad: at most two ints per axis; negative ones take so many elements away.
         mode: "constant", "reflect", "replicate" or "circular".
         value: of the constant border.
+
+    Returns:
+        A Tensor with the same number of axes.
+
+    Raises:
+        ArgumentError: more numbers than axes have sides, or another mode.
     """
     x = as_tensor(input)
     if len(pad) % 2 or len(pad) > 2 * x.ndim:

@@ -33,10 +33,13 @@ def layer_norm(
     """Mean 0 and variance 1 over the last axes, then scaled and shifted.
 
     Args:
-        input: (..., *normalized_shape).
+        input: of a shape that ends with `normalized_shape`.
         normalized_shape: extents of the axes to normalise over together.
-        weight, bias: (*normalized_shape,) or None.
+        weight, bias: of the shape `normalized_shape`, or None.
         eps: added to the variance.
+
+    Returns:
+        A Tensor of the shape of `input`.
     """
     x = as_tensor(input)
     options = {"ndims": _normalized("layer_norm", x, normalized_shape), "eps": eps}
@@ -44,7 +47,17 @@ def layer_norm(
 
 
 def rms_norm(input: ArrayLike, normalized_shape: int | Sequence[int], weight: ArrayLike | None = None, eps: float | None = None) -> Tensor:
-    """Root mean square 1 over the last axes, then scaled; arguments as in `layer_norm`, `eps` None is that of the dtype."""
+    """Root mean square 1 over the last axes, then scaled; arguments as in `layer_norm`, `eps` None is that of the dtype.
+
+    Args:
+        input: of a shape that ends with `normalized_shape`.
+        normalized_shape: extents of the axes to normalise over together.
+        weight: of the shape `normalized_shape`, or None.
+        eps: added to the mean square.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     return call(_rms_norm, (x, weight), {"ndims": _normalized("rms_norm", x, normalized_shape), "eps": eps})  # type: ignore[no-any-return]
 
@@ -52,7 +65,18 @@ def rms_norm(input: ArrayLike, normalized_shape: int | Sequence[int], weight: Ar
 def group_norm(
     input: ArrayLike, num_groups: int, weight: ArrayLike | None = None, bias: ArrayLike | None = None, eps: float = 1e-5
 ) -> Tensor:
-    """Mean 0 and variance 1 over groups of channels of each sample (N, C, ...), then scaled and shifted per channel."""
+    """Mean 0 and variance 1 over groups of channels of each sample (N, C, ...), then scaled and shifted per channel.
+
+    Args:
+        input: (N, C, ...).
+        num_groups: number of groups, which divides C.
+        weight: (C,) or None.
+        bias: (C,) or None.
+        eps: added to the variance.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return call(_group_norm, (input, weight, bias), {"num_groups": num_groups, "eps": eps})  # type: ignore[no-any-return]
 
 
@@ -75,6 +99,13 @@ def batch_norm(
         training: True to measure, rather than use the running statistics.
         momentum: how much of the running statistics a batch replaces.
         eps: added to the variance.
+
+    Returns:
+        A Tensor of the shape of `input`.
+
+    Raises:
+        ArgumentError: evaluation without running statistics.
+        ShapeError: a training batch of one value per channel, or fewer than two axes.
     """
     x = as_tensor(input)
     if training:
@@ -141,14 +172,36 @@ def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> No
 
 
 def normalize(input: ArrayLike, p: float = 2.0, dim: int | None = None, eps: float = 1e-12, *, axis: int | None = None) -> Tensor:
-    """Divided by the norm along an axis (the second by default), or by `eps` where that is smaller."""
+    """Divided by the norm along an axis (the second by default), or by `eps` where that is smaller.
+
+    Args:
+        input: any shape.
+        p: the order of the norm.
+        dim: the axis; 1 by default.
+        eps: the least norm that is divided by.
+        axis: another name of `dim`.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     along = axis_of("normalize", dim, axis, 1)
     return x / maximum(vector_norm(x, axis=along, keepdims=True, ord=p), eps)
 
 
 def cosine_similarity(x1: ArrayLike, x2: ArrayLike, dim: int | None = None, eps: float = 1e-8, *, axis: int | None = None) -> Tensor:
-    """Cosines of the angles between vectors along an axis (the second by default)."""
+    """Cosines of the angles between vectors along an axis (the second by default).
+
+    Args:
+        x1: vectors along an axis.
+        x2: the same, of a shape that broadcasts.
+        dim: the axis; 1 by default.
+        eps: the least norm that is divided by.
+        axis: another name of `dim`.
+
+    Returns:
+        A Tensor without the axis.
+    """
     first, second = broadcast_arrays(x1, x2)  # before the norms: a vector that is repeated is longer
     along = axis_of("cosine_similarity", dim, axis, 1)
     norms = [maximum(vector_norm(x, axis=along, keepdims=True), eps) for x in (first, second)]

@@ -138,6 +138,9 @@ class Action:
             forward: an F.
             backward: a B or I, mostly of another stage and microbatch.
 
+        Returns:
+            The action, of kind OVERLAP_F_B.
+
         Raises:
             ArgumentError: actions of other kinds.
         """

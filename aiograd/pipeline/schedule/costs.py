@@ -64,6 +64,9 @@ class Costs:
             stages: number of stages of the pipeline.
             ranks: number of ranks they are laid out on.
 
+        Returns:
+            One entry for each stage.
+
         Raises:
             ArgumentError: times given for another number of stages.
         """

@@ -18,6 +18,9 @@ def stage_layout(ranks: int, stages: int, layout: Layout = "loop") -> tuple[int,
         layout: "loop": round and round, stage s on rank s mod ranks; "v": to and fro, so that where it turns two neighbouring stages share a
             rank: 4 stages on 2 ranks are 0, 1, 1, 0.
 
+    Returns:
+        For each stage the number of its rank.
+
     Raises:
         ArgumentError: numbers that do not fit, or no such layout.
     """

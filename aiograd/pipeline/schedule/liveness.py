@@ -55,6 +55,9 @@ def rank_slots(
         stages: which of its stages; None takes all.
         granularity: "stage_microbatch": each stage and microbatch has a slot of its own; "microbatch": those of one microbatch share one.
 
+    Returns:
+        The slot of each activation.
+
     Raises:
         ArgumentError: an unknown granularity, no stages, one twice or one of another rank, a rank that is not there.
         ScheduleError: a life without beginning or end, with two, or that ends before it begins.

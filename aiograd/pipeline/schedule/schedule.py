@@ -39,7 +39,11 @@ class Schedule(ScheduleData):
     __slots__ = ()
 
     def compute_only(self) -> Schedule:
-        """The schedule without the actions that lowering adds (and as it is, where there are none)."""
+        """The schedule without the actions that lowering adds (and as it is, where there are none).
+
+        Returns:
+            A schedule; the same object where there is nothing to leave out.
+        """
         if not self._lowered:
             return self
         return self.with_ranks([[action for action in row if action is None or action.kind.is_compute] for row in self._ranks])
@@ -57,7 +61,11 @@ class Schedule(ScheduleData):
         return self
 
     def merge(self) -> Schedule:
-        """I and W of one stage and microbatch that follow each other directly (idle cells aside) become one B."""
+        """I and W of one stage and microbatch that follow each other directly (idle cells aside) become one B.
+
+        Returns:
+            Another schedule.
+        """
         return self.with_ranks([merge_backwards(row) for row in self._ranks])
 
     def lower(self, defer_receives: bool = True, *, unshard: bool = False, reduce_gradients: bool = False) -> Schedule:
@@ -67,6 +75,9 @@ class Schedule(ScheduleData):
             defer_receives: receives stand right before what needs them, as far as that cannot block; otherwise as early as the data is sent.
             unshard: add UNSHARD and RESHARD for stages whose parameters are sharded.
             reduce_gradients: add REDUCE_GRAD after the last backward of each stage.
+
+        Returns:
+            Another schedule, whose `is_lowered` is True.
 
         Raises:
             ScheduleError: a compute action can never run ("malformed"), or the schedule is lowered already.
@@ -83,6 +94,9 @@ class Schedule(ScheduleData):
             granularity: "stage_microbatch": each stage and microbatch takes a slot of its own; "microbatch": the stages of a rank share one per
                 microbatch.
 
+        Returns:
+            One plan for each rank.
+
         Raises:
             ScheduleError: activations whose life cannot be told.
         """
@@ -93,6 +107,9 @@ class Schedule(ScheduleData):
 
         Args:
             comms: True: lowered, False: compute-only, None: as it is.
+
+        Returns:
+            The text.
         """
         schedule: Schedule = self
         if comms is not None and comms != self._lowered:
@@ -109,8 +126,12 @@ class Schedule(ScheduleData):
             text: CSV of a compute-only or a lowered schedule.
             name: the name in messages.
 
+        Returns:
+            The schedule.
+
         Raises:
             ScheduleError: a cell that is no action, or a schedule that cannot run.
+            ArgumentTypeError: `text` is no str.
         """
         if not isinstance(text, str):
             raise ArgumentTypeError(f"Schedule.from_csv takes the text of a CSV file, not {type(text).__name__}")

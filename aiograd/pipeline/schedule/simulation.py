@@ -36,6 +36,7 @@ def simulate(schedule: Schedule, costs: Costs) -> Timeline:
     Raises:
         ScheduleError: the schedule cannot run, see `Schedule.validate`.
         ArgumentError: `costs` are given for another number of stages.
+        ArgumentTypeError: something else than a Schedule and Costs.
     """
     if not isinstance(schedule, Schedule) or not isinstance(costs, Costs):
         raise ArgumentTypeError(f"simulate takes a Schedule and its Costs, not {type(schedule).__name__} and {type(costs).__name__}")

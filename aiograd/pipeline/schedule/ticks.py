@@ -20,6 +20,9 @@ def tick_count(schedule: Schedule) -> int:
     Args:
         schedule: a lowered schedule; a compute-only one is lowered first, with its receives as early as possible. Idle cells do not count.
 
+    Returns:
+        The number.
+
     Raises:
         ScheduleError: no rank can go on, though there is more to do.
     """

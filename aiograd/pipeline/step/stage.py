@@ -90,7 +90,11 @@ class Stage:
                 raise ArgumentTypeError(f"Stage(parameters=...): expected leaf Tensors, found {type(item).__name__}")
 
     def leaves(self) -> frozenset[AccumulateGrad] | None:
-        """Where gradients of the stage's known parameters arrive; None: its parameters are not known."""
+        """Where gradients of the stage's known parameters arrive; None: its parameters are not known.
+
+        Returns:
+            The leaves, or None.
+        """
         listed: Iterable[Any] | None = self.parameters
         if listed is None and callable(own := getattr(self.module, "parameters", None)) and not inspect.isclass(self.module):
             listed = own()

@@ -54,6 +54,9 @@ class StepRandom:
         Args:
             stage: its number; None: of the loss function.
             microbatch: its number.
+
+        Returns:
+            A context manager.
         """
         with drawing_from(Generator((*self.seed, 0 if stage is None else stage + 1, microbatch))):
             yield

@@ -35,19 +35,21 @@ CALM = 0.1
 class Faults:
     """The faults of a link. Rates are probabilities per frame that is sent, times are in seconds. See Note [What can happen to a connection].
 
+    Args:
+        latency: time on the way: each link draws its own from this range.
+        jitter: mean of what each frame takes longer, exponentially distributed; those that were sent after it wait for it.
+        reset: the connection breaks; of the frames on their way, this one included, the first few still arrive, so that their sender cannot know.
+        stall: the connection goes silent: neither this frame nor a later one arrives over it, and nobody is told, as with a half-open socket.
+        slow: bytes per second that the link carries; None: any number.
+
     Raises:
         ArgumentError: a rate outside of 0 to 1, or a negative time.
     """
 
-    #: time on the way: each link draws its own from this range
     latency: tuple[float, float] = (0.0, 0.0)
-    #: mean of what each frame takes longer, exponentially distributed; those that were sent after it wait for it
     jitter: float = 0.0
-    #: the connection breaks; of the frames on their way, this one included, the first few still arrive, so that their sender cannot know
     reset: float = 0.0
-    #: the connection goes silent: neither this frame nor a later one arrives over it, and nobody is told, as with a half-open socket
     stall: float = 0.0
-    #: bytes per second that the link carries; None: any number
     slow: float | None = None
 
     def __post_init__(self) -> None:
@@ -75,6 +77,12 @@ class Faults:
     def without(self, *kinds: str) -> Self:
         """The same without some kinds, to find out which of them a failure needs.
 
+        Args:
+            *kinds: names of the kinds.
+
+        Returns:
+            Other faults.
+
         Raises:
             ArgumentError: no such kind.
         """
@@ -85,7 +93,14 @@ class Faults:
 
     @classmethod
     def drawn(cls, random: Random) -> Faults:
-        """A random mix: which kinds there are, and how much of each. See Note [Swarm testing]."""
+        """A random mix: which kinds there are, and how much of each. See Note [Swarm testing].
+
+        Args:
+            random: where the numbers come from.
+
+        Returns:
+            Other faults with each draw.
+        """
         fastest = _log_uniform(random, 1e-4, 1e-2)
         latency = (fastest, fastest * random.uniform(1, 4))
         if random.random() < CALM:

@@ -92,7 +92,12 @@ class Host:
 
 
 class SimulatedTransport:
-    """The transport of one host, see `aiograd.distributed.rpc.transport.Transport`."""
+    """The transport of one host, see `aiograd.distributed.rpc.transport.Transport`.
+
+    Args:
+        net: the network.
+        host: the host that the code runs on.
+    """
 
     def __init__(self, net: Net, host: Host) -> None:
         self._net = net
@@ -102,14 +107,31 @@ class SimulatedTransport:
         self._channels: list[SimulatedChannel] = []
 
     def entropy(self, count: int) -> bytes:
-        """Bytes drawn from the seed, other ones for each incarnation of each host."""
+        """Bytes drawn from the seed, other ones for each incarnation of each host.
+
+        Args:
+            count: how many bytes.
+
+        Returns:
+            The bytes.
+        """
         return self._host.random.randbytes(count)
 
     async def listen(self, host: str, port: int, accept: Callable[[Channel], None]) -> str:
         """Accept connections under the name of the host; `host` and `port` have no effect. Does not wait.
 
+        Args:
+            host: no effect.
+            port: no effect.
+            accept: called with the channel of each connection.
+
+        Returns:
+            The URL, ``sim://name``.
+
         Raises:
             OSError: the host listens already.
+
+        Cancelling it has no effect, for it does not wait.
         """
         self._net.loop  # noqa: B018 - refuses a second loop
         if self._host.listener not in (None, self):
@@ -122,6 +144,13 @@ class SimulatedTransport:
 
     async def connect(self, url: str, timeout: float) -> Channel:
         """Open a channel to the host at `url`. Cancelling it closes the channel if there is one by then.
+
+        Args:
+            url: ``sim://name``.
+            timeout: seconds.
+
+        Returns:
+            The channel.
 
         Raises:
             ArgumentError: `url` is not of the form ``sim://name``.
@@ -145,7 +174,10 @@ class SimulatedTransport:
             raise
 
     async def aclose(self) -> None:
-        """Stop listening and close the channels of this transport. Does not wait. Idempotent."""
+        """Stop listening and close the channels of this transport. Does not wait. Idempotent.
+
+        Cancelling it has no effect, for it does not wait.
+        """
         if self._host.listener is self:
             self._host.listener = None
         channels, self._channels = self._channels, []

@@ -73,13 +73,26 @@ class SimulatedNetwork(Links):
         return running
 
     def find(self, name: str) -> Host | None:
-        """The present incarnation of a host; None if there never was one."""
+        """The present incarnation of a host; None if there never was one.
+
+        Args:
+            name: name of the host.
+
+        Returns:
+            The host, or None.
+        """
         return self._hosts.get(name)
 
     # ---- hosts
 
     def transport(self, name: str) -> SimulatedTransport:
         """The transport for code on the host `name`, which is made if there is none yet.
+
+        Args:
+            name: name of the host.
+
+        Returns:
+            The transport, for ``Worker(transport=...)``.
 
         Raises:
             ArgumentError: the host was killed and not restarted.
@@ -95,6 +108,12 @@ class SimulatedNetwork(Links):
     @contextmanager
     def host(self, name: str) -> Iterator[None]:
         """In this block, and in whatever is started from it, code belongs to the host `name`. See Note [What runs where].
+
+        Args:
+            name: name of the host.
+
+        Returns:
+            A context manager.
 
         Raises:
             ArgumentError: the host was killed and not restarted.
@@ -154,6 +173,9 @@ class SimulatedNetwork(Links):
     def restart(self, name: str) -> None:
         """Let a new incarnation take the name; one that is alive is killed. The new one runs nothing until something is spawned on it.
 
+        Args:
+            name: name of the host.
+
         Raises:
             ArgumentError: no such host.
             LoopError: the loop is not simulated.
@@ -167,6 +189,9 @@ class SimulatedNetwork(Links):
 
     def stop(self, name: str) -> None:
         """Close the listener and all channels of a host; its code goes on, and connecting to it is refused until it listens again.
+
+        Args:
+            name: name of the host.
 
         Raises:
             ArgumentError: no such host.
@@ -191,7 +216,12 @@ class SimulatedNetwork(Links):
         loop.call_at(host.frozen_until, _thaw, loop, host, context=contextvars.Context())
 
     def reset(self, a: str, b: str) -> None:
-        """Break every connection between two hosts. Of what is on its way from `a` to `b` an unknown part arrives, of the rest nothing."""
+        """Break every connection between two hosts. Of what is on its way from `a` to `b` an unknown part arrives, of the rest nothing.
+
+        Args:
+            a: name of the one host.
+            b: name of the other.
+        """
         now = self.loop.time()
         broken: set[SimulatedChannel] = set()
         for source, target in ((a, b), (b, a)):

@@ -24,14 +24,18 @@ HASHED = 256
 
 @dataclass(frozen=True, slots=True)
 class LinkStatistics:
-    """Counts of one direction between two hosts."""
+    """Counts of one direction between two hosts.
 
-    #: frames handed in, and their bytes
+    Attributes:
+        sent: frames handed in.
+        bytes: their bytes.
+        delivered: frames that arrived.
+        faults: the number of times that each kind of fault struck.
+    """
+
     sent: int
     bytes: int
-    #: frames that arrived
     delivered: int
-    #: times that each kind of fault struck
     faults: Mapping[str, int] = field(default_factory=dict)
 
 

@@ -43,7 +43,14 @@ class ExpertBackend:
         return self._lock
 
     async def forward(self, *inputs: Any) -> Any:
-        """The module's outputs. Cancelling drops them."""
+        """The module's outputs. Cancelling drops them.
+
+        Args:
+            *inputs: Tensors with one row for each sample.
+
+        Returns:
+            A Tensor, or several nested, recorded nowhere.
+        """
         async with self._turn():
             with no_grad():
                 return await call(self.module, *inputs)
@@ -98,14 +105,22 @@ class ExpertBackend:
             self.scheduler.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that is needed to go on: module, optimizer, number of updates."""
+        """Everything that is needed to go on: module, optimizer, number of updates.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         state = {"module": self.module.state_dict(), "updates": self.updates}
         if self.optimizer is not None:
             state["optimizer"] = self.optimizer.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from a `state_dict`."""
+        """Go on from a `state_dict`.
+
+        Args:
+            state: the state.
+        """
         self.module.load_state_dict(state["module"])
         if self.optimizer is not None:
             self.optimizer.load_state_dict(state["optimizer"])

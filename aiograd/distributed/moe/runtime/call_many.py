@@ -88,6 +88,9 @@ async def call_many(
             error, before anything is sent.
         max_rows: most rows of a request; there are fewer where rows are large, so that requests fit into messages.
 
+    Returns:
+        The answers, and which experts gave them.
+
     Raises:
         ExpertLostError: an expert failed, with ``"raise"``, or too many did. DeadlineError: too few answers in time. ContextError: an expert has
         called another worker with what requires grad (`RemoteExpert` may). ArgumentError.

@@ -69,7 +69,14 @@ class HttpTransport:
         self._closed = False
 
     def entropy(self, count: int) -> bytes:
-        """Random bytes of the operating system."""
+        """Random bytes of the operating system.
+
+        Args:
+            count: how many bytes.
+
+        Returns:
+            The bytes.
+        """
         return os.urandom(count)
 
     @property
@@ -87,9 +94,13 @@ class HttpTransport:
             port: 0 for any that is free.
             accept: called with each channel, still unknown to whom.
 
+        Returns:
+            The URL.
+
         Raises:
             ArgumentError: no host, or one that others can reach without TLS and without `allow_plaintext`.
             OSError: the address is taken or not of this machine.
+            DistributedError: the transport is closed.
         """
         if self._closed:
             raise DistributedError(f"listening on {host}:{port}: the transport is closed")
@@ -185,6 +196,9 @@ class HttpTransport:
             url: ``http://host:port`` or ``https://host:port``.
             timeout: seconds for all of it.
 
+        Returns:
+            The channel.
+
         Raises:
             ArgumentError: the URL is no such URL.
             ConnectionRefusedError: nobody listens there.
@@ -194,6 +208,7 @@ class HttpTransport:
             not satisfy one side.
             OSError: it cannot be reached, or no worker answers.
             TimeoutError: not in time.
+            DistributedError: the transport is closed.
         """
         peer = parse_url(url)
         if self._closed:

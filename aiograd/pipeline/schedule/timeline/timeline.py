@@ -30,6 +30,7 @@ class Timeline(TimelineData):
         busy: for each rank the time it computed.
         peak_activations: for each rank the most activations it kept at once, in the unit of `Costs.activation_memory`.
         name: the name in pictures.
+        memory: the memory of an activation and of what waits for a weight gradient, as in `Costs`.
     """
 
     __slots__ = ()
@@ -51,6 +52,9 @@ class Timeline(TimelineData):
             activation_memory: as for `Costs`.
             weight_memory: as for `Costs`.
             name: the name of the run in pictures.
+
+        Returns:
+            The timeline; its times count from the clock's zero, as given.
 
         Raises:
             ArgumentTypeError: something else than events.
@@ -76,6 +80,9 @@ class Timeline(TimelineData):
             communication: time of a transfer; None takes the average of the SENDs among the events, 0 if there are none.
             activation_memory: as for `Costs`.
             weight_memory: as for `Costs`.
+
+        Returns:
+            `Costs` with one number per stage.
 
         Raises:
             ArgumentError: a stage without any forward.
@@ -104,6 +111,9 @@ class Timeline(TimelineData):
 
         Args:
             width: of the picture in pixels; None: wide enough for the numbers to be read.
+
+        Returns:
+            The text of the SVG. In a notebook a timeline shows itself as this picture.
 
         Raises:
             ArgumentError: a width that leaves no room.
