@@ -501,8 +501,11 @@ class CertificateError(AuthenticationError):
 
 
 class AddressError(DistributedError, ConnectionError):
-    """The URL of a worker is wrong: its host name cannot be resolved, or the server there speaks no TLS although the URL says https, or only TLS
-    although it says http. Do not try again; give another URL (`Worker.add_peer`)."""
+    """The URL of a worker is wrong.
+
+    Its host name cannot be resolved, or the server there speaks no TLS although the URL says https, or only TLS although it says http. Do not try
+    again; give another URL (`Worker.add_peer`).
+    """
 
 
 class HostRefusedError(DistributedError, PermissionError):

@@ -1,16 +1,16 @@
 """Compiled functions: `compile` records the rows that a function runs, once per signature, and from then on runs them as one program.
 
-    ==================  ===============================================================================================
-    `compiled`          the callable that users get: signatures, guards, statistics
-    `signature`         of the arguments: their structure, and what a program depends on
-    `surroundings`      Tensors that the function finds by name, and guards against one that is replaced
-    `recording`         an eager run as statements; what cannot be repeated
-    `program`           statements and values: the data, pure
-    `forward_code`      the forward as Python text
-    `backward_code`     the backward as Python text, made by the first pass that runs it
-    `source`            text to function: the only one that calls ``compile``
-    `node`              the backward node of one call
-    ==================  ===============================================================================================
+==================  ===============================================================================================
+`compiled`          the callable that users get: signatures, guards, statistics
+`signature`         of the arguments: their structure, and what a program depends on
+`surroundings`      Tensors that the function finds by name, and guards against one that is replaced
+`recording`         an eager run as statements; what cannot be repeated
+`program`           statements and values: the data, pure
+`forward_code`      the forward as Python text
+`backward_code`     the backward as Python text, made by the first pass that runs it
+`source`            text to function: the only one that calls ``compile``
+`node`              the backward node of one call
+==================  ===============================================================================================
 """
 
 from aiograd.compiler.compiled import CompiledFunction, CompiledStatistics, compile

@@ -190,8 +190,10 @@ class DeviceThread:
 
 
 def _attempt(function: Callable[[], None]) -> None:
-    """Run what nobody waits for: events when there is nothing else to do, and giving back. A device that is lost fails at that, and its thread
-    goes on, for those who wait have to be told."""
+    """Run what nobody waits for: events when there is nothing else to do, and giving back.
+
+    A device that is lost fails at that, and its thread goes on, for those who wait have to be told.
+    """
     try:
         function()
     except DeviceError:

@@ -48,8 +48,10 @@ def assignment(target: BufferView, source: BufferView) -> tuple[Callable[..., No
 
 
 def layout(shape: Shape, arrays: Sequence[BufferView]) -> tuple[str, tuple[int, ...], tuple[int, ...]]:
-    """How each array lies under `shape`: a letter each (see Note [Layouts]), the extents of the merged axes, and the strides, in elements, of each
-    ``s`` array along all of them."""
+    """How each array lies under `shape`: a letter each, the extents of the merged axes, and strides; see Note [Layouts].
+
+    The strides are those of each ``s`` array, in elements, along all merged axes.
+    """
     letters: list[str] = []
     strided: list[tuple[int, ...]] = []
     for array in arrays:

@@ -142,8 +142,11 @@ def recipe_for(tile: Tile, **fields: Any) -> Recipe:
 
 @functools.lru_cache(maxsize=4096)
 def kernel(recipe: Recipe) -> Callable[..., None]:
-    """A kernel ``(outputs, sources, m, n, chunk, scalars, [by,] extents of kept axes but the first, of reduced ones, strides of the result along
-    kept axes, then of each source that varies where its first element is, and its strides along kept axes and, for ``a``, along reduced axes)``.
+    """A kernel that reduces.
+
+    Its arguments are ``(outputs, sources, m, n, chunk, scalars, [by,] extents of kept axes but the first, of reduced ones, strides of the result
+    along kept axes, then of each source that varies where its first element is, and its strides along kept axes and, for ``a``, along reduced
+    axes)``.
 
     The outputs are one, or accumulators and their positions where the stage is partial and positions are wanted.
     """

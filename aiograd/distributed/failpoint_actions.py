@@ -21,7 +21,6 @@ def arm_from_environment(environment: Mapping[str, str] | None = None) -> tuple[
     """Arm the failpoints listed in the environment variable ``AIOGRAD_FAILPOINT``; none if it is not set.
 
     Args:
-
         environment: the environment variables; None: those of the process.
 
     Raises:

@@ -1,0 +1,1 @@
+"""Tensors: their data, how operations on them are recorded, and how passes over them begin."""

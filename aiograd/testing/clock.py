@@ -469,7 +469,18 @@ def _refuse(name: str) -> Callable[..., Any]:
         )
 
     refused.__name__ = name
-    refused.__doc__ = "Refused on this loop.\n\nArgs:\n    *args, **kwargs: no matter.\n\nReturns:\n    Nothing.\n\nRaises:\n    LoopError: always."
+    refused.__doc__ = """Refused on this loop.
+
+    Args:
+        *args: no matter.
+        **kwargs: no matter.
+
+    Returns:
+        Nothing.
+
+    Raises:
+        LoopError: always.
+    """
     return refused
 
 

@@ -30,8 +30,11 @@ from aiograd.cuda.kernels.gemm_microkernel import ALIGNED, PADDING, cleared, gem
 
 @functools.cache
 def _loader(number: Any, tile: int, tile_k: int, threads: int, by_k: bool) -> Callable[..., Any]:
-    """A device function ``(loaded, source, base, first, first_k, count, stop, stride, stride_k, t)`` that brings a thread's part of a tile into
-    registers: rows or columns from `first` on and `k` from `first_k` on, zeros from `count` and `stop` on."""
+    """A device function that brings a thread's part of a tile into registers.
+
+    Its arguments are ``(loaded, source, base, first, first_k, count, stop, stride, stride_k, t)``: rows or columns from `first` on and `k` from
+    `first_k` on, zeros from `count` and `stop` on.
+    """
     loads = tile * tile_k // threads
     bits, last = (tile_k if by_k else tile).bit_length() - 1, (tile_k if by_k else tile) - 1
 

@@ -142,8 +142,10 @@ def _add_runs(unsigned: Any, wide: Any, narrow: Any) -> Any:
 
 
 def _write_along(unsigned: Any, adds: bool) -> Any:
-    """A kernel with a thread for each column of `out`, in the order of the indices: what comes is added, or of several values for one place the
-    last stays."""
+    """A kernel with a thread for each column of `out`, in the order of the indices.
+
+    Values are added, or of several values for one place the last stays.
+    """
 
     def write_along(out: Any, values: Any, index: Any, columns: int, inner: int, picks: int, length: int) -> None:
         for i in range(cuda.grid(1), columns, cuda.gridsize(1)):

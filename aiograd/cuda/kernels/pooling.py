@@ -1,5 +1,6 @@
-"""Pooling over windows of the last two axes: each thread computes whole elements of its result, adjoints too, taps in order, so nothing is added
-by two threads at once.
+"""Pooling over windows of the last two axes.
+
+Each thread computes whole elements of its result, adjoints too, taps in order, so nothing is added by two threads at once.
 
 Arguments named ``x_*``, ``y_*`` are sizes; sources are contiguous planes.
 """

@@ -85,7 +85,6 @@ def _run_merger(tile: int) -> Any:
 @functools.cache
 def block_sort(tile: int) -> Any:
     """A kernel that sorts tiles of rows, each in the direction that the merges after it want."""
-
     merge_runs = _run_merger(tile)
 
     def sort_tiles(keys: Any, order: Any, source: Any, length: int, padded: int, stored: int) -> None:
@@ -116,7 +115,6 @@ def block_sort(tile: int) -> Any:
 @functools.cache
 def block_merge(tile: int) -> Any:
     """A kernel that finishes, within tiles, the merge of runs of `size`."""
-
     merge_runs = _run_merger(tile)
 
     def merge_tiles(keys: Any, order: Any, padded: int, size: int) -> None:

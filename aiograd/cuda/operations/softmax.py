@@ -1,5 +1,7 @@
-"""Softmax along an axis, its logarithm and the variant for masked scores: one launch forward and one backward. And the logarithm of a sum of
-exponentials."""
+"""Softmax along an axis, its logarithm and the variant for masked scores: one launch forward and one backward.
+
+And the logarithm of a sum of exponentials.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,7 @@
-"""PassRecord: one worker's state of one distributed backward pass. Edge discovery, the exchange of gradients and the messages about its end
-read it and write to it; `participant` carries the pass out."""
+"""PassRecord: one worker's state of one distributed backward pass.
+
+Edge discovery, the exchange of gradients and the messages about its end read it and write to it; `participant` carries the pass out.
+"""
 
 from __future__ import annotations
 

@@ -161,7 +161,8 @@ class RemoteSwitchMixtureOfExperts(RemoteMixtureOfExperts):
         grid_dropout: probability that a coordinate is left out of a dimension's choice (never all of them).
         utilization_alpha: weight of the past in the running mean of how often each coordinate is used.
         training: True if jitter and dropout are on.
-        in_features, grid_size, experts, prefix, **options: as of `RemoteMixtureOfExperts`.
+        in_features, grid_size, experts, prefix: as of `RemoteMixtureOfExperts`.
+        **options: further arguments of `RemoteMixtureOfExperts`.
 
     Raises:
         ArgumentError: numbers that make no sense.

@@ -20,7 +20,13 @@ def call_at(
 
 
 def expire_at(context: contextvars.Context, clock: asyncio.Timeout, when: float) -> None:
-    """Let a timeout expire at a time of the loop: ``async with asyncio.timeout(None) as clock: expire_at(context, clock, deadline)``."""
+    """Let a timeout of asyncio expire at a time of the loop.
+
+    ::
+
+        async with asyncio.timeout(None) as clock:
+            expire_at(context, clock, deadline)
+    """
     context.copy().run(clock.reschedule, when)
 
 

@@ -1,5 +1,6 @@
-"""WeightPlan: the second half of a backward pass, from the groups that the first half has left to the gradients of the weights. See
-`aiograd.engine.split_backward`.
+"""WeightPlan: the second half of a backward pass, from the groups that the first half has left to the gradients of the weights.
+
+See `aiograd.engine.split_backward`.
 
 It starts from nodes that have run in the first half, each for some of its edges only, and from gradients that arrive at nodes of this half. Nodes
 are run again as they are: an ordinary pass would need copies of them, and hooks and errors would name the copies.

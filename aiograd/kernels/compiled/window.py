@@ -1,5 +1,8 @@
-"""Pooling, unfolding and folding of windows, plane by plane. Geometry comes as (kh, kw, sh, sw, ph, pw, dh, dw), with the numbers of
-windows (oh, ow) after it where columns are involved."""
+"""Pooling, unfolding and folding of windows, plane by plane.
+
+Geometry comes as (kh, kw, sh, sw, ph, pw, dh, dw), with the numbers of
+windows (oh, ow) after it where columns are involved.
+"""
 
 from __future__ import annotations
 
