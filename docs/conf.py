@@ -36,6 +36,7 @@ napoleon_use_ivar = True  # attributes are documented where they are assigned as
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_preserve_defaults = True
+autodoc_type_aliases = {"ArrayLike": "ArrayLike", "Axis": "Axis"}
 python_maximum_signature_line_length = 100
 
 html_theme = "furo"

@@ -118,6 +118,13 @@ def test_every_public_callable_is_documented() -> None:
     assert not found, f"{len(found)} of {len(CALLABLES)} public callables lack something in their docstring:\n{lines}"
 
 
+def test_the_first_sentence_is_one() -> None:
+    """Subject and verb, or a noun: not a clause that leaves the reader to guess what is meant."""
+    clause = re.compile(r"(Where|Why|How|When|Those|As|With|Without|In reverse|Times)\b")
+    found = [name for name, value in CALLABLES.items() if clause.match(inspect.getdoc(value) or "")]
+    assert not found, f"say what it is or does: {', '.join(found)}"
+
+
 # -------------------------------------------------------------------- the check itself
 
 

@@ -18,37 +18,37 @@ _left_shift, _right_shift = two_plain("bitwise_left_shift"), two_plain("bitwise_
 
 
 def equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where the elements are equal."""
+    """``x1 == x2``, element by element."""
     return _equal(x1, x2)
 
 
 def not_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where the elements differ."""
+    """``x1 != x2``, element by element."""
     return _not_equal(x1, x2)
 
 
 def less(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where `x1` is below `x2`."""
+    """``x1 < x2``, element by element."""
     return _less(x1, x2)
 
 
 def less_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where `x1` is not above `x2`."""
+    """``x1 <= x2``, element by element."""
     return _less_equal(x1, x2)
 
 
 def greater(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where `x1` is above `x2`."""
+    """``x1 > x2``, element by element."""
     return _greater(x1, x2)
 
 
 def greater_equal(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where `x1` is not below `x2`."""
+    """``x1 >= x2``, element by element."""
     return _greater_equal(x1, x2)
 
 
 def isclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False) -> Tensor:
-    """Where ``|x1 - x2| <= atol + rtol * |x2|``."""
+    """``|x1 - x2| <= atol + rtol * |x2|``, element by element."""
     return call(row("isclose"), (x1, x2), {"rtol": rtol, "atol": atol, "equal_nan": equal_nan})  # type: ignore[no-any-return]
 
 
@@ -64,67 +64,67 @@ def array_equal(x1: ArrayLike, x2: ArrayLike, /) -> builtins.bool:
 
 
 def logical_and(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where both are true."""
+    """True for elements that are true in both arrays."""
     return _logical_and(x1, x2)
 
 
 def logical_or(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where at least one is true."""
+    """True for elements that are true in at least one array."""
     return _logical_or(x1, x2)
 
 
 def logical_xor(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Where exactly one is true."""
+    """True for elements that are true in exactly one array."""
     return _logical_xor(x1, x2)
 
 
 def logical_not(x: ArrayLike, /) -> Tensor:
-    """Where it is not true."""
+    """True for elements that are false or zero."""
     return call(row("logical_not"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 
 def bitwise_and(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Bits set in both."""
+    """``x1 & x2``: the bits that are set in both."""
     return _bitwise_and(x1, x2)
 
 
 def bitwise_or(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Bits set in at least one."""
+    """``x1 | x2``: the bits that are set in at least one."""
     return _bitwise_or(x1, x2)
 
 
 def bitwise_xor(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Bits set in exactly one."""
+    """``x1 ^ x2``: the bits that are set in exactly one."""
     return _bitwise_xor(x1, x2)
 
 
 def bitwise_invert(x: ArrayLike, /) -> Tensor:
-    """Bits not set."""
+    """``~x``: every bit the other way round."""
     return call(row("bitwise_not"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 
 def bitwise_left_shift(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Bits of `x1` moved `x2` places up."""
+    """``x1 << x2``: bits moved up."""
     return _left_shift(x1, x2)
 
 
 def bitwise_right_shift(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Bits of `x1` moved `x2` places down."""
+    """``x1 >> x2``: bits moved down."""
     return _right_shift(x1, x2)
 
 
 def isfinite(x: ArrayLike, /) -> Tensor:
-    """Where the elements are neither infinite nor NaN."""
+    """True for elements that are neither infinite nor NaN."""
     return call(row("isfinite"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 
 def isinf(x: ArrayLike, /) -> Tensor:
-    """Where the elements are infinite."""
+    """True for elements that are infinite."""
     return call(row("isinf"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 
 def isnan(x: ArrayLike, /) -> Tensor:
-    """Where the elements are NaN."""
+    """True for elements that are NaN."""
     return call(row("isnan"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 

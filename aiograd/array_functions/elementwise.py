@@ -47,7 +47,7 @@ def subtract(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
 
 
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
-    """Products of elements."""
+    """``x1 * x2``, element by element."""
     return _multiply(x1, x2)
 
 
@@ -104,7 +104,7 @@ def positive(x: ArrayLike, /) -> Tensor:
 
 
 def abs(x: ArrayLike, /) -> Tensor:
-    """Magnitudes."""
+    """Absolute values; magnitudes of complex numbers."""
     return _abs(as_tensor(x))  # type: ignore[no-any-return]
 
 
@@ -388,7 +388,7 @@ def conj(x: ArrayLike, /) -> Tensor:
 
 
 def real(x: ArrayLike, /) -> Tensor:
-    """Real parts."""
+    """Real parts of complex numbers."""
     return call(row("real"), (as_tensor(x),), {})  # type: ignore[no-any-return]
 
 

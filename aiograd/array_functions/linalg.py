@@ -44,7 +44,7 @@ def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Tensor:
 
 
 def det(x: ArrayLike, /) -> Tensor:
-    """Determinants."""
+    """Determinants of square matrices."""
     return call(row("det"), (_matrix("det", x, square=True),), {})  # type: ignore[no-any-return]
 
 
@@ -59,7 +59,7 @@ def eigvalsh(x: ArrayLike, /) -> Tensor:
 
 
 def inv(x: ArrayLike, /) -> Tensor:
-    """Inverses."""
+    """Inverses of square matrices."""
     return call(row("inv"), (_matrix("inv", x, square=True),), {})  # type: ignore[no-any-return]
 
 
@@ -101,7 +101,7 @@ def norm(x: ArrayLike, /, ord: Any = None, axis: Axis = None, keepdims: bool = F
 
 
 def pinv(x: ArrayLike, /, *, rtol: float | None = None) -> Tensor:
-    """Pseudo-inverses."""
+    """Moore-Penrose pseudo-inverses of matrices."""
     return call(row("pinv"), (_matrix("pinv", x),), {"rtol": rtol})  # type: ignore[no-any-return]
 
 

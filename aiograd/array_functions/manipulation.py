@@ -71,17 +71,17 @@ def moveaxis(x: ArrayLike, source: int | tuple[int, ...], destination: int | tup
 
 
 def squeeze(x: ArrayLike, /, axis: Axis = None) -> Tensor:
-    """Without the given axes, which must have extent 1; without all of extent 1 when none are given."""
+    """Remove the given axes, which must have extent 1; all axes of extent 1 if none are given."""
     return call(row("squeeze"), (as_tensor(x),), {"axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 
 def expand_dims(x: ArrayLike, /, axis: int | Sequence[int] = 0) -> Tensor:
-    """With new axes of extent 1 at these places of the result."""
+    """Insert axes of extent 1 at these places of the result."""
     return call(row("unsqueeze"), (as_tensor(x),), {"axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 
 def broadcast_to(x: ArrayLike, /, shape: Sequence[int]) -> Tensor:
-    """Repeated without a copy to fill a shape."""
+    """Broadcast to a shape, without a copy."""
     return call(row("expand"), (as_tensor(x),), {"shape": tuple(shape)})  # type: ignore[no-any-return]
 
 
@@ -99,22 +99,22 @@ def broadcast_shapes(*shapes: Sequence[int]) -> tuple[int, ...]:
 
 
 def flip(x: ArrayLike, /, axis: Axis = None) -> Tensor:
-    """In reverse order along axes; along all when none are given."""
+    """Reverse the order of the elements along axes; along all if none are given."""
     return call(row("flip"), (as_tensor(x),), {"axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 
 def roll(x: ArrayLike, /, shift: int | Sequence[int], axis: Axis = None) -> Tensor:
-    """Shifted along axes; what leaves at one end comes in at the other."""
+    """Shift the elements along axes; those that leave at one end come in at the other."""
     return call(row("roll"), (as_tensor(x),), {"shift": axes_of(shift), "axis": axes_of(axis)})  # type: ignore[no-any-return]
 
 
 def concat(arrays: Sequence[ArrayLike], /, axis: int | None = 0) -> Tensor:
-    """Joined along an axis they have; flattened and joined when it is None."""
+    """Join arrays along an axis that they have; flatten and join them if it is None."""
     return joining.concat(_some("concat", arrays), axis=axis)  # type: ignore[no-any-return]
 
 
 def stack(arrays: Sequence[ArrayLike], /, axis: int = 0) -> Tensor:
-    """Joined along a new axis."""
+    """Join arrays along a new axis."""
     return call(row("stack"), tuple(_some("stack", arrays)), {"axis": axis})  # type: ignore[no-any-return]
 
 
@@ -131,23 +131,23 @@ def unstack(x: ArrayLike, /, axis: int = 0) -> tuple[Tensor, ...]:
 
 
 def split(x: ArrayLike, /, sections: int | Sequence[int], axis: int = 0) -> tuple[Tensor, ...]:
-    """Cut along an axis into so many equal parts, or at the given positions (as in numpy)."""
+    """Cut an array along an axis into so many equal parts, or at the given positions (as in numpy)."""
     return joining.split_at(as_tensor(x), sections, axis)
 
 
 def tile(x: ArrayLike, repetitions: int | Sequence[int], /) -> Tensor:
-    """Laid side by side, so many times along each axis."""
+    """Repeat the whole array, so many times along each axis."""
     counts = tuple(repetitions) if isinstance(repetitions, (tuple, list)) else (repetitions,)
     return call(row("tile"), (as_tensor(x),), {"repetitions": counts})  # type: ignore[no-any-return]
 
 
 def repeat(x: ArrayLike, /, repeats: int | Sequence[int] | Tensor, axis: int | None = None) -> Tensor:
-    """Each element along an axis repeated, as often as one number or one for each says."""
+    """Repeat each element along an axis, as often as one number or one for each says."""
     return joining.repeat(as_tensor(x), static(repeats), axis=axis)  # type: ignore[no-any-return]
 
 
 def pad(x: ArrayLike, pad_width: int | Sequence[Any], /, *, mode: str = "constant", value: float = 0.0) -> Tensor:
-    """With a border: so much on every side, (before, after), or one such pair per axis; modes as in ``np.pad``."""
+    """Add a border: so much on every side, (before, after), or one such pair per axis; modes as in ``np.pad``."""
     return joining.pad(as_tensor(x), pad_width, mode=mode, value=value)  # type: ignore[no-any-return]
 
 
@@ -157,5 +157,5 @@ def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Tensor:
 
 
 def clone(x: ArrayLike, /) -> Tensor:
-    """A copy, in the graph."""
+    """Copy, in the graph."""
     return call(row("clone"), (as_tensor(x),), {})  # type: ignore[no-any-return]

@@ -77,7 +77,7 @@ def argmin(x: ArrayLike, /, axis: int | None = None, keepdims: bool = False) -> 
 
 
 def searchsorted(x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter: ArrayLike | None = None) -> Tensor:
-    """Where the elements of `x2` would go into the sorted vector `x1` (or into ``take(x1, sorter)``)."""
+    """The positions at which the elements of `x2` would be inserted into the sorted vector `x1` (or into ``take(x1, sorter)``)."""
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted(side={side!r}): expected 'left' or 'right'")
     sorted_ = as_tensor(x1) if sorter is None else take(x1, sorter, axis=0)
@@ -85,7 +85,7 @@ def searchsorted(x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter:
 
 
 def isin(x: ArrayLike, elements: ArrayLike, /, *, invert: bool = False) -> Tensor:
-    """Where the elements are among others."""
+    """True for elements that are among others."""
     return call(row("isin"), (as_tensor(x), as_tensor(elements)), {"invert": invert})  # type: ignore[no-any-return]
 
 
@@ -116,7 +116,7 @@ def index_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: in
 
 
 def sort(x: ArrayLike, /, axis: int = -1, descending: bool = False, stable: bool = True) -> Tensor:
-    """Sorted along an axis."""
+    """Sort along an axis."""
     return call(row("sort"), (as_tensor(x),), {"axis": axis, "descending": descending, "stable": stable})  # type: ignore[no-any-return]
 
 

@@ -161,7 +161,7 @@ def is_available() -> bool:
 
 
 def device_count() -> int:
-    """How many devices ``cuda:0``, ``cuda:1`` ... there are; 0 where none can be used.
+    """The number of devices ``cuda:0``, ``cuda:1`` ...; 0 if none can be used.
 
     Returns:
         The number.
@@ -172,7 +172,7 @@ def device_count() -> int:
 
 
 def why_not() -> str | None:
-    """Why there is no CUDA device, with what was looked for and what to do; None where there is one.
+    """The reason why there is no CUDA device, with the places looked at and advice; None if there is one.
 
     Returns:
         A sentence, or None.

@@ -92,7 +92,7 @@ class Event:
         return self.wait().__await__()
 
     def synchronize(self) -> None:
-        """As `wait`, blocking the thread.
+        """Block the thread until the device has come to the event.
 
         Raises:
             NotReadyError: an event loop is running and it has not come to pass: ``await event``.
@@ -193,7 +193,7 @@ class Stream:
         event.query()
 
     def synchronize(self) -> None:
-        """As `done`, blocking the thread.
+        """Block the thread until everything asked of the stream is done.
 
         Raises:
             NotReadyError: an event loop is running: ``await stream.done()``.
@@ -236,7 +236,7 @@ class Stream:
 
 
 def current_stream(device: str = "cuda:0") -> Stream:
-    """Where operations of the caller go.
+    """The stream that operations of the caller go to.
 
     Args:
         device: name of the device.

@@ -76,7 +76,7 @@ class SavedValues:
 
 
 class allow_mutation_on_saved_tensors(ModeScope):
-    """Within the block, tensors saved for backward may be modified in place: their old values are copied just before.
+    """Allow to modify tensors in place that are saved for backward: in the block their old values are copied just before.
 
     ``with allow_mutation_on_saved_tensors() as saved:`` gives the `SavedValues`. Passes through the graph have to run within the block.
     Belongs to the asyncio task. Values saved under other saved-tensor hooks inside the block belong to those hooks.

@@ -20,7 +20,7 @@ class ReLU(Module):
         refuse_inplace("ReLU", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -42,7 +42,7 @@ class GELU(Module):
         self.approximate = approximate
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -67,7 +67,7 @@ class SiLU(Module):
         refuse_inplace("SiLU", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -91,7 +91,7 @@ class ELU(Module):
         self.alpha = alpha
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -118,7 +118,7 @@ class LeakyReLU(Module):
         self.negative_slope = negative_slope
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -145,7 +145,7 @@ class Softplus(Module):
         self.threshold = threshold
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -163,7 +163,7 @@ class Tanh(Module):
     """Hyperbolic tangent."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -178,7 +178,7 @@ class Sigmoid(Module):
     """``1 / (1 + exp(-x))``."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise.
+        """Apply the function to each element.
 
         Args:
             input: any shape.
@@ -200,7 +200,7 @@ class Softmax(Module):
         self.dim = dim
 
     def forward(self, input: Any) -> Tensor:
-        """Along the axis.
+        """Apply the function along the axis.
 
         Args:
             input: any shape with that axis.
@@ -225,7 +225,7 @@ class LogSoftmax(Module):
         self.dim = dim
 
     def forward(self, input: Any) -> Tensor:
-        """Along the axis.
+        """Apply the function along the axis.
 
         Args:
             input: any shape with that axis.

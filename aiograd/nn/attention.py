@@ -99,7 +99,7 @@ class MultiHeadAttention(Module):
         average_attn_weights: bool = True,
         is_causal: bool = False,
     ) -> tuple[Tensor, Tensor | None]:
-        """Attend.
+        """Attend: outputs are mixtures of projected values.
 
         Args:
             query: (L, N, E), or (N, L, E) with `batch_first`, or (L, E).

@@ -12,7 +12,7 @@ from aiograd.tensors.tensor import Tensor
 
 
 class Dropout(Module):
-    """In training sets each element to 0 with probability `p` and scales the others so that the mean stays.
+    """Set each element to 0 with probability `p` in training, and scale the others so that the mean stays.
 
     Args:
         p: in [0, 1].
@@ -31,7 +31,7 @@ class Dropout(Module):
         self.generator = generator
 
     def forward(self, input: Any) -> Tensor:
-        """The input with holes.
+        """Drop elements in training.
 
         Args:
             input: any shape.

@@ -122,7 +122,7 @@ def trunc_normal_(
 
 
 def constant_(tensor: T, val: float) -> T:
-    """One number.
+    """Set every element to one number.
 
     Args:
         tensor: any shape.
@@ -135,7 +135,7 @@ def constant_(tensor: T, val: float) -> T:
 
 
 def zeros_(tensor: T) -> T:
-    """Zeros.
+    """Set every element to 0.
 
     Args:
         tensor: any shape.
@@ -147,7 +147,7 @@ def zeros_(tensor: T) -> T:
 
 
 def ones_(tensor: T) -> T:
-    """Ones.
+    """Set every element to 1.
 
     Args:
         tensor: any shape.

@@ -143,7 +143,7 @@ class Optimizer:
         self._run(self._collected(gradients))
 
     async def astep(self, gradients: Gradients | None = None) -> None:
-        """As `step`, on the engine's executor, so that the event loop stays free while millions of parameters are updated.
+        """Take a step as `step` does, on the engine's executor: the event loop stays free while millions of parameters are updated.
 
         Parameters change while it runs: a forward at the same time may see some old and some new values, and its backward then fails with
         `ModifiedError`. A step that is cancelled before it has begun is not taken; once begun it is carried out to its end, never left half

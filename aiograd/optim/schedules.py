@@ -66,7 +66,7 @@ class LRScheduler:
             group["lr"] = lr
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands; what it is made of is not part of it.
+        """The number of steps and the first rates; the options of the schedule are not part of it.
 
         Returns:
             A dict for `load_state_dict`.
@@ -90,7 +90,7 @@ class LRScheduler:
 
 
 class StepLR(LRScheduler):
-    """Times `gamma` every `step_size` steps.
+    """Multiply the rates by `gamma` every `step_size` steps.
 
     Args:
         optimizer: the optimizer.
@@ -113,7 +113,7 @@ class StepLR(LRScheduler):
 
 
 class MultiStepLR(LRScheduler):
-    """Times `gamma` at each of the `milestones`.
+    """Multiply the rates by `gamma` at each of the `milestones`.
 
     Args:
         optimizer: the optimizer.
@@ -131,7 +131,7 @@ class MultiStepLR(LRScheduler):
 
 
 class ExponentialLR(LRScheduler):
-    """Times `gamma` at every step.
+    """Multiply the rates by `gamma` at every step.
 
     Args:
         optimizer: the optimizer.
@@ -170,7 +170,7 @@ class CosineAnnealingLR(LRScheduler):
 
 
 class LinearLR(LRScheduler):
-    """Times a factor that goes from `start_factor` to `end_factor` within `total_iters` steps: a warm-up.
+    """Multiply the first rates by a factor that goes from `start_factor` to `end_factor` within `total_iters` steps: a warm-up.
 
     Args:
         optimizer: the optimizer.
@@ -195,7 +195,7 @@ class LinearLR(LRScheduler):
 
 
 class LambdaLR(LRScheduler):
-    """Times what a function of the number of steps returns: one for all groups, or one each.
+    """Multiply the first rates by the result of a function of the number of steps: one for all groups, or one each.
 
     Args:
         optimizer: the optimizer.

@@ -322,7 +322,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
     # ---- jobs
 
     def aiograd_submit(self, job: Callable[[], T]) -> asyncio.Future[T]:
-        """Where aiograd's engine hands in kernels when it runs on a loop that has this method, instead of to threads of its own.
+        """Run a kernel of aiograd's engine, which hands kernels to a loop that has this method instead of to threads of its own.
 
         Args:
             job: takes no argument and carries its context with it.

@@ -21,7 +21,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Simulation(Generic[T]):
-    """How a simulated run went.
+    """The result of a simulated run.
 
     Attributes:
         value: the result of the coroutine.

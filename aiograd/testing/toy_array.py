@@ -306,7 +306,7 @@ class ToyArray(NDArrayOperatorsMixin):
         return self._value
 
     def read(self) -> np.ndarray[Any, Any]:
-        """As `get`, from anywhere: blocks until the data is there.
+        """The memory, from anywhere: blocks until the data is there.
 
         Returns:
             A numpy array.

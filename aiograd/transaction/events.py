@@ -22,7 +22,7 @@ class Outcome(StrEnum):
 
 
 class Trouble(Enum):
-    """Why a worker could not be told of a decision."""
+    """The reason why a worker could not be told of a decision."""
 
     #: contact with it is lost: told again a few times
     LOST = "lost"

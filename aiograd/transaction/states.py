@@ -54,7 +54,7 @@ from aiograd.transaction.events import Outcome
 
 
 class TransactionState(StrEnum):
-    """How far a transaction is, on one worker."""
+    """The state of a transaction on one worker."""
 
     ACTIVE = "active"
     PREPARED = "prepared"

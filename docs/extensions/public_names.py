@@ -21,15 +21,18 @@ KINDS = {"class": "autoclass", "exception": "autoexception", "function": "autofu
 class Public(SphinxDirective):
     """Documentation of public names.
 
-    The arguments are the public module and prefixes of the modules that define its names, all of them where none is given; names without a
-    defining module, such as constants, belong to the prefix ``data``.
+    The arguments are the public module and, in the order wanted, prefixes of the modules that define its names, all of them where none is given;
+    names without a defining module, such as constants, belong to the prefix ``data``.
     """
 
     required_arguments = 1
     optional_arguments = 100
     def run(self) -> list[nodes.Node]:
         module, *prefixes = self.arguments
-        chosen = [name for name in public_names(module) if not prefixes or any(name.is_defined_in(prefix) for prefix in prefixes)]
+        if prefixes:
+            chosen = [name for prefix in prefixes for name in public_names(module) if name.is_defined_in(prefix)]
+        else:
+            chosen = [*public_names(module)]
         if not chosen:
             raise self.error(f"{module} has no public names from {' '.join(prefixes)}")
         return [node for name in chosen for node in self._documented(module, name)]

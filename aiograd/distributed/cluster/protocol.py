@@ -22,7 +22,7 @@ class Cluster(Protocol):
 
     @property
     def urls(self) -> dict[str, str]:
-        """Where each worker listens."""
+        """The URL of each worker."""
 
     async def restart(self, name: str) -> None:
         """Start a worker anew, without its state, and tell everybody where it is now.

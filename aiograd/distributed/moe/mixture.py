@@ -81,7 +81,7 @@ class RemoteMixtureOfExperts:
         self.bias = make(self.random.uniform(-bound, bound, outputs).astype(np.float32)).requires_grad_()
 
     def parameters(self) -> list[Any]:
-        """Those of the gate; experts learn by themselves.
+        """The gate's parameters; experts learn by themselves.
 
         Returns:
             The Parameters.
@@ -89,7 +89,7 @@ class RemoteMixtureOfExperts:
         return [self.weight, self.bias]
 
     def named_parameters(self) -> list[tuple[str, Any]]:
-        """Those of the gate by name.
+        """The gate's parameters by name.
 
         Returns:
             Pairs of name and Parameter.

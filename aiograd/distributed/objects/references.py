@@ -52,7 +52,7 @@ class RemoteRef:
         return hash((self.owner, self.key))
 
     def to_wire(self) -> WireReference:
-        """As the codec takes it.
+        """The reference in the form that the codec takes.
 
         Returns:
             The values that a message carries.

@@ -47,7 +47,7 @@ _SINGLE_LARGEST: Final = np.finfo(np.float32).max
 
 
 class Encoding(enum.IntEnum):
-    """How the values of a tensor are written."""
+    """The form in which the values of a tensor are written."""
 
     #: as they are, bit for bit
     PLAIN = 0

@@ -172,7 +172,7 @@ def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> No
 
 
 def normalize(input: ArrayLike, p: float = 2.0, dim: int | None = None, eps: float = 1e-12, *, axis: int | None = None) -> Tensor:
-    """Divided by the norm along an axis (the second by default), or by `eps` where that is smaller.
+    """Divide by the norm along an axis (the second by default), or by `eps` if the norm is smaller.
 
     Args:
         input: any shape.

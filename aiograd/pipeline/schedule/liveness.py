@@ -29,7 +29,7 @@ _K = ActionKind
 
 @dataclass(frozen=True, slots=True)
 class SlotAssignment:
-    """Where one rank keeps its activations.
+    """The places where one rank keeps its activations.
 
     Attributes:
         rank: the rank.

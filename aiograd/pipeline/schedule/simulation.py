@@ -24,7 +24,7 @@ _K = ActionKind
 
 
 def simulate(schedule: Schedule, costs: Costs) -> Timeline:
-    """When each action of a schedule starts and ends; see Note [The machine].
+    """The times at which the actions of a schedule start and end; see Note [The machine].
 
     Args:
         schedule: compute-only or lowered.

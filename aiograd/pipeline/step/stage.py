@@ -90,7 +90,7 @@ class Stage:
                 raise ArgumentTypeError(f"Stage(parameters=...): expected leaf Tensors, found {type(item).__name__}")
 
     def leaves(self) -> frozenset[AccumulateGrad] | None:
-        """Where gradients of the stage's known parameters arrive; None: its parameters are not known.
+        """The leaves where gradients of the stage's parameters arrive; None: its parameters are not known.
 
         Returns:
             The leaves, or None.

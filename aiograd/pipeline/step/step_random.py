@@ -49,7 +49,7 @@ class StepRandom:
 
     @contextmanager
     def at(self, stage: int | None, microbatch: int) -> Iterator[None]:
-        """Within the block the default generator is that of a stage and microbatch, from its start.
+        """Let the default generator be that of a stage and microbatch within the block, from its start.
 
         Args:
             stage: its number; None: of the loss function.

@@ -107,7 +107,7 @@ class SimulatedNetwork(Links):
 
     @contextmanager
     def host(self, name: str) -> Iterator[None]:
-        """In this block, and in whatever is started from it, code belongs to the host `name`. See Note [What runs where].
+        """Let code in this block, and whatever is started from it, belong to the host `name`. See Note [What runs where].
 
         Args:
             name: name of the host.
