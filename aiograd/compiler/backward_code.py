@@ -1,28 +1,36 @@
-"""The backward of a program as Python text, made while the first pass runs it.
+"""The backward of a program as `Code`, made while the first pass runs it.
 
-The first pass that has gradients for certain outputs and wants certain edges goes through the rules one by one, with the real arrays, and notes
-what it does: which rule gave None, which gradient had to be summed down to its target's shape or cast, which was a slice. Later passes run the
-text. Sums are associated as the engine does (Note [Deterministic sums] in `aiograd.engine.input_buffer`).
+The first pass that has gradients for certain outputs and wants certain edges goes through the rules one by one, on recording arrays that have the real
+ones behind them, and takes down what they do: the numpy calls that a rule makes, or the rule itself as one call; which rule gave None, which gradient
+had to be summed down to its target's shape or cast, which was a slice. Later passes run the code. Sums are associated as the engine does (Note
+[Deterministic sums] in `aiograd.engine.input_buffer`).
 """
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, saved_names, sources, static_text, uses
+from aiograd.compiler.calls import Code, Form, Ref
+from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, saved_names, sources, uses
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
-from aiograd.compiler.source import Names, load
+from aiograd.compiler.passes import optimized
+from aiograd.compiler.source import load
+from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.engine.validate import fit
 from aiograd.ops.elementwise import identity
+from aiograd.ops.indexing import getitem_adjoint
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
-from aiograd.trees import map_tree
+from aiograd.trees import leaves_of, map_tree
+
+_ARRAYS = (np.ndarray, np.generic)
 
 
 class BackwardWriter:
-    """Runs one pass through a program and writes its text.
+    """Runs one pass through a program and writes its code.
 
     Args:
         program: of the forward.
@@ -38,56 +46,50 @@ class BackwardWriter:
     ) -> None:
         self._program = program
         self._node = node
-        names = saved_names(program)
-        #: arrays by name, as the text has them in its variables
-        self._arrays: dict[str, Any] = dict(zip(names, saved, strict=True))
-        self._names = Names()
-        self._lines = ["def backward(saved, grads):"]
-        if names:
-            self._lines.append(f"{', '.join(names)}, = saved")
-        self._lines.append(f"{', '.join(f'g_{value.name}' for value in program.outputs)}, = grads")
-        #: by name of a value, the variable of its gradient; those that are sums of our own
-        self._sums: dict[str, str] = {}
-        self._owned: set[str | None] = set()
-        for value, grad in zip(program.outputs, grads, strict=True):
-            if grad is not None:
-                self._sums[value.name] = f"g_{value.name}"
-                self._arrays[f"g_{value.name}"] = grad
+        self._tracer = Tracer("d")
+        #: what the forward kept, by name
+        self._saved = {name: self._tracer.recorded(name, value) for name, value in zip(saved_names(program), saved, strict=True)}
+        given = [self._tracer.recorded(f"g_{value.name}", grad) for value, grad in zip(program.outputs, grads, strict=True)]
+        self._parameters = ("saved", tuple(_refs(self._saved.values()))), ("grads", tuple(_refs(given)))
+        #: by name of a value, its gradient; the names of those that are sums of our own
+        self._sums: dict[str, Any] = {
+            value.name: each for value, each, grad in zip(program.outputs, given, grads, strict=True) if grad is not None
+        }
+        self._owned: set[str] = set()
         places, counts = sources(program)
         numbers = {place: k for k, place in enumerate(places)}
         #: by statement and argument, the edge of a use
         self._edges = {(number, i): numbers[place] for number, i, place in uses(program)}
         self._wanted = self._lead_to(needs)
-        #: per edge: True if it has several uses that are added up here; the variables of those that are not; the name of its target
+        #: per edge: True if it has several uses that are added up here; the gradients of those that are not; the name of its target
         self._is_summed = [bool(is_sum) and count > 1 for is_sum, count in zip(sums, counts, strict=True)]
-        self._parts: list[list[str]] = [[] for _ in places]
+        self._parts: list[list[Any]] = [[] for _ in places]
         self._targets = [(*program.inputs, *program.captured)[place].name for place in places]
-        self._count = 0
+        self._results: list[Any] = []
 
     def run(self) -> list[Any]:
         """The gradients of the edges."""
         statements = self._program.statements
-        for number in reversed(range(len(statements))):
-            if statements[number].node is not None:
-                self._statement(number, statements[number])
-        results = [self._result(k) for k in range(len(self._targets))]
-        self._lines.append(f"return [{', '.join(results)}]")
-        return [None if name == "None" else self._arrays[name] for name in results]
+        with self._tracer.watching(np.geterr()):
+            for number in reversed(range(len(statements))):
+                if statements[number].node is not None:
+                    self._statement(number, statements[number])
+        self._results = [self._result(k) for k in range(len(self._targets))]
+        return [None if each is None else each.value for each in self._results]
 
-    def _result(self, edge: int) -> str:
-        """The variable of the gradient of an edge."""
+    def _result(self, edge: int) -> Any:
+        """The gradient of an edge."""
         parts = self._parts[edge]
         if self._is_summed[edge]:
-            return self._sums.get(self._targets[edge], "None")
-        if len(parts) < 2:
-            return parts[0] if parts else "None"
-        unsummed = self._names.of("unsummed", UnsummedGradient)
-        return self._note(f"{unsummed}([{', '.join(parts)}])", UnsummedGradient([self._arrays[part] for part in parts]))
+            return self._sums.get(self._targets[edge])
+        if not parts:
+            return None
+        parts = [self._opaque("slice_gradient", SliceGradient, _parts_of(part)) if part.__class__ is SliceGradient else part for part in parts]
+        return self._opaque("unsummed", UnsummedGradient, (parts,)) if len(parts) > 1 else parts[0]
 
     def compiled(self) -> tuple[Callable[..., list[Any]], str]:
         """A function of what is saved and of the gradients that does the same again; and its text."""
-        text = "\n    ".join(self._lines) + "\n"
-        return load(text, "backward", self._names.namespace), text
+        return load(optimized(Code("backward", self._parameters, tuple(self._tracer.calls), map_tree(_ref_of, self._results, Recorded))))
 
     # ---------------------------------------------------------------- which part
 
@@ -111,87 +113,72 @@ class BackwardWriter:
     def _statement(self, number: int, statement: Statement) -> None:
         wanted = [i for i in range(len(statement.arrays)) if (number, i) in self._wanted]
         found = [self._sums.pop(value.name, None) for value in statement.outputs]
-        self._owned.difference_update(found)  # from here on others may hold it: a rule may hand it on as it is
-        if not wanted or all(name is None for name in found):
+        self._owned.difference_update([value.name for value in statement.outputs])  # a rule may hand it on as it is
+        if not wanted or all(grad is None for grad in found):
             return
         cls: Any = statement.node
         op = statement.op
         conjugates = bool(getattr(cls, "conjugates", False))
+        self._tracer.comment = f"{op.name}, {statement.place}: {statement.line}"
         if op.outputs == 1:
-            g: Any = self._conjugated(str(found[0]), conjugates)
-            given = self._arrays[g]
+            g: Any = self._conjugated(found[0]) if conjugates else found[0]
         else:
-            present = self._arrays[next(name for name in found if name is not None)]
-            names = [
-                self._zeros(present, value) if name is None else self._conjugated(name, conjugates)
-                for name, value in zip(found, statement.outputs, strict=True)
-            ]
-            g, given = f"({', '.join(names)},)", tuple([self._arrays[name] for name in names])
+            g = tuple(
+                [
+                    self._opaque("zeros", np.zeros, (value.shape, value.dtype)) if grad is None else self._conjugated(grad) if conjugates else grad
+                    for grad, value in zip(found, statement.outputs, strict=True)
+                ]
+            )
         arrays = (op.variadic,) if op.variadic else op.arrays
         targets = {arrays[0]} if op.variadic else {op.arrays[i] for i in wanted}
-        self._lines.append(f"# {statement.op.name}, {statement.place}: {statement.line}")
-        results: dict[str, tuple[str, Any]] = {}
+        results: dict[str, Any] = {}
         for arguments, rule, rule_names in cls.row.fast:
             if not targets & set(arguments):
                 continue
-            needs = tuple(argument in targets for argument in arguments)
-            texts, values = self._rule_arguments(number, statement, rule_names, needs)
             if rule is identity:
-                results[arguments[0]] = g, given
+                results[arguments[0]] = g
                 continue
-            result = rule(given, *values)
-            called = self._names.of("_".join((op.name, *arguments)), rule)
-            call = f"{called}({', '.join([g, *texts])})"
-            if len(arguments) == 1 and not op.variadic:
-                results[arguments[0]] = self._note(call, result), result
-            elif op.variadic:
-                target = self._new()
-                self._lines.append(f"{target} = {call}")
-                for i, part in enumerate(result):
-                    results[str(i)] = f"{target}[{i}]", part
+            needs = tuple(argument in targets for argument in arguments)
+            given = [g, *[self._rule_argument(number, statement, name, needs) for name in rule_names]]
+            result = self._call(f"{op.name}_{'_'.join(arguments)}", rule, tuple(given), wants_several=op.variadic is not None or len(arguments) > 1)
+            if op.variadic:
+                results.update((str(i), part) for i, part in enumerate(result))
             else:
-                names = [self._new() for _ in arguments]
-                self._lines.append(f"{', '.join(names)}, = {call}")
-                for argument, name, part in zip(arguments, names, result, strict=True):
-                    self._arrays[name] = part
-                    results[argument] = name, part
-        for i in range(len(statement.arrays)):
-            if i in wanted:
-                entry = results.get(str(i) if op.variadic else op.arrays[i])
-                if entry is not None and entry[1] is not None:
-                    self._give(number, i, statement, *entry, conjugates)
+                results.update(zip(arguments, (result,) if len(arguments) == 1 else result, strict=True))
+        for i in wanted:
+            grad = results.get(str(i) if op.variadic else op.arrays[i])
+            if grad is not None:
+                self._give(number, i, statement, grad, conjugates)
 
-    def _rule_arguments(self, number: int, statement: Statement, names: tuple[str, ...], needs: tuple[bool, ...]) -> tuple[list[str], list[Any]]:
-        texts: list[str] = []
-        values: list[Any] = []
-        op, saved = statement.op, rule_inputs(statement)
-        for name in names:
-            if name == "needs":
-                value: Any = needs
-            elif name in saved:
-                if name in statement.statics:
-                    texts.append(static_text(statement.statics[name], self._names))
-                    values.append(map_tree(lambda value: self._arrays[value.name], statement.statics[name], Value))
-                    continue
-                found = names_of(statement, number, name)
-                if name == op.variadic or (name == "out" and op.outputs != 1):
-                    texts.append(f"({', '.join(found)},)")
-                    values.append(tuple([self._arrays[each] for each in found]))
-                    continue
-                if found:
-                    texts.append(found[0])
-                    values.append(self._arrays[found[0]])
-                    continue
-                value = None
-            else:
-                value = self._fact(statement, name)
-            values.append(value)
-            texts.append(repr(value) if value is None or value.__class__ in (bool, int) else self._names.of("k", value))
-        return texts, values
+    def _call(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...], *, wants_several: bool = False) -> Any:
+        """Take down the calls that a function makes, or itself."""
+        try:
+            if not all(isinstance(each.value, _ARRAYS) for each in leaves_of(arguments, Recorded)):
+                raise Untraceable("a saved value that is no array")
+            result = self._tracer.trace(function, arguments)
+        except Untraceable:
+            return self._opaque(label, function, arguments)
+        parts = result if wants_several else (result,)
+        if all(part is None or type(part) in (Recorded, SliceGradient) for part in parts):
+            return result
+        return self._opaque(label, function, arguments)
 
-    def _fact(self, statement: Statement, name: str) -> Any:
-        """A shape, a dtype, or a static argument."""
+    def _opaque(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        """Run a function and take it down as one call."""
+        result = function(*map_tree(_value_of, arguments, Recorded))
+        return self._tracer.add(Form.CALL, function, label, arguments, {}, result, fresh=function is np.zeros, opaque=True)
+
+    def _rule_argument(self, number: int, statement: Statement, name: str, needs: tuple[bool, ...]) -> Any:
         op = statement.op
+        if name == "needs":
+            return needs
+        if name in rule_inputs(statement):
+            if name in statement.statics:
+                return map_tree(lambda value: self._saved[value.name], statement.statics[name], Value)
+            found = [self._saved[each] for each in names_of(statement, number, name)]
+            if name == op.variadic or (name == "out" and op.outputs != 1):
+                return tuple(found)
+            return found[0] if found else None
         if name in statement.statics:
             return statement.statics[name]
         if name in op.defaults and name in op.statics:
@@ -204,64 +191,60 @@ class BackwardWriter:
 
     # ---------------------------------------------------------------- gradients on their way
 
-    def _give(self, number: int, i: int, statement: Statement, name: str, grad: Any, conjugates: bool) -> None:
+    def _give(self, number: int, i: int, statement: Statement, grad: Any, conjugates: bool) -> None:
         """Fit a gradient to its target, and send or add it."""
         target: Any = statement.arrays[i]
         if conjugates:
-            grad = np.conj(grad)
-            name = self._note(f"{self._names.of('conj', np.conj)}({name})", grad)
+            grad = self._conjugated(grad)
         if grad.shape != target.shape or grad.dtype is not target.dtype:
-            grad = fit(grad, target.shape, target.dtype, self._node, i)
-            shape, dtype = self._names.of("shape", target.shape), self._names.of("dtype", target.dtype)
-            name = self._note(f"{self._names.of('fit', fit)}({name}, {shape}, {dtype}, {self._names.of('node', _NODE)}, {i})", grad)
+            grad = self._call("fit", fit, (self._dense(grad), target.shape, target.dtype, _NODE, i))
         edge = self._edges.get((number, i)) if target.kind is not ValueKind.COMPUTED else None
         if edge is not None and not self._is_summed[edge]:
-            self._parts[edge].append(self._note(name, grad))
+            self._parts[edge].append(grad)
             return
-        have = self._sums.get(target.name)
-        is_slice = grad.__class__ is SliceGradient
+        name = target.name
+        have = self._sums.get(name)
         if have is None:
-            if is_slice:
-                grad = grad.dense()
-                name = self._note(f"{name}.dense()", grad)
+            self._sums[name] = self._dense(grad)
+            if grad.__class__ is SliceGradient:
                 self._owned.add(name)
-            self._sums[target.name] = self._note(name, grad)
-        elif is_slice:
-            if have in self._owned:
-                grad.add_to(self._arrays[have])
-                self._lines.append(f"{name}.add_to({have})")
+        elif name in self._owned and have.__class__ is np.ndarray:
+            if grad.__class__ is SliceGradient:
+                self._tracer.write(_add_slice, "add_slice", (have, *_parts_of(grad)), have)
             else:
-                self._own(target, self._note(f"{have} + {name}.dense()", self._arrays[have] + grad.dense()))
-        elif have in self._owned and self._arrays[have].__class__ is np.ndarray:
-            np.add(self._arrays[have], grad, out=self._arrays[have])
-            self._lines.append(f"{self._names.of('add', np.add)}({have}, {name}, {have})")
+                self._tracer.write(np.add, "add", (have, grad), have)
         else:
-            self._own(target, self._note(f"{have} + {name}", self._arrays[have] + grad))
+            self._sums[name] = self._call("plus", operator.add, (have, self._dense(grad)))
+            self._owned.add(name)
 
-    def _own(self, target: Value, name: str) -> None:
-        self._sums[target.name] = name
-        self._owned.add(name)
+    def _conjugated(self, grad: Any) -> Any:
+        return self._call("conjugate", np.conjugate, (grad,))
 
-    def _conjugated(self, name: str, conjugates: bool) -> str:
-        return self._note(f"{self._names.of('conj', np.conj)}({name})", np.conj(self._arrays[name])) if conjugates else name
+    def _dense(self, grad: Any) -> Any:
+        if grad.__class__ is not SliceGradient:
+            return grad
+        return self._tracer.row(getitem_adjoint, (grad.value,), {"index": grad.index, "shape": grad.shape})
 
-    def _zeros(self, present: Any, value: Value) -> str:
-        zeros = np.zeros_like(present, shape=value.shape, dtype=value.dtype)
-        shape, dtype = self._names.of("shape", value.shape), self._names.of("dtype", value.dtype)
-        return self._note(f"{self._names.of('zeros', np.zeros)}({shape}, {dtype})", zeros)
 
-    def _note(self, expression: str, value: Any) -> str:
-        """The variable that holds an expression from here on."""
-        if expression in self._arrays:
-            return expression
-        name = self._new()
-        self._lines.append(f"{name} = {expression}")
-        self._arrays[name] = value
-        return name
+def _parts_of(grad: Any) -> Any:
+    return grad.value, grad.index, grad.shape
 
-    def _new(self) -> str:
-        self._count += 1
-        return f"d{self._count}"
+
+def _add_slice(total: Any, value: Any, index: Any, shape: Any, out: Any) -> Any:
+    SliceGradient(value, index, shape).add_to(out)
+    return out
+
+
+def _value_of(recorded: Recorded) -> Any:
+    return recorded.value
+
+
+def _ref_of(recorded: Recorded) -> Ref:
+    return recorded.ref
+
+
+def _refs(recorded: Any) -> list[Ref]:
+    return [each.ref for each in recorded]
 
 
 class _Named:
@@ -270,4 +253,4 @@ class _Named:
     name = "a compiled function"
 
 
-_NODE = _Named()
+_NODE: Any = _Named()

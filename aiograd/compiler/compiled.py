@@ -85,17 +85,19 @@ class ProgramCode:
         self.saved_places = [i for i, value in enumerate((*program.inputs, *program.captured)) if value.name in saved]
         self.saved_outputs = [i for i, value in enumerate(program.outputs) if value.name in saved]
         self.estimate = estimate(program)
-        self.captured = [(tensor, value.shape, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)]
+        self.captured = [
+            (tensor, value.shape, value.strides, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)
+        ]
         self.used = 0
         self.runs = 0
 
     def fit(self) -> Fit:
         """How what the program was made for compares with what is now."""
-        for tensor, shape, dtype, records in self.captured:
+        for tensor, shape, strides, dtype, records in self.captured:
             if tensor._x is not None:
                 refresh(tensor)
             data = tensor._data
-            if data.shape != shape or data.dtype != dtype or (tensor._node is not None) is not records:
+            if data.shape != shape or data.strides != strides or data.dtype is not dtype and data.dtype != dtype or (tensor._node is not None) is not records:
                 return Fit.STALE
         found = Fit.SAME
         for owner, attributes in self.guards:

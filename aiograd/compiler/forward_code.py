@@ -1,22 +1,26 @@
-"""The forward of a program as Python text.
+"""The forward of a program as `Code`.
 
-Each statement is one call of its row's forward, or of the kernels that it ran with, in the order of recording: the results are those of the eager
-call to the bit. Large arrays are dropped after their last use.
+Each statement becomes the numpy calls that its row's forward, or the kernels that it ran with, make on recording arrays; where they cannot be traced it
+is one call of that function. The order is that of recording, and the results are those of the eager call to the bit.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.calls import Call, Code, Form, Ref
+from aiograd.compiler.passes import optimized
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
-from aiograd.compiler.source import Names, load
+from aiograd.compiler.source import load
+from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
+from aiograd.trees import map_tree
 
-#: bytes from which on a value that is not needed any more is dropped
-DROPPED_BYTES = 1 << 14
-
+#: elements up to which arrays are made to trace a forward with
+TRACED_SIZE = 1 << 15
 
 def rule_inputs(statement: Statement) -> tuple[str, ...]:
     """The names that the rules of a statement ask for, of arrays, output and residuals; in a fixed order, each once."""
@@ -60,60 +64,119 @@ def residual(number: int, name: str) -> str:
 
 
 def compile_forward(program: Program) -> tuple[Callable[..., Any], str]:
-    """A function of the arrays of inputs and captured Tensors that returns outputs and what the backward needs, each a tuple; and its text."""
-    names = Names()
-    asarray = names.of("asarray", np.asarray)
-    saved = saved_names(program)
-    kept = {*saved, *(value.name for value in program.outputs)}
-    drops = _drops(program, kept)
-    lines = [f"def forward({', '.join(value.name for value in (*program.inputs, *program.captured))}):"]
-    for number, statement in enumerate(program.statements):
-        arguments = ["None" if value is None else value.name for value in statement.arrays]
-        arguments += [f"{name}={static_text(value, names)}" for name, value in statement.statics.items()]
-        if statement.fused is None:
-            call = f"{names.of(statement.op.name, statement.op.forward)}({', '.join(arguments)})"
-            targets = [value.name for value in statement.outputs]
-        else:
-            call = f"{names.of(f'{statement.op.name}_fused', statement.fused.forward)}({', '.join(arguments)})"
-            first = statement.outputs[0].name if statement.op.outputs == 1 else f"({', '.join(value.name for value in statement.outputs)},)"
-            targets = [first, *(residual(number, name) for name in statement.fused.residuals)]
-        is_tuple = statement.fused is not None or statement.op.outputs != 1
-        where = f"  # {statement.place}: {statement.line}"
-        if not statement.outputs:
-            lines.append(f"{call}{where}")
-        elif not is_tuple and not statement.outputs[0].shape:
-            lines.append(f"{targets[0]} = {asarray}({call}){where}")
-        else:
-            lines.append(f"{', '.join(targets)}{',' if is_tuple else ''} = {call}{where}")
-            lines += [f"{value.name} = {asarray}({value.name})" for value in statement.outputs if is_tuple and not value.shape]
-        if number in drops:
-            lines.append(f"del {', '.join(drops[number])}")
-    lines.append(f"return ({', '.join(value.name for value in program.outputs)},), ({', '.join(saved)}{',' if saved else ''})")
-    text = "\n    ".join(lines) + "\n"
-    return load(text, "forward", names.namespace), text
+    """The function of `forward_code`, and its text."""
+    return load(optimized(forward_code(program)))
 
 
-def _drops(program: Program, kept: set[str]) -> dict[int, list[str]]:
-    return {
-        number: names
-        for number, values in program.last_uses().items()
-        if (names := [value.name for value in values if value.nbytes >= DROPPED_BYTES and value.name not in kept])
-    }
+def forward_code(program: Program) -> Code:
+    """A function of the arrays of inputs and captured Tensors that returns outputs and what the backward needs, each a tuple."""
+    writer = _ForwardWriter(program)
+    with writer.tracer.watching():
+        for number, statement in enumerate(program.statements):
+            writer.write(number, statement)
+    refs = writer.refs
+    outputs, saved = tuple([refs[value.name] for value in program.outputs]), tuple([refs[name] for name in saved_names(program)])
+    return Code("forward", writer.given, tuple(writer.tracer.calls), (outputs, saved), frozenset(saved) - set(outputs))
 
 
-def static_text(value: Any, names: Names) -> str:
-    """Text of a static argument."""
-    if isinstance(value, Value):
-        return value.name
-    if value is None or value.__class__ in (bool, int, str):
-        return repr(value)
-    if value.__class__ is tuple:
-        return f"({', '.join(static_text(item, names) for item in value)}{',' if value else ''})"
-    if value.__class__ is list:
-        return f"[{', '.join(static_text(item, names) for item in value)}]"
-    if value.__class__ is slice:
-        return f"slice({static_text(value.start, names)}, {static_text(value.stop, names)}, {static_text(value.step, names)})"
-    return names.of("k", value)
+class _ForwardWriter:
+    def __init__(self, program: Program) -> None:
+        self.tracer = Tracer("t")
+        self.refs: dict[str, Ref] = {}
+        self._recorded: dict[str, Recorded] = {}
+        for value in (*program.inputs, *program.captured):
+            self.refs[value.name] = _ref(value)
+        self.given = tuple(self.refs.values())
+        self._bound = set(self.given)
+
+    def write(self, number: int, statement: Statement) -> None:
+        """Add the calls of a statement."""
+        self.tracer.comment = f"{statement.place}: {statement.line}"
+        function = statement.op.forward if statement.fused is None else statement.fused.forward
+        is_ufunc = statement.is_row and isinstance(function, np.ufunc) and function.nout == 1
+        if is_ufunc or not (statement.is_row and _is_small(statement) and self._trace(number, statement, function)):
+            self._call(number, statement, function, is_ufunc)
+
+    def _call(self, number: int, statement: Statement, function: Any, is_ufunc: bool) -> None:
+        """Take a statement down as one call."""
+        op = statement.op
+        arguments = tuple([None if value is None else self.refs[value.name] for value in statement.arrays])
+        options = map_tree(lambda value: self.refs[value.name], statement.statics, Value)
+        outputs = [_ref(value) for value in statement.outputs]
+        # functions may return numbers where the eager call has arrays of no axes
+        made = [Ref(f"t_{ref.name}", (), ref.dtype, ()) if ref.shape == () else ref for ref in outputs]
+        fused = statement.fused
+        residuals = [] if fused is None else [Ref(residual(number, name)) for name in fused.residuals]
+        label = function.__name__ if is_ufunc else op.name if fused is None else f"{op.name}_fused"
+        unpacks = bool(outputs) and (fused is not None or op.outputs != 1)
+        nested = len(outputs) if fused is not None and op.outputs != 1 else 0
+        calls = self.tracer.calls
+        calls.append(
+            Call(
+                Form.CALL, function, label, arguments, (*made, *residuals), options, unpacks=unpacks, nested=nested, pure=statement.is_row,
+                fresh=is_ufunc, comment=self.tracer.comment,
+            )
+        )
+        for ref, part in zip(outputs, made, strict=True):
+            if ref is not part:
+                calls.append(Call(Form.CALL, np.asarray, "asarray", (part,), (ref,)))
+        self._bind(*outputs, *residuals)
+
+    def _bind(self, *refs: Ref) -> None:
+        self.refs.update({ref.name: ref for ref in refs})
+        self._bound.update(refs)
+
+    def _like(self, value: Value) -> Recorded:
+        """A recording array for a value."""
+        found = self._recorded.get(value.name)
+        if found is None:
+            found = self._recorded[value.name] = Recorded(self.tracer, self.refs[value.name], _stand_in(value), False)
+        return found
+
+    def _trace(self, number: int, statement: Statement, function: Any) -> bool:
+        """Take a statement down as the calls that it makes; False where that cannot be done."""
+        before = len(self.tracer.calls)
+        try:
+            arrays = tuple([None if value is None else self._like(value) for value in statement.arrays])
+            found = self.tracer.trace(function, arrays, map_tree(self._like, statement.statics, Value))
+        except Untraceable:
+            return False
+        names = [value.name for value in statement.outputs]
+        if statement.fused is not None:
+            names += [residual(number, name) for name in statement.fused.residuals]
+            found = (*((found[0],) if statement.op.outputs == 1 else found[0]), *found[1:])
+        elif statement.op.outputs == 1:
+            found = (found,)
+        known = {each.ref for each in found if type(each) is Recorded} - self._bound
+        if not len(known) == len(found) == len(names) or not all(map(_is_like, found, statement.outputs)):
+            del self.tracer.calls[before:]
+            return False
+        for name, each in zip(names, map(self.tracer.as_array, found), strict=True):
+            each.ref.name, each.made = name, False
+            self._recorded[name] = each
+            self._bind(each.ref)
+        return True
+
+
+def _ref(value: Value) -> Ref:
+    return Ref(value.name, value.shape, value.dtype, value.strides)
+
+
+def _is_small(statement: Statement) -> bool:
+    values = (*statement.outputs, *values_in((statement.arrays, statement.statics)))
+    return sum(math.prod(value.shape) for value in values) <= TRACED_SIZE
+
+
+def _is_like(found: Recorded, value: Value) -> bool:
+    return (found.shape, found.dtype, found.value.strides) == (value.shape, value.dtype, value.strides)
+
+
+def _stand_in(value: Value) -> np.ndarray[Any, Any]:
+    """An array of ones with the shape, dtype and strides of a value."""
+    extents = [stride * (length - 1) for stride, length in zip(value.strides, value.shape, strict=True)] if math.prod(value.shape) else [0]
+    first, last = (sum(min(extent, 0) for extent in extents), sum(max(extent, 0) for extent in extents))
+    memory = np.ones((last - first) // value.dtype.itemsize + 2, value.dtype)
+    return np.ndarray(value.shape, value.dtype, memory, -first, value.strides)
 
 
 def sources(program: Program) -> tuple[list[int], list[int]]:

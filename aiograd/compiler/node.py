@@ -102,7 +102,7 @@ class ProgramNode(Node):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
         grads = [None if grad is None else dense(grad) for grad in grads]
-        key = (tuple([grad is not None for grad in grads]), needs, sums)
+        key = (tuple([None if grad is None else grad.strides for grad in grads]), needs, sums)
         backward = self.code.backwards.get(key)
         if backward is not None:
             result: list[Any] = backward(saved, grads)

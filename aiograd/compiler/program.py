@@ -44,7 +44,7 @@ class Value:
 
     Attributes:
         kind, index: where it comes from, see Note [Values]; the index counts within its kind.
-        shape, dtype: of every run.
+        shape, dtype, strides: of every run.
         records: True if it had a place in the graph while recording.
     """
 
@@ -53,6 +53,7 @@ class Value:
     shape: Shape
     dtype: np.dtype[Any]
     records: bool
+    strides: Shape
 
     @property
     def name(self) -> str:

@@ -159,7 +159,7 @@ class ProgramRecorder:
         data = tensor._data
         if data.__class__ is not np.ndarray:
             self.breaks(f"a tensor lives on {tensor.device}")
-        value = Value(kind, index, tuple(tensor.shape), tensor.dtype, tensor._node is not None)
+        value = Value(kind, index, tuple(tensor.shape), tensor.dtype, tensor._node is not None, getattr(data, "strides", ()))
         self._values[id(tensor)] = value
         self._arrays.setdefault(id(data), value)
         self._alive += [tensor, data]
@@ -186,7 +186,7 @@ class ProgramRecorder:
 
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
-        detached = Value(value.kind, value.index, value.shape, value.dtype, False)
+        detached = Value(value.kind, value.index, value.shape, value.dtype, False, value.strides)
         self._values[id(tensor)] = detached
         self._alive.append(tensor)
         return detached
@@ -196,7 +196,7 @@ class ProgramRecorder:
         known = self._arrays.get(id(array))
         if known is None or not known.records:
             return array if known is None else known
-        return Value(known.kind, known.index, known.shape, known.dtype, False)
+        return Value(known.kind, known.index, known.shape, known.dtype, False, known.strides)
 
     def _is_input(self, tensor: TensorCore) -> bool:
         value = self._find(tensor)

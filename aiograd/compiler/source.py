@@ -1,4 +1,4 @@
-"""Text to functions: the only place of the compiler that calls ``compile``.
+"""Code to text to functions: the only place of the compiler that calls ``compile``.
 
 The text is registered with `linecache`, so that tracebacks, debuggers and profilers show it. It consists of names made here and of rows' names.
 """
@@ -7,19 +7,110 @@ from __future__ import annotations
 
 import itertools
 import linecache
+import math
 from collections.abc import Callable
 from typing import Any
+
+import numpy as np
+
+from aiograd.compiler.calls import Call, Code, Form, Memory, Ref
+from aiograd.trees import leaves_of
+
+#: bytes from which on a value that is not needed any more is dropped
+DROPPED_BYTES = 1 << 14
+
+#: numpy deprecates a positional `out` for these, and for no others
+_OUT_BY_NAME = (np.maximum, np.minimum)
 
 _numbers = itertools.count(1)
 
 
-def load(text: str, name: str, namespace: dict[str, Any]) -> Callable[..., Any]:
-    """The function `name` that `text` defines, with `namespace` for its globals."""
+def load(code: Code) -> tuple[Callable[..., Any], str]:
+    """The function, and its text."""
+    names = Names()
+    text = text_of(code, names)
     file = f"<aiograd program {next(_numbers)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    exec(compile(text, file, "exec"), namespace)  # noqa: S102 - see the module
-    function: Callable[..., Any] = namespace[name]
-    return function
+    exec(compile(text, file, "exec"), names.namespace)  # noqa: S102 - see the module
+    function: Callable[..., Any] = names.namespace[code.name]
+    return function, text
+
+
+def text_of(code: Code, names: Names) -> str:
+    """The text of a function of straight-line calls, with a comment per statement."""
+    heads = [parameter.name if isinstance(parameter, Ref) else parameter[0] for parameter in code.parameters]
+    lines = [f"def {code.name}({', '.join(heads)}):"]
+    for parameter in code.parameters:
+        if not isinstance(parameter, Ref) and parameter[1]:
+            lines.append(f"    {', '.join(ref.name for ref in parameter[1])}, = {parameter[0]}")
+    drops, errors = _drops(code), ()
+    for number, call in enumerate(code.calls):
+        if call.errors != errors and call.errors:
+            handled = ", ".join(f"{kind}={how!r}" for kind, how in call.errors)
+            lines.append(f"    with {names.of('errstate', np.errstate)}({handled}):")
+        errors = call.errors
+        comment = f"  # {call.comment}" if call.comment else ""
+        lines.append(f"{'        ' if errors else '    '}{_statement(call, names)}{comment}")
+        if number in drops:
+            lines.append(f"{'        ' if errors else '    '}del {', '.join(ref.name for ref in drops[number])}")
+    lines.append(f"    return {_text(code.results, names)}")
+    return "\n".join(lines) + "\n"
+
+
+def _statement(call: Call, names: Names) -> str:
+    arguments = [_text(argument, names) for argument in call.arguments]
+    if call.form is Form.INDEX:
+        text = f"{arguments[0]}[{arguments[1]}]"
+    elif call.form is Form.ATTRIBUTE:
+        text = f"{arguments[0]}.{call.function}"
+    else:
+        function = names.of(call.label, call.function)
+        if call.form is Form.METHOD:
+            function = f"{arguments.pop(0)}.{call.function}"
+        if call.out is not None:
+            arguments.append(f"out={call.out.name}" if call.function in _OUT_BY_NAME else call.out.name)
+        arguments += [f"{name}={_text(value, names)}" for name, value in call.options.items()]
+        text = f"{function}({', '.join(arguments)})"
+    if not call.results:
+        return text
+    targets = [ref.name for ref in call.results]
+    if call.nested:
+        targets = [f"({', '.join(targets[: call.nested])},)", *targets[call.nested :]]
+    return f"{', '.join(targets)}{',' if call.unpacks else ''} = {text}"
+
+
+def _drops(code: Code) -> dict[int, list[Ref]]:
+    """By call: large values that are needed no more after it."""
+    memory = Memory(code)
+    last = {ref: number for number, call in enumerate(code.calls) for ref in (*call.refs(), *call.results)}
+    kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}
+    found: dict[int, list[Ref]] = {}
+    for ref, number in last.items():
+        if ref.nbytes >= DROPPED_BYTES and memory.of(ref) not in kept:
+            found.setdefault(number, []).append(ref)
+    return found
+
+
+def _text(value: Any, names: Names) -> str:
+    """Text of an argument."""
+    if isinstance(value, Ref):
+        return value.name
+    cls = value.__class__
+    if value is None or cls in (bool, int, str) or (cls is float and math.isfinite(value)):
+        return repr(value)
+    if cls is tuple and not _has_slices(value):
+        return f"({', '.join([_text(item, names) for item in value])}{',' if value else ''})"
+    if cls is list:
+        return f"[{', '.join([_text(item, names) for item in value])}]"
+    if leaves_of(value, Ref):
+        if cls is slice:
+            return f"slice({_text(value.start, names)}, {_text(value.stop, names)}, {_text(value.step, names)})"
+        return f"({', '.join([_text(item, names) for item in value])},)"
+    return names.constant(value)
+
+
+def _has_slices(value: tuple[Any, ...]) -> bool:
+    return any(item.__class__ is slice for item in value)
 
 
 class Names:
@@ -27,17 +118,22 @@ class Names:
 
     def __init__(self) -> None:
         self.namespace: dict[str, Any] = {}
-        self._known: dict[tuple[str, int], str] = {}
+        self._known: dict[Any, str] = {}
+        self._counts: dict[str, int] = {}
 
-    def of(self, prefix: str, thing: Any) -> str:
+    def of(self, prefix: str, thing: Any, key: Any = None) -> str:
         """The name of an object, the same each time: `prefix`, with a number where the prefix is taken."""
-        key = (prefix, id(thing))
+        key = (prefix, id(thing) if key is None else key)
         name = self._known.get(key)
         if name is None:
-            count = itertools.count(2)
             name = prefix
             while name in self.namespace:
-                name = f"{prefix}_{next(count)}"
+                self._counts[prefix] = number = self._counts.get(prefix, 1) + 1
+                name = f"{prefix}_{number}"
             self.namespace[name] = thing
             self._known[key] = name
         return name
+
+    def constant(self, value: Any) -> str:
+        """The name of a constant; equal indices have one name."""
+        return self.of("k", value, repr(value) if value.__class__ in (slice, tuple) and not leaves_of(value, np.ndarray) else None)

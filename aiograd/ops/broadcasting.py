@@ -32,9 +32,9 @@ def unbroadcast(gradient: Any, target: tuple[int, ...]) -> Any:
     """
     shape = gradient.shape
     extra = len(shape) - len(target)
-    if extra == 1 and shape[1:] == target and type(gradient) is np.ndarray:
+    if extra == 1 and shape[1:] == target and gradient.__class__ is np.ndarray:
         return np.add.reduce(gradient)  # a bias added to every row of a batch: by far the most common case
     axes = tuple(range(extra)) + tuple(i + extra for i, t in enumerate(target) if t == 1 and shape[i + extra] != 1)
     if axes:
-        gradient = np.add.reduce(gradient, axis=axes) if type(gradient) is np.ndarray else np.sum(gradient, axis=axes)
+        gradient = np.add.reduce(gradient, axis=axes) if gradient.__class__ is np.ndarray else np.sum(gradient, axis=axes)
     return gradient if gradient.shape == target else np.reshape(gradient, target)

@@ -81,7 +81,7 @@ _SHORT_CUTS: dict[float, Any] = {2.0: np.square, 3.0: lambda x: x * x * x, 1.0: 
 
 def _number(x: Any) -> float | None:
     """The value of an exponent that is a plain number, which no gradient of a gradient will ask about."""
-    kind = type(x)
+    kind = x.__class__
     if kind is np.ndarray:
         return None if x.ndim or x.dtype.kind not in "iuf" else x.item()
     if kind is float or kind is int:

@@ -113,10 +113,11 @@ def add_at(out: Array, arrays: list[Array], g: Array) -> None:
 
 
 def _getitem_vjp(g: Array, x_shape: Shape, index: Any) -> Array:
-    if type(g) is np.ndarray:
+    if g.__class__ is np.ndarray:
         if g.dtype.kind == "f" and 8 * g.size <= math.prod(x_shape):
             return SliceGradient(g, index, x_shape)
-        return _getitem_adjoint(g, index, x_shape)  # spares the dispatch
+        if type(g) is np.ndarray:
+            return _getitem_adjoint(g, index, x_shape)  # spares the dispatch
     return getitem_adjoint(g, index=index, shape=x_shape)
 
 

@@ -37,7 +37,7 @@ def _cat(*arrays: Array, axis: int = 0) -> Array:
 
 def _cat_vjp(g: Array, arrays_shape: tuple[Shape, ...], axis: int) -> tuple[Array, ...]:
     pieces, start, ndim = [], 0, len(g.shape)
-    plain = type(g) is np.ndarray
+    plain = g.__class__ is np.ndarray
     for shape in arrays_shape:
         end = start + shape[axis]
         index = _along(axis, ndim, slice(start, end))

@@ -51,7 +51,7 @@ def _permute(x: Array, /, axes: tuple[int, ...] | None = None) -> Array:
 
 def _permute_vjp(g: Array, axes: tuple[int, ...] | None) -> Array:
     if axes is None:
-        return g.T if type(g) is np.ndarray else permute(g, axes=None)
+        return g.T if g.__class__ is np.ndarray else permute(g, axes=None)
     inverse = [0] * len(axes)
     for i, a in enumerate(axes):
         inverse[a] = i
@@ -66,7 +66,7 @@ def _transpose(x: Array, /, axis0: int = -2, axis1: int = -1) -> Array:
 def _expand(x: Array, /, shape: Shape) -> Array:
     """`x` broadcast to `shape`, a read-only view."""
     new = len(shape) - x.ndim
-    if type(x) is not np.ndarray or not x.flags.c_contiguous or not x.size or new < 0:
+    if x.__class__ is not np.ndarray or not x.flags.c_contiguous or not x.size or new < 0:
         return np.broadcast_to(x, shape)
     strides = [0] * new
     for n, length, stride in zip(shape[new:], x.shape, x.strides, strict=True):
@@ -137,12 +137,12 @@ def _diagonal_adjoint(x: Array, /, shape: Shape, offset: int = 0, axis1: int = -
 
 def reshaped(x: Array, shape: Shape) -> Array:
     """`reshape`, by the shortest way; see Note [Plain arrays first]."""
-    return x.reshape(shape) if type(x) is np.ndarray else reshape(x, shape=shape)
+    return x.reshape(shape) if x.__class__ is np.ndarray else reshape(x, shape=shape)
 
 
 def swapped(x: Array, axis0: int = -2, axis1: int = -1) -> Array:
     """`transpose`, by the shortest way."""
-    return x.swapaxes(axis0, axis1) if type(x) is np.ndarray else transpose(x, axis0=axis0, axis1=axis1)
+    return x.swapaxes(axis0, axis1) if x.__class__ is np.ndarray else transpose(x, axis0=axis0, axis1=axis1)
 
 
 reshape: Op = define("reshape", _reshape, x=lambda g, x_shape: reshaped(g, x_shape), view=True, complex="explicit", cost=0.1)

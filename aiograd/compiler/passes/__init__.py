@@ -1,0 +1,40 @@
+"""Passes: each a pure function from `Code` to `Code` that changes no bit of any result.
+
+    ===============  =====================================================================
+    `constants`      calls of constants, done once
+    `common`         equal calls, done once
+    `products`       `numpy.dot` for `numpy.matmul`
+    `slices`         gradients of parts, joined
+    `dead`           what nobody reads
+    `reuse`          element-wise calls that write where nobody reads any more
+    ===============  =====================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from aiograd.compiler.calls import Code
+from aiograd.compiler.passes.common import with_common_calls_once
+from aiograd.compiler.passes.constants import with_constants
+from aiograd.compiler.passes.dead import without_dead_code
+from aiograd.compiler.passes.products import with_products_by_dot
+from aiograd.compiler.passes.reuse import with_memory_reused
+from aiograd.compiler.passes.slices import with_slices_joined
+
+#: in the order in which they run
+PASSES: tuple[Callable[[Code], Code], ...] = (
+    with_constants,
+    with_common_calls_once,
+    with_products_by_dot,
+    with_slices_joined,
+    without_dead_code,
+    with_memory_reused,
+)
+
+
+def optimized(code: Code) -> Code:
+    """The code after all passes."""
+    for each in PASSES:
+        code = each(code)
+    return code

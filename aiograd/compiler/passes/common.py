@@ -1,0 +1,48 @@
+"""Common subexpressions: a pure call of the same arguments is done once.
+
+Note [Who may share]
+    Results that others get to see are arrays of their own in the eager call, so they share with nobody; nor do arrays that are written into. A call
+    with an effect may change arrays, so nothing is shared across it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+from typing import Any
+
+from aiograd.compiler.calls import Call, Code, Memory, Ref
+from aiograd.trees import map_tree
+
+
+def with_common_calls_once(code: Code) -> Code:
+    """The code with the results of the first of several equal calls in the place of the others'."""
+    memory = Memory(code)
+    apart = {memory.of(ref) for ref in (*code.written(), *code.visible())}
+    names: dict[Ref, Ref] = {}
+    known: dict[Any, tuple[Ref, ...]] = {}
+    calls: list[Call] = []
+    for call in code.calls:
+        call = call.replaced(names)
+        if not call.pure:
+            known.clear()
+        elif call.out is None and not any(memory.of(ref) in apart for ref in call.results):
+            key = (call.form, _key(call.function), _key(call.arguments), _key(call.options), call.errors)
+            same = known.setdefault(key, call.results)
+            if same is not call.results:
+                names.update(zip(call.results, same, strict=True))
+                continue
+        calls.append(call)
+    return replace(code, calls=tuple(calls), results=map_tree(lambda ref: names.get(ref, ref), code.results, Ref)) if names else code
+
+
+def _key(value: Any) -> Hashable:
+    if isinstance(value, (tuple, list)):
+        return tuple([_key(item) for item in value])
+    if isinstance(value, dict):
+        return tuple([(name, _key(item)) for name, item in value.items()])
+    if isinstance(value, slice):
+        return slice, _key(value.start), _key(value.stop), _key(value.step)
+    if value is None or value.__class__ in (bool, int, str):
+        return value.__class__, value
+    return id(value)

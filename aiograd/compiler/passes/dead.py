@@ -1,0 +1,19 @@
+"""Dead code: pure calls whose results nobody reads."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from aiograd.compiler.calls import Call, Code, Ref
+from aiograd.trees import leaves_of
+
+
+def without_dead_code(code: Code) -> Code:
+    """The code without pure calls whose results are neither read nor returned."""
+    read = set(leaves_of(code.results, Ref))
+    kept: list[Call] = []
+    for call in reversed(code.calls):
+        if not call.pure or not read.isdisjoint(call.results):
+            kept.append(call)
+            read.update(call.refs())
+    return replace(code, calls=tuple(reversed(kept)))

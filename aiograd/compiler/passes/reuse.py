@@ -1,0 +1,69 @@
+"""Reuse: element-wise calls write into arrays that nobody reads any more.
+
+Note [Which memory]
+    Only arrays that the run itself has made: not those of arguments, nor what is returned or kept for the backward, nor anything that may share
+    memory with them. So a run needs no arena, any number of runs may be in flight, and a result that somebody keeps is never written into. The array
+    has the shape, dtype and strides that numpy would give the result, so the bits are those of a new one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from aiograd.compiler.calls import Call, Code, Memory, Ref
+from aiograd.trees import leaves_of
+
+
+def with_memory_reused(code: Code) -> Code:
+    """The code with an `out` for the element-wise calls and products that find an array to write into."""
+    memory = Memory(code)
+    kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}
+    last = {}
+    for number, call in enumerate(code.calls):
+        for ref in (*call.refs(), *call.results):
+            last[memory.of(ref)] = number
+    ends: dict[int, list[Ref]] = {}
+    for root, number in last.items():
+        ends.setdefault(number, []).append(root)
+    #: by root, the Ref that has all of the memory; by layout, those that are free
+    owner: dict[Ref, Ref] = {}
+    free: dict[Any, list[Ref]] = {}
+    calls: list[Call] = []
+    for number, call in enumerate(code.calls):
+        given = None
+        if call.out is None and (call.is_elementwise or call.function is np.dot) and call.results[0].shape:
+            (result,) = call.results
+            if call.is_elementwise:
+                given = _operand(call, number, memory, last, owner, kept)
+            waiting = free.get(_layout(result))
+            if given is None and waiting:
+                given = waiting.pop()
+            if given is not None:
+                call = replace(call, out=given, fresh=False)
+        calls.append(call)
+        for result in call.results:
+            if (call.fresh or call.out is not None) and result.shape:
+                owner[memory.of(result)] = result
+        for root in ends.get(number, ()):
+            found = owner.get(root)
+            if found is not None and root not in kept and (given is None or memory.of(given) is not root):
+                free.setdefault(_layout(found), []).append(found)
+    return replace(code, calls=tuple(calls))
+
+
+def _operand(call: Call, number: int, memory: Memory, last: dict[Ref, int], owner: dict[Ref, Ref], kept: set[Ref]) -> Ref | None:
+    """An operand of the layout of the result that nobody else needs."""
+    refs = call.refs()
+    for ref in refs:
+        root = memory.of(ref)
+        if root not in kept and last[root] == number and owner.get(root) is ref and _layout(ref) == _layout(call.results[0]):
+            if all(other is ref or memory.of(other) is not root for other in refs):
+                return ref
+    return None
+
+
+def _layout(ref: Ref) -> Any:
+    return ref.shape, ref.dtype, ref.strides

@@ -1,0 +1,267 @@
+"""Recording arrays: a row's forward or rule, run on them, becomes the numpy calls that it makes.
+
+This is the third reading of the op tables, beside host arrays and Tensors. A recording array has an array of the shape, dtype and strides of every
+run, and passes for it: it has its ``__class__``, so functions that treat plain arrays in a way of their own do so here too.
+
+Note [What cannot be traced]
+    A function that asks for values, strides or memory, writes into an array that it did not make, or calls compiled kernels raises `Untraceable`; then
+    the function itself is one call of the program. So nothing is lost but time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from aiograd.compiler.calls import Call, Form, Ref
+from aiograd.trees import leaves_of, map_tree
+
+_FACTS = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes"})
+_ATTRIBUTES = frozenset({"T", "mT", "real", "imag"})
+_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "view", "astype", "copy", "conj", "conjugate", "repeat", "take"})
+_NEW = frozenset({"astype", "copy", "repeat", "take"})
+_WRITING = frozenset({np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal})
+_PLAIN = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})
+_REDUCTION = frozenset({"axis", "dtype", "keepdims"})
+#: results of these are new arrays
+_MAKING = frozenset({np.concatenate, np.stack, np.where, np.zeros_like, np.ones_like, np.full_like, np.empty_like, np.copy, np.tile, np.repeat, np.roll})
+
+#: scalars have operators of their own for these
+_OTHER_ON_SCALARS = frozenset({np.power, np.floor_divide, np.remainder})
+#: numpy makes a new object each time it is asked for a ``reduce``
+_REDUCES: dict[np.ufunc, Any] = {}
+
+
+class Untraceable(Exception):  # noqa: N818 - no error: it never leaves the compiler
+    """See Note [What cannot be traced]."""
+
+
+class Recorded(NDArrayOperatorsMixin):
+    """An array of a program that is being made.
+
+    Args:
+        tracer: that takes what is done with it.
+        ref: its name.
+        value: an array like it.
+        made: True if nobody else has its memory.
+    """
+
+    __slots__ = ("tracer", "ref", "value", "made")
+
+    __aiograd_priority__ = 0
+
+    def __init__(self, tracer: Tracer, ref: Ref, value: Any, made: bool) -> None:
+        self.tracer = tracer
+        self.ref = ref
+        self.value = value
+        self.made = made
+
+    @property
+    def __class__(self) -> Any:  # type: ignore[override]
+        return type(self.value)
+
+    def __getattr__(self, name: str) -> Any:
+        if name in _FACTS:
+            return getattr(self.value, name)
+        if name in _ATTRIBUTES:
+            self.made = False
+            return self.tracer.add(Form.ATTRIBUTE, name, name, (self,), {}, getattr(self.value, name))
+        if name in _METHODS:
+            return lambda *args, **options: self._method(name, args, options)
+        raise Untraceable(name)
+
+    def _method(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if name not in _NEW or options.get("copy", True) is not True:
+            self.made = False
+        result = getattr(self.value, name)(*map_tree(_value_of, args, Recorded), **options)
+        return self.tracer.add(Form.METHOD, name, name, (self, *args), options, result, fresh=name in _NEW and not options)
+
+    def __getitem__(self, index: Any) -> Any:
+        self.made = False
+        result = self.value[map_tree(_value_of, index, Recorded)]
+        return self.tracer.add(Form.INDEX, None, "", (self, index), {}, result)
+
+    def __len__(self) -> int:
+        return len(self.value)
+
+    def _refused(self, *args: Any, **options: Any) -> Any:
+        raise Untraceable("a value is asked for")
+
+    __bool__ = __int__ = __float__ = __complex__ = __index__ = __iter__ = __array__ = __setitem__ = __contains__ = _refused
+    __hash__ = None  # type: ignore[assignment]
+
+    def __aiograd_op__(self, op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        return self.tracer.row(op, args, options)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
+        values = map_tree(_value_of, inputs, Recorded)
+        if method == "reduce" and out is None and options.keys() <= _REDUCTION:
+            axis, dtype, keepdims = options.get("axis", 0), options.get("dtype"), options.get("keepdims", False)
+            result = ufunc.reduce(*values, axis=axis, dtype=dtype, keepdims=keepdims)
+            arguments = (*inputs, axis, dtype, None, keepdims) if dtype is not None or keepdims else (*inputs, axis)
+            reduce = _REDUCES.setdefault(ufunc, ufunc.reduce)
+            return self.tracer.add(Form.CALL, reduce, f"{ufunc.__name__}_reduce", arguments, {}, result, fresh=True)
+        if method != "__call__" or options or ufunc.nout != 1:
+            raise Untraceable(method)
+        if out is None:
+            result = ufunc(*values)
+            if isinstance(result, np.generic) and (result.dtype.kind == "c" or ufunc in _OTHER_ON_SCALARS):
+                raise Untraceable("an operator, on scalars, need not have the bits of the ufunc")
+            return self.tracer.add(Form.CALL, ufunc, ufunc.__name__, inputs, {}, result, fresh=True)
+        (target,) = out
+        if type(target) is not Recorded or not target.made or type(target.value) is not np.ndarray:
+            raise Untraceable("out")
+        return self.tracer.write(ufunc, ufunc.__name__, inputs, target)
+
+    def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, options: Any) -> Any:
+        if function in _WRITING or options.get("out") is not None:
+            raise Untraceable(function.__name__)
+        values, named = map_tree(_value_of, (args, options), Recorded)
+        result = function(*values, **named)
+        if function in _PLAIN:
+            return result
+        fresh = function in _MAKING
+        if not fresh:
+            for each in leaves_of((args, options), Recorded):
+                each.made = False
+        return self.tracer.add(Form.CALL, function, function.__name__, args, options, result, fresh=fresh)
+
+
+def _value_of(recorded: Recorded) -> Any:
+    return recorded.value
+
+
+class Tracer:
+    """Takes down the calls of one `Code`.
+
+    Args:
+        prefix: of the names of what has none.
+
+    Attributes:
+        calls: so far.
+        comment: of those that follow.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self.calls: list[Call] = []
+        self.comment = ""
+        self._prefix = prefix
+        self._count = 0
+        self._errors: Any = np.geterr()
+
+    def trace(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
+        """What a function returns, with what it does taken down.
+
+        Raises:
+            Untraceable: nothing was taken down.
+        """
+        before = len(self.calls)
+        try:
+            return function(*args, **options or {})
+        except Exception as error:
+            del self.calls[before:]
+            raise Untraceable(str(error)) from error
+
+    def recorded(self, name: str, value: Any, *, made: bool = False) -> Recorded:
+        """A recording array."""
+        return Recorded(self, self.ref(name, value), value, made)
+
+    def ref(self, name: str, value: Any) -> Ref:
+        """A Ref like an array or scalar; without a name it gets the next one."""
+        if not name:
+            self._count += 1
+            name = f"{self._prefix}{self._count}"
+        return Ref(name, value.shape, value.dtype, value.strides) if isinstance(value, (np.ndarray, np.generic)) else Ref(name)
+
+    def add(
+        self,
+        form: Form,
+        function: Any,
+        label: str,
+        arguments: tuple[Any, ...],
+        options: dict[str, Any],
+        result: Any,
+        *,
+        fresh: bool = False,
+        pure: bool = True,
+        opaque: bool = False,
+    ) -> Any:
+        """Take down a call that has this result; returns it for those who go on with it.
+
+        Args:
+            opaque: the result may be anything: None, or no array.
+        """
+        unpacks = isinstance(result, (tuple, list))
+        parts = [self._made(part, fresh, opaque) for part in (result if unpacks else (result,))]
+        refs = tuple([part.ref for part in parts])
+        refless = map_tree(_ref_of, (arguments, options), Recorded)
+        self.calls.append(
+            Call(
+                form, function, label, refless[0], refs, refless[1], unpacks=unpacks, pure=pure, fresh=fresh, errors=self._handled(),
+                comment=self.comment,
+            )
+        )
+        given = [None if part.value is None else part for part in parts]
+        return type(result)(given) if unpacks else given[0]
+
+    def as_array(self, recorded: Recorded) -> Recorded:
+        """An array of no axes in the place of a scalar."""
+        if isinstance(recorded.value, np.ndarray):
+            return recorded
+        array: Recorded = self.add(Form.CALL, np.asarray, "asarray", (recorded,), {}, np.asarray(recorded.value))
+        return array
+
+    def _made(self, value: Any, fresh: bool, opaque: bool) -> Recorded:
+        if not opaque and not isinstance(value, (np.ndarray, np.generic)):
+            raise Untraceable(f"a {type(value).__name__}")
+        return self.recorded("", value, made=fresh)
+
+    def write(self, function: Callable[..., Any], label: str, arguments: tuple[Any, ...], out: Recorded) -> Recorded:
+        """Take down a call whose result goes into the memory of an array made here."""
+        function(*map_tree(_value_of, arguments, Recorded), out=out.value)
+        ref = self.ref("", out.value)
+        self.calls.append(
+            Call(
+                Form.CALL, function, label, map_tree(_ref_of, arguments, Recorded), (ref,), out=out.ref, errors=self._handled(), comment=self.comment
+            )
+        )
+        out.ref = ref
+        return out
+
+    def row(self, op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        """A row that a rule calls: its calls, or itself as one."""
+        try:
+            return self.trace(op.forward, args, options)
+        except Untraceable:
+            values, named = map_tree(_value_of, (args, options), Recorded)
+            return self.add(Form.CALL, op.forward, op.name, args, options, op.forward(*values, **named))
+
+    def _handled(self) -> tuple[tuple[str, str], ...]:
+        now = np.geterr()
+        return () if now == self._errors else tuple((kind, how) for kind, how in now.items() if self._errors[kind] != how)
+
+    @contextlib.contextmanager
+    def watching(self, errors: dict[str, str] | None = None) -> Iterator[None]:
+        """Floating point errors are handled so that a function's own `numpy.errstate` can be told from what is around it.
+
+        Args:
+            errors: how they are to be handled; all ignored where none is given.
+        """
+        ways = dict.fromkeys(np.geterr(), "ignore") if errors is None else errors
+        ways = {kind: "call" if how == "ignore" else how for kind, how in ways.items()}
+        handler = np.geterrcall() if errors is not None and "call" in errors.values() else _ignored
+        with np.errstate(call=handler, **ways):  # type: ignore[arg-type]
+            self._errors = np.geterr()
+            yield
+
+
+def _ignored(kind: str, flag: int) -> None:
+    """A floating point error happened."""
+
+
+def _ref_of(recorded: Recorded) -> Ref:
+    return recorded.ref
