@@ -153,7 +153,7 @@ class BackwardWriter:
     def _call(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...], *, wants_several: bool = False) -> Any:
         """Take down the calls that a function makes, or itself."""
         try:
-            if not all(isinstance(each.value, _ARRAYS) for each in leaves_of(arguments, Recorded)):
+            if not all([type(each) is not Recorded or isinstance(each.value, _ARRAYS) for each in arguments]):
                 raise Untraceable("a saved value that is no array")
             result = self._tracer.trace(function, arguments)
         except Untraceable:

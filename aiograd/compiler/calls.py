@@ -9,13 +9,15 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
 from aiograd.trees import leaves_of, map_tree
 from aiograd.types import Shape
+
+_NESTED = (tuple, list, dict, slice)
 
 
 @dataclass(slots=True, eq=False)
@@ -32,9 +34,28 @@ class Ref:
     strides: Shape | None = None
 
     @property
+    def is_in_order(self) -> bool:
+        """True for an array in row-major order without gaps."""
+        if self.shape is None or self.dtype is None:
+            return False
+        expected, size = [], self.dtype.itemsize
+        for length in reversed(self.shape):
+            expected.append(size)
+            size *= length
+        return self.strides == tuple(reversed(expected))
+
+    @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return 0 if self.shape is None or self.dtype is None else int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+#: ufuncs whose results are rounded correctly, so that on real numbers they do not depend on the loop that computes them
+EXACT = frozenset({
+    np.add, np.subtract, np.multiply, np.divide, np.negative, np.positive, np.absolute, np.square, np.reciprocal, np.sqrt, np.maximum, np.minimum,
+    np.sign, np.floor, np.ceil, np.trunc, np.rint, np.greater, np.greater_equal, np.less, np.less_equal, np.equal, np.not_equal, np.logical_and,
+    np.logical_or, np.logical_not, np.logical_xor,
+})  # fmt: skip
 
 
 class Form(enum.Enum):
@@ -48,6 +69,8 @@ class Form(enum.Enum):
     ATTRIBUTE = enum.auto()
     #: ``first[second]``
     INDEX = enum.auto()
+    #: ``out[second] = first``; the result has the name of `out`
+    STORE = enum.auto()
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -66,6 +89,7 @@ class Call:
         out: the Ref into whose memory it writes.
         errors: floating point errors that are handled otherwise than around it, as for `numpy.errstate`.
         comment: for the reader.
+        reads: the Refs in arguments and options.
     """
 
     form: Form
@@ -81,23 +105,53 @@ class Call:
     out: Ref | None = None
     errors: tuple[tuple[str, str], ...] = ()
     comment: str = ""
+    reads: tuple[Ref, ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "reads", refs_in(self.arguments, self.options))
 
     @property
     def is_elementwise(self) -> bool:
         """True for a call of a ufunc that could be given an `out`."""
         return self.form is Form.CALL and isinstance(self.function, np.ufunc) and self.function.signature is None and self.function.nout == 1 and not self.options
 
-    def refs(self) -> list[Ref]:
-        """What it reads, `out` among it."""
-        found = leaves_of((self.arguments, self.options) if self.options else self.arguments, Ref)
-        return found if self.out is None else [*found, self.out]
+    @property
+    def computes(self) -> bool:
+        """False for a call that only looks at memory or moves it, in which no floating point error can happen."""
+        return self.form is Form.CALL and self.function not in (np.empty, np.concatenate)
 
-    def replaced(self, names: dict[Ref, Ref]) -> Call:
+    @property
+    def is_exact(self) -> bool:
+        """True for an element-wise call whose result does not depend on the layout of its arguments."""
+        return self.is_elementwise and self.function in EXACT and all([ref.dtype is not None and ref.dtype.kind in "fbiu" for ref in self.reads])
+
+    def refs(self) -> tuple[Ref, ...]:
+        """What it reads, `out` among it."""
+        return self.reads if self.out is None else (*self.reads, self.out)
+
+    def replaced(self, names: dict[Ref, Any]) -> Call:
         """The same of other arguments."""
-        if not any(ref in names for ref in self.refs()):
+        if names.keys().isdisjoint(self.reads):
             return self
-        other = lambda ref: names.get(ref, ref)  # noqa: E731
-        return replace(self, arguments=map_tree(other, self.arguments, Ref), options=map_tree(other, self.options, Ref))
+        arguments, options = map_tree(lambda ref: names.get(ref, ref), (self.arguments, self.options), Ref)
+        return self.but(arguments=arguments, options=options, reads=refs_in(arguments, options))
+
+    def but(self, **changes: Any) -> Call:
+        """The same with other attributes."""
+        call = object.__new__(Call)
+        for name in _FIELDS:
+            object.__setattr__(call, name, changes[name] if name in changes else getattr(self, name))
+        return call
+
+
+_FIELDS = tuple(each.name for each in fields(Call))
+
+
+def refs_in(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Ref, ...]:
+    """The Refs among the arguments of a call."""
+    if not options and not any([argument.__class__ in _NESTED for argument in arguments]):
+        return tuple([argument for argument in arguments if argument.__class__ is Ref])
+    return tuple(leaves_of((arguments, options), Ref))
 
 
 @dataclass(frozen=True, slots=True)

@@ -44,11 +44,11 @@ def text_of(code: Code, names: Names) -> str:
         if not isinstance(parameter, Ref) and parameter[1]:
             lines.append(f"    {', '.join(ref.name for ref in parameter[1])}, = {parameter[0]}")
     drops, errors = _drops(code), ()
-    for number, call in enumerate(code.calls):
-        if call.errors != errors and call.errors:
-            handled = ", ".join(f"{kind}={how!r}" for kind, how in call.errors)
+    for number, (call, handling) in enumerate(zip(code.calls, _handling(code), strict=True)):
+        if handling != errors and handling:
+            handled = ", ".join(f"{kind}={how!r}" for kind, how in handling)
             lines.append(f"    with {names.of('errstate', np.errstate)}({handled}):")
-        errors = call.errors
+        errors = handling
         comment = f"  # {call.comment}" if call.comment else ""
         lines.append(f"{'        ' if errors else '    '}{_statement(call, names)}{comment}")
         if number in drops:
@@ -57,8 +57,24 @@ def text_of(code: Code, names: Names) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _handling(code: Code) -> list[tuple[tuple[str, str], ...]]:
+    """How each call's floating point errors are handled: where there can be none, as before and after it, since a change costs more than a call."""
+    found: list[tuple[tuple[str, str], ...]] = [call.errors for call in code.calls]
+    last = -1
+    for number, call in enumerate(code.calls):
+        if call.computes:
+            if last >= 0 and found[last] == call.errors:
+                found[last:number] = [call.errors] * (number - last)
+            last = number
+        else:
+            found[number] = ()
+    return found
+
+
 def _statement(call: Call, names: Names) -> str:
     arguments = [_text(argument, names) for argument in call.arguments]
+    if call.form is Form.STORE and call.out is not None:
+        return f"{call.out.name}[{arguments[1]}] = {arguments[0]}"
     if call.form is Form.INDEX:
         text = f"{arguments[0]}[{arguments[1]}]"
     elif call.form is Form.ATTRIBUTE:

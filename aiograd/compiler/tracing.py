@@ -30,6 +30,7 @@ _REDUCTION = frozenset({"axis", "dtype", "keepdims"})
 #: results of these are new arrays
 _MAKING = frozenset({np.concatenate, np.stack, np.where, np.zeros_like, np.ones_like, np.full_like, np.empty_like, np.copy, np.tile, np.repeat, np.roll})
 
+_NESTED = (tuple, list, dict, slice)
 #: scalars have operators of their own for these
 _OTHER_ON_SCALARS = frozenset({np.power, np.floor_divide, np.remainder})
 #: numpy makes a new object each time it is asked for a ``reduce``
@@ -91,6 +92,8 @@ class Recorded(NDArrayOperatorsMixin):
     def _refused(self, *args: Any, **options: Any) -> Any:
         raise Untraceable("a value is asked for")
 
+    # an array takes short cuts for some exponents
+    __pow__ = __rpow__ = __ipow__ = _refused
     __bool__ = __int__ = __float__ = __complex__ = __index__ = __iter__ = __array__ = __setitem__ = __contains__ = _refused
     __hash__ = None  # type: ignore[assignment]
 
@@ -98,7 +101,7 @@ class Recorded(NDArrayOperatorsMixin):
         return self.tracer.row(op, args, options)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, out: Any = None, **options: Any) -> Any:
-        values = map_tree(_value_of, inputs, Recorded)
+        values = _values(inputs)
         if method == "reduce" and out is None and options.keys() <= _REDUCTION:
             axis, dtype, keepdims = options.get("axis", 0), options.get("dtype"), options.get("keepdims", False)
             result = ufunc.reduce(*values, axis=axis, dtype=dtype, keepdims=keepdims)
@@ -120,8 +123,7 @@ class Recorded(NDArrayOperatorsMixin):
     def __array_function__(self, function: Callable[..., Any], types: Any, args: Any, options: Any) -> Any:
         if function in _WRITING or options.get("out") is not None:
             raise Untraceable(function.__name__)
-        values, named = map_tree(_value_of, (args, options), Recorded)
-        result = function(*values, **named)
+        result = function(*_values(args), **map_tree(_value_of, options, Recorded))
         if function in _PLAIN:
             return result
         fresh = function in _MAKING
@@ -198,10 +200,10 @@ class Tracer:
         unpacks = isinstance(result, (tuple, list))
         parts = [self._made(part, fresh, opaque) for part in (result if unpacks else (result,))]
         refs = tuple([part.ref for part in parts])
-        refless = map_tree(_ref_of, (arguments, options), Recorded)
+        named = map_tree(_ref_of, options, Recorded) if options else options
         self.calls.append(
             Call(
-                form, function, label, refless[0], refs, refless[1], unpacks=unpacks, pure=pure, fresh=fresh, errors=self._handled(),
+                form, function, label, _refs(arguments), refs, named, unpacks=unpacks, pure=pure, fresh=fresh, errors=self._handled(),
                 comment=self.comment,
             )
         )
@@ -222,11 +224,11 @@ class Tracer:
 
     def write(self, function: Callable[..., Any], label: str, arguments: tuple[Any, ...], out: Recorded) -> Recorded:
         """Take down a call whose result goes into the memory of an array made here."""
-        function(*map_tree(_value_of, arguments, Recorded), out=out.value)
+        function(*_values(arguments), out=out.value)
         ref = self.ref("", out.value)
         self.calls.append(
             Call(
-                Form.CALL, function, label, map_tree(_ref_of, arguments, Recorded), (ref,), out=out.ref, errors=self._handled(), comment=self.comment
+                Form.CALL, function, label, _refs(arguments), (ref,), out=out.ref, errors=self._handled(), comment=self.comment
             )
         )
         out.ref = ref
@@ -237,8 +239,8 @@ class Tracer:
         try:
             return self.trace(op.forward, args, options)
         except Untraceable:
-            values, named = map_tree(_value_of, (args, options), Recorded)
-            return self.add(Form.CALL, op.forward, op.name, args, options, op.forward(*values, **named))
+            result = op.forward(*_values(args), **map_tree(_value_of, options, Recorded))
+            return self.add(Form.CALL, op.forward, op.name, args, options, result)
 
     def _handled(self) -> tuple[tuple[str, str], ...]:
         now = np.geterr()
@@ -261,6 +263,20 @@ class Tracer:
 
 def _ignored(kind: str, flag: int) -> None:
     """A floating point error happened."""
+
+
+def _refs(arguments: Any) -> Any:
+    """Arguments with Refs in the place of recording arrays."""
+    if any([type(each) in _NESTED for each in arguments]):
+        return map_tree(_ref_of, arguments, Recorded)
+    return tuple([each.ref if type(each) is Recorded else each for each in arguments])
+
+
+def _values(arguments: Any) -> Any:
+    """Arguments with arrays in the place of recording arrays."""
+    if any([type(each) in _NESTED for each in arguments]):
+        return map_tree(_value_of, arguments, Recorded)
+    return tuple([each.value if type(each) is Recorded else each for each in arguments])
 
 
 def _ref_of(recorded: Recorded) -> Ref:

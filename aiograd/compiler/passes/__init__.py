@@ -5,6 +5,7 @@
     `common`         equal calls, done once
     `products`       `numpy.dot` for `numpy.matmul`
     `slices`         gradients of parts, joined
+    `layouts`        small operands laid out alike
     `dead`           what nobody reads
     `reuse`          element-wise calls that write where nobody reads any more
     ===============  =====================================================================
@@ -18,6 +19,7 @@ from aiograd.compiler.calls import Code
 from aiograd.compiler.passes.common import with_common_calls_once
 from aiograd.compiler.passes.constants import with_constants
 from aiograd.compiler.passes.dead import without_dead_code
+from aiograd.compiler.passes.layouts import with_equal_layouts
 from aiograd.compiler.passes.products import with_products_by_dot
 from aiograd.compiler.passes.reuse import with_memory_reused
 from aiograd.compiler.passes.slices import with_slices_joined
@@ -28,6 +30,7 @@ PASSES: tuple[Callable[[Code], Code], ...] = (
     with_common_calls_once,
     with_products_by_dot,
     with_slices_joined,
+    with_equal_layouts,
     without_dead_code,
     with_memory_reused,
 )

@@ -1,12 +1,13 @@
-"""Constants: pure calls of constants are done once, when the program is made."""
+"""Constants: pure calls of constants are done once, when the program is made; numbers become arrays then."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
+
 from aiograd.compiler.calls import Call, Code, Form, Memory, Ref
-from aiograd.trees import map_tree
 
 
 def with_constants(code: Code) -> Code:
@@ -19,11 +20,25 @@ def with_constants(code: Code) -> Code:
     known: dict[Ref, Any] = {}
     calls: list[Call] = []
     for call in code.calls:
-        arguments, options = map_tree(lambda ref: known.get(ref, ref), (call.arguments, call.options), Ref) if known else (call.arguments, call.options)
-        if known:
-            call = replace(call, arguments=arguments, options=options)
+        call = _with_arrays(call.replaced(known))
         if call.form is Form.CALL and call.pure and len(call.results) == 1 and not call.refs() and memory.of(call.results[0]) not in changing:
-            known[call.results[0]] = call.function(*arguments, **options)
+            known[call.results[0]] = call.function(*call.arguments, **call.options)
         else:
             calls.append(call)
-    return replace(code, calls=tuple(calls)) if known else code
+    return replace(code, calls=tuple(calls))
+
+
+def _with_arrays(call: Call) -> Call:
+    """A call of a ufunc with arrays of no axes in the place of numbers, which cost more. Beside arrays a number takes their dtype."""
+    if not call.is_elementwise or not any([argument.__class__ in (int, float) for argument in call.arguments]):
+        return call
+    dtypes = {ref.dtype for ref in call.reads}
+    dtype = dtypes.pop() if len(dtypes) == 1 else None
+    if dtype is None or dtype.char not in "fd" or any([ref.shape == () for ref in call.reads]):
+        return call
+    arguments = tuple([np.array(each, dtype) if each.__class__ in (int, float) and _fits(each, dtype) else each for each in call.arguments])
+    return call.but(arguments=arguments)
+
+
+def _fits(number: float, dtype: np.dtype[Any]) -> bool:
+    return abs(number) <= np.finfo(dtype).max

@@ -16,7 +16,7 @@ from aiograd.compiler.calls import Call, Code, Ref
 
 def with_products_by_dot(code: Code) -> Code:
     """The code with `numpy.dot` in the place of `numpy.matmul` where the two do the same."""
-    return replace(code, calls=tuple([replace(call, function=np.dot, label="dot") if _is_plain(call) else call for call in code.calls]))
+    return replace(code, calls=tuple([call.but(function=np.dot, label="dot") if _is_plain(call) else call for call in code.calls]))
 
 
 def _is_plain(call: Call) -> bool:

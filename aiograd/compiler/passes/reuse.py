@@ -4,6 +4,7 @@ Note [Which memory]
     Only arrays that the run itself has made: not those of arguments, nor what is returned or kept for the backward, nor anything that may share
     memory with them. So a run needs no arena, any number of runs may be in flight, and a result that somebody keeps is never written into. The array
     has the shape, dtype and strides that numpy would give the result, so the bits are those of a new one.
+    A function that is not exact may compute otherwise where it writes over its argument: it gets other memory.
 """
 
 from __future__ import annotations
@@ -36,13 +37,13 @@ def with_memory_reused(code: Code) -> Code:
         given = None
         if call.out is None and (call.is_elementwise or call.function is np.dot) and call.results[0].shape:
             (result,) = call.results
-            if call.is_elementwise:
+            if call.is_exact:
                 given = _operand(call, number, memory, last, owner, kept)
             waiting = free.get(_layout(result))
             if given is None and waiting:
                 given = waiting.pop()
             if given is not None:
-                call = replace(call, out=given, fresh=False)
+                call = call.but(out=given, fresh=False)
         calls.append(call)
         for result in call.results:
             if (call.fresh or call.out is not None) and result.shape:

@@ -1,4 +1,4 @@
-"""Slices: gradients of the parts of an array, written out with zeros and added up, as one concatenation.
+"""Slices: gradients of the parts of an array, written out with zeros and added up, put together in one array.
 
 Where the parts are all of the array, each once, every element of that sum is an element of a part plus zeros. One addition of zero has the same bits:
 it makes +0 of -0, and a second one changes nothing.
@@ -20,7 +20,7 @@ Part = tuple[Ref, Any]
 
 
 def with_slices_joined(code: Code) -> Code:
-    """The code with the sums of the parts of arrays as concatenations; what they were made from is left to the removal of dead code."""
+    """The code with the sums of the parts of arrays put together; what they were made from is left to the removal of dead code."""
     uses: dict[Ref, int] = {}
     for call in code.calls:
         for ref in {*call.refs()}:
@@ -29,26 +29,26 @@ def with_slices_joined(code: Code) -> Code:
         uses[ref] = uses.get(ref, 0) + 1
     #: by result, the parts of a sum so far
     sums: dict[Ref, list[Part]] = {}
-    joined: dict[Ref, tuple[list[Ref], int]] = {}
+    joined: dict[Ref, list[Part]] = {}
     for call in code.calls:
         parts = _parts(call, sums, uses)
         if parts is not None:
             (result,) = call.results
             sums[result] = parts
-            found = _whole(parts, result) if len(parts) > 1 else None
-            if found is not None:
-                joined[result] = found
+            if len(parts) > 1 and _are_whole(parts, result):
+                joined[result] = parts
     if not joined:
         return code
     calls: list[Call] = []
     for call in code.calls:
         if len(call.results) == 1 and call.results[0] in joined:
             (result,) = call.results
-            refs, axis = joined[result]
-            whole = Ref(f"{result.name}_parts", result.shape, result.dtype, result.strides)
-            zero = np.zeros((), result.dtype)
-            calls.append(Call(Form.CALL, np.concatenate, "concatenate", (tuple(refs), axis), (whole,), fresh=True, comment=call.comment))
-            calls.append(Call(Form.CALL, np.add, "add", (whole, zero), (result,), out=whole, comment=call.comment))
+            whole = _like(result)
+            calls.append(Call(Form.CALL, np.empty, "empty", (result.shape, result.dtype), (whole,), fresh=True, comment=call.comment))
+            for ref, index in joined[result]:
+                part, whole = whole, _like(result)
+                calls.append(Call(Form.STORE, None, "", (ref, index), (whole,), out=part, comment=call.comment))
+            calls.append(Call(Form.CALL, np.add, "add", (whole, np.zeros((), result.dtype)), (result,), out=whole, comment=call.comment))
         else:
             calls.append(call)
     return replace(code, calls=tuple(calls))
@@ -67,32 +67,25 @@ def _parts(call: Call, sums: dict[Ref, list[Part]], uses: dict[Ref, int]) -> lis
     return None if found[0] is None or found[1] is None else [*found[0], *found[1]]
 
 
-def _whole(parts: list[Part], result: Ref) -> tuple[list[Ref], int] | None:
-    """The gradients of the parts in order, and the axis, if they are all of an array."""
+def _like(result: Ref) -> Ref:
+    return Ref(f"{result.name}_parts", result.shape, result.dtype, result.strides)
+
+
+def _are_whole(parts: list[Part], result: Ref) -> bool:
+    """True if the parts are all of an array, each element once."""
     shape: Any = result.shape
     axes, places = set(), []
     for ref, index in parts:
         index = index if isinstance(index, tuple) else (index,)
         cut = [axis for axis, each in enumerate(index) if each != slice(None)]
         if len(cut) != 1 or not isinstance(index[cut[0]], slice) or not all(isinstance(each, slice) for each in index):
-            return None
+            return False
         (axis,) = cut
         start, stop, step = index[axis].indices(shape[axis])
-        if step != 1 or stop <= start or ref.dtype != result.dtype or not _is_in_order(ref):
-            return None
+        if step != 1 or stop <= start or ref.dtype != result.dtype or not ref.is_in_order:
+            return False
         axes.add(axis)
-        places.append((start, stop, ref))
-    places.sort(key=lambda place: place[:2])
-    ends = [0, *[stop for _, stop, _ in places]]
-    if len(axes) != 1 or ends[-1] != shape[axis] or [start for start, _, _ in places] != ends[:-1]:
-        return None
-    return [ref for _, _, ref in places], axis
-
-
-def _is_in_order(ref: Ref) -> bool:
-    """True for an array in row-major order."""
-    expected, size = [], ref.dtype.itemsize if ref.dtype is not None else 0
-    for length in reversed(ref.shape or ()):
-        expected.append(size)
-        size *= length
-    return ref.strides == tuple(reversed(expected))
+        places.append((start, stop))
+    places.sort()
+    ends = [0, *[stop for _, stop in places]]
+    return len(axes) == 1 and ends[-1] == shape[axis] and [start for start, _ in places] == ends[:-1]
