@@ -71,7 +71,7 @@ def sigmoid(x: NDArray) -> NDArray:
         out: NDArray = np.negative(x)
         np.exp(out, out=out)
         np.add(out, one, out=out)
-    return np.reciprocal(out, out=out)
+        return np.reciprocal(out, out=out)
 
 
 def gelu(x: NDArray, approximate: Approximation = "none") -> NDArray:

@@ -11,14 +11,16 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
-from aiograd.compiler.calls import Call, Code, Memory, Ref
+from aiograd.compiler.calls import Call, Code, Form, Memory, Ref
+from aiograd.ops.indexing import is_basic
 from aiograd.trees import map_tree
 
 
 def with_common_calls_once(code: Code) -> Code:
     """The code with the results of the first of several equal calls in the place of the others'."""
     memory = Memory(code)
-    apart = {memory.of(ref) for ref in (*code.written(), *code.visible())}
+    seen = {*code.written(), *code.visible()}
+    apart = {memory.of(ref) for ref in seen}
     names: dict[Ref, Ref] = {}
     known: dict[Any, tuple[Ref, ...]] = {}
     calls: list[Call] = []
@@ -26,7 +28,7 @@ def with_common_calls_once(code: Code) -> Code:
         call = call.replaced(names)
         if not call.pure:
             known.clear()
-        elif call.out is None and not any(memory.of(ref) in apart for ref in call.results):
+        elif call.out is None and not any(ref in seen if _is_view(call) else memory.of(ref) in apart for ref in call.results):
             key = (call.form, _key(call.function), _key(call.arguments), _key(call.options), call.errors)
             same = known.setdefault(key, call.results)
             if same is not call.results:
@@ -34,6 +36,11 @@ def with_common_calls_once(code: Code) -> Code:
                 continue
         calls.append(call)
     return replace(code, calls=tuple(calls), results=map_tree(lambda ref: names.get(ref, ref), code.results, Ref)) if names else code
+
+
+def _is_view(call: Call) -> bool:
+    """True for a call that makes no memory: two of the same show the same anyway."""
+    return call.form is Form.ATTRIBUTE or (call.form is Form.INDEX and is_basic(call.arguments[1]))
 
 
 def _key(value: Any) -> Hashable:
