@@ -1,9 +1,9 @@
-"""The backward of a program as `Code`, made while the first pass runs it.
+"""The backward of a program as `ArrayCode`, made while the first pass runs it.
 
-The first pass that has gradients for certain outputs and wants certain edges goes through the rules one by one, on recording arrays that have the real
-ones behind them, and takes down what they do: the numpy calls that a rule makes, or the rule itself as one call; which rule gave None, which gradient
-had to be summed down to its target's shape or cast, which was a slice. Later passes run the code. Sums are associated as the engine does (Note
-[Deterministic sums] in `aiograd.engine.input_buffer`).
+The first pass that has gradients for certain outputs and wants certain edges goes through the rules one by one, on recording arrays that have the
+real ones behind them, and takes down what they do: the numpy calls that a rule makes, or the rule itself as one call; which rule gave None, which
+gradient had to be summed down to its target's shape or cast, which was a slice. Later passes run the code. Sums are associated as the engine does
+(Note [Deterministic sums] in `aiograd.engine.input_buffer`).
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Code, Form, Ref
+from aiograd.compiler.calls import ArrayCode, Form, Ref
 from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, saved_names, sources, uses
-from aiograd.compiler.program import Program, Statement, Value, ValueKind
 from aiograd.compiler.passes import optimized
+from aiograd.compiler.program import Program, Statement, Value, ValueKind
 from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.engine.validate import fit
 from aiograd.ops.elementwise import identity
 from aiograd.ops.indexing import getitem_adjoint
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
-from aiograd.trees import leaves_of, map_tree
+from aiograd.trees import map_tree
 
 _ARRAYS = (np.ndarray, np.generic)
 
@@ -47,7 +47,7 @@ class BackwardWriter:
         self._program = program
         self._node = node
         self._tracer = Tracer("d")
-        #: what the forward kept, by name
+        #: arrays that the forward kept, by name
         self._saved = {name: self._tracer.recorded(name, value) for name, value in zip(saved_names(program), saved, strict=True)}
         given = [self._tracer.recorded(f"g_{value.name}", grad) for value, grad in zip(program.outputs, grads, strict=True)]
         self._parameters = ("saved", tuple(_refs(self._saved.values()))), ("grads", tuple(_refs(given)))
@@ -89,7 +89,7 @@ class BackwardWriter:
 
     def compiled(self) -> tuple[Callable[..., list[Any]], str]:
         """A function of what is saved and of the gradients that does the same again; and its text."""
-        return load(optimized(Code("backward", self._parameters, tuple(self._tracer.calls), map_tree(_ref_of, self._results, Recorded))))
+        return load(optimized(ArrayCode("backward", self._parameters, tuple(self._tracer.calls), map_tree(_ref_of, self._results, Recorded))))
 
     # ---------------------------------------------------------------- which part
 
@@ -132,6 +132,7 @@ class BackwardWriter:
         arrays = (op.variadic,) if op.variadic else op.arrays
         targets = {arrays[0]} if op.variadic else {op.arrays[i] for i in wanted}
         results: dict[str, Any] = {}
+        inputs = rule_inputs(statement)
         for arguments, rule, rule_names in cls.row.fast:
             if not targets & set(arguments):
                 continue
@@ -139,7 +140,7 @@ class BackwardWriter:
                 results[arguments[0]] = g
                 continue
             needs = tuple(argument in targets for argument in arguments)
-            given = [g, *[self._rule_argument(number, statement, name, needs) for name in rule_names]]
+            given = [g, *[self._rule_argument(number, statement, name, needs, inputs) for name in rule_names]]
             result = self._call(f"{op.name}_{'_'.join(arguments)}", rule, tuple(given), wants_several=op.variadic is not None or len(arguments) > 1)
             if op.variadic:
                 results.update((str(i), part) for i, part in enumerate(result))
@@ -168,11 +169,11 @@ class BackwardWriter:
         result = function(*map_tree(_value_of, arguments, Recorded))
         return self._tracer.add(Form.CALL, function, label, arguments, {}, result, fresh=function is np.zeros, opaque=True)
 
-    def _rule_argument(self, number: int, statement: Statement, name: str, needs: tuple[bool, ...]) -> Any:
+    def _rule_argument(self, number: int, statement: Statement, name: str, needs: tuple[bool, ...], inputs: tuple[str, ...]) -> Any:
         op = statement.op
         if name == "needs":
             return needs
-        if name in rule_inputs(statement):
+        if name in inputs:
             if name in statement.statics:
                 return map_tree(lambda value: self._saved[value.name], statement.statics[name], Value)
             found = [self._saved[each] for each in names_of(statement, number, name)]
@@ -203,12 +204,12 @@ class BackwardWriter:
             self._parts[edge].append(grad)
             return
         name = target.name
-        have = self._sums.get(name)
+        have: Any = self._sums.get(name)
         if have is None:
             self._sums[name] = self._dense(grad)
             if grad.__class__ is SliceGradient:
                 self._owned.add(name)
-        elif name in self._owned and have.__class__ is np.ndarray:
+        elif name in self._owned and isinstance(have.value, np.ndarray):
             if grad.__class__ is SliceGradient:
                 self._tracer.write(_add_slice, "add_slice", (have, *_parts_of(grad)), have)
             else:

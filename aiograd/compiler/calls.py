@@ -1,4 +1,4 @@
-"""Code: a function of arrays as straight-line calls of numpy, as data. What the passes read and make.
+"""ArrayCode: a function of arrays as straight-line calls of numpy, as data. The passes read and make it.
 
 Note [Memory]
     A `Ref` is made once and never changed, with one exception: a call with an `out` writes into the memory of an earlier one, which nobody reads
@@ -79,9 +79,9 @@ class Call:
 
     Attributes:
         form, function: see `Form`.
-        label: what the text calls the function.
+        label: name of the function in the text.
         arguments, options: positional and by keyword: Refs, constants, and both nested.
-        results: what it makes.
+        results: the Refs that it makes.
         unpacks: the function returns a tuple of the results.
         nested: so many of them, the first ones, are a tuple of their own in it.
         pure: it may be dropped, or done once for two of the same.
@@ -113,7 +113,8 @@ class Call:
     @property
     def is_elementwise(self) -> bool:
         """True for a call of a ufunc that could be given an `out`."""
-        return self.form is Form.CALL and isinstance(self.function, np.ufunc) and self.function.signature is None and self.function.nout == 1 and not self.options
+        function = self.function
+        return isinstance(function, np.ufunc) and function.signature is None and function.nout == 1 and not self.options
 
     @property
     def computes(self) -> bool:
@@ -126,7 +127,7 @@ class Call:
         return self.is_elementwise and self.function in EXACT and all([ref.dtype is not None and ref.dtype.kind in "fbiu" for ref in self.reads])
 
     def refs(self) -> tuple[Ref, ...]:
-        """What it reads, `out` among it."""
+        """The Refs that it reads, `out` among them."""
         return self.reads if self.out is None else (*self.reads, self.out)
 
     def replaced(self, names: dict[Ref, Any]) -> Call:
@@ -155,14 +156,14 @@ def refs_in(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Ref, .
 
 
 @dataclass(frozen=True, slots=True)
-class Code:
+class ArrayCode:
     """A function.
 
     Attributes:
         name: of the function.
         parameters: its arguments: a Ref each, or the name of a tuple and the Refs that it has.
         calls: in order.
-        results: what it returns: Refs and None, nested in tuples and lists.
+        results: Refs and None, nested in tuples and lists, that it returns.
         private: results that only the program itself reads later.
     """
 
@@ -190,9 +191,9 @@ class Code:
 
 
 class Memory:
-    """Which Refs of a `Code` may share memory: see Note [Memory]."""
+    """Which Refs of a `ArrayCode` may share memory: see Note [Memory]."""
 
-    def __init__(self, code: Code) -> None:
+    def __init__(self, code: ArrayCode) -> None:
         self._parent: dict[Ref, Ref] = {}
         for call in code.calls:
             shared = call.refs() if not call.fresh and call.out is None else [] if call.out is None else [call.out]

@@ -97,7 +97,7 @@ class ProgramCode:
             if tensor._x is not None:
                 refresh(tensor)
             data = tensor._data
-            if data.shape != shape or data.strides != strides or data.dtype is not dtype and data.dtype != dtype or (tensor._node is not None) is not records:
+            if data.shape != shape or data.strides != strides or data.dtype != dtype or (tensor._node is not None) is not records:
                 return Fit.STALE
         found = Fit.SAME
         for owner, attributes in self.guards:

@@ -1,7 +1,7 @@
-"""The forward of a program as `Code`.
+"""The forward of a program as `ArrayCode`.
 
-Each statement becomes the numpy calls that its row's forward, or the kernels that it ran with, make on recording arrays; where they cannot be traced it
-is one call of that function. The order is that of recording, and the results are those of the eager call to the bit.
+Each statement becomes the numpy calls that its row's forward, or the kernels that it ran with, make on recording arrays; where they cannot be
+traced it is one call of that function. The order is that of recording, and the results are those of the eager call to the bit.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Form, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.passes import optimized
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.source import load
@@ -68,7 +68,7 @@ def compile_forward(program: Program) -> tuple[Callable[..., Any], str]:
     return load(optimized(forward_code(program)))
 
 
-def forward_code(program: Program) -> Code:
+def forward_code(program: Program) -> ArrayCode:
     """A function of the arrays of inputs and captured Tensors that returns outputs and what the backward needs, each a tuple."""
     writer = _ForwardWriter(program)
     with writer.tracer.watching():
@@ -76,7 +76,7 @@ def forward_code(program: Program) -> Code:
             writer.write(number, statement)
     refs = writer.refs
     outputs, saved = tuple([refs[value.name] for value in program.outputs]), tuple([refs[name] for name in saved_names(program)])
-    return Code("forward", writer.given, tuple(writer.tracer.calls), (outputs, saved), frozenset(saved) - set(outputs))
+    return ArrayCode("forward", writer.given, tuple(writer.tracer.calls), (outputs, saved), frozenset(saved) - set(outputs))
 
 
 class _ForwardWriter:
@@ -101,7 +101,7 @@ class _ForwardWriter:
         """Take a statement down as one call."""
         op = statement.op
         arguments = tuple([None if value is None else self.refs[value.name] for value in statement.arrays])
-        options = map_tree(lambda value: self.refs[value.name], statement.statics, Value)
+        options = map_tree(lambda value: self.refs[value.name], statement.statics, Value) if statement.statics else {}
         outputs = [_ref(value) for value in statement.outputs]
         # functions may return numbers where the eager call has arrays of no axes
         made = [Ref(f"t_{ref.name}", (), ref.dtype, ()) if ref.shape == () else ref for ref in outputs]
@@ -163,8 +163,8 @@ def _ref(value: Value) -> Ref:
 
 
 def _is_small(statement: Statement) -> bool:
-    values = (*statement.outputs, *values_in((statement.arrays, statement.statics)))
-    return sum(math.prod(value.shape) for value in values) <= TRACED_SIZE
+    values = [*statement.outputs, *[value for value in statement.arrays if value is not None], *values_in(statement.statics)]
+    return sum([math.prod(value.shape) for value in values]) <= TRACED_SIZE
 
 
 def _is_like(found: Recorded, value: Value) -> bool:

@@ -1,4 +1,4 @@
-"""Code to text to functions: the only place of the compiler that calls ``compile``.
+"""ArrayCode to text to functions: the only place of the compiler that calls ``compile``.
 
 The text is registered with `linecache`, so that tracebacks, debuggers and profilers show it. It consists of names made here and of rows' names.
 """
@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Form, Memory, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.trees import leaves_of
 
 #: bytes from which on a value that is not needed any more is dropped
@@ -25,7 +25,7 @@ _OUT_BY_NAME = (np.maximum, np.minimum)
 _numbers = itertools.count(1)
 
 
-def load(code: Code) -> tuple[Callable[..., Any], str]:
+def load(code: ArrayCode) -> tuple[Callable[..., Any], str]:
     """The function, and its text."""
     names = Names()
     text = text_of(code, names)
@@ -36,14 +36,15 @@ def load(code: Code) -> tuple[Callable[..., Any], str]:
     return function, text
 
 
-def text_of(code: Code, names: Names) -> str:
+def text_of(code: ArrayCode, names: Names) -> str:
     """The text of a function of straight-line calls, with a comment per statement."""
     heads = [parameter.name if isinstance(parameter, Ref) else parameter[0] for parameter in code.parameters]
     lines = [f"def {code.name}({', '.join(heads)}):"]
     for parameter in code.parameters:
         if not isinstance(parameter, Ref) and parameter[1]:
             lines.append(f"    {', '.join(ref.name for ref in parameter[1])}, = {parameter[0]}")
-    drops, errors = _drops(code), ()
+    drops = _drops(code)
+    errors: tuple[tuple[str, str], ...] = ()
     for number, (call, handling) in enumerate(zip(code.calls, _handling(code), strict=True)):
         if handling != errors and handling:
             handled = ", ".join(f"{kind}={how!r}" for kind, how in handling)
@@ -57,7 +58,7 @@ def text_of(code: Code, names: Names) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _handling(code: Code) -> list[tuple[tuple[str, str], ...]]:
+def _handling(code: ArrayCode) -> list[tuple[tuple[str, str], ...]]:
     """How each call's floating point errors are handled: where there can be none, as before and after it, since a change costs more than a call."""
     found: list[tuple[tuple[str, str], ...]] = [call.errors for call in code.calls]
     last = -1
@@ -95,7 +96,7 @@ def _statement(call: Call, names: Names) -> str:
     return f"{', '.join(targets)}{',' if call.unpacks else ''} = {text}"
 
 
-def _drops(code: Code) -> dict[int, list[Ref]]:
+def _drops(code: ArrayCode) -> dict[int, list[Ref]]:
     """By call: large values that are needed no more after it."""
     memory = Memory(code)
     last = {ref: number for number, call in enumerate(code.calls) for ref in (*call.refs(), *call.results)}

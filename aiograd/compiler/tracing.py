@@ -4,8 +4,8 @@ This is the third reading of the op tables, beside host arrays and Tensors. A re
 run, and passes for it: it has its ``__class__``, so functions that treat plain arrays in a way of their own do so here too.
 
 Note [What cannot be traced]
-    A function that asks for values, strides or memory, writes into an array that it did not make, or calls compiled kernels raises `Untraceable`; then
-    the function itself is one call of the program. So nothing is lost but time.
+    A function that asks for values, strides or memory, writes into an array that it did not make, or calls compiled kernels raises `Untraceable`;
+    then the function itself is one call of the program. So nothing is lost but time.
 """
 
 from __future__ import annotations
@@ -22,13 +22,15 @@ from aiograd.trees import leaves_of, map_tree
 
 _FACTS = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes"})
 _ATTRIBUTES = frozenset({"T", "mT", "real", "imag"})
-_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "view", "astype", "copy", "conj", "conjugate", "repeat", "take"})
 _NEW = frozenset({"astype", "copy", "repeat", "take"})
+_METHODS = frozenset({"reshape", "transpose", "swapaxes", "ravel", "squeeze", "diagonal", "view", "conj", "conjugate"}) | _NEW
 _WRITING = frozenset({np.copyto, np.put, np.place, np.putmask, np.put_along_axis, np.fill_diagonal})
 _PLAIN = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})
 _REDUCTION = frozenset({"axis", "dtype", "keepdims"})
 #: results of these are new arrays
-_MAKING = frozenset({np.concatenate, np.stack, np.where, np.zeros_like, np.ones_like, np.full_like, np.empty_like, np.copy, np.tile, np.repeat, np.roll})
+_MAKING = frozenset({
+    np.concatenate, np.stack, np.where, np.zeros_like, np.ones_like, np.full_like, np.empty_like, np.copy, np.tile, np.repeat, np.roll,
+})  # fmt: skip
 
 _NESTED = (tuple, list, dict, slice)
 #: scalars have operators of their own for these
@@ -37,7 +39,7 @@ _OTHER_ON_SCALARS = frozenset({np.power, np.floor_divide, np.remainder})
 _REDUCES: dict[np.ufunc, Any] = {}
 
 
-class Untraceable(Exception):  # noqa: N818 - no error: it never leaves the compiler
+class Untraceable(Exception):
     """See Note [What cannot be traced]."""
 
 
@@ -61,8 +63,8 @@ class Recorded(NDArrayOperatorsMixin):
         self.value = value
         self.made = made
 
-    @property
-    def __class__(self) -> Any:  # type: ignore[override]
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
         return type(self.value)
 
     def __getattr__(self, name: str) -> Any:
@@ -104,9 +106,9 @@ class Recorded(NDArrayOperatorsMixin):
         values = _values(inputs)
         if method == "reduce" and out is None and options.keys() <= _REDUCTION:
             axis, dtype, keepdims = options.get("axis", 0), options.get("dtype"), options.get("keepdims", False)
-            result = ufunc.reduce(*values, axis=axis, dtype=dtype, keepdims=keepdims)
-            arguments = (*inputs, axis, dtype, None, keepdims) if dtype is not None or keepdims else (*inputs, axis)
             reduce = _REDUCES.setdefault(ufunc, ufunc.reduce)
+            result = reduce(*values, axis=axis, dtype=dtype, keepdims=keepdims)
+            arguments = (*inputs, axis, dtype, None, keepdims) if dtype is not None or keepdims else (*inputs, axis)
             return self.tracer.add(Form.CALL, reduce, f"{ufunc.__name__}_reduce", arguments, {}, result, fresh=True)
         if method != "__call__" or options or ufunc.nout != 1:
             raise Untraceable(method)
@@ -138,7 +140,7 @@ def _value_of(recorded: Recorded) -> Any:
 
 
 class Tracer:
-    """Takes down the calls of one `Code`.
+    """Takes down the calls of one `ArrayCode`.
 
     Args:
         prefix: of the names of what has none.
@@ -156,7 +158,7 @@ class Tracer:
         self._errors: Any = np.geterr()
 
     def trace(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
-        """What a function returns, with what it does taken down.
+        """Run a function on recording arrays and take down the calls that it makes.
 
         Raises:
             Untraceable: nothing was taken down.
@@ -197,7 +199,7 @@ class Tracer:
         Args:
             opaque: the result may be anything: None, or no array.
         """
-        unpacks = isinstance(result, (tuple, list))
+        unpacks = result.__class__ in (tuple, list) or isinstance(result, tuple)
         parts = [self._made(part, fresh, opaque) for part in (result if unpacks else (result,))]
         refs = tuple([part.ref for part in parts])
         named = map_tree(_ref_of, options, Recorded) if options else options
@@ -243,11 +245,11 @@ class Tracer:
             return self.add(Form.CALL, op.forward, op.name, args, options, result)
 
     def _handled(self) -> tuple[tuple[str, str], ...]:
-        now = np.geterr()
+        now: Any = np.geterr()
         return () if now == self._errors else tuple((kind, how) for kind, how in now.items() if self._errors[kind] != how)
 
     @contextlib.contextmanager
-    def watching(self, errors: dict[str, str] | None = None) -> Iterator[None]:
+    def watching(self, errors: Any = None) -> Iterator[None]:
         """Floating point errors are handled so that a function's own `numpy.errstate` can be told from what is around it.
 
         Args:

@@ -539,6 +539,16 @@ async def test_modules_methods_and_training_steps() -> None:
     assert bits(scaler.scale(x)) == bits(x * scaler.by)
 
 
+async def test_a_captured_tensor_that_is_laid_out_otherwise_is_recorded_again() -> None:
+    w = leaf(3, 4)
+    compiled = ag.compile(f := lambda x: ag.tanh(x @ w))
+    for layout in (np.ascontiguousarray, np.ascontiguousarray, np.asfortranarray, np.asfortranarray):
+        w._data = layout(w._data)
+        x = leaf(2, 3)
+        assert bits(compiled(x)) == bits(f(x))
+    assert compiled.statistics().recordings == 2
+
+
 async def test_the_program_can_be_read() -> None:
     w = leaf(2, 2)
 

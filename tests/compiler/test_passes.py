@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.compiler.calls import Call, Code, Form, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.compiler.passes import PASSES, optimized
 from aiograd.compiler.passes.common import with_common_calls_once
 from aiograd.compiler.passes.constants import with_constants
@@ -32,20 +32,20 @@ def drawn(*shape: int, dtype: Any = np.float32) -> Any:
     return rng.standard_normal(shape).astype(dtype)
 
 
-def traced(function: Callable[..., Any], *arrays: Any) -> Code:
+def traced(function: Callable[..., Any], *arrays: Any) -> ArrayCode:
     """The code of a function of arrays."""
     tracer = Tracer("t")
     with tracer.watching():
         recorded = [tracer.recorded(f"x{i}", array) for i, array in enumerate(arrays)]
         results = tracer.trace(function, tuple(recorded))
-    return Code("f", tuple([each.ref for each in recorded]), tuple(tracer.calls), map_tree(lambda each: each.ref, results, Recorded))
+    return ArrayCode("f", tuple([each.ref for each in recorded]), tuple(tracer.calls), map_tree(lambda each: each.ref, results, Recorded))
 
 
-def run(code: Code, *arrays: Any) -> Any:
+def run(code: ArrayCode, *arrays: Any) -> Any:
     return load(code)[0](*arrays)
 
 
-def names(code: Code) -> list[str]:
+def names(code: ArrayCode) -> list[str]:
     return [call.label for call in code.calls if call.label]
 
 
@@ -68,7 +68,7 @@ def test_dead_code_goes_and_effects_stay() -> None:
         return x + x
 
     code = traced(f, drawn(3))
-    code = Code(code.name, code.parameters, (*code.calls, effect(code.calls[0].results[0])), code.results)
+    code = ArrayCode(code.name, code.parameters, (*code.calls, effect(code.calls[0].results[0])), code.results)
     assert names(without_dead_code(code)) == ["tanh", "add", "effect"]
 
 
@@ -78,7 +78,7 @@ def test_calls_of_constants_are_done_once_and_numbers_become_arrays() -> None:
     zeros = tracer.add(Form.CALL, np.zeros, "zeros", ((3,), np.float32), {}, np.zeros(3, np.float32), fresh=True)
     seen = tracer.add(Form.CALL, np.zeros, "zeros", ((3,), np.float32), {}, np.zeros(3, np.float32), fresh=True)
     result = (x + zeros) * 0.1
-    code = Code("f", (x.ref,), tuple(tracer.calls), (result.ref, seen.ref))
+    code = ArrayCode("f", (x.ref,), tuple(tracer.calls), (result.ref, seen.ref))
     found = with_constants(code)
     assert names(found) == ["zeros", "add", "multiply"] and isinstance(found.calls[2].arguments[1], np.ndarray)
     function = load(found)[0]
@@ -118,7 +118,9 @@ def test_what_others_see_is_written_into_or_lies_across_an_effect_is_not_common(
 
     code = traced(lambda x: np.exp(x) + np.exp(x), drawn(2))
     first, second, added = code.calls
-    assert names(with_common_calls_once(Code("f", code.parameters, (first, effect(*code.parameters), second, added), code.results))).count("exp") == 2
+    (x,) = code.given()
+    code = ArrayCode("f", code.parameters, (first, effect(x), second, added), code.results)
+    assert names(with_common_calls_once(code)).count("exp") == 2
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64, np.complex64, np.complex128])
@@ -155,7 +157,10 @@ def test_the_gradients_of_all_parts_are_put_together() -> None:
     assert names(code) == ["empty", "add", "multiply"] and bits(run(code, *grads)) == bits(spread(grads, places, whole) * 2)
 
 
-@pytest.mark.parametrize("places", [[np.s_[:, 0:4], np.s_[:, 3:7]], [np.s_[:, 0:4], np.s_[:, 5:9]], [np.s_[0:3, 0:4], np.s_[:, 4:8]], [np.s_[:, 4:0:-1]] * 2])
+@pytest.mark.parametrize(
+    "places",
+    [[np.s_[:, 0:4], np.s_[:, 3:7]], [np.s_[:, 0:4], np.s_[:, 5:9]], [np.s_[0:3, 0:4], np.s_[:, 4:8]], [np.s_[:, 4:0:-1]] * 2],
+)
 def test_other_parts_are_added_up(places: Any) -> None:
     grads = [drawn(3, 4), drawn(3, 4)]
     code = with_slices_joined(traced(lambda *grads: spread(grads, places, (3, 9)), *grads))

@@ -1,4 +1,4 @@
-"""Passes: each a pure function from `Code` to `Code` that changes no bit of any result.
+"""Passes: each a pure function from `ArrayCode` to `ArrayCode` that changes no bit of any result.
 
     ===============  =====================================================================
     `constants`      calls of constants, done once
@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from aiograd.compiler.calls import Code
+from aiograd.compiler.calls import ArrayCode
 from aiograd.compiler.passes.common import with_common_calls_once
 from aiograd.compiler.passes.constants import with_constants
 from aiograd.compiler.passes.dead import without_dead_code
@@ -25,7 +25,7 @@ from aiograd.compiler.passes.reuse import with_memory_reused
 from aiograd.compiler.passes.slices import with_slices_joined
 
 #: in the order in which they run
-PASSES: tuple[Callable[[Code], Code], ...] = (
+PASSES: tuple[Callable[[ArrayCode], ArrayCode], ...] = (
     with_constants,
     with_common_calls_once,
     with_products_by_dot,
@@ -36,7 +36,7 @@ PASSES: tuple[Callable[[Code], Code], ...] = (
 )
 
 
-def optimized(code: Code) -> Code:
+def optimized(code: ArrayCode) -> ArrayCode:
     """The code after all passes."""
     for each in PASSES:
         code = each(code)

@@ -11,12 +11,12 @@ from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
-from aiograd.compiler.calls import Call, Code, Form, Memory, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.ops.indexing import is_basic
 from aiograd.trees import map_tree
 
 
-def with_common_calls_once(code: Code) -> Code:
+def with_common_calls_once(code: ArrayCode) -> ArrayCode:
     """The code with the results of the first of several equal calls in the place of the others'."""
     memory = Memory(code)
     seen = {*code.written(), *code.visible()}

@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Form, Memory, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 
 
-def with_constants(code: Code) -> Code:
+def with_constants(code: ArrayCode) -> ArrayCode:
     """The code with the results of calls that have no array among their arguments in the place of the calls.
 
     Arrays that are written into, or that others get to see, are made anew by every run.
@@ -41,4 +41,4 @@ def _with_arrays(call: Call) -> Call:
 
 
 def _fits(number: float, dtype: np.dtype[Any]) -> bool:
-    return abs(number) <= np.finfo(dtype).max
+    return bool(abs(number) <= np.finfo(dtype).max)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from aiograd.compiler.calls import Call, Code, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Ref
 from aiograd.trees import leaves_of
 
 
-def without_dead_code(code: Code) -> Code:
+def without_dead_code(code: ArrayCode) -> ArrayCode:
     """The code without pure calls whose results are neither read nor returned."""
     read = set(leaves_of(code.results, Ref))
     kept: list[Call] = []

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Form, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.types import Shape
 
 #: elements up to which a copy costs less than the iteration
 SMALL = 2048
 
 
-def with_equal_layouts(code: Code) -> Code:
+def with_equal_layouts(code: ArrayCode) -> ArrayCode:
     """The code with copies in the place of the operands that are laid out otherwise, one copy for all uses."""
     copies: dict[tuple[Ref, Shape], Ref] = {}
     written = code.written()

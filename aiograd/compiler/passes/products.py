@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Ref
 
 
-def with_products_by_dot(code: Code) -> Code:
+def with_products_by_dot(code: ArrayCode) -> ArrayCode:
     """The code with `numpy.dot` in the place of `numpy.matmul` where the two do the same."""
     return replace(code, calls=tuple([call.but(function=np.dot, label="dot") if _is_plain(call) else call for call in code.calls]))
 

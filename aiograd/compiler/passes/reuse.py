@@ -14,11 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Memory, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Memory, Ref
 from aiograd.trees import leaves_of
 
 
-def with_memory_reused(code: Code) -> Code:
+def with_memory_reused(code: ArrayCode) -> ArrayCode:
     """The code with an `out` for the element-wise calls and products that find an array to write into."""
     memory = Memory(code)
     kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import Call, Code, Form, Ref
+from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.ops.indexing import getitem_adjoint
 from aiograd.trees import leaves_of
 
@@ -19,7 +19,7 @@ from aiograd.trees import leaves_of
 Part = tuple[Ref, Any]
 
 
-def with_slices_joined(code: Code) -> Code:
+def with_slices_joined(code: ArrayCode) -> ArrayCode:
     """The code with the sums of the parts of arrays put together; what they were made from is left to the removal of dead code."""
     uses: dict[Ref, int] = {}
     for call in code.calls:
