@@ -1,6 +1,5 @@
 """Compiled functions: `compile` records the rows that a function runs, once per signature, and from then on runs them as one program.
 
-==================  ===============================================================================================
 `compiled`          the callable that users get: signatures, guards, statistics
 `signature`         of the arguments: their structure, and what a program depends on
 `surroundings`      Tensors that the function finds by name, and guards against one that is replaced
@@ -9,6 +8,21 @@
 `forward_code`      the forward as Python text
 `backward_code`     the backward as Python text, made by the first pass that runs it
 `source`            text to function: the only one that calls ``compile``
+`node`              the backward node of one call
+==================  ===============================================================================================
+=======
+==================  ===============================================================================================
+`compiled`          the callable that users get: signatures, guards, statistics
+`signature`         of the arguments: their structure, and what a program depends on
+`surroundings`      Tensors that the function finds by name, and guards against one that is replaced
+`recording`         an eager run as statements; what cannot be repeated
+`program`           statements and values: the data, pure
+`calls`             a function of arrays as calls of numpy: the data, pure
+`tracing`           recording arrays: what a row's forward or rule calls
+`forward_code`      the forward as calls
+`backward_code`     the backward as calls, made by the first pass that runs it
+`passes`            calls to fewer and cheaper calls of the same bits
+`source`            calls to text to function: the only one that calls ``compile``
 `node`              the backward node of one call
 ==================  ===============================================================================================
 """

@@ -1,14 +1,14 @@
 """Passes: each a pure function from `ArrayCode` to `ArrayCode` that changes no bit of any result.
 
-    ===============  =====================================================================
-    `constants`      calls of constants, done once
-    `common`         equal calls, done once
-    `products`       `numpy.dot` for `numpy.matmul`
-    `slices`         gradients of parts, joined
-    `layouts`        small operands laid out alike
-    `dead`           what nobody reads
-    `reuse`          element-wise calls that write where nobody reads any more
-    ===============  =====================================================================
+===============  =====================================================================
+`constants`      calls of constants, done once
+`common`         equal calls, done once
+`products`       `numpy.dot` for `numpy.matmul`
+`slices`         gradients of parts, joined
+`layouts`        small operands laid out alike
+`dead`           what nobody reads
+`reuse`          element-wise calls that write where nobody reads any more
+===============  =====================================================================
 """
 
 from __future__ import annotations
