@@ -1,7 +1,8 @@
 """Products: `numpy.matmul` of two matrices as `numpy.dot`, which costs half as much where they are small.
 
 Both hand two matrices of one floating dtype, in row-major or column-major order and with no axis of length 1, to the same routine of the BLAS with
-the same arguments, so the bits are the same. Other layouts and shapes they treat differently: those stay.
+the same arguments, so the bits are the same. Other layouts and shapes they treat differently: those stay. `numpy.dot` does not look for floating
+point errors afterwards, so an overflow inside of a product gives no warning.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ def _is_plain(call: Call) -> bool:
     if call.function is not np.matmul or call.out is not None or call.options or len(call.arguments) != 2:
         return False
     one, other = call.arguments
-    if not (isinstance(one, Ref) and isinstance(other, Ref) and _is_dense(one) and _is_dense(other) and _is_dense(call.results[0])):
+    if not (isinstance(one, Ref) and isinstance(other, Ref) and _is_dense(one) and _is_dense(other) and call.results[0].is_in_order):
         return False
     return one.dtype == other.dtype
 
