@@ -461,10 +461,11 @@ if _typing.TYPE_CHECKING:
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
     from aiograd import viz as viz
+    from aiograd.batching.vmap import vmap as vmap
 else:
-    __getattr__, __dir__ = _on_first_use(__name__, modules=_PARTS)
+    __getattr__, __dir__ = _on_first_use(__name__, {"vmap": "aiograd.batching.vmap"}, modules=_PARTS)
 
-__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS})
+__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS, "vmap"})
 
 
 # the one place that sees both sides: what workers make on request, and where devices come from

@@ -115,6 +115,14 @@ class DrawsMasks(Protocol):
         """Zeros with probability `p` in (0, 1), ``1 / (1 - p)`` elsewhere; the same for the same seed, two numbers of 64 bits."""
 
 
+@runtime_checkable
+class AdoptsTensors(Protocol):
+    """Optional interface of a device: its operations take Tensors of the host as they are, which keep their place in the graph there."""
+
+    def adopt(self, tensor: Any) -> Array:
+        """An array of the device that stands for a Tensor of the host."""
+
+
 _devices: dict[str, Device] = {}
 _factories: dict[str, Callable[[int], Device]] = {}
 

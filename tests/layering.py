@@ -35,7 +35,7 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph modes devices",
             "engine transaction",
-            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd",
+            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching",
             "nn optim distributions data parallel pipeline distributed cuda serialization compiler",
             "profiler viz testing",
             "__init__ __main__ cli demo",

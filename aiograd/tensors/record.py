@@ -163,12 +163,15 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         if array.__class__ is not _ndarray:
             continue
         tensor = tensors[i]
-        if not array.ndim:
+        there = devices.device(device)
+        if isinstance(there, devices.AdoptsTensors):
+            tensors[i] = make(there.adopt(tensor))
+        elif not array.ndim:
             if tensor._node is None or not current_mode().grad:
                 continue
             tensors[i] = call(ROWS["to_device"], (tensor,), {"device": device, "source": "cpu"})
         elif tensor is args[i]:
             raise DeviceMismatchError(f"{op.name}: arguments live on {device} and cpu; move them to one device with .to()")
         else:
-            tensors[i] = make(devices.device(device).from_host(array))  # type: ignore[union-attr]
+            tensors[i] = make(there.from_host(array))  # type: ignore[union-attr]
         arrays[i] = tensors[i]._data

@@ -1,0 +1,81 @@
+"""`vmap`: a function of one example as a function of a batch."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from aiograd.array_functions import conversion, manipulation
+from aiograd.batching import rules as rules
+from aiograd.batching.array import BatchedArray, BatchLevel
+from aiograd.devices import register_device, unregister_device
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.tensors.core import TensorCore, make
+
+Dims = int | None | Sequence[int | None]
+
+
+def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> Callable[..., Any]:
+    """`function`, written for one example, as a function of a batch of them.
+
+    It runs once; rows run on the whole batch by numpy's broadcasting where they have such a rule (`aiograd.batching.rules`), else in a loop over the
+    examples. Passes inside it give gradients per example, and the result can be differentiated from outside. The function may be ``async def``;
+    the result is then awaited, and cancelling it cancels the function.
+
+    Args:
+        function: takes Tensors, returns a Tensor or a tuple of them; it may not read values (``if``, ``item()``) nor draw random numbers per example.
+        in_dims: the batch axis of every argument, or one for each; None: the argument is the same for all examples.
+        out_dims: the batch axis of every result.
+
+    Raises:
+        ShapeError: arguments have batches of different lengths, or none has any. ArgumentError: the function reads a value.
+        ArgumentTypeError: it returns something else.
+    """
+
+    @functools.wraps(function)
+    def mapped(*args: Any) -> Any:
+        dims = list(in_dims) if isinstance(in_dims, (tuple, list)) else [in_dims] * len(args)
+        if len(dims) != len(args):
+            raise ArgumentError(f"vmap(in_dims={in_dims}): {len(dims)} axes for {len(args)} arguments")
+        tensors = [manipulation.moveaxis(x, dim, 0) if dim is not None else conversion.as_tensor(x) for x, dim in zip(args, dims, strict=True)]
+        sizes = {x.shape[0] for x, dim in zip(tensors, dims, strict=True) if dim is not None}
+        if len(sizes) != 1 or 0 in sizes:
+            raise ShapeError(f"vmap: batches of lengths {sorted(sizes)}, expected one length of at least 1 for all arguments with a batch axis")
+        level = BatchLevel(sizes.pop())
+        register_device(level)
+        try:
+            result = function(*(make(BatchedArray(level, x, dim is not None)) for x, dim in zip(tensors, dims, strict=True)))
+            if inspect.isawaitable(result) and not isinstance(result, TensorCore):
+                awaited, level_of_it = result, level
+                level = None  # type: ignore[assignment]
+                return _finish(awaited, level_of_it, out_dims)
+            return _unwrapped(result, level, out_dims)
+        finally:
+            if level is not None:
+                unregister_device(level.name)
+
+    return mapped
+
+
+async def _finish(result: Any, level: BatchLevel, out_dims: int) -> Any:
+    try:
+        return _unwrapped(await result, level, out_dims)
+    finally:
+        unregister_device(level.name)
+
+
+def _unwrapped(result: Any, level: BatchLevel, out_dims: int) -> Any:
+    if isinstance(result, (tuple, list)):
+        parts = [_unwrapped(part, level, out_dims) for part in result]
+        return type(result)(*parts) if hasattr(result, "_fields") else type(result)(parts)
+    if result is None:
+        return None
+    if not isinstance(result, TensorCore):
+        raise ArgumentTypeError(f"vmap: the function returned {type(result).__name__}, expected a Tensor or a tuple of them")
+    data: Any = result._data
+    if not isinstance(data, BatchedArray) or data.level is not level:
+        data = level.adopt(result)
+    whole = data.value if data.batched else manipulation.broadcast_to(data.value, (level.size, *data.shape))
+    return manipulation.moveaxis(whole, 0, out_dims) if out_dims else whole
