@@ -58,7 +58,8 @@ CASES: dict[str, list[Case]] = {
     "rot90": [(lambda x: F.rot90(x, 3), (A,), np.rot90(A, 3))],
     "select": [(lambda x, y: F.select([x > 1, x > 0.6], [x, y], 0.5), (A, B), np.select([A > 1, A > 0.6], [A, B], 0.5))],
     "sliding_window_view": [(lambda x: F.sliding_window_view(x, (2, 3)), (A,), np.lib.stride_tricks.sliding_window_view(A, (2, 3)))],
-    "tensor_split": [(lambda x: F.tensor_split(x, 3), (V,), np.array_split(V, 3)), (lambda x: F.tensor_split(x, (1, 3), dim=1), (A,), np.split(A, [1, 3], 1))],
+    "tensor_split": [(lambda x: F.tensor_split(x, 3), (V,), np.array_split(V, 3)), (lambda x: F.tensor_split(x, (1, 3), dim=1), (A,), np.split(A,
+    [1, 3], 1))],
     "unflatten": [(lambda x: F.unflatten(x, 1, (2, -1)), (A,), A.reshape(3, 2, 2))],
     "unfold": [(lambda x: F.unfold(x, 1, 2, 2), (A,), A.reshape(3, 2, 2)), (lambda x: x.unfold(0, 3, 1), (V,), np.stack([V[:3], V[1:]]))],
     "vsplit": [(lambda x: F.vsplit(x, 3), (A,), np.vsplit(A, 3))],
@@ -73,13 +74,15 @@ CASES: dict[str, list[Case]] = {
     "lerp": [(lambda x, y: F.lerp(x, y, 0.3), (A, B), A + 0.3 * (B - A))],
     "aminmax": [(lambda x: F.aminmax(x, dim=1), (A,), [A.min(1), A.max(1)])],
     "bincount": [(lambda w: F.bincount(N, w), (V,), np.bincount(N, V)), (lambda: F.bincount(N, minlength=6), (), np.bincount(N, minlength=6))],
-    "cdist": [(F.cdist, (A, B), np.linalg.norm(A[:, None] - B[None], axis=-1)), (lambda x, y: F.cdist(x, y, p=1), (A, B), np.abs(A[:, None] - B[None]).sum(-1))],
+    "cdist": [(F.cdist, (A, B), np.linalg.norm(A[:, None] - B[None], axis=-1)), (lambda x, y: F.cdist(x, y, p=1), (A, B), np.abs(A[:,
+    None] - B[None]).sum(-1))],
     "corrcoef": [(F.corrcoef, (A,), np.corrcoef(A))],
     "cov": [(F.cov, (A,), np.cov(A)), (lambda x, w: F.cov(x, correction=0, aweights=w), (A, V), np.cov(A, ddof=0, aweights=V)),
             (lambda x: F.cov(x, fweights=N + 1), (A,), np.cov(A, fweights=N + 1))],
     "cumulative_trapezoid": [(lambda y: F.cumulative_trapezoid(y, dx=0.5, dim=0), (A,), np.cumsum((A[1:] + A[:-1]) * 0.25, 0))],
     "dist": [(F.dist, (A, B), np.linalg.norm(A - B))],
-    "gradient": [(lambda x: F.gradient(x, axis=1), (A,), np.gradient(A, axis=1)), (lambda x, h: F.gradient(x, h, axis=1, edge_order=2), (A, np.cumsum(V)),
+    "gradient": [(lambda x: F.gradient(x, axis=1), (A,), np.gradient(A, axis=1)), (lambda x, h: F.gradient(x, h, axis=1, edge_order=2), (A,
+    np.cumsum(V)),
                  np.gradient(A, np.cumsum(V), axis=1, edge_order=2))],
     "histc": [(lambda: F.histc(A, 4, 0, 2), (), np.histogram(A, 4, (0, 2))[0].astype(float))],
     "interp": [(F.interp, (np.array([-0.5, 0.4, 1.2]), np.array([0.0, 1.0, 3.0]), M[0]), np.interp([-0.5, 0.4, 1.2], [0.0, 1.0, 3.0], M[0]))],
@@ -111,7 +114,8 @@ CASES: dict[str, list[Case]] = {
     "index_fill": [(lambda x: F.index_fill(x, 1, [2, 0], 5.0), (A,), np.stack([0 * A[:, 1] + 5, A[:, 1], 0 * A[:, 1] + 5, A[:, 3]], 1))],
     "bucketize": [(lambda: F.bucketize(V, np.array([0.5, 1.1])), (), np.digitize(V, [0.5, 1.1], right=True)),
                   (lambda: F.bucketize(V, np.array([0.5, 1.1]), right=True), (), np.digitize(V, [0.5, 1.1]))],
-    "kthvalue": [(lambda x: F.kthvalue(x, 2, dim=1)[0], (A,), np.sort(A, 1)[:, 1]), (lambda x: F.kthvalue(x, 1, 0, True)[1], (A,), A.argmin(0)[None])],
+    "kthvalue": [(lambda x: F.kthvalue(x, 2, dim=1)[0], (A,), np.sort(A, 1)[:, 1]), (lambda x: F.kthvalue(x, 1, 0, True)[1], (A,),
+    A.argmin(0)[None])],
     "msort": [(F.msort, (A,), np.sort(A, 0))],
     "logspace": [(lambda: F.logspace(0, 2, steps=3, dtype=np.float64), (), np.array([1.0, 10.0, 100.0]))],
     "index_select": [(lambda x: F.index_select(x, 1, [2, 2]), (A,), A[:, [2, 2]])],
@@ -123,7 +127,8 @@ CASES: dict[str, list[Case]] = {
                (lambda x: F.div(x * 10 - 9, 3.0, rounding_mode="floor"), (A,), np.floor((A * 10 - 9) / 3)),
                (lambda: F.div(np.array([-7, 7]), 2, rounding_mode="trunc"), (), np.array([-3, 3]))],
     "linalg.cholesky_solve": [(lambda x, y: F.linalg.cholesky_solve(x, F.linalg.cholesky(y @ y.T)), (A, M), np.linalg.solve(M @ M.T, A)),
-                              (lambda x, y: F.linalg.cholesky_solve(x, F.linalg.cholesky(y @ y.T, upper=True), upper=True), (A, M), np.linalg.solve(M @ M.T, A))],
+                              (lambda x, y: F.linalg.cholesky_solve(x, F.linalg.cholesky(y @ y.T, upper=True), upper=True), (A, M),
+                                  np.linalg.solve(M @ M.T, A))],
     "linalg.cond": [(F.linalg.cond, (M,), np.linalg.cond(M))],
     "linalg.eig": [(lambda x: F.abs(F.linalg.eig(x).eigenvectors).sum(), (M,), np.abs(np.linalg.eig(M)[1]).sum())],
     "linalg.eigvals": [(lambda x: (F.linalg.eigvals(x) ** 2).sum(), (M,), (np.linalg.eigvals(M) ** 2 + 0j).sum())],
@@ -138,12 +143,13 @@ CASES: dict[str, list[Case]] = {
     ],
     **{f"fft.{name}": [(lambda x, name=name: getattr(F.fft, name)(x), (C[0],), getattr(np.fft, name)(C[0]))]
        for name in "fft fft2 fftn fftshift hfft ifft ifft2 ifftn ifftshift ihfft irfft irfft2 irfftn rfft rfft2 rfftn".split()},
-    "fft.fftfreq": [(lambda: F.fft.fftfreq(5, d=0.5, dtype=np.float64), (), np.fft.fftfreq(5, 0.5)), (lambda: F.fft.fftfreq(4, dtype=np.float64), (), np.fft.fftfreq(4))],
+    "fft.fftfreq": [(lambda: F.fft.fftfreq(5, d=0.5, dtype=np.float64), (), np.fft.fftfreq(5, 0.5)), (lambda: F.fft.fftfreq(4, dtype=np.float64),
+    (), np.fft.fftfreq(4))],
     "fft.rfftfreq": [(lambda: F.fft.rfftfreq(5, d=0.5, dtype=np.float64), (), np.fft.rfftfreq(5, 0.5))],
 }  # fmt: skip
 #: these are checked elsewhere: draws, questions, and `special` against SciPy
-ELSEWHERE = frozenset("bernoulli manual_seed normal rand rand_like randint randint_like randn randn_like randperm is_tensor is_floating_point is_complex numel".split())
-ELSEWHERE |= frozenset("inference_mode array fft special".split())
+ELSEWHERE = frozenset("bernoulli manual_seed normal rand rand_like randint randint_like randn randn_like randperm".split())
+ELSEWHERE |= frozenset("is_tensor is_floating_point is_complex numel inference_mode array fft special".split())
 
 FLAT = [(name, i) for name, cases in CASES.items() for i in range(len(cases))]
 
@@ -163,7 +169,8 @@ async def test_values_and_gradients(name: str, number: int) -> None:
         assert mine.dtype == value.dtype
 
     def smooth(*tensors: Any) -> Any:
-        return tuple(part for x in flatten(function(*tensors)) if x.dtype.kind in "fc" for part in ((x.real, x.imag) if x.dtype.kind == "c" else (x,)))
+        return tuple(part for x in flatten(function(*tensors)) if x.dtype.kind in "fc" for part in ((x.real,
+            x.imag) if x.dtype.kind == "c" else (x,)))
 
     plain = [np.isfinite(a).all() for a in arrays]
     if inputs and all(plain) and any(x.requires_grad for x in smooth(*inputs)):

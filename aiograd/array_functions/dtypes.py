@@ -66,8 +66,9 @@ class FloatLimits:
 def finfo(type: Any, /) -> FloatLimits:
     """Limits of a floating dtype, or of that of a Tensor."""
     found = np.finfo(type.dtype if isinstance(type, TensorCore) else type)
-    numbers = (found.eps, found.max, found.min, found.smallest_normal, found.tiny, found.resolution)
-    return FloatLimits(found.bits, *map(builtins.float, numbers), found.dtype)
+    names = ("eps", "max", "min", "smallest_normal", "tiny", "resolution")
+    numbers: Any = {name: builtins.float(getattr(found, name)) for name in names}
+    return FloatLimits(bits=found.bits, dtype=found.dtype, **numbers)
 
 
 def iinfo(type: Any, /) -> np.iinfo[Any]:

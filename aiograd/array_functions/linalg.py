@@ -21,7 +21,8 @@ from aiograd.tensors.tensor import Tensor
 __all__ = [
     "cholesky", "cholesky_solve", "cond", "cross", "det", "diagonal", "eig", "eigh", "eigvals", "eigvalsh", "expm", "inv", "logdet", "lstsq",
     "matmul", "matrix_exp", "matrix_norm", "matrix_power", "matrix_rank", "matrix_transpose", "multi_dot", "norm", "outer", "pinv", "qr", "slogdet",
-    "solve", "solve_triangular", "svd", "svdvals", "tensordot", "trace", "vecdot", "vector_norm", "EigResult", "EighResult", "LstsqResult", "QRResult",
+    "solve", "solve_triangular", "svd", "svdvals", "tensordot", "trace", "vecdot", "vector_norm", "EigResult", "EighResult", "LstsqResult",
+    "QRResult",
     "SVDResult", "SlogdetResult",
 ]  # fmt: skip
 

@@ -36,7 +36,7 @@ def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> 
 
     @functools.wraps(function)
     def mapped(*args: Any) -> Any:
-        dims = list(in_dims) if isinstance(in_dims, (tuple, list)) else [in_dims] * len(args)
+        dims: list[Any] = list(in_dims) if isinstance(in_dims, (tuple, list)) else [in_dims] * len(args)
         if len(dims) != len(args):
             raise ArgumentError(f"vmap(in_dims={in_dims}): {len(dims)} axes for {len(args)} arguments")
         tensors = [manipulation.moveaxis(x, dim, 0) if dim is not None else conversion.as_tensor(x) for x, dim in zip(args, dims, strict=True)]

@@ -34,7 +34,8 @@ OTHERS: dict[str, Callable[[Any], Any]] = {
 def functions() -> dict[str, Callable[..., Any]]:
     found = {f"array_functions.{name}": getattr(ag.array_functions, name) for name in ag.array_functions.__all__}
     found |= {f"functional.{name}": getattr(ag.nn.functional, name) for name in ag.nn.functional.__all__}
-    methods = [name for name in dir(ag.Tensor) if not name.startswith("_") and name not in ("backward", "register_hook", "new_empty")]  # whose elements are arbitrary
+    # whose elements are arbitrary
+    methods = [name for name in dir(ag.Tensor) if not name.startswith("_") and name not in ("backward", "register_hook", "new_empty")]
     found |= {f"Tensor.{name}": getattr(ag.Tensor, name) for name in methods}
     return {name: function for name, function in (found | OTHERS).items() if callable(function) and not isinstance(function, type)}
 

@@ -53,9 +53,9 @@ def place(folder: Path) -> Path:
         shutil.copytree(given, target, ignore=shutil.ignore_patterns(".git", "__pycache__"))
     elif not target.exists():
         git = shutil.which("git") or "git"
-        subprocess.run([git, "clone", "--quiet", REPOSITORY, str(target)], check=True)  # noqa: S603
-        subprocess.run([git, "-C", str(target), "checkout", "--quiet", COMMIT], check=True)  # noqa: S603
-        subprocess.run([git, "-C", str(target), "submodule", "update", "--init", "--quiet"], check=True)  # noqa: S603
+        subprocess.run([git, "clone", "--quiet", REPOSITORY, str(target)], check=True)
+        subprocess.run([git, "-C", str(target), "checkout", "--quiet", COMMIT], check=True)
+        subprocess.run([git, "-C", str(target), "submodule", "update", "--init", "--quiet"], check=True)
     for path in (target, *target.rglob("*")):
         path.chmod(path.stat().st_mode | 0o200)
     return target
@@ -76,11 +76,12 @@ def run(suite: Path, module: str, examples: int) -> Outcome:
     report.unlink(missing_ok=True)
     environment = {**os.environ, "ARRAY_API_TESTS_MODULE": module, "ARRAY_API_TESTS_VERSION": VERSION}
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:aiograd.testing.pytest_plugin", "-p", "no:asyncio", "-p", "no:benchmark", "-p", "no:cacheprovider", "--tb=no",
+        sys.executable, "-m", "pytest", "-q", "-p", "no:aiograd.testing.pytest_plugin", "-p", "no:asyncio", "-p", "no:benchmark", "-p",
+            "no:cacheprovider", "--tb=no",
         "--disable-warnings", "--disable-deadline", "--derandomize", f"--max-examples={examples}", "--json-report", f"--json-report-file={report}",
         "array_api_tests",
     ]  # fmt: skip
-    done = subprocess.run(command, cwd=suite, env=environment, stdout=subprocess.DEVNULL)  # noqa: S603
+    done = subprocess.run(command, cwd=suite, env=environment, stdout=subprocess.DEVNULL)
     if done.returncode not in (0, 1) or not report.exists():
         raise RuntimeError(f"the suite ended with code {done.returncode} on {module}")
     tests = json.loads(report.read_text(encoding="utf-8"))["tests"]

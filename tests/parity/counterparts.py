@@ -303,6 +303,73 @@ def lstm(x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: An
     return out, h[0], c[0]
 
 
+def extremum(function: Callable[..., Tensor]) -> Counterpart:
+    """amax or amin, of complex numbers (which torch does not order) by their real parts."""
+
+    def chosen(x: Tensor, axes: Any, keepdims: bool) -> Tensor:
+        if not x.is_complex():
+            return function(x, axes, keepdims)
+        return torch.sum(x * (x.real == function(x.real, axes, True)), axes, keepdims) if axes else x * 1
+
+    return reduction(chosen)
+
+
+def parts(*outs: Tensor) -> tuple[Tensor, ...]:
+    """Real and imaginary parts, as the domains of transforms finish their results."""
+    return tuple(part for x in outs for part in ((x.real, x.imag) if x.is_complex() else (x, torch.zeros_like(x))))
+
+
+def fourier(function: Callable[..., Tensor], turn: complex = 1.0) -> Counterpart:
+    """A transform, of arguments prepared as the domains do."""
+    return lambda x, axis=-1, norm="backward": parts(function(x * turn, dim=axis, norm=norm))
+
+
+def bessel_y(order: int, x: Tensor) -> Tensor:
+    """torch has no gradients of these: by their derivatives."""
+
+    class Y(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return (torch.special.bessel_y1 if order else torch.special.bessel_y0)(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return g * (bessel_y(0, x) - bessel_y(1, x) / x) if order else -g * bessel_y(1, x)
+
+    return Y.apply(x)  # type: ignore[no-any-return]
+
+
+def bessel_j(order: int, x: Tensor) -> Tensor:
+    """As `bessel_y`."""
+
+    class J(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            ctx.save_for_backward(x)
+            return (torch.special.bessel_j1 if order else torch.special.bessel_j0)(x)
+
+        @staticmethod
+        def backward(ctx: Any, g: Tensor) -> Any:
+            (x,) = ctx.saved_tensors
+            return g * (bessel_j(0, x) - bessel_j(1, x) / x) if order else -g * bessel_j(1, x)
+
+    return J.apply(x)  # type: ignore[no-any-return]
+
+
+def power_sums(values: Tensor) -> tuple[Tensor, ...]:
+    """As the domain of eigvals finishes its result."""
+    return tuple((values**k).sum(-1) for k in (1, 2, 3))
+
+
+def eig(x: Tensor) -> Any:
+    """Eigenvectors without their phases."""
+    values, vectors = torch.linalg.eig(x)
+    size = torch.real(vectors * vectors.conj())
+    return parts(*power_sums(values), (values.unsqueeze(-2) * size).sum(-1))
+
+
 #: row -> what it is called in torch, and the callable
 COUNTERPARTS: dict[str, tuple[str, Counterpart]] = {}
 
@@ -393,11 +460,11 @@ COUNTERPARTS.update(
         "lstm": ("torch.lstm", lstm),
         "lstm_cell": ("step of torch.lstm", lstm_cell),
         "mask": ("torch.where", lambda x, condition: torch.where(condition, x, 0.0)),
-        "max": ("torch.amax", reduction(torch.amax)),
+        "max": ("torch.amax", extremum(torch.amax)),
         "max_pool2d_gather": ("max_pool2d, gather", max_pool2d_gather),
         "max_pool2d_input_grad": ("adjoint of F.max_pool2d", max_pool2d_input_grad),
         "mean": ("torch.mean", reduction(torch.mean)),
-        "min": ("torch.amin", reduction(torch.amin)),
+        "min": ("torch.amin", extremum(torch.amin)),
         "permute": ("torch.permute", lambda x, axes=None: torch.permute(x, axes or tuple(range(x.ndim))[::-1])),
         "prod": ("torch.prod", prod),
         "qr": ("torch.linalg.qr", lambda x: tuple(torch.linalg.qr(x))),
@@ -442,5 +509,34 @@ COUNTERPARTS.update(
         "var": ("torch.var", moment(torch.var)),
         "vecdot": ("torch.linalg.vecdot", lambda x1, x2, axis=-1: torch.linalg.vecdot(x1, x2, dim=axis)),
         "vector_norm": ("torch.linalg.vector_norm", vector_norm),
+    }
+)
+COUNTERPARTS.update(
+    {
+        "gammaln": ("torch.lgamma", torch.lgamma),
+        "digamma": ("torch.digamma", torch.digamma),
+        "erfinv": ("torch.erfinv", torch.erfinv),
+        "logit": ("torch.logit", torch.logit),
+        "log_ndtr": ("torch.special.log_ndtr", torch.special.log_ndtr),
+        "bessel_i0": ("torch.i0", torch.i0),
+        "bessel_i1": ("torch.special.i1", torch.special.i1),
+        "bessel_i0e": ("torch.special.i0e", torch.special.i0e),
+        "bessel_i1e": ("torch.special.i1e", torch.special.i1e),
+        "bessel_j0": ("torch.special.bessel_j0", lambda x: bessel_j(0, x)),
+        "bessel_j1": ("torch.special.bessel_j1", lambda x: bessel_j(1, x)),
+        "bessel_y0": ("torch.special.bessel_y0", lambda x: bessel_y(0, x)),
+        "bessel_y1": ("torch.special.bessel_y1", lambda x: bessel_y(1, x)),
+        "fft": ("torch.fft.fft", fourier(torch.fft.fft, 1.0 - 0.5j)),
+        "ifft": ("torch.fft.ifft", fourier(torch.fft.ifft, 1.0 - 0.5j)),
+        "rfft": ("torch.fft.rfft", fourier(torch.fft.rfft)),
+        "irfft": ("torch.fft.irfft", lambda x, n, axis=-1, norm="backward": torch.fft.irfft(x, n, dim=axis, norm=norm)),
+        "windows": ("Tensor.unfold", lambda x, size, axis=-1, step=1: x.unfold(axis, size, step)),
+        "windows_adjoint": (
+            "adjoint of unfold",
+            lambda g, shape, size, axis=-1, step=1: adjoint(lambda x: x.unfold(axis, size, step), g, shape),
+        ),
+        "expm": ("torch.matrix_exp", torch.matrix_exp),
+        "eig": ("torch.linalg.eig", eig),
+        "eigvals": ("torch.linalg.eigvals", lambda x: parts(*power_sums(torch.linalg.eigvals(x)))),
     }
 )

@@ -22,8 +22,9 @@ from tests.parity.counterparts import COUNTERPARTS
 DOMAINS: dict[str, Domain] = {**domains_core.DOMAINS, **domains_nn.DOMAINS}
 #: largest difference allowed, relative to the largest number of the result where that is above 1
 VALUE, GRADIENT, SECOND = 1e-10, 1e-9, 1e-8
-#: times that, where torch itself is less accurate: its derivatives of sinc cancel near 0 (aiograd's agree with 50 digits to 3e-14)
-LOOSER = {"sinc": 1000.0}
+#: times that, where torch itself is less accurate: its derivatives of sinc cancel near 0 (aiograd's agree with 50 digits to 3e-14),
+#: and its Bessel functions have single precision in places (aiograd's agree with SciPy's to 1e-15)
+LOOSER = {"sinc": 1000.0, **dict.fromkeys(("bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1"), 1e4)}
 
 Arrays = list[Any]
 
