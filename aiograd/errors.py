@@ -186,7 +186,13 @@ class MicrobatchError(ArgumentError, RuntimeError):
 
 
 class UnknownNameError(AiogradError, AttributeError):
-    """A tensor or a package has no attribute of that name. The message names the nearest one; it is looked for when somebody reads it."""
+    """A tensor or a package has no attribute of that name. The message names the nearest one; it is looked for when somebody reads it.
+
+    Args:
+        owner: the tensor's class or the module, for the message.
+        name: the name that is not there.
+        known: gives the names that are.
+    """
 
     def __init__(self, owner: str, name: str, known: Callable[[], Iterable[str]]) -> None:
         super().__init__(owner, name)

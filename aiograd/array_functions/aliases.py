@@ -6,10 +6,12 @@ table in ``docs/from-pytorch.md`` lists those.
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 from aiograd.array_functions import comparison, elementwise, linalg, manipulation, method_forms, products, reduction, searching, special
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.documentation import document
 from aiograd.modes import no_grad
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
@@ -81,3 +83,6 @@ def polar(size: ArrayLike, angle: ArrayLike, /) -> Tensor:
     """Complex numbers of their magnitudes and angles."""
     source, turned = as_tensor(size), as_tensor(angle)
     return complex(source * elementwise.cos(turned), source * elementwise.sin(turned))
+
+
+document(sys.modules[__name__])

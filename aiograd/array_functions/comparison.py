@@ -129,15 +129,15 @@ def isnan(x: ArrayLike, /) -> Tensor:
 
 
 def isposinf(x: ArrayLike, /) -> Tensor:
-    """Where the elements are positive infinity."""
+    """True where the elements are positive infinity."""
     return _equal(x, np.inf)
 
 
 def isneginf(x: ArrayLike, /) -> Tensor:
-    """Where the elements are negative infinity."""
+    """True where the elements are negative infinity."""
     return _equal(x, -np.inf)
 
 
 def isreal(x: ArrayLike, /) -> Tensor:
-    """Where the imaginary parts are zero."""
+    """True where the imaginary parts are zero."""
     return _equal(call(row("imag"), (as_tensor(x),), {}), 0)

@@ -167,6 +167,9 @@ def solve_triangular(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool, left: bool
         upper: the upper triangle is read, else the lower one.
         left: the unknown stands on the right of `x1`.
         unitriangular: see `x1`.
+
+    Returns:
+        The solution, of the shape of `x2`.
     """
     matrix = _matrix("solve_triangular", x1, square=True)
     return matrix_functions.solve_triangular(matrix, as_tensor(x2), upper=upper, left=left, unitriangular=unitriangular)  # type: ignore[no-any-return]

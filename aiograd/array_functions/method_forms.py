@@ -66,7 +66,7 @@ def tile(x: Tensor, /, *repetitions: Any) -> Tensor:
 
 
 def flip(x: Tensor, /, *axis: Any) -> Tensor:
-    """In reverse order along axes, given as ints or as one tuple; along all when none are given."""
+    """The elements in reverse order along axes, given as ints or as one tuple; along all when none are given."""
     axes = _flat(axis)
     return manipulation.flip(x, axis=None if not axes or axes == (None,) else axes)
 
@@ -165,11 +165,7 @@ def equal(x: Tensor, /, other: ArrayLike) -> bool:
 
 
 def t(x: Tensor, /) -> Tensor:
-    """The transpose of a matrix; vectors and numbers as they are.
-
-    Raises:
-        ShapeError: more than two axes.
-    """
+    """The transpose of a matrix; vectors and numbers as they are."""
     if x.ndim > 2:
         raise ShapeError(f"t() of shape {list(x.shape)}: expected at most two axes; use mT or permute()")
     return x.T if x.ndim == 2 else x

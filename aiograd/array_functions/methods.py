@@ -15,7 +15,6 @@ Note [Whose meaning]
 from __future__ import annotations
 
 import functools
-import sys
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
@@ -31,6 +30,7 @@ from aiograd.array_functions import (
     method_forms,
     products,
     reduction,
+    sampling,
     scattering,
     searching,
     special,
@@ -93,7 +93,10 @@ def _in_place(method: Callable[Concatenate[Any, P], Any]) -> Callable[Concatenat
 # -------------------------------------------------------------------- the table
 
 # methods take over the docstrings that functions have now
-document(activation, comparison, creation, elementwise, linalg, manipulation, products, reduction, searching, sys.modules[__name__])
+document(
+    activation, blending, comparison, creation, elementwise, joining, linalg, manipulation, method_forms, products, reduction, sampling, scattering,
+    searching, special, statistics,
+)  # fmt: skip
 
 
 class TensorMethods:

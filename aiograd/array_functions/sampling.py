@@ -52,6 +52,14 @@ def randint(
         shape: of the result.
         generator: where the numbers come from.
         dtype: of the result, an integer dtype (a floating one too, as in PyTorch).
+        device: of the result; None: the host.
+        requires_grad: make it a leaf whose gradients accumulate in ``.grad``.
+
+    Returns:
+        A new Tensor.
+
+    Raises:
+        ArgumentError: no shape, or an interval without numbers.
     """
     if shape is None and (high is None or isinstance(high, (tuple, list))):
         low, high, shape = 0, low, high
@@ -72,7 +80,7 @@ def randperm(n: int, *, generator: Generator | None = None, dtype: Any = np.int6
 def rand_like(
     x: ArrayLike, /, *, generator: Generator | None = None, dtype: Any = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """As `rand`, of the shape, dtype and device of `x`."""
+    """Numbers as of `rand`, of the shape, dtype and device of `x`."""
     like = as_tensor(x)
     return rand(like.shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device, requires_grad=requires_grad)
 
@@ -80,7 +88,7 @@ def rand_like(
 def randn_like(
     x: ArrayLike, /, *, generator: Generator | None = None, dtype: Any = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
-    """As `randn`, of the shape, dtype and device of `x`."""
+    """Numbers as of `randn`, of the shape, dtype and device of `x`."""
     like = as_tensor(x)
     return randn(like.shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device, requires_grad=requires_grad)
 
@@ -88,7 +96,7 @@ def randn_like(
 def randint_like(
     x: ArrayLike, /, low: int, high: int | None = None, *, generator: Generator | None = None, dtype: Any = None, device: str | None = None
 ) -> Tensor:
-    """As `randint`, of the shape, dtype and device of `x`."""
+    """Numbers as of `randint`, of the shape, dtype and device of `x`."""
     like = as_tensor(x)
     return randint(low, high, like.shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
 
@@ -103,6 +111,12 @@ def normal(
         shape: of the result; that of `mean` and `std` together if None.
         generator: where the numbers come from.
         dtype: of the numbers that are drawn.
+
+    Returns:
+        A new Tensor.
+
+    Raises:
+        ArgumentError: a negative `std`.
     """
     middle, spread = as_tensor(mean), as_tensor(std)
     if bool((spread.detach() < 0).any()):

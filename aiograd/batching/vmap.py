@@ -29,6 +29,9 @@ def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> 
         in_dims: the batch axis of every argument, or one for each; None: the argument is the same for all examples.
         out_dims: the batch axis of every result.
 
+    Returns:
+        A function of batches, which returns batches; a coroutine where `function` returns one.
+
     Raises:
         ShapeError: arguments have batches of different lengths, or none has any. ArgumentError: the function reads a value.
         ArgumentTypeError: it returns something else.

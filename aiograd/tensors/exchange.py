@@ -23,6 +23,9 @@ def from_dlpack(x: Any, /, *, device: str | None = None, copy: bool | None = Non
         device: where the Tensor shall be; where `x` is if None.
         copy: True always copies, False raises where a copy would be needed, None copies where `device` is another one.
 
+    Returns:
+        A leaf that requires no gradient.
+
     Raises:
         DeviceError: `x` is on a device that is not available here. ArgumentTypeError: `x` does not support DLPack or refuses to export its
             memory, or numpy has no such dtype (bfloat16). ArgumentError: a copy is needed and forbidden.

@@ -248,11 +248,27 @@ class Tensor(TensorMethods, TensorCore):
     # ---------------------------------------------------------------- in-place methods
 
     def add_(self, other: Any, *, alpha: Any = 1) -> Tensor:
-        """``self += alpha * other``."""
+        """``self += alpha * other``.
+
+        Args:
+            other: a Tensor, array or number that broadcasts to the shape of the tensor.
+            alpha: a factor.
+
+        Returns:
+            The tensor.
+        """
         return self.__iadd__(other if alpha == 1 else other * alpha)
 
     def sub_(self, other: Any, *, alpha: Any = 1) -> Tensor:
-        """``self -= alpha * other``."""
+        """``self -= alpha * other``.
+
+        Args:
+            other: a Tensor, array or number that broadcasts to the shape of the tensor.
+            alpha: a factor.
+
+        Returns:
+            The tensor.
+        """
         return self.__isub__(other if alpha == 1 else other * alpha)
 
     def mul_(self, other: Any) -> Tensor:
@@ -337,9 +353,6 @@ class Tensor(TensorMethods, TensorCore):
             copy: return a new tensor even if nothing changes.
             non_blocking, memory_format: accepted for PyTorch's sake; copies never block, and elements lie as numpy lays them.
 
-        Args:
-            target: name of a device, or a dtype.
-
         Returns:
             A Tensor.
 
@@ -367,7 +380,14 @@ class Tensor(TensorMethods, TensorCore):
         return _run(to_device, (self,), {"device": name, "source": self.device})
 
     def to_device(self, device: Any, /, *, stream: Any = None) -> Tensor:
-        """`to` with the standard's name; `stream` must be None: work is ordered by the streams of the device.
+        """`to` with the standard's name.
+
+        Args:
+            device: the name of a device.
+            stream: None: work is ordered by the streams of the device.
+
+        Returns:
+            The tensor on the device; itself if it is there.
 
         Raises:
             DeviceError: no such device. ArgumentError: a stream.
