@@ -392,7 +392,7 @@ RETURNS: Mapping[str, str] = {
         "diag_embed diagflat": "A Tensor that is zero beside the diagonals.",
         "hsplit vsplit dsplit tensor_split": "A tuple of views.",
         "unfold sliding_window_view": "A view with the elements of a window along new last axes.",
-        "fliplr flipud rot90 partition msort index_copy index_fill diagonal_filled cummax_ scatter_reduce logcumsumexp": "A Tensor of the elements of "
+        "fliplr flipud rot90 partition msort index_copy index_fill diagonal_filled scatter_reduce logcumsumexp": "A Tensor of the elements of "
         "`x`, rearranged or replaced.",
         "cummax cummin kthvalue": "Values and int64 indices.",
         "unique": "A vector; with it, where asked for, int64 Tensors.",
