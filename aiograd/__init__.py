@@ -20,6 +20,7 @@ import sys as _sys
 import typing as _typing
 
 from aiograd import assembly as _assembly
+from aiograd import data as data
 from aiograd import devices as _devices
 from aiograd import distributions as distributions
 from aiograd import errors as errors
@@ -447,6 +448,7 @@ from aiograd.tensors.tensor import Tensor as Tensor
 from aiograd.tensors.tensor import asarray as asarray
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
+from aiograd.training_state import TrainingState as TrainingState
 from aiograd.version import __version__ as __version__
 
 #: PyTorch's name

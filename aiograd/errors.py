@@ -33,6 +33,7 @@
     ├── PipelineError (RuntimeError)   a stage of a pipeline failed; says which, and doing what
     ├── StageBackwardError (RuntimeError) the backward pass of a stage failed; the cause is chained
     ├── GradcheckError (RuntimeError)  analytic and numeric derivatives disagree
+    ├── DataError (RuntimeError)       a process that makes examples failed at it, or is gone
     ├── TransactionError (RuntimeError) an event that a transaction over workers does not allow in its present state
     ├── DeviceError (RuntimeError)     device missing, failed, or arrays on different devices
     │   ├── DeviceMismatchError
@@ -253,6 +254,10 @@ class StageBackwardError(AiogradError, RuntimeError):
 
 class GradcheckError(AiogradError, RuntimeError):
     """Analytic and numeric derivatives disagree."""
+
+
+class DataError(AiogradError, RuntimeError):
+    """A process that makes examples failed at it, or is gone."""
 
 
 class TransactionError(AiogradError, RuntimeError):

@@ -167,6 +167,20 @@ def _is_of_pytorch(path: Path) -> bool:
         return file.read(4) in (b"PK\x03\x04", b"\x80\x02\x8a\x0a")
 
 
+def taken_apart(value: Any, arrays: dict[str, np.ndarray[Any, Any]]) -> Any:
+    """The nesting of a state as JSON; its arrays are moved to `arrays` under their paths.
+
+    Raises:
+        ArgumentTypeError: a value that cannot be saved, with its path.
+    """
+    return _taken_apart(value, (), arrays)
+
+
+def put_together(value: Any, tensors: dict[str, Any]) -> Any:
+    """The state of which `taken_apart` made the nesting, with `tensors` for its arrays."""
+    return _put_together(value, tensors)
+
+
 def _is_array(value: Any) -> bool:
     return isinstance(value, (TensorCore, np.ndarray))
 

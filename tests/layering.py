@@ -36,8 +36,8 @@ LEVELS: Mapping[str, int] = {
             "graph modes devices",
             "engine transaction",
             "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching",
-            "nn optim distributions data parallel pipeline distributed cuda serialization compiler",
-            "profiler viz testing",
+            "nn optim distributions parallel pipeline distributed cuda serialization compiler",
+            "profiler viz testing data training_state",
             "__init__ __main__ cli demo",
         )
     )
@@ -62,7 +62,7 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
-        "engine.run", "engine.executors", "parallel", "pipeline.run", "cuda.executor", "testing", "cli", "demo", "__main__",
+        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "cuda.executor", "testing", "cli", "demo", "__main__",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls membership autograd objects cluster collectives.group collectives.group_server moe.runtime "
             "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.timers"
@@ -108,7 +108,7 @@ BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "exec": ("tensors.codegen", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
     "compile": ("tensors.codegen", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
     "__import__": (),
-    "importlib.import_module": ("distributed.cluster.loading", "kernels.selection", "cuda.loading"),
+    "importlib.import_module": ("data.serving", "distributed.cluster.loading", "kernels.selection", "cuda.loading"),
     "np.load": (),
     "numpy.load": (),
 }

@@ -105,6 +105,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
     [
         (["quickstart.py"], "backward said"),
         (["train.py", "mlp", "--epochs", "1"], "test accuracy"),
+        (["resume.py"], "the same bits"),
         (["load_service.py"], "give the URL"),
         (["split_learning.py", "--epochs", "2"], "RemoteError: Error on Node"),
         (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),

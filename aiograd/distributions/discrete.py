@@ -68,7 +68,8 @@ class Bernoulli(Distribution):
         x = x if x.dtype == self._given.dtype else x.astype(self._given.dtype)
         if self._by_logits:
             return xlogy_free(x, -softplus(-self._given)) + xlogy_free(1.0 - x, -softplus(self._given))
-        return xlogy(x, self._given) + xlog1py(1.0 - x, -self._given)
+        result: Tensor = xlogy(x, self._given) + xlog1py(1.0 - x, -self._given)
+        return result
 
     def entropy(self) -> Tensor:
         """The entropy."""

@@ -51,7 +51,7 @@ class Distribution:
         Raises:
             NoRuleError: the distribution has none.
         """
-        raise NoRuleError(f"{type(self).__name__}.rsample: samples of this distribution have no derivative; use sample(), and log_prob() for gradients")
+        raise NoRuleError(f"{type(self).__name__}.rsample: samples have no derivative; use sample(), and log_prob() for gradients")
 
     def log_prob(self, value: Any) -> Tensor:
         """The logarithm of density or probability at a value, of the batch shape (broadcast with that of `value`).

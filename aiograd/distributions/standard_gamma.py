@@ -4,9 +4,9 @@ Note [The derivative of a sample]
     A sample `z` keeps its quantile while the concentration `a` moves: ``dz/da = -(dP/da) / p``, where `P` is the regularized incomplete gamma
     function and `p` its derivative by `z`. With ``P = c * S``, ``c = z**a * exp(-z) / gamma(a + 1)`` and the series
     ``S = 1 + z/(a+1) + z**2/((a+1)*(a+2)) + ...``, the factor `c` cancels and nothing overflows or underflows:
-    ``dz/da = -(z / a) * (S * (log(z) - digamma(a + 1)) - T)``, where `T` has the terms of `S`, each times ``1/(a+1) + ... + 1/(a+n)``. The series takes
-    about ``z - a + 8 * sqrt(a)`` terms. For a large `z` the bracket is a small difference of large numbers; the difference is taken of terms that are
-    all scaled alike, and loses digits only for samples far out in the tail.
+    ``dz/da = -(z / a) * (S * (log(z) - digamma(a + 1)) - T)``, where `T` has the terms of `S`, each times ``1/(a+1) + ... + 1/(a+n)``. The
+    series takes about ``z - a + 8 * sqrt(a)`` terms. For a large `z` the bracket is a small difference of large numbers, which loses digits
+    only for samples far out in the tail.
 
 Source: Figurnov, Mohamed, Mnih, Implicit reparameterization gradients (2018).
 """

@@ -1,0 +1,101 @@
+"""TrainingState: everything in one file, all or nothing, and on to the same bits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn, optim
+from aiograd.errors import ArgumentError, ArgumentTypeError
+
+SCHEDULES: dict[str, Any] = {
+    "OneCycleLR": lambda o: optim.OneCycleLR(o, 0.1, total_steps=20, cycle_momentum=False),
+    "CosineAnnealingWarmRestarts": lambda o: optim.CosineAnnealingWarmRestarts(o, 3),
+    "ReduceLROnPlateau": lambda o: optim.ReduceLROnPlateau(o, patience=1),
+    "LambdaLR": lambda o: optim.LambdaLR(o, lambda t: 1 / (1 + t)),
+}
+
+
+class Run:
+    """A small training run."""
+
+    def __init__(self, optimizer: str, schedule: str) -> None:
+        self.model = nn.Sequential(nn.Linear(3, 8), nn.BatchNorm1d(8), nn.Dropout(0.3), nn.GELU(), nn.Linear(8, 1))
+        self.optimizer = getattr(optim, optimizer)(self.model.parameters(), lr=0.01)
+        self.schedule = SCHEDULES[schedule](self.optimizer)
+        self.average = optim.ExponentialMovingAverage(self.model, 0.8)
+        self.loader = ag.data.DataLoader(np.random.default_rng(0).normal(size=(20, 3)).astype(np.float32), 4, shuffle=True)
+        self.state = ag.TrainingState(**vars(self))
+
+    async def go(self, batches: int) -> None:
+        while batches:
+            async for x in self.loader:
+                self.optimizer.zero_grad()
+                loss = (self.model(x) - x.sum(1, keepdims=True)).square().mean()
+                await loss.backward()
+                self.optimizer.step()
+                self.schedule.step(*([loss] if isinstance(self.schedule, optim.ReduceLROnPlateau) else []))
+                self.average.update_parameters(self.model)
+                batches -= 1
+                if not batches:
+                    break
+
+    def bits(self) -> list[bytes]:
+        return [value.numpy().tobytes() for part in (self.model, self.average.module) for value in part.state_dict().values()]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "schedule"),
+    [
+        ("Adam", "OneCycleLR"), ("RMSprop", "CosineAnnealingWarmRestarts"), ("NAdam", "ReduceLROnPlateau"), ("RAdam", "LambdaLR"),
+        ("Adagrad", "OneCycleLR"), ("SGD", "LambdaLR"),
+    ],
+)  # fmt: skip
+async def test_a_run_goes_on_to_the_same_bits(optimizer: str, schedule: str, tmp_path: Path) -> None:
+    ag.seed(3)
+    whole = Run(optimizer, schedule)
+    first: Any = None
+    path = tmp_path / "run.safetensors"
+    await whole.go(7)
+    await whole.state.asave(path)
+    at_seven = whole.loader.state_dict()
+    assert at_seven["epoch"] == 1 and at_seven["batches"] == 2
+    ag.seed(99)
+    other = Run(optimizer, schedule)
+    await other.go(2)
+    other.state.restore(path)
+    assert other.bits() == whole.bits()
+    first = ag.default_generator().state_dict()
+    await other.go(6)
+    ag.default_generator().load_state_dict(first)
+    whole.loader.load_state_dict(at_seven)
+    await whole.go(6)
+    assert other.bits() == whole.bits()
+    assert other.optimizer.param_groups[0]["lr"] == whole.optimizer.param_groups[0]["lr"]
+
+
+async def test_a_state_that_does_not_fit_changes_nothing(tmp_path: Path) -> None:
+    run = Run("Adam", "LambdaLR")
+    await run.go(2)
+    state = run.state.state_dict()
+    run.state.save(tmp_path / "run.safetensors")
+    before, loader = run.bits(), run.loader.state_dict()
+    wrong: list[Any] = [
+        3, {}, {name: part for name, part in state.items() if name != "loader"}, {**state, "loader": {**loader, "batches": -1}},
+        {**state, "model": {}, "optimizer": {}},
+    ]  # fmt: skip
+    zeros = {name: np.zeros(value.shape, value.dtype) for name, value in state["model"].items()}
+    for each in [*wrong, {**state, "model": zeros, "average": {"module": {}, "n_averaged": 1}}]:
+        with pytest.raises(ArgumentError):
+            run.state.load_state_dict(each)
+    assert run.bits() == before and run.loader.state_dict() == loader
+    with pytest.raises(FileNotFoundError):
+        run.state.restore(tmp_path / "nothing")
+    with pytest.raises(ArgumentTypeError):
+        ag.TrainingState(model=3)
+    with pytest.raises(ArgumentTypeError):
+        ag.TrainingState(default_generator=ag.Generator(0))
