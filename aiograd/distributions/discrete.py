@@ -91,7 +91,8 @@ class Bernoulli(Distribution):
 
 def xlogy_free(weight: Tensor, logarithm: Tensor) -> Tensor:
     """`weight` times `logarithm`; what has no weight adds nothing, even where the logarithm is infinite."""
-    return weight * where(equal(weight, 0), 0.0, logarithm)
+    result: Tensor = weight * where(equal(weight, 0), 0.0, logarithm)
+    return result
 
 
 def safe_log(x: Tensor) -> Tensor:

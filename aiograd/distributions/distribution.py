@@ -128,6 +128,6 @@ def parameters(name: str, *given: Any) -> list[Tensor]:
 
 
 def drawn(array: Any, like: Tensor) -> Tensor:
-    """What has been drawn on the host as a Tensor beside another, in its dtype."""
+    """Numbers drawn on the host as a Tensor beside another, in its dtype."""
     values: Tensor = make(np.asarray(array, like.dtype))
     return values if like.device == "cpu" else values.to(like.device)
