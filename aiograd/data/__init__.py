@@ -1,6 +1,6 @@
 """Batches for training loops: an asynchronous, prefetching loader over whatever holds the examples.
 
-`loader` has the `DataLoader`, `reading` how batches are read ahead, `process_source` sources in processes of their own, `progress` a progress bar.
+`loader` has the `DataLoader`, `reading` how batches are read ahead, `process_source` sources in processes of their own. ``ag.progress(loader)`` shows a bar.
 Data sets are left to others: anything with ``__getitem__`` and ``__len__``, any iterable and any asynchronous iterable will do.
 """
 
@@ -9,6 +9,5 @@ from __future__ import annotations
 from aiograd.data.collation import collate
 from aiograd.data.loader import DataLoader
 from aiograd.data.process_source import ProcessSource
-from aiograd.data.progress import progress
 
-__all__ = ["DataLoader", "ProcessSource", "collate", "progress"]
+__all__ = ["DataLoader", "ProcessSource", "collate"]
