@@ -213,9 +213,23 @@ def own(grad: Array) -> Array:
             return np.asarray(grad)
         if BOUNDARY.is_tensor(grad):
             return grad
-    if sys.getrefcount(grad) <= SOLE_OWNER and grad.base is None:
+    if sys.getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad)):
         return grad
     return np.array(grad, order="C") if grad.__class__ is np.ndarray else np.copy(grad)
+
+
+def _is_whole(view: Array) -> bool:
+    """True if an array is all of the memory of another, in order, and nothing else refers to that one: what a rule's last ``reshape`` returns."""
+    base = view.base
+    return (
+        base.__class__ is np.ndarray
+        and base.base is None
+        and base.size == view.size
+        and base.dtype == view.dtype
+        and view.flags.c_contiguous
+        and view.flags.writeable
+        and sys.getrefcount(base) <= SOLE_OWNER
+    )
 
 
 def _calibrate() -> int:

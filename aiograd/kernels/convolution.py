@@ -6,7 +6,8 @@ Note [Two ways to convolve]
     multiply with BLAS; the product of a weight (out, channels * taps) with columns (channels * taps, windows) is already in NCHW order.
 
     The input gradient of a convolution with stride 1 is itself a convolution with stride 1; for other strides, and where few channels per
-    group would leave most of a block empty, both sets take the second way.
+    group would leave most of a block empty, both sets take the second way. With one input channel per group there is a third way, see
+    `aiograd.kernels.compiled.depthwise`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aiograd.kernels import depthwise
 from aiograd.kernels.arrays import contiguous, flat, nothing
 from aiograd.kernels.pool import partition, run
 from aiograd.kernels.selection import compiled
@@ -95,6 +97,9 @@ def conv2d(x: NDArray, weight: NDArray, bias: NDArray | None, win: Window, group
     outputs = win.outputs(x.shape[2], x.shape[3])
     n, channels = x.shape[0], weight.shape[0] // groups
     matrices = weight.reshape(groups, channels, -1)
+    kernels = depthwise.loops(n * weight.size * outputs[0] * outputs[1], groups, weight.shape[1], channels, x, weight, bias)
+    if kernels is not None:
+        return depthwise.convolve(kernels, x, weight, bias, win, groups)
     kernels = compiled(n * weight.size * outputs[0] * outputs[1], x, weight, bias) if channels >= _FEW else None
     if kernels is not None:
         return _convolve(kernels, x, matrices, bias, win)
@@ -122,6 +127,9 @@ def input_grad(g: NDArray, weight: NDArray, win: Window, groups: int, height: in
         (N, C, height, width).
     """
     n, channels, depth = g.shape[0], weight.shape[0] // groups, weight.shape[1]
+    kernels = depthwise.loops(g.size * win.taps, groups, depth, channels, g, weight)
+    if kernels is not None:
+        return depthwise.input_grad(kernels, g, weight, win, groups, height, width)
     border = tuple(d * (k - 1) - p for d, k, p in zip(win.dilation, win.size, win.padding, strict=True))
     direct = win.stride == (1, 1) and min(border) >= 0 and depth >= _FEW
     kernels = compiled(g.size * depth * win.taps, g, weight) if direct else None
@@ -157,6 +165,9 @@ def weight_grad(x: NDArray, g: NDArray, win: Window, groups: int) -> NDArray:
     shape = (g.shape[1], depth, *win.size)
     rows = depth * win.taps
     outputs = g.shape[2] * g.shape[3]
+    kernels = depthwise.loops(g.size * rows, groups, depth, channels, x, g)
+    if kernels is not None:
+        return depthwise.weight_grad(kernels, x, g, win, groups)
     kernels = compiled(g.size * rows, x, g) if channels >= _FEW else None
     if kernels is not None:
         width = kernels.gemm_microkernel.width(x.dtype)

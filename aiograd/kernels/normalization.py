@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation of rows, in one pass forward and one backward; numpy goes by blocks of rows that stay in cache."""
+"""Layer and RMS normalisation of rows, in one pass forward and one backward, and batch normalisation; numpy goes by blocks of rows that stay in cache."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aiograd.kernels.arrays import as_rows, flat, nothing, row_blocks
+from aiograd.kernels.arrays import as_rows, contiguous, flat, nothing, row_blocks
 from aiograd.kernels.pool import partition, run
 from aiograd.kernels.selection import compiled
 
@@ -177,3 +177,92 @@ def rms_norm_grad(
             np.subtract(scaled, unit, out=line)
             line *= scale[part, None]
     return dx, dweight
+
+
+#: values per channel and sample from which the compiled batch normalisation goes by channels; below, numpy's columns are as fast
+_SHORT = 8
+
+
+def _channel_total(x: NDArray) -> NDArray:
+    """Sums of the channels of (N, C, L)."""
+    total: NDArray = np.add.reduce(x[:, :, 0] if x.shape[2] == 1 else np.add.reduce(x, axis=2), axis=0)
+    return total
+
+
+def _channel_dot(a: NDArray, b: NDArray) -> NDArray:
+    """Sums of products over the channels of two (N, C, L)."""
+    if a.shape[2] == 1:
+        return np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0])
+    total: NDArray = np.add.reduce(np.einsum("ncl,ncl->nc", a, b), axis=0)
+    return total
+
+
+def batch_norm(x: NDArray, weight: NDArray | None, bias: NDArray | None, eps: float) -> tuple[NDArray, NDArray, NDArray, NDArray]:
+    """Standardise channels over the batch, then scale and shift.
+
+    Args:
+        x: (N, C, L), not empty.
+        weight: (C,) of the same dtype, or None.
+        bias: likewise.
+        eps: added to the variance.
+
+    Returns:
+        The result, and the mean, the biased variance and the reciprocal deviation of each channel.
+    """
+    n, c, length = x.shape
+    kernels = compiled(x.size, x, weight, bias) if length >= _SHORT else None
+    if kernels is not None:
+        out = np.empty((n, c, length), x.dtype)
+        mean, var, rstd = (np.empty(c, x.dtype) for _ in range(3))
+        w, b = _or_nothing(weight, x.dtype), _or_nothing(bias, x.dtype)
+        run(kernels.normalization.batch_norm, c, x.size, contiguous(x), w, b, float(eps), out, mean, var, rstd)
+        return out, mean, var, rstd
+    mean = _channel_total(x)
+    mean /= n * length
+    out = x - mean[:, None]
+    var = _channel_dot(out, out)
+    var /= n * length
+    rstd = var + eps
+    np.sqrt(rstd, out=rstd)
+    np.reciprocal(rstd, out=rstd)
+    out *= (rstd if weight is None else rstd * weight)[:, None]
+    if bias is not None:
+        out += bias[:, None]
+    return out, mean, var, rstd
+
+
+def batch_norm_grad(
+    g: NDArray, x: NDArray, weight: NDArray | None, mean: NDArray, rstd: NDArray, needs_x: bool = True
+) -> tuple[NDArray | None, NDArray, NDArray]:
+    """Gradients of `batch_norm`.
+
+    Args:
+        g: (N, C, L).
+        x: (N, C, L).
+        weight: (C,) or None.
+        mean: (C,), as the forward gave it.
+        rstd: (C,), likewise.
+        needs_x: True if the gradient of x is wanted.
+
+    Returns:
+        Of x (None if not asked for), weight and bias.
+    """
+    n, c, length = x.shape
+    kernels = compiled(x.size, x, g, weight, mean, rstd) if length >= _SHORT else None
+    if kernels is not None:
+        dx = np.empty((n, c, length) if needs_x else (0, 0, 0), x.dtype)
+        dweight, dbias = np.empty(c, x.dtype), np.empty(c, x.dtype)
+        w = _or_nothing(weight, x.dtype)
+        run(kernels.normalization.batch_norm_grad, c, x.size, contiguous(g), contiguous(x), w, mean, rstd, dx, dweight, dbias)
+        return dx if needs_x else None, dweight, dbias
+    dbias = _channel_total(g)
+    unit = x - mean[:, None]
+    unit *= rstd[:, None]
+    dweight = _channel_dot(g, unit)
+    if not needs_x:
+        return None, dweight, dbias
+    unit *= (dweight / (n * length))[:, None]
+    unit += (dbias / (n * length))[:, None]
+    np.subtract(g, unit, out=unit)
+    unit *= (rstd if weight is None else rstd * weight)[:, None]
+    return unit, dweight, dbias

@@ -11,6 +11,7 @@ Rejected: composing the norms from mean, sub, mul, ...: eight nodes and as many 
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 
@@ -104,8 +105,8 @@ layer_norm = define(
     x=lambda g, x, weight, ndims, eps: standardize_vjp(g if weight is None else g * weight, x, _trailing(x, ndims), eps),
     weight=lambda g, x, ndims, eps: g * standardize(x, _trailing(x, ndims), eps)[0],
     bias=lambda g: g,
-    cost=6.0,
-    fused=Fused(_fused_layer_norm, ("mean", "rstd"), joint={("x", "weight", "bias"): _fused_layer_norm_vjp}),
+    cost=4.0,
+    fused=Fused(_fused_layer_norm, ("mean", "rstd"), joint={("x", "weight", "bias"): _fused_layer_norm_vjp}, cost=0.7),
 )
 
 
@@ -161,7 +162,7 @@ rms_norm = define(
     x=_rms_norm_x,
     weight=lambda g, x, ndims, eps: g * (x * _root_mean_square(x, ndims, eps)),
     cost=5.0,
-    fused=Fused(_fused_rms_norm, ("scale",), joint={("x", "weight"): _fused_rms_norm_vjp}),
+    fused=Fused(_fused_rms_norm, ("scale",), joint={("x", "weight"): _fused_rms_norm_vjp}, cost=0.7),
 )
 
 
@@ -250,13 +251,43 @@ def _batch_norm_x(g: tuple[Array, ...], x: Array, weight: Array, eps: float) -> 
     return standardize_vjp(scaled, x, _all_but_channel(x.ndim), eps)
 
 
+def _batch_norm_weight(g: tuple[Array, ...], x: Array, eps: float) -> Array:
+    return np.sum(g[0] * standardize(x, _all_but_channel(x.ndim), eps)[0], axis=_all_but_channel(x.ndim))
+
+
+def _planes(x: Array) -> Array:
+    return x.reshape(x.shape[0], x.shape[1], math.prod(x.shape[2:]))
+
+
+def _fused_batch_norm(x: Array, weight: Array, bias: Array, eps: float) -> tuple[Any, ...]:
+    _check_channels("batch_norm", x, weight, bias)
+    if x.size == 0 or x.dtype.char not in "fd" or any(v is not None and v.dtype != x.dtype for v in (weight, bias)):
+        return _batch_norm(x, weight, bias, eps), None, None
+    out, mean, var, rstd = kernels.batch_norm(_planes(x), weight, bias, eps)
+    return (out.reshape(x.shape), mean.copy(), var), mean, rstd
+
+
+def _fused_batch_norm_vjp(
+    g: tuple[Array, ...], needs: tuple[bool, bool, bool], x: Array, weight: Array, mean: Array, rstd: Array, eps: float
+) -> tuple[Array, ...]:
+    if mean is None or g[0].dtype != x.dtype:
+        return (
+            _batch_norm_x(g, x, weight, eps) if needs[0] else None,
+            _batch_norm_weight(g, x, eps) if needs[1] else None,
+            np.sum(g[0], axis=_all_but_channel(x.ndim)) if needs[2] else None,
+        )
+    dx, dweight, dbias = kernels.batch_norm_grad(_planes(g[0]), _planes(x), weight, mean, rstd, needs[0])
+    return (None if dx is None else dx.reshape(x.shape)), dweight if needs[1] else None, dbias if needs[2] else None
+
+
 batch_norm = define(
     "batch_norm",
     _batch_norm,
     outputs=3,
     differentiable_outputs=(0,),
     x=_batch_norm_x,
-    weight=lambda g, x, eps: np.sum(g[0] * standardize(x, _all_but_channel(x.ndim), eps)[0], axis=_all_but_channel(x.ndim)),
+    weight=_batch_norm_weight,
     bias=lambda g: np.sum(g[0], axis=_all_but_channel(g[0].ndim)),
-    cost=8.0,
+    cost=4.0,
+    fused=Fused(_fused_batch_norm, ("mean", "rstd"), joint={("x", "weight", "bias"): _fused_batch_norm_vjp}, cost=0.7),
 )

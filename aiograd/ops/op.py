@@ -52,13 +52,14 @@ class Fused:
 
     `forward` takes the row's arguments and returns ``(out, *residuals)``; `rules` are as the row's own and may also name
     residuals. The row's own (`define`) is for host arrays; a device may have one too (`aiograd.devices.Device.fused`). The row's plain rules
-    stay the reference, and serve higher orders and devices that have none.
+    stay the reference, and serve higher orders and devices that have none. `cost` stands for the row's where compiled kernels are in use.
     """
 
     forward: Callable[..., tuple[Any, ...]]
     residuals: tuple[str, ...]
     rules: Mapping[str, Rule] = field(default_factory=dict)
     joint: Mapping[tuple[str, ...], Rule] = field(default_factory=dict)
+    cost: float | Callable[..., float] | None = None
 
 
 class Op:

@@ -23,6 +23,7 @@ from aiograd.engine.placement import CHEAP_NS_PER_ELEMENT
 from aiograd.errors import ArgumentTypeError, GraphError
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
+from aiograd.kernels.selection import THRESHOLD, selected
 from aiograd.ops.op import Fused, Op
 from aiograd.tensors.codegen import CompiledRow, compile_make, compile_part, compile_row
 from aiograd.tensors.modified import belongs_to_leaf, modified_error, versions_of
@@ -45,6 +46,8 @@ class OpNode(Node):
     parts: ClassVar[dict[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]]
     #: True if every rule computes one output, so that two outputs can be computed one after the other without double work
     is_divisible: ClassVar[bool]
+    #: the kernels that the forward ran with; None: the row's plain rules
+    fused: ClassVar[Fused | None] = None
     #: True if the cost depends on more than the largest shape
     costly: ClassVar[bool] = False
     device = "cpu"
@@ -226,11 +229,12 @@ class OpNode(Node):
 
     def estimate(self) -> float:
         """Estimated nanoseconds of one run."""
-        cost = self.row.op.cost
         shapes = self._input_shapes()
-        if callable(cost):
-            return float(cost(self._main_shape(), shapes))
-        return cost * max(map(_size, (self._main_shape(), *shapes)))
+        size = max(map(_size, (self._main_shape(), *shapes)))
+        cost, fused = self.row.op.cost, self.fused
+        if fused is not None and fused.cost is not None and size >= THRESHOLD and selected() == "numba":
+            cost = fused.cost
+        return float(cost(self._main_shape(), shapes)) if callable(cost) else cost * size
 
     def _main_shape(self) -> Shape:
         return self.shape

@@ -163,6 +163,13 @@ def test_own_takes_an_array_that_nobody_else_has_and_copies_any_other() -> None:
     alone = holder.pop()
     taken = own(alone)
     assert taken.ctypes.data == address
+    whole = [np.arange(6.0).reshape(2, 3)]
+    address = whole[0].ctypes.data
+    assert own(whole.pop()).ctypes.data == address
+    line = np.arange(6.0)
+    for view in ([line.reshape(2, 3)], [np.arange(6.0)[:4]], [np.arange(6.0).reshape(2, 3).T], [np.broadcast_to(np.arange(3.0), (1, 3))]):
+        address = view[0].ctypes.data
+        assert own(view.pop()).ctypes.data != address
     shared = np.arange(3.0)
     others = [shared]
     assert own(shared) is not others[0]

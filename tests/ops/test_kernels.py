@@ -191,6 +191,41 @@ def _convolution(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     return call
 
 
+@case("depthwise convolution", 1000)
+def _depthwise(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
+    drawn = []
+    for win, out in ((window(3, 1, 1), 6), (window(3, 2, 1), 12), (window((2, 3), (3, 2), (0, 2), (2, 1)), 6), (window(1, 2), 18)):
+        x, w, b = draw(rng, dtype, 5, 6, 13, 15), draw(rng, dtype, out, 1, *win.size), draw(rng, dtype, out)
+        drawn.append((x, w, b, draw(rng, dtype, 5, out, *win.outputs(13, 15)), win))
+
+    def call() -> Any:
+        return [
+            (
+                convolution.conv2d(x, w, b, win, 6),
+                convolution.conv2d(x, w, None, win, 6),
+                convolution.input_grad(g, w, win, 6, 13, 15),
+                convolution.weight_grad(x, g, win, 6),
+            )
+            for x, w, b, g, win in drawn
+        ]
+
+    return call
+
+
+@case("batch_norm", 300)
+def _batch_norm(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
+    x, g, w, b = draw(rng, dtype, 5, 9, 60) + 3, draw(rng, dtype, 5, 9, 60), draw(rng, dtype, 9), draw(rng, dtype, 9)
+
+    def call() -> Any:
+        out, mean, var, rstd = normalization.batch_norm(x, w, b, 1e-5)
+        bare = normalization.batch_norm(x, None, None, 1e-5)
+        half = normalization.batch_norm(x, None, b, 1e-5)[0], normalization.batch_norm(x, w, None, 1e-5)[0]
+        grads = normalization.batch_norm_grad(g, x, w, mean, rstd), normalization.batch_norm_grad(g, x, None, mean, rstd)
+        return out, mean, var, rstd, bare, half, grads, normalization.batch_norm_grad(g, x, w, mean, rstd, False)
+
+    return call
+
+
 @case("attention", 200)
 def _attention(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     q, k, v = draw(rng, dtype, 2, 75, 3, 20).swapaxes(1, 2), draw(rng, dtype, 2, 3, 90, 20), draw(rng, dtype, 2, 3, 90, 35)
@@ -354,3 +389,30 @@ def test_compiled_functions_are_closed() -> None:
     kernels = selection.compiled(10, np.zeros(1, np.float32))
     with pytest.raises(TypeError, match="No matching definition"):
         kernels.activation.relu(np.zeros(4, np.float16), np.zeros(4, np.float16), 0, 0, 4)
+
+
+@pytest.mark.parametrize("special", [np.nan, np.inf])
+def test_a_number_that_is_not_finite_spoils_only_the_windows_that_see_it(special: float) -> None:
+    """In a depthwise convolution planes lie in scratch memory with other numbers between their rows."""
+    rng = np.random.default_rng(5)
+    win = window(3, 2, 1)
+    x, w, g = draw(rng, np.float32, 2, 3, 9, 8), draw(rng, np.float32, 3, 1, 3, 3), draw(rng, np.float32, 2, 3, *win.outputs(9, 8))
+    x[0, 1, 0, 7] = special
+    g[1, 2, 0, 0] = special
+    bad = w.copy()
+    bad[0, 0, 0, 2] = special
+    found = []
+    for name in ("numpy", "numba"):
+        selection.select(name)
+        with np.errstate(all="ignore"):
+            found.append(
+                (
+                    convolution.conv2d(x, w, None, win, 3),
+                    convolution.input_grad(g, w, win, 3, 9, 8),
+                    convolution.input_grad(g[:1], bad, win, 3, 9, 8),
+                    convolution.weight_grad(x, g, win, 3),
+                )
+            )
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
+        assert not np.isfinite(one).all()

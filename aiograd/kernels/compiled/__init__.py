@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-from aiograd.kernels.compiled import activation, attention, convolution, layout, normalization, optimizer, recurrent, reduction, softmax, window
+from aiograd.kernels.compiled import (
+    activation,
+    attention,
+    convolution,
+    depthwise,
+    layout,
+    normalization,
+    optimizer,
+    recurrent,
+    reduction,
+    softmax,
+    window,
+)
 from aiograd.kernels.compiled import gemm_microkernel as gemm_microkernel
 from aiograd.kernels.compiled.jit import compile_all
 
@@ -11,6 +23,7 @@ __all__ = [
     "attention",
     "compile_all",
     "convolution",
+    "depthwise",
     "layout",
     "normalization",
     "optimizer",

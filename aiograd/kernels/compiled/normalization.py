@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation by rows, with the statistics kept for backward."""
+"""Layer and RMS normalisation by rows and batch normalisation by channels, with the statistics kept for backward."""
 
 from __future__ import annotations
 
@@ -126,3 +126,63 @@ def rms_norm_grad(g: Any, x: Any, weight: Any, scale: Any, dx: Any, dweight: Any
                 total = total * r * inverse
                 for j in range(n):
                     line[j] = r * (grad[j] - row[j] * r * total)
+
+
+@kernel(reads(3), reads(1), reads(1), real, writes(3), writes(1), writes(1), writes(1), sums=True)
+def batch_norm(x: Any, weight: Any, bias: Any, eps: float, out: Any, mean: Any, var: Any, rstd: Any, block: int, low: int, high: int) -> None:
+    """Standardise each channel in [low, high) of `x`, (N, C, L); an empty weight or bias is absent."""
+    batch, length = x.shape[0], x.shape[2]
+    count = batch * length
+    for c in range(low, high):
+        whole = 0.0
+        for n in range(batch):
+            row = x[n, c]
+            total = x.dtype.type(0)
+            for j in range(length):
+                total += row[j]
+            whole += total
+        m = x.dtype.type(whole / count)
+        whole = 0.0
+        for n in range(batch):
+            row = x[n, c]
+            total = x.dtype.type(0)
+            for j in range(length):
+                total += (row[j] - m) * (row[j] - m)
+            whole += total
+        r = x.dtype.type(1.0 / math.sqrt(whole / count + eps))
+        mean[c] = m
+        var[c] = x.dtype.type(whole / count)
+        rstd[c] = r
+        factor = r * weight[c] if weight.size else r
+        shift = bias[c] if bias.size else x.dtype.type(0)
+        for n in range(batch):
+            row, line = x[n, c], out[n, c]
+            for j in range(length):
+                line[j] = (row[j] - m) * factor + shift
+
+
+@kernel(reads(3), reads(3), reads(1), reads(1), reads(1), writes(3), writes(1), writes(1), sums=True)
+def batch_norm_grad(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, dx: Any, dweight: Any, dbias: Any, block: int, low: int, high: int) -> None:
+    """Gradients of the channels in [low, high) of `x`, of weight and bias; an empty `dx` is not asked for."""
+    batch, length = x.shape[0], x.shape[2]
+    count = batch * length
+    for c in range(low, high):
+        m, r = mean[c], rstd[c]
+        first = second = 0.0
+        for n in range(batch):
+            row, grad = x[n, c], g[n, c]
+            total = product = x.dtype.type(0)
+            for j in range(length):
+                total += grad[j]
+                product += grad[j] * (row[j] - m)
+            first += total
+            second += product
+        dbias[c] = x.dtype.type(first)
+        dweight[c] = x.dtype.type(second * r)
+        if dx.size:
+            factor = r * weight[c] if weight.size else r
+            slope, shift = x.dtype.type(second / count * r * r), x.dtype.type(first / count)
+            for n in range(batch):
+                row, grad, line = x[n, c], g[n, c], dx[n, c]
+                for j in range(length):
+                    line[j] = factor * (grad[j] - shift - (row[j] - m) * slope)

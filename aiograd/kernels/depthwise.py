@@ -1,0 +1,61 @@
+"""Depthwise convolution and its two gradients in compiled loops; shapes as in `aiograd.kernels.convolution`, which asks `loops` first."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aiograd.kernels.arrays import contiguous, flat, nothing
+from aiograd.kernels.pool import run
+from aiograd.kernels.selection import compiled
+from aiograd.kernels.unfold import geometry
+from aiograd.kernels.window import Window
+
+NDArray = npt.NDArray[Any]
+
+#: output channels per group from which blocks of a matrix product serve better
+_FEW = 8
+
+
+def loops(work: int, groups: int, depth: int, several: int, *arrays: NDArray | None) -> Any:
+    """The module of compiled kernels if they serve a convolution of `depth` input and `several` output channels per group here, else None."""
+    return compiled(work, *arrays) if groups > 1 and depth == 1 and several < _FEW else None
+
+
+def convolve(kernels: Any, x: NDArray, weight: NDArray, bias: NDArray | None, win: Window, groups: int) -> NDArray:
+    """(N, out, H', W')."""
+    n, _, height, width = x.shape
+    outputs = win.outputs(height, width)
+    several = weight.shape[0] // groups
+    out = np.empty((n * groups, several, *outputs), x.dtype)
+    run(
+        kernels.depthwise.convolve, n * groups, out.size * win.taps // 8, contiguous(x).reshape(n * groups, height, width),
+        contiguous(weight).reshape(len(weight), win.taps), nothing(x.dtype) if bias is None else flat(bias), out, (*geometry(win), *outputs),
+    )
+    return out.reshape(n, weight.shape[0], *outputs)
+
+
+def input_grad(kernels: Any, g: NDArray, weight: NDArray, win: Window, groups: int, height: int, width: int) -> NDArray:
+    """(N, groups, height, width)."""
+    n, outputs = g.shape[0], g.shape[2:]
+    out = np.empty((n * groups, height, width), g.dtype)
+    run(
+        kernels.depthwise.input_grad, n * groups, g.size * win.taps // 8, contiguous(g).reshape(n * groups, -1, *outputs),
+        contiguous(weight).reshape(len(weight), win.taps), out, (*geometry(win), *outputs),
+    )
+    return out.reshape(n, groups, height, width)
+
+
+def weight_grad(kernels: Any, x: NDArray, g: NDArray, win: Window, groups: int) -> NDArray:
+    """(out, 1, *win.size)."""
+    n, _, height, width = x.shape
+    channels, outputs = g.shape[1], g.shape[2:]
+    partial = np.empty((n * groups, channels // groups, win.taps), x.dtype)
+    run(
+        kernels.depthwise.weight_grad, n * groups, g.size * win.taps // 8, contiguous(x).reshape(n * groups, height, width),
+        contiguous(g).reshape(n * groups, channels // groups, *outputs), partial, (*geometry(win), *outputs),
+    )
+    total: NDArray = np.add.reduce(partial.reshape(n, channels, win.taps), axis=0)
+    return total.reshape(channels, 1, *win.size)
