@@ -148,9 +148,12 @@ class ModeScope:
         outer = current.outer
         if outer is None:
             raise ModeError(f"leaving {type(self).__name__}, which was never entered")
-        changes = {name: getattr(current, name) for name in current.switched - self._changes.keys()}
-        changes = {name: value for name, value in changes.items() if value is not getattr(outer, name)}
-        _mode.set(_switched(outer, changes) if changes else outer)
+        if current.switched:
+            changes = {name: getattr(current, name) for name in current.switched - self._changes.keys()}
+            changes = {name: value for name, value in changes.items() if value is not getattr(outer, name)}
+            if changes:
+                outer = _switched(outer, changes)
+        _mode.set(outer)
 
     def _again(self) -> ModeScope:
         """A scope with the same effect, for one call of a decorated function."""

@@ -137,6 +137,7 @@ class GraphTask:
     @property
     def nodes_in_graph(self) -> frozenset[Node]:
         """Every node reachable from the root, the root excluded unless an edge leads to it."""
+        self.plan.ensure_discovered()
         return frozenset(node for node in self.plan.dependencies if node is not self.plan.root)
 
     @property
@@ -217,11 +218,12 @@ class GraphTask:
         self._walk = self.plan.discover(placement, self.hooks, self.may_sweep)
         return self._walk
 
-    def begin(self, runner: GraphTaskRunner | None = None) -> Ledger:
+    def begin(self, runner: GraphTaskRunner | None = None, *, begins: bool = True) -> Ledger:
         """Make the root ready; returns the ledger, which gives out the ready nodes from now on.
 
         Args:
             runner: woken when gradients come from other workers.
+            begins: False if a walk has run the first nodes; `Ledger.resume` then makes nodes ready instead.
 
         Returns:
             The ledger: what has arrived at each node, and which are ready.
@@ -230,7 +232,8 @@ class GraphTask:
             self.runner = runner
         if self.ledger is None:
             self.ledger = Ledger(self.plan, None, self.recorded)
-        self.ledger.begin()
+        if begins:
+            self.ledger.begin()
         return self.ledger
 
     def complete(self, node: Node, outputs: Sequence[Array | None]) -> None:
@@ -397,7 +400,7 @@ class GraphTask:
         if error is None or self.keep_graph or isinstance(error, GraphFreedError):
             return
         try:
-            yield from self._walk  # where it was interrupted
+            yield from self._walk if plan.dependencies else self.discover(RulePlacement())  # where it was interrupted
         except UnusedInputError:
             return
         if isinstance(error, UnusedInputError) and (self.ledger is None or not (self.ledger.outstanding or self.ledger.completed_nodes)):

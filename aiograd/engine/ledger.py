@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from aiograd.engine.input_buffer import InputBuffer, Key
-from aiograd.engine.plan import BackwardPlan
+from aiograd.engine.plan import DISCOVER_STRIDE, BackwardPlan
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.engine.renumbering import RecordedNodes
 from aiograd.errors import GraphError
@@ -56,6 +56,36 @@ class Ledger:
         early, self._early = self._early, None
         for source, grads in early or ():
             self.deliver(source, grads)
+
+    def resume(self, sums: dict[Node, Any], last: float) -> Iterator[None]:
+        """Go on where a walk has ended; yields now and then. The plan has been discovered.
+
+        Args:
+            sums: the gradients that have arrived at nodes that have not run.
+            last: the sequence number of the last node that has run; all above it have.
+        """
+        dependencies, expected = self._plan.dependencies, self._plan.expected
+        arrived: dict[Node, int] = {}
+        for visited, node in enumerate(dependencies, 1):
+            if not visited % DISCOVER_STRIDE:
+                yield
+            if not node.is_leaf and node._seq >= last:
+                self.completed_nodes += 1
+                for child in node.next_nodes:
+                    if child is not None and (child.is_leaf or child._seq < last):
+                        arrived[child] = arrived.get(child, 0) + 1
+        for visited, (node, count) in enumerate(arrived.items(), 1):
+            if not visited % DISCOVER_STRIDE:
+                yield
+            found = sums.pop(node, None)
+            grads = [found] if node.is_single else [None] * node.num_inputs if found is None else found
+            dependencies[node] = left = dependencies[node] - count
+            if left:
+                buffer = self._buffers[node] = InputBuffer(node.num_inputs, expected[node])
+                buffer.sums, buffer.position = grads, count
+            else:
+                del found
+                self._push(node, grads)
 
     def _push(self, node: Node, grads: list[Any]) -> None:
         self.outstanding += 1

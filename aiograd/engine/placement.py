@@ -37,11 +37,12 @@ class RulePlacement:
         inline_ns: rules estimated above this many nanoseconds go to the executor.
     """
 
-    __slots__ = ("inline_ns", "small_shapes", "small_leaves", "_small")
+    __slots__ = ("inline_ns", "small_shapes", "small_leaves", "_small_ns", "_estimates")
 
     def __init__(self, inline_ns: float = INLINE_NS) -> None:
         self.inline_ns = inline_ns
-        self._small: dict[Any, bool] = {}
+        self._small_ns = min(SMALL_NS, inline_ns)
+        self._estimates: dict[Any, float] = {}
         #: shapes for which every node marked ``is_cheap`` is small
         self.small_shapes: set[Shape] = set()
         #: shapes of leaves whose staging is cheap
@@ -52,16 +53,26 @@ class RulePlacement:
         key = node.cost_key() if node.is_builtin else None  # type: ignore[attr-defined]
         if key is None:
             return not node.is_builtin or node.num_inputs == 0
-        small = self._small.get(key)
-        if small is None:
-            if len(self._small) > 10_000:
-                self._small.clear()
-            small = self._small[key] = node.estimate() < min(SMALL_NS, self.inline_ns)  # type: ignore[attr-defined]
-        return small
+        estimate = self._estimates.get(key)
+        return (self._estimate(key, node) if estimate is None else estimate) < self._small_ns
+
+    def runs_inline(self, node: Node) -> bool:
+        """True if a row's node on the host is not so expensive that it goes to the executor."""
+        key = node.cost_key()  # type: ignore[attr-defined]
+        return key is not None and self._estimate(key, node) <= self.inline_ns
+
+    def _estimate(self, key: Any, node: Node) -> float:
+        """The node's estimate, cached by `key`."""
+        estimate = self._estimates.get(key)
+        if estimate is None:
+            if len(self._estimates) > 10_000:
+                self._estimates.clear()
+            estimate = self._estimates[key] = float(node.estimate())  # type: ignore[attr-defined]
+        return estimate
 
     def shape_is_small(self, shape: Shape) -> bool:
         """True if arrays of this shape are small for every cheap row; cached in `small_shapes`."""
-        if math.prod(shape) * CHEAP_NS_PER_ELEMENT > min(SMALL_NS, self.inline_ns):
+        if math.prod(shape) * CHEAP_NS_PER_ELEMENT > self._small_ns:
             return False
         if len(self.small_shapes) > 10_000:
             self.small_shapes.clear()
@@ -91,12 +102,16 @@ class RulePlacement:
 
     def leaf_is_small(self, shape: Shape) -> bool:
         """True if staging a gradient of this shape is cheap; cached in `small_leaves`."""
-        if math.prod(shape) * 8 * STAGE_NS_PER_BYTE > min(SMALL_NS, self.inline_ns):
+        if math.prod(shape) * 8 * STAGE_NS_PER_BYTE > self._small_ns:
             return False
         if len(self.small_leaves) > 10_000:
             self.small_leaves.clear()
         self.small_leaves.add(shape)
         return True
+
+    def stages_inline(self, shape: Shape) -> bool:
+        """True if staging a gradient of this shape need not go to the executor."""
+        return math.prod(shape) * 8 * STAGE_NS_PER_BYTE <= self.inline_ns
 
     @staticmethod
     def device_of(node: Node) -> str:

@@ -161,12 +161,19 @@ class BackwardPlan:
         if not self.is_plain:
             yield from self._expect(hooks)
 
+    def ensure_discovered(self) -> None:
+        """Walk the graph if that has not been done: a pass that is run in one walk (`aiograd.engine.walk`) needs no discovery."""
+        if not self.dependencies:
+            for _ in self.discover(RulePlacement(), None, False):
+                pass
+
     def _sequence_floor(self, hooks: PassHooks | None) -> int:
         """The smallest sequence number that matters; the walk skips nodes below it."""
         return 0
 
     def _select(self, placement: RulePlacement, hooks: PassHooks | None, floor: int) -> Iterable[None]:
-        """Choose the nodes that run among those that the walk has found."""
+        """Choose the nodes that run among those that the walk has found. A whole graph is never swept: see `aiograd.engine.walk`."""
+        self.is_plain = False
         return ()
 
     def _expect(self, hooks: PassHooks | None) -> Iterator[None]:
@@ -196,10 +203,12 @@ class BackwardPlan:
 
     def will_run(self, node: Node) -> bool:
         """True if this pass runs the node (for a leaf: accumulates into it)."""
+        self.ensure_discovered()
         return node in self.dependencies and self.runs(node)
 
     def gets_gradient(self, node: Node) -> bool:
         """True if a gradient arrives at the node in this pass, be it run or captured."""
+        self.ensure_discovered()
         return node in self.dependencies
 
     def should_compute(self, node: Node, output: int) -> bool:
@@ -213,6 +222,7 @@ class BackwardPlan:
 
     def execution_order(self) -> list[Node]:
         """The nodes that run, in the order of an undisturbed pass."""
+        self.ensure_discovered()
         waiting: dict[Node, int] = {}
         for node in self.dependencies:
             if self.runs(node):

@@ -1,27 +1,25 @@
-"""The fast path: a graph without user code, of small arrays, in plain order.
+"""The fast path of a pass over a part of a graph: one without user code, of small arrays, in plain order.
 
 Note [Sort and sweep]
     Descending sequence number is a topological order (Note [Sequence numbers order the graph]), so instead of counting dependencies
-    and keeping a heap, the nodes are sorted once and run in that order. Every producer of a node has run before it, in the order in which
-    gradients are to be summed, so a dict of running sums replaces input buffers. No hook can observe when leaves accumulate, so
+    and keeping a heap, the nodes that lead to the inputs are sorted once and run in that order. Every producer of a node has run before it, in the
+    order in which gradients are to be summed, so a dict of running sums replaces input buffers. No hook can observe when leaves accumulate, so
     they are staged at the end. Discovery allows no sweep of a graph with a node that could block the loop (`Placement.is_small`).
-    Measured by ``tests/benchmarks/small_graphs.py``: about 0.7 of the time of the general path.
 
-    The plan of a part of the graph gives the order (`Plan.order`), the gradients to start from (`first_sums`), and runs the nodes of which only
-    some outputs are wanted or whose gradients are captured (`run_part`).
+    The plan gives the order (`Plan.order`), the gradients to start from (`first_sums`), and runs the nodes of which only some outputs are wanted or
+    whose gradients are captured (`run_part`). A whole graph is run in one walk instead, see `aiograd.engine.walk`.
 
 It yields whenever the driver's time slice is over; everything else is synchronous.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from heapq import merge
-from itertools import chain, islice, pairwise
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from aiograd.engine.graph_task import GraphTask
-from aiograd.engine.plan import SORT_NODES, sequence
+from aiograd.engine.plan import SORT_NODES
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
 from aiograd.graph.node import Node
@@ -37,20 +35,6 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
         failed_at: the node whose rule raised is appended to it.
     """
     plan = task.plan
-    order: Iterable[Node]
-    if plan.order is not None:
-        order = plan.order
-    elif len(plan.dependencies) <= SORT_NODES:
-        order = sorted([node for node in plan.dependencies if not node.is_leaf], key=sequence, reverse=True)
-    else:
-        runs: list[list[Node]] = []
-        nodes = iter(plan.dependencies)
-        while batch := list(islice(nodes, SORT_NODES)):
-            runs.append(sorted([node for node in batch if not node.is_leaf], key=sequence, reverse=True))
-            if slice_over():
-                yield
-        order = _merged(runs)
-        del runs
     sums = plan.first_sums()
     get, take = sums.get, sums.pop
     #: nodes whose sum is an array that the sweep has made itself, so it may be added to in place
@@ -59,7 +43,7 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     special, kept = plan.special, plan.kept
     released, staged = task.released, task.staged
     done = 0
-    for node in order:
+    for node in plan.order or ():
         grad = take(node, None)
         if grad is not None:
             try:
@@ -85,7 +69,7 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
                         else:
                             sums[child] = out if have is None else have + out
                     else:
-                        _add_to_slot(sums, child, node.next_nrs[index], out, node, index)
+                        add_to_slot(sums, child, node.next_nrs[index], out, node, index)
             except BaseException:
                 failed_at.append(node)
                 raise
@@ -111,7 +95,8 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
         raise GraphError(f"gradients for {next(iter(sums)).name} came after it had run: the nodes are not numbered in the order of recording")
 
 
-def _add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: Node, index: int) -> None:
+def add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: Node, index: int) -> None:
+    """Add a gradient, output `index` of `node`, to the sum at input `nr` of a node with several inputs."""
     metadata = child.metadata_of(nr)
     if metadata is not None and (out.shape != metadata.shape or out.dtype is not metadata.dtype):
         out = fit(out, metadata.shape, metadata.dtype, node, index)
@@ -120,18 +105,3 @@ def _add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: No
     if slots is None:
         slots = sums[child] = [None] * child.num_inputs
     slots[nr] = out if slots[nr] is None else slots[nr] + out
-
-
-def _merged(runs: list[list[Node]]) -> Iterable[Node]:
-    """Merge several sorted runs of nodes; lazily, so that no step takes long."""
-    runs = [run for run in runs if run]
-    if all(before[-1]._seq > after[0]._seq for before, after in pairwise(runs)):
-        return chain.from_iterable(_taken(runs))
-    return merge(*runs, key=sequence, reverse=True)
-
-
-def _taken(runs: list[list[Node]]) -> Iterator[list[Node]]:
-    """The runs one by one, each given up when the next is taken, so that the end of the sweep does not have to free all of them."""
-    runs.reverse()
-    while runs:
-        yield runs.pop()

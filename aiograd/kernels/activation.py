@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-from aiograd.kernels.arrays import flat
+from aiograd.kernels.arrays import flat, quietly
 from aiograd.kernels.erfcx import normal_cdf
 from aiograd.kernels.pool import run
 from aiograd.kernels.selection import compiled
@@ -62,16 +62,15 @@ def relu_grad(g: NDArray, x: NDArray) -> NDArray:
 
 def sigmoid(x: NDArray) -> NDArray:
     """``1 / (1 + exp(-x))`` of floating `x`; 0 where that is below the dtype's normal numbers (in float16: its smallest)."""
-    if x.dtype == np.float16:  # the exponential would leave its range too soon
+    if x.dtype.char == "e":  # the exponential would leave its range too soon
         return np.asarray(sigmoid(x.astype(np.float32)).astype(np.float16))
     one = _ONE.get(x.dtype, 1)
-    with np.errstate(over="ignore"):
-        if x.ndim == 0:
-            return np.reciprocal(np.exp(-x) + one)
-        out: NDArray = np.negative(x)
-        np.exp(out, out=out)
-        np.add(out, one, out=out)
-        return np.reciprocal(out, out=out)
+    if x.ndim == 0:
+        return np.reciprocal(quietly(np.exp, -x) + one)
+    out: NDArray = np.negative(x)
+    quietly(np.exp, out, out)
+    out += one
+    return np.reciprocal(out, out)
 
 
 def gelu(x: NDArray, approximate: Approximation = "none") -> NDArray:

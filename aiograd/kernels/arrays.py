@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextvars
 import math
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -12,6 +14,15 @@ from aiograd.kernels.pool import run
 from aiograd.kernels.selection import compiled
 
 NDArray = npt.NDArray[Any]
+
+#: numpy keeps what `np.errstate` sets in the context
+_QUIET = contextvars.Context()
+_QUIET.run(np.errstate(all="ignore").__enter__)
+
+
+def quietly(function: Callable[..., Any], *args: Any) -> Any:
+    """``function(*args)`` without numpy's warnings, in a context of its own: a fraction of the time that ``with np.errstate`` takes."""
+    return _QUIET.copy().run(function, *args)
 
 
 def transposed(x: NDArray) -> NDArray:

@@ -8,11 +8,9 @@ import numpy as np
 
 from aiograd.errors import ShapeError
 from aiograd.kernels.reduction import column_sum
+from aiograd.ops.linalg import GEMM_RATE, product
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
-
-#: multiply-adds per nanosecond that a GEMM may be expected to reach on one core
-GEMM_RATE = 30.0
 
 
 def as_rows(x: Array) -> Array:
@@ -37,7 +35,7 @@ def _linear(x: Array, weight: Array, bias: Array = None, /) -> Array:
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         found = f"x {x.shape}, weight {weight.shape}" + ("" if bias is None else f", bias {bias.shape}")
         raise ShapeError(f"linear: found {found}; expected x (..., in), weight (out, in), bias (out,)")
-    out = np.matmul(as_rows(x), weight.T)
+    out = product(as_rows(x), weight.T)
     if bias is not None:
         same = bias.dtype is out.dtype or np.result_type(out, bias) == out.dtype
         out = np.add(out, bias, out=out) if same else out + bias
@@ -50,12 +48,12 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
 
 def _x(g: Array, weight: Array, x_shape: Shape) -> Array:
     if len(x_shape) == 2:
-        return np.matmul(g, weight)
+        return product(g, weight)
     return np.reshape(np.matmul(as_rows(g), weight), x_shape)
 
 
 def _weight(g: Array, x: Array) -> Array:
-    return np.matmul(as_rows(g).T, as_rows(x))
+    return product(as_rows(g).T, as_rows(x))
 
 
 linear = define(

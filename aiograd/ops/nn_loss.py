@@ -16,7 +16,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.kernels import softmax as kernels
-from aiograd.kernels.arrays import as_rows
+from aiograd.kernels.arrays import as_rows, quietly
 from aiograd.ops.masking import where
 from aiograd.ops.nn_softmax import log_softmax, softmax
 from aiograd.ops.op import Fused, define
@@ -226,15 +226,17 @@ def _small_cross_entropy(logits: Array, target: Any, ignore_index: int) -> tuple
     target = np.asarray(target)
     if 0 <= ignore_index < n or target.dtype != np.int64 or target.shape != (rows,) or np.maximum.reduce(target.view(np.uint64)) >= n:
         return None
-    chosen = _row_starts(rows, n) + target
-    with np.errstate(invalid="ignore", divide="ignore"):
-        shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
-        slope = np.exp(shifted)
-        total = np.add.reduce(slope, axis=1, keepdims=True)
-        loss = (np.add.reduce(np.log(total), axis=None) - np.add.reduce(shifted.reshape(-1)[chosen])) / logits.dtype.type(rows)
-        slope /= total
-        slope.reshape(-1)[chosen] -= 1
-        slope /= rows
+    return quietly(_loss_and_slope, logits, _row_starts(rows, n) + target, logits.dtype.type(rows))  # type: ignore[no-any-return]
+
+
+def _loss_and_slope(logits: Array, chosen: Array, rows: Any) -> tuple[Array, Array]:
+    shifted = logits - np.maximum.reduce(logits, axis=1, keepdims=True)
+    slope = np.exp(shifted)
+    total = np.add.reduce(slope, axis=1, keepdims=True)
+    loss = (np.add.reduce(np.log(total), axis=None) - np.add.reduce(shifted.reshape(-1)[chosen])) / rows
+    slope /= total
+    slope.reshape(-1)[chosen] -= 1
+    slope /= rows
     return loss, slope
 
 

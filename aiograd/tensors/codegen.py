@@ -7,7 +7,7 @@ Note [Why code is generated]
     and ``vjp``. For multiplication of two tensors that both need a gradient they read::
 
         def make(_output, x1, x2):
-            _node = _new(_cls)
+            _node = _new()
             _node._seq = _next_sequence()
             _node._extra = None
             _node.next_nodes = (x1._node, x2._node)
@@ -16,7 +16,7 @@ Note [Why code is generated]
             _node.shape = _data.shape
             _node.dtype = _data.dtype
             _node._saved = _saved = (x1, x2,)
-            _node._version = 0 if x1._vc is None and x2._vc is None else _versions_of(_saved[:2])
+            _node._version = 0 if (x1._vc is None or not x1._vc[0]) and ... else _versions_of(_saved[:2])
             return _node
 
         def vjp(self, g):
@@ -25,7 +25,7 @@ Note [Why code is generated]
             x1, x2 = saved
             if ((self._version or (x1._vc is not None and x1._vc[0]) or ...)
                 and self._version != (x1._vc[0] if x1._vc is not None else 0, ...)): self.check_versions()
-            return (rule0(g, x2._data), rule1(g, x1._data))
+            return (g * x2._data, g * x1._data,)
 
     This is the only module that calls ``exec``, and the text it compiles consists of identifiers from the tables.
     Measured by ``tests/benchmarks/small_graphs.py``.
@@ -40,7 +40,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from aiograd.graph.node import _next_sequence
-from aiograd.ops.elementwise import identity
+from aiograd.ops.elementwise import identity, times_x1, times_x2
 from aiograd.ops.op import Fused, Op, Rule
 from aiograd.tensors.modified import versions_of
 
@@ -114,7 +114,7 @@ def compile_make(row: CompiledRow, cls: type[Any]) -> Callable[..., Any]:
     arrays = (op.variadic,) if op.variadic else op.arrays
     zeros = (0,) * len(arrays)
     namespace: dict[str, Any] = {
-        "_cls": cls, "_new": object.__new__, "_next_sequence": _next_sequence, "_versions_of": versions_of, "_zeros": zeros,
+        "_new": cls, "_next_sequence": _next_sequence, "_versions_of": versions_of, "_zeros": zeros,
     }  # fmt: skip
     _run(_make_source(row, arrays), f"<row {op.name} {row.needs}, node>", namespace)
     make: Callable[..., Any] = namespace["make"]
@@ -181,7 +181,7 @@ def _fact_source(op: Op, name: str, arrays: tuple[str, ...]) -> str:
 def _make_source(row: CompiledRow, arrays: tuple[str, ...]) -> str:
     op, values = row.op, row.values
     parameters = ["_output", *arrays, *op.statics, *(f"{name}=None" for name in row.offered)]
-    lines = [f"def make({', '.join(parameters)}):", "_node = _new(_cls)", "_node._seq = _next_sequence()", "_node._extra = None"]
+    lines = [f"def make({', '.join(parameters)}):", "_node = _new()", "_node._seq = _next_sequence()", "_node._extra = None"]
     if op.variadic:
         lines.append(f"_node.next_nodes = tuple([t._node for t in {op.variadic}])")
         lines.append(f"_node.next_nrs = tuple([t._nr for t in {op.variadic}])")
@@ -209,7 +209,8 @@ def _make_source(row: CompiledRow, arrays: tuple[str, ...]) -> str:
     elif op.variadic:
         lines.append("_node._version = _versions_of(_saved[:1])")
     else:
-        untouched = [f"({name} is None or {name}._vc is None)" if name in op.defaults else f"{name}._vc is None" for name in values]
+        optional = {name: f"{name} is None or " if name in op.defaults else "" for name in values}
+        untouched = [f"({optional[name]}{name}._vc is None or not {name}._vc[0])" for name in values]
         lines.append(f"_node._version = 0 if {' and '.join(untouched)} else _versions_of(_saved[:{len(values)}])")
     lines.append("return _node")
     return "\n    ".join(lines) + "\n"
@@ -251,7 +252,10 @@ def _vjp_source(
     for i, (arguments, rule, rule_names) in enumerate(plan):
         namespace[f"rule{i}"] = rule
         call = [_argument_source(op, name, values, arguments, arrays, needs) for name in rule_names]
-        expression = "g" if rule is identity else f"rule{i}({', '.join(['g', *call])})"
+        if rule is identity:
+            expression = "g"
+        else:
+            expression = f"g * {call[0]}" if rule is times_x1 or rule is times_x2 else f"rule{i}({', '.join(['g', *call])})"
         if len(arguments) == 1:
             results[arguments[0]] = expression
         else:

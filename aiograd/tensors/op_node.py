@@ -57,6 +57,8 @@ class OpNode(Node):
     shape: Shape
     dtype: np.dtype[Any]
 
+    __init__ = object.__init__  # type: ignore[assignment] # the compiled `make` sets everything
+
     def vjp(self, g: Any) -> tuple[Any, ...]:
         """Gradients of the array arguments from the gradient of the output (replaced by compiled code in every subclass)."""
         raise NotImplementedError
@@ -216,13 +218,15 @@ class OpNode(Node):
 
     def cost_key(self) -> Any:
         """The key by which the cost estimate is cached: everything that it depends on."""
-        key: list[Any] = [type(self), self.shape]
-        for node, nr in zip(self.next_nodes, self.next_nrs, strict=True):
+        key: list[Any] = [self.__class__, self.shape]
+        number = 0
+        for node in self.next_nodes:
             if node is None:
                 key.append(None)
             else:
-                key.append(node.shape if node.is_single else node.metadata_of(nr))  # type: ignore[attr-defined]
-        if self.costly and None in self.next_nodes and self._saved.__class__ is tuple:
+                key.append(node.shape if node.is_single else node.metadata_of(self.next_nrs[number]))  # type: ignore[attr-defined]
+            number += 1
+        if self.costly and None in key and self._saved.__class__ is tuple:
             values = self._saved[: len(self.row.values)]
             key.extend([None if value is None else value._data.shape for value in values if value.__class__ is not tuple])
         return tuple(key)

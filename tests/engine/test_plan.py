@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -16,8 +16,10 @@ from aiograd.engine.placement import RulePlacement
 from aiograd.engine.plan import SORT_NODES
 from aiograd.engine.run import current_engine, driver, engine, new_graph_task
 from aiograd.engine.sweep import sweep
+from aiograd.engine.walk import GraphWalk
 from aiograd.errors import UnusedInputError
 from aiograd.graph import get_gradient_edge
+from aiograd.graph.node import Node
 from tests.engine.cases import bits, leaf
 
 SEEDS = 200
@@ -32,14 +34,24 @@ def new_general_task(*args: Any, **options: Any) -> GraphTask:
 
 @pytest.fixture
 def swept(monkeypatch: pytest.MonkeyPatch) -> list[GraphTask]:
-    """The passes that have been swept."""
+    """The passes that have been swept, or a whole graph run in one walk."""
     tasks: list[GraphTask] = []
 
     def spy(task: GraphTask, *args: Any) -> Any:
         tasks.append(task)
         return sweep(task, *args)
 
+    class Spy(GraphWalk):
+        __slots__ = ()
+
+        def run(self) -> Iterator[None]:
+            yield from super().run()
+            if self.is_complete:
+                tasks.append(self.task)
+
     monkeypatch.setattr(driver, "sweep", spy)
+    monkeypatch.setattr(driver, "GraphWalk", Spy)
+    monkeypatch.setattr(Node, "any_reordered", False)  # another test may have made such a node
     return tasks
 
 

@@ -33,6 +33,7 @@ from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.run.paced_collector import LARGE_TABLE, PROCESS_COLLECTOR
 from aiograd.engine.sweep import sweep
+from aiograd.engine.walk import GraphWalk, can_walk
 from aiograd.errors import EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
@@ -103,9 +104,24 @@ class PassDriver:
 
     async def run(self) -> None:
         task, turns = self.task, self.turns
-        walk = task.discover(self.engine.placement)
-        await self.take_turn()
-        for _ in walk:
+        if not self.holds_turn:
+            await self.take_turn()
+        walk = None
+        if can_walk(task):
+            walk = GraphWalk(task, self.engine.placement, turns.over)
+            try:
+                for _ in walk.run():
+                    await self.pause()
+            except BaseException as error:
+                if walk.failed_at is not None:
+                    annotate(error, task, walk.failed_at)
+                raise
+            if walk.is_complete:
+                if len(task.staged.gradients) >= LARGE_TABLE:
+                    PROCESS_COLLECTOR.skip_next()
+                task.commit()
+                return
+        for _ in task.discover(self.engine.placement):
             if turns.over():
                 await self.pause()
         if len(task.plan.dependencies) >= LARGE_TABLE:
@@ -129,7 +145,7 @@ class PassDriver:
             return
         outer = current_mode().collect
         with ModeScope(grad=task.create_graph, collect=task.collect if task.create_graph else None):
-            await self.general()
+            await self.general(walk)
             if task.recorded is not None:
                 task.recorded.renumber(outer)
             await self.arrive()
@@ -146,10 +162,14 @@ class PassDriver:
 
     # ---------------------------------------------------------------- the general path
 
-    async def general(self) -> None:
+    async def general(self, walk: GraphWalk | None) -> None:
         task, turns = self.task, self.turns
         limit = self.engine.concurrency or (1 << 60)
-        ledger = task.begin(self)
+        ledger = task.begin(self, begins=walk is None or not walk.has_begun)
+        if walk is not None and walk.has_begun:
+            for _ in ledger.resume(walk.sums, walk.last):
+                if turns.over():
+                    await self.pause()
         while True:
             if task.external_error is not None:
                 raise task.external_error
