@@ -43,7 +43,7 @@ _FIELDS = ("grad", "anomaly", "saved_hooks", "saved_hooks_disabled", "mutation",
 class Mode:
     """An immutable set of modes (but see Note [The default of the process]); derive another with `having`."""
 
-    __slots__ = (*_FIELDS, "plain", "watched", "outer", "owner", "switched")
+    __slots__ = (*_FIELDS, "plain", "collects", "watched", "outer", "owner", "switched")
 
     grad: bool
     #: anomaly mode: None (off), else True to check for NaN
@@ -61,6 +61,8 @@ class Mode:
     collect: Callable[[Any], None] | None
     dtype: np.dtype[Any]
     plain: bool
+    #: True if it is plain but for a pass that collects what is recorded
+    collects: bool
     #: True if somebody is told of every row that runs
     watched: bool
     outer: Mode | None
@@ -89,18 +91,19 @@ class Mode:
 
     def change(self, changes: Mapping[str, Any]) -> None:
         """Change some fields of it."""
-        self.plain = False  # whoever reads it meanwhile, in another thread, looks at the fields
+        self.plain = self.collects = False  # whoever reads it meanwhile, in another thread, looks at the fields
         for name, value in changes.items():
             setattr(self, name, value)
         self.watched = self.profiler is not None or self.trace is not None
-        self.plain = self.grad and self.anomaly is None and self.saved_hooks is None and not self.watched and self.collect is None
+        plain = self.grad and self.anomaly is None and self.saved_hooks is None and not self.watched
+        self.plain, self.collects = plain and self.collect is None, plain and self.collect is not None
 
 
 def _first_mode() -> Mode:
     mode = object.__new__(Mode)
     mode.grad = mode.plain = True
     mode.switched = _NOTHING
-    mode.watched = False
+    mode.watched = mode.collects = False
     mode.anomaly = mode.saved_hooks = mode.saved_hooks_disabled = mode.mutation = mode.profiler = mode.trace = mode.collect = None
     mode.outer = mode.owner = None
     mode.dtype = np.dtype(np.float32)

@@ -97,7 +97,8 @@ class RulePlacement:
             size = getattr(grad, "nbytes", 0)
             return size * STAGE_NS_PER_BYTE > self.inline_ns
         if node.is_builtin and node.num_inputs:
-            return node.estimate() > self.inline_ns  # type: ignore[attr-defined,no-any-return]
+            key = node.cost_key()  # type: ignore[attr-defined]
+            return (node.estimate() if key is None else self._estimate(key, node)) > self.inline_ns  # type: ignore[attr-defined,no-any-return]
         return bool(getattr(node, "wants_executor", False))
 
     def leaf_is_small(self, shape: Shape) -> bool:

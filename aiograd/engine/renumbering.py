@@ -62,9 +62,11 @@ class RecordedNodes:
         recorded, self._recorded = self._recorded, []
         numbers = sorted([node._seq for _, node in recorded])
         recorded.sort(key=_place)
+        moved = [node._seq for _, node in recorded] != numbers
         for (_, node), number in zip(recorded, numbers, strict=True):
             node._seq = number
             if outer is not None:
                 outer(node)
-        for _, node in recorded:
-            node._edges_changed()  # it may use what another task recorded meanwhile
+        if moved:
+            for _, node in recorded:
+                node._edges_changed()  # it may use what another task recorded meanwhile

@@ -23,14 +23,16 @@ _FLOAT64 = np.dtype(np.float64)
 
 
 def attach_result(
-    op: Op, tensors: list[Any], needs: list[bool], statics: dict[str, Any], output: TensorCore, residuals: Any, fused: Fused | None
+    op: Op, tensors: list[Any], needs: list[bool], statics: dict[str, Any], output: TensorCore, residuals: Any, fused: Fused | None, mode: Mode
 ) -> None:
-    """`attach` for one output on the host in plain mode."""
+    """`attach` for one output on the host in a mode that is plain, or collects and is plain otherwise."""
     dtype = output._data.dtype
     if (dtype is _FLOAT32 or dtype is _FLOAT64) and (op.complex == "explicit" or not _has_complex(tensors)):
         _attach_lean(op, tensors, tuple(needs), statics, output, residuals)
+        if mode.collect is not None and output._node is not None:
+            mode.collect(output._node)
     else:
-        attach(op, tensors, statics, [output], tuple(residuals), current_mode(), "cpu", fused)
+        attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused)
 
 
 def _has_complex(tensors: list[Any]) -> bool:
@@ -41,7 +43,7 @@ def _has_complex(tensors: list[Any]) -> bool:
 
 
 def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: dict[str, Any], output: TensorCore, residuals: Any) -> None:
-    """`attach` for one real output on the host in plain mode; the arguments are real too, or the rules handle complex ones."""
+    """`attach` for one real output on the host, without telling anybody; the arguments are real too, or the rules handle complex ones."""
     entries = op.lean
     if op.variadic:
         needs = (True,)

@@ -33,7 +33,7 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     mode = current_mode()
     arrays: list[Any] = []
     needs: list[bool] = []
-    lean = op.outputs == 1 and (mode.plain or not (mode.grad or mode.watched))
+    lean = op.outputs == 1 and (mode.plain or mode.collects or not (mode.grad or mode.watched))
     for tensor in tensors:
         if tensor is None:
             arrays.append(None)
@@ -65,7 +65,7 @@ def call(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if crosses:
             attach(op, tensors, statics, [output], tuple(residuals), mode, "cpu", fused)
         else:
-            attach_result(op, tensors, needs, statics, output, residuals, fused)
+            attach_result(op, tensors, needs, statics, output, residuals, fused, mode)
     if op.view and shares_memory(result, arrays[0]):
         make_view(op, tensors[0], (output,), args[1:], kwargs)
     return output

@@ -41,7 +41,7 @@ def unary(op: Op) -> Callable[[Any], Any]:
     maker: Callable[..., Any] | None = None
 
     def look_closer(output: Any, x: Any) -> Any:
-        attach_result(op, [x], [True], {}, output, (), None)
+        attach_result(op, [x], [True], {}, output, (), None, current_mode())
         return output._node
 
     def compile_maker(output: Any, x: Any) -> Any:
@@ -90,7 +90,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
     float32, float64 = (_FLOAT32, _FLOAT64) if all(rules) else (None, None)
 
     def look_closer(output: Any, a: Any, b: Any) -> Any:
-        attach_result(op, [a, b], [a._node is not None, b._node is not None], {}, output, (), None)
+        attach_result(op, [a, b], [a._node is not None, b._node is not None], {}, output, (), None, current_mode())
         return output._node
 
     def compile_maker(output: Any, a: Any, b: Any) -> Any:

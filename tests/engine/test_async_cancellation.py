@@ -269,7 +269,7 @@ async def after_the_commit(world: World) -> None:
     y.register_post_accumulate_grad_hook(later)
     middle = x * y
     middle.register_hook(lambda g: ag.graph.queue_callback(more))
-    loss = chain(middle, 8).sum()
+    loss = chain(middle, 100).sum()
     await world.attempt(loss.backward)
 
 
