@@ -226,6 +226,12 @@ def _batch_norm(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     return call
 
 
+@case("multiply", 70)
+def _multiply(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
+    a, b, c = draw(rng, dtype, 53, 70), draw(rng, dtype, 70, 45), draw(rng, dtype, 53, 9)
+    return lambda: (recurrent.multiply(a, b), recurrent.multiply(a.T, c), recurrent.multiply(a[:1].T, c[:1]), recurrent.multiply(a[::2], b))
+
+
 @case("attention", 200)
 def _attention(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     q, k, v = draw(rng, dtype, 2, 75, 3, 20).swapaxes(1, 2), draw(rng, dtype, 2, 3, 90, 20), draw(rng, dtype, 2, 3, 90, 35)
