@@ -98,7 +98,7 @@ class RulePlacement:
             return size * STAGE_NS_PER_BYTE > self.inline_ns
         if node.is_builtin and node.num_inputs:
             key = node.cost_key()  # type: ignore[attr-defined]
-            return (node.estimate() if key is None else self._estimate(key, node)) > self.inline_ns  # type: ignore[attr-defined,no-any-return]
+            return (node.estimate() if key is None else self._estimate(key, node)) > self.inline_ns  # type: ignore[attr-defined]
         return bool(getattr(node, "wants_executor", False))
 
     def leaf_is_small(self, shape: Shape) -> bool:

@@ -65,9 +65,11 @@ def sigmoid(x: NDArray) -> NDArray:
     if x.dtype.char == "e":  # the exponential would leave its range too soon
         return np.asarray(sigmoid(x.astype(np.float32)).astype(np.float16))
     one = _ONE.get(x.dtype, 1)
+    out: NDArray
     if x.ndim == 0:
-        return np.reciprocal(quietly(np.exp, -x) + one)
-    out: NDArray = np.negative(x)
+        out = np.reciprocal(quietly(np.exp, -x) + one)
+        return out
+    out = np.negative(x)
     quietly(np.exp, out, out)
     out += one
     return np.reciprocal(out, out)

@@ -1,4 +1,4 @@
-"""Layer and RMS normalisation of rows, in one pass forward and one backward, and batch normalisation; numpy goes by blocks of rows that stay in cache."""
+"""Layer and RMS normalisation of rows, in one pass forward and one backward, and batch normalisation; numpy goes by blocks of rows in cache."""
 
 from __future__ import annotations
 
@@ -192,7 +192,8 @@ def _channel_total(x: NDArray) -> NDArray:
 def _channel_dot(a: NDArray, b: NDArray) -> NDArray:
     """Sums of products over the channels of two (N, C, L)."""
     if a.shape[2] == 1:
-        return np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0])
+        columns: NDArray = np.einsum("nc,nc->c", a[:, :, 0], b[:, :, 0])
+        return columns
     total: NDArray = np.add.reduce(np.einsum("ncl,ncl->nc", a, b), axis=0)
     return total
 

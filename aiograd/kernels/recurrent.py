@@ -143,7 +143,8 @@ def multiply(a: NDArray, b: NDArray) -> NDArray:
     is_plain, is_transposed = a.flags.c_contiguous, a.flags.f_contiguous
     kernels = compiled(rows * depth * b.shape[1], a, b) if depth and (is_plain or is_transposed) else None
     if kernels is None:
-        return np.matmul(a, b)
+        plain: NDArray = np.matmul(a, b)
+        return plain
     out = np.empty((rows, b.shape[1]), a.dtype)
     strides = (depth, 1) if is_plain else (1, rows)
     panels = _panels(b, kernels.gemm_microkernel.width(a.dtype))

@@ -13,7 +13,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.kernels import attention as kernels
-from aiograd.ops.nn_linear import GEMM_RATE
+from aiograd.ops.linalg import GEMM_RATE
 from aiograd.ops.nn_softmax import safe_softmax, softmax_vjp
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape

@@ -22,7 +22,7 @@ from aiograd.kernels import convolution as kernels
 from aiograd.kernels.reduction import channel_sum
 from aiograd.kernels.unfold import fold, unfold
 from aiograd.kernels.window import Pair, Window, pair, window
-from aiograd.ops.nn_linear import GEMM_RATE
+from aiograd.ops.linalg import GEMM_RATE
 from aiograd.ops.op import Fused, Op, define
 from aiograd.types import Array, Shape
 

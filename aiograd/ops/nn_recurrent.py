@@ -17,7 +17,8 @@ import numpy as np
 from aiograd.errors import ShapeError
 from aiograd.kernels import recurrent as kernels
 from aiograd.kernels.reduction import column_sum
-from aiograd.ops.nn_linear import GEMM_RATE, as_rows
+from aiograd.ops.linalg import GEMM_RATE
+from aiograd.ops.nn_linear import as_rows
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 

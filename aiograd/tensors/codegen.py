@@ -209,8 +209,8 @@ def _make_source(row: CompiledRow, arrays: tuple[str, ...]) -> str:
     elif op.variadic:
         lines.append("_node._version = _versions_of(_saved[:1])")
     else:
-        optional = {name: f"{name} is None or " if name in op.defaults else "" for name in values}
-        untouched = [f"({optional[name]}{name}._vc is None or not {name}._vc[0])" for name in values]
+        absent = {name: f"{name} is None or " if name in op.defaults else "" for name in values}
+        untouched = [f"({absent[name]}{name}._vc is None or not {name}._vc[0])" for name in values]
         lines.append(f"_node._version = 0 if {' and '.join(untouched)} else _versions_of(_saved[:{len(values)}])")
     lines.append("return _node")
     return "\n    ".join(lines) + "\n"

@@ -57,7 +57,7 @@ class OpNode(Node):
     shape: Shape
     dtype: np.dtype[Any]
 
-    __init__ = object.__init__  # type: ignore[assignment] # the compiled `make` sets everything
+    __init__ = object.__init__  # the compiled `make` sets everything
 
     def vjp(self, g: Any) -> tuple[Any, ...]:
         """Gradients of the array arguments from the gradient of the output (replaced by compiled code in every subclass)."""

@@ -6,6 +6,7 @@ what numpy alone does. The last row differentiates twice.
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -35,18 +36,23 @@ async def _run(settings: Settings) -> Table:
     n, side, long = settings.of(16, 2), settings.of(28, 5), settings.of(50, 3)
     width = settings.of(256, 8)
     channels = settings.of(64, 4)
+    images, pixels = f"batch {n}, {side}×{side}", (n, channels, side, side)
+
+    def depthwise(stride: int) -> Callable[[Any], Any]:
+        return lambda nn: nn.Conv2d(channels, channels, 3, stride, 1, groups=channels)
+
     workloads = [
         layer(settings, f"LSTM, {long} steps, batch {n}, 64 to 128", lambda nn: nn.LSTM(64, 128), (long, n, 64)),
         layer(settings, f"LSTM, {long} steps, batch 4, 16 to 16", lambda nn: nn.LSTM(16, 16), (long, 4, 16)),
-        layer(settings, f"conv2d 3×3, 32 to {channels}, batch {n}, {side}×{side}", lambda nn: nn.Conv2d(32, channels, 3, padding=1), (n, 32, side, side)),
-        layer(settings, f"conv2d 3×3, stride 2, 3 to 32, batch {n}, {2 * side}×{2 * side}", lambda nn: nn.Conv2d(3, 32, 3, 2, 1), (n, 3, 2 * side, 2 * side)),
-        layer(settings, f"conv2d 1×1, 64 to {channels}, batch {n}, {side}×{side}", lambda nn: nn.Conv2d(64, channels, 1), (n, 64, side, side)),
-        layer(settings, f"depthwise 3×3, {channels}, batch {n}, {side}×{side}", lambda nn: nn.Conv2d(channels, channels, 3, padding=1, groups=channels), (n, channels, side, side)),
-        layer(settings, f"depthwise 3×3, stride 2, {channels}, batch {n}, {side}×{side}", lambda nn: nn.Conv2d(channels, channels, 3, 2, 1, groups=channels), (n, channels, side, side)),
+        layer(settings, f"conv2d 3×3, 32 to {channels}, {images}", lambda nn: nn.Conv2d(32, channels, 3, padding=1), (n, 32, side, side)),
+        layer(settings, f"conv2d 3×3, stride 2, 3 to 32, batch {n}", lambda nn: nn.Conv2d(3, 32, 3, 2, 1), (n, 3, 2 * side, 2 * side)),
+        layer(settings, f"conv2d 1×1, {channels} to {channels}, {images}", lambda nn: nn.Conv2d(channels, channels, 1), pixels),
+        layer(settings, f"depthwise 3×3, {channels}, {images}", depthwise(1), pixels),
+        layer(settings, f"depthwise 3×3, stride 2, {channels}, {images}", depthwise(2), pixels),
         layer(settings, f"LayerNorm, {16 * n}×{width}", lambda nn: nn.LayerNorm(width), (n, 16, width)),
         layer(settings, f"LayerNorm, {128 * n}×{width}", lambda nn: nn.LayerNorm(width), (n, 128, width)),
         layer(settings, f"BatchNorm1d, {4 * n}×{width}", lambda nn: nn.BatchNorm1d(width), (4 * n, width)),
-        layer(settings, f"BatchNorm2d, {channels}, batch {n}, {side}×{side}", lambda nn: nn.BatchNorm2d(channels), (n, channels, side, side)),
+        layer(settings, f"BatchNorm2d, {channels}, {images}", lambda nn: nn.BatchNorm2d(channels), pixels),
         pinn(settings, n * 16),
     ]
     return await compare("Layers, 1 thread: forward + backward + free", workloads, settings, rounds=12)
@@ -108,12 +114,12 @@ def _torch_state(state: Mapping[str, Array], like: Mapping[str, Any]) -> dict[st
 
 
 def pinn(settings: Settings, points: int) -> Workload:
-    """A physics-informed step: the residual of ``u_t + u u_x = 0.01 u_xx`` at `points`, by two derivatives of a 2-32-32-1 network, and its gradient."""
+    """A physics-informed step: the residual of ``u_t + u u_x = 0.01 u_xx``, by derivatives of a 2-32-32-1 network, and its gradient."""
     rng = np.random.default_rng(7)
     xs, ts = (rng.uniform(-1, 1, (points, 1)).astype(np.float32) for _ in range(2))
     widths = (2, 32, 32, 1)
     values: list[Array] = []
-    for inputs, outputs in zip(widths, widths[1:], strict=False):
+    for inputs, outputs in itertools.pairwise(widths):
         values += [(rng.normal(size=(outputs, inputs)) / np.sqrt(inputs)).astype(np.float32), np.zeros(outputs, np.float32)]
 
     def network(F: Any, h: Any, parameters: list[Any]) -> Any:

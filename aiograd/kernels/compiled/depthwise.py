@@ -3,8 +3,8 @@
 Note [A plane as one line]
     The rows of a plane are short (28 numbers, say), and a loop per row would spend its time on entering loops. So a plane is copied into scratch
     memory in which every tap of every window is found at one distance: the padded plane, split by the remainder of its rows and columns modulo the
-    stride. The outputs lie there as a plane of the same pitch, with a few numbers between the rows that belong to none; then a tap is one loop over the
-    whole plane. Where a number that is not finite would meet those between the rows, the loop runs row by row.
+    stride. The outputs lie there as a plane of the same pitch, with a few numbers between the rows that belong to none; then a tap is one loop over
+    the whole plane. Where a number that is not finite would meet those between the rows, the loop runs row by row.
 
 Measured by ``tests/benchmarks/layers.py``.
 """
