@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.ops.linalg import GEMM_RATE
 from aiograd.ops.masking import mask
-from aiograd.ops.nn_linear import GEMM_RATE, as_rows
+from aiograd.ops.nn_linear import as_rows
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
 

@@ -7,4 +7,6 @@ only runs them at a tiny size.
 from __future__ import annotations
 
 #: modules in the order in which they run
-NAMES = ("imports", "small_graphs", "layers", "compiled", "scale", "loop_lag", "inter_op", "large_tensors", "service", "remote", "collectives", "pipelines")
+NAMES = (
+    "imports", "small_graphs", "layers", "compiled", "scale", "loop_lag", "inter_op", "large_tensors", "service", "remote", "collectives", "pipelines",
+)  # fmt: skip
