@@ -7,7 +7,7 @@ nodes recorded meanwhile (`RecordedNodes`) and the futures of the result (`PassF
 Note [Life of a pass]
     ``discover`` (walk the graph, select the nodes to run) → ``begin`` → ``pop`` / ``complete`` until nothing is outstanding →
     ``commit`` → post-accumulate hooks → final callbacks → ``future`` resolved. ``fail`` at any point before the commit drops everything
-    staged. A graph without user code, small enough and in plain order takes the short cut in `aiograd.engine.sweep` instead of
+    staged. A graph without user code, small enough and in plain order takes the short cuts of `aiograd.engine.walk` or `engine.sweep` instead of
     pop/complete; results, order and promises are the same.
 
 Source: PyTorch ``engine.cpp`` and ``graph_task.h``.

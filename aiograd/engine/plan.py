@@ -8,8 +8,9 @@ Note [Nodes that run]
     they are the keys of ``exec_info``. A captured gradient is taken after the hooks on its tensor.
 
 Note [What discovery decides]
-    It decides if the pass can be swept (`is_plain`; see `aiograd.engine.sweep`): the graph has no user code and is small enough. For a part of
-    a graph `order` and `special` then list the nodes to sweep and those that need special care. Else gradients are counted: `dependencies` is the
+    A pass over a whole graph begins with a walk that needs no discovery (`aiograd.engine.walk`), and is discovered where that has to stop. For a
+    part of a graph discovery decides if the pass can be swept (`is_plain`; see `aiograd.engine.sweep`): it has no user code and is small enough;
+    `order` and `special` then list the nodes to sweep and those that need special care. Else gradients are counted: `dependencies` is the
     number of gradients that each node waits for, and `expected` the order in which those of several producers are summed. The sweep needs no counts.
 """
 
