@@ -8,7 +8,7 @@ import datetime
 import ipaddress
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -112,6 +112,10 @@ class LoopTransport:
 
     def resume_reading(self) -> None:
         self.reading = True
+
+    def writelines(self, pieces: Iterable[bytes | memoryview]) -> None:
+        for piece in pieces:
+            self.write(piece)
 
     def write(self, data: bytes | memoryview) -> None:
         assert self.state == "open", f"written to a transport that is {self.state}"

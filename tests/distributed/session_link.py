@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from aiograd.distributed.rpc.budget import Budget, PeerBudget
+from aiograd.distributed.rpc.frames import HEADER
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.session import Abandon, Answered, Deliver, Expired, RpcSession
 from aiograd.errors import ProtocolError
@@ -42,6 +43,19 @@ def cut(message: bytes, rng: Random) -> list[bytes | memoryview]:
 
 def joined(frame: Sequence[bytes | bytearray | memoryview]) -> bytes:
     return b"".join(frame)
+
+
+def receive(session: RpcSession, frame: bytes, now: float, *, in_place: bool) -> None:
+    """Give a frame to a session, whole or as a link gives it a large one: the header and the body apart."""
+    if not in_place or len(frame) == HEADER.size:
+        session.receive(frame, now)
+        return
+    header, rest = frame[: HEADER.size], frame[HEADER.size :]
+    body = session.place(header)
+    if body is None:
+        body = memoryview(bytearray(len(rest)))
+    body[:] = rest
+    session.receive(header, now, body)
 
 
 def answer_to(message: bytes) -> bytes:
@@ -202,7 +216,7 @@ class SessionLink:
         here = self.sides[to].channel
         if here == channel:
             try:
-                self.sides[to].session.receive(frame, self.now)
+                receive(self.sides[to].session, frame, self.now, in_place=len(frame) % 2 == 1)
             except ProtocolError as error:
                 self.errors[error.code] += 1
                 self.on_cut(channel, to)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import socket
+import sys
 
 import pytest
 
 from aiograd.distributed.rpc.http import WebSocketChannel, framing
-from aiograd.distributed.rpc.http.channel import OVERHEAD, STRANGER
+from aiograd.distributed.rpc.http.channel import OVERHEAD, STRANGER, WAKE
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError, WorkerLostError
 from tests.distributed.http_support import LoopTransport, Sink
@@ -55,7 +57,10 @@ async def test_what_one_side_sends_the_other_receives_however_it_is_cut(masking:
     for data in sent:
         sender.send(data)
     stream = bytes(out.written)
-    assert all(masking != (data in stream) for data in sent if len(data) > 8), "only who dialled masks"
+    if masking:  # as other clients do it
+        stream = b"".join(wire(data, key=draw.choice((KEY, bytes(4)))) for data in sent)
+    else:
+        assert stream == b"".join(wire(data, key=None) for data in sent)
     position = 0
     while position < len(stream):
         step = draw.choice((1, 2, 3, 7, 100, 5000, 65536, 300000))
@@ -87,11 +92,48 @@ async def test_after_a_large_frame_others_have_a_turn_of_the_loop() -> None:
     assert not into.reading, "a channel that is closing is left alone"
 
 
-async def test_every_mask_is_another() -> None:
-    out, sender, _ = channel(masking=True)
+async def test_every_mask_of_what_is_not_sealed_is_another() -> None:
+    out, sender, _ = channel(masking=True, greeted=False)
     for _ in range(1000):
         sender.send(b"")
     assert len({bytes(out.written[index + 2 : index + 6]) for index in range(0, 6000, 6)}) > 990
+
+
+@pytest.mark.parametrize("length", [20, 900, 70000])
+async def test_sealed_frames_have_a_mask_of_zero_and_those_before_have_none_of_it(length: int) -> None:
+    out, sender, _ = channel(masking=True)
+    data = os.urandom(length)
+    sender.send(data)
+    assert out.written == framing.header(framing.FIN | framing.BINARY, length, framing.MASKED) + bytes(4) + data
+    out, sender, _ = channel(masking=True, greeted=False)
+    sender.send(data)
+    assert data not in out.written
+
+
+class Socket:
+    """Counts at how many bytes the system is told to wake the receiver."""
+
+    def __init__(self) -> None:
+        self.wake_at = [1]
+
+    def setsockopt(self, level: int, option: int, value: int) -> None:
+        if option == socket.SO_RCVLOWAT:
+            self.wake_at.append(value)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the system wakes a receiver for each piece")
+async def test_the_system_collects_large_frames_and_never_waits_for_more_than_their_rest() -> None:
+    into, it, sink = channel(masking=True)
+    it._connection = system = Socket()
+    stream = wire(bytes(20_000), key=None) + wire(bytes(900_000), key=None) + wire(b"small", key=None)
+    position = 0
+    while position < len(stream):  # as a system would that gives what it was told to collect, and a little more
+        step = min(system.wake_at[-1] + 7, len(into.protocol.get_buffer(-1)))
+        assert position + system.wake_at[-1] <= len(stream), "it would wait for ever"
+        into.feed(stream[position : position + step])
+        position += step
+    assert [len(frame) for frame in frames(sink)] == [20_000, 900_000, 5]
+    assert max(system.wake_at) == WAKE and system.wake_at[-1] == 1
 
 
 async def test_frames_from_before_the_attachment_are_delivered_by_it() -> None:

@@ -101,7 +101,7 @@ async def test_frames_that_come_before_anybody_listens_wait() -> None:
         link = SecureChannel(channel, answerer.result, 0.0)
         received: list[bytes] = []
         link._receive(memoryview(bytearray(dialler.result.seal.seal([b"one"]))))
-        link.start(lambda frame: received.append(bytes(frame)), lambda why: None, lambda: None)
+        link.start(lambda frame, body: received.append(bytes(frame)), lambda why: None, lambda: None, lambda head: None)
         link._receive(dialler.result.seal.seal([b"two"]))
         assert received == [b"one", b"two"]
         link.close()

@@ -14,7 +14,7 @@ import pytest
 
 from aiograd.distributed.rpc import outbound
 from aiograd.distributed.rpc.budget import Budget
-from aiograd.distributed.rpc.frames import FrameKind, pack_header
+from aiograd.distributed.rpc.frames import HEADER, FrameKind, pack_header
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.session import Abandon, Answered, Expired, PeerLeft
 from aiograd.errors import ArgumentError
@@ -71,6 +71,41 @@ def test_messages_are_writable_and_the_receivers_own():
         array = np.frombuffer(delivered(far).message, np.uint8)
         array += 1
         assert (array == 1).all()
+
+
+@pytest.mark.parametrize("size", [10, 1000])
+def test_bodies_that_are_given_away_are_not_copied(size):
+    near, far = pair()
+    near.request(1, [bytes(size)], 10.0, 0.0)
+    memory = []
+    for frame in frames(near):
+        header, rest = frame[: HEADER.size], frame[HEADER.size :]
+        body = far.place(header)
+        assert (body is None) is (not memory), "only what goes on with a message has a place in it"
+        memory.append(memoryview(bytearray(rest)) if body is None else body)
+        memory[-1][:] = rest
+        far.receive(header, 0.0, memory[-1])
+    message = np.frombuffer(delivered(far).message, np.uint8)
+    assert all(np.shares_memory(message, np.frombuffer(body, np.uint8)) for body in memory[-1:])
+
+
+def test_a_place_is_given_for_any_header_and_changes_nothing():
+    near, far = pair()
+    near.request(1, [bytes(1000)], 10.0, 0.0)
+    wire = frames(near)
+    far.receive(wire[0], 0.0)
+    before = far.statistics()
+    for kind in FrameKind:
+        for id in (0, 1, 2, 2**63):
+            for offset, body in ((0, 256), (256, 256), (256, 2**32 - 1), (2**63, 5)):
+                header = bytearray(pack_header(kind, id, total=1000, offset=offset))
+                struct.pack_into("<I", header, HEADER.size - 16, body)
+                place = far.place(header)
+                assert (place is not None) is (kind is FrameKind.REQUEST and (id, offset, body) == (1, 256, 256))
+    assert far.statistics() == before
+    for frame in wire[1:]:
+        far.receive(frame, 0.0)
+    assert bytes(delivered(far).message) == bytes(1000)
 
 
 def test_ids_of_both_directions_do_not_meet():

@@ -18,17 +18,24 @@ Note [Small and large frames]
     copies of a join, at the cost of setting up a context (3 us).
 
 Note [Buffers that are used again]
-    Large records and frames lie in buffers that belong to the connection and serve again as soon as nobody has a view of them, which a
+    Large records lie in buffers that belong to the connection and serve again as soon as nobody has a view of them, which a
     bytearray knows: it cannot be resized then. Views stay valid for as long as they are held; a buffer that is still looked at is left
     alone and another one is made. Allocating afresh instead makes the C library return the pages to the system and fault them in again for
     each frame, ten times the cost of the cipher (1.0 GB/s against 9 for both sides at 1 MiB, where page faults are dear).
+
+Note [Heads and bodies]
+    The first bytes of a large frame say where the rest of it belongs, so that it is decrypted to there and not copied. They are
+    decrypted first, and are worth nothing until the tag has been checked, when all is decrypted: who is asked for a place for the
+    body must do no more than that.
 """
 
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
+import numpy as np
 from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
@@ -44,6 +51,8 @@ MAX_BYTES = 1 << 52
 LARGE = 64 << 10
 #: large records that a connection keeps for sending: as many as its channel holds before it asks to stop
 KEPT_RECORDS = 3
+#: gives memory for the body of a frame, all of whose bytes will be overwritten; None: it is to be new
+Place: TypeAlias = Callable[[Buffer], memoryview | None]
 
 #: of a counter
 _NONCE = struct.Struct(">4xQ")
@@ -143,7 +152,7 @@ class Open:
         key, frame_bytes: as for the peer's `Seal`.
     """
 
-    __slots__ = ("_key", "_decrypt", "_record_bytes", "_next", "_buffers")
+    __slots__ = ("_key", "_decrypt", "_record_bytes", "_next")
 
     def __init__(self, key: bytes, frame_bytes: int) -> None:
         self._key = algorithms.AES(key)
@@ -151,30 +160,55 @@ class Open:
         self._record_bytes = frame_bytes + TAG_BYTES
         #: the counter of the next record
         self._next = 0
-        self._buffers = _Buffers(1)
 
-    def open(self, record: Buffer) -> bytes | memoryview:
-        """The frame in a record, as bytes or as a view that nobody else has. After an error everything is as it was before.
+    def open(self, record: Buffer) -> bytes:
+        """The frame in a record. After an error everything is as it was before.
 
         Raises:
             AuthenticationError: this is not the next record that the peer made for this connection and direction.
         """
-        if not TAG_BYTES <= len(record) <= self._record_bytes or self._next >= MAX_RECORDS:
+        counter = self._next
+        if not TAG_BYTES <= len(record) <= self._record_bytes or counter >= MAX_RECORDS:
             raise _refused()
-        nonce = _NONCE.pack(self._next)
         try:
-            frame = self._decrypt(nonce, record, None) if len(record) < LARGE else self._open_large(memoryview(record), nonce)
+            frame = self._decrypt(_NONCE.pack(counter), record, None)
         except InvalidTag:
             raise _refused() from None
-        self._next += 1
+        self._next = counter + 1
         return frame
 
-    def _open_large(self, record: memoryview, nonce: bytes) -> memoryview:
-        frame = self._buffers.take(len(record) - TAG_BYTES)
-        decryptor = Cipher(self._key, modes.GCM(nonce, bytes(record[-TAG_BYTES:]))).decryptor()
-        decryptor.update_into(record[:-TAG_BYTES], frame)
-        decryptor.finalize()
-        return frame
+    def open_in_place(self, record: Buffer, head_bytes: int, place: Place) -> tuple[bytes, memoryview | None]:
+        """The frame in a record: a small one and None, a large one as its head and its body; see Note [Heads and bodies].
+
+        Args:
+            head_bytes: the length of the head of a large frame.
+            place: called with that head for the place of the body.
+
+        Returns:
+            The frame and None; or the head, and the body as a writable view: of its place, or of memory that nobody else has.
+
+        Raises:
+            AuthenticationError: as for `open`, and after it everything is as it was before, but for the bytes at the place of the body.
+        """
+        if len(record) < LARGE:
+            return self.open(record), None
+        counter = self._next
+        if len(record) > self._record_bytes or counter >= MAX_RECORDS:
+            raise _refused()
+        view = memoryview(record)
+        try:
+            decryptor = Cipher(self._key, modes.GCM(_NONCE.pack(counter), bytes(view[-TAG_BYTES:]))).decryptor()
+            head = decryptor.update(view[:head_bytes])
+            rest = view[head_bytes:-TAG_BYTES]
+            body = place(head)
+            if body is None or len(body) != len(rest):
+                body = np.empty(len(rest), np.uint8).data
+            decryptor.update_into(rest, body)
+            decryptor.finalize()
+        except InvalidTag:
+            raise _refused() from None
+        self._next = counter + 1
+        return head, body
 
 
 def _refused() -> AuthenticationError:

@@ -95,7 +95,7 @@ class Frame(NamedTuple):
     deadline_ms: int
     #: the sender's lowest unresolved request
     watermark: int
-    #: a view into the frame
+    #: a view into the frame, which others may use again; where it is writable, memory of its own, which is given away
     body: memoryview
 
 
@@ -131,20 +131,27 @@ def pack_header(
     return _pack(MAGIC, _NEWEST, kind, request_kind, message_id, offset, total, length, deadline_ms, watermark)
 
 
-def parse(frame: Buffer, limits: Limits) -> Frame:
+def destination(header: Buffer) -> tuple[int, int, int, int]:
+    """The kind, message id, offset and length of body that a header claims; nothing is checked."""
+    _, _, kind, _, message_id, offset, _, length, _, _ = _unpack(header)
+    return kind, message_id, offset, length
+
+
+def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Frame:
     """Read and check one frame; see Note [Order of the checks].
 
     Args:
-        frame: the header and the body, nothing else.
+        frame: the header and the body, nothing else; the header alone where there is `body`.
         limits: `frame_bytes` bounds the body, `message_bytes` the message it belongs to.
+        body: the body, where it is in memory of its own.
 
     Returns:
-        The frame; its body is a view into `frame`.
+        The frame; its body is `body` or a view into `frame`.
 
     Raises:
         VersionMismatch: another version of the protocol; names both sides' versions. ProtocolError: anything else that is wrong.
     """
-    size = len(frame)
+    size = len(frame) if body is None else _SIZE + len(body)
     if size < _SIZE:
         raise _broken("short", f"found {size} bytes, expected at least the {_SIZE} of a header")
     magic, version, code, flags, message_id, offset, total, length, deadline_ms, watermark = _unpack(frame)
@@ -170,7 +177,7 @@ def parse(frame: Buffer, limits: Limits) -> Frame:
         raise _broken("control", f"{kind.name} has {length} bytes at {offset} of {total} and deadline {deadline_ms}, expected none of them")
     if (code < _FIRST_WITHOUT_ID or code == _FORMER) != (message_id > 0):
         raise _broken("id", f"{kind.name} has id {message_id}, expected {'none' if message_id else 'a request'}")
-    return Frame(kind, flags, message_id, offset, total, deadline_ms, watermark, memoryview(frame)[_SIZE:])
+    return Frame(kind, flags, message_id, offset, total, deadline_ms, watermark, memoryview(frame)[_SIZE:] if body is None else body)
 
 
 def version_mismatch(oldest: int, newest: int) -> VersionMismatch:

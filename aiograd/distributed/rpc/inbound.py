@@ -158,7 +158,7 @@ class InboundRequests:
         assembly = row.assembly
         if assembly is None:
             try:
-                message: bytearray | memoryview = bytearray(body)
+                message: bytearray | memoryview = bytearray(body) if body.readonly else body
             except MemoryError:
                 self._refuse(row)
                 return

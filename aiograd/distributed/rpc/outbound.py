@@ -166,7 +166,7 @@ class OutboundRequests:
                 return  # the rest of one for which there was no room
             if len(body) == total:
                 try:
-                    message = bytearray(body)
+                    message = bytearray(body) if body.readonly else body
                 except MemoryError:
                     self._ask_later(row, now)
                 else:

@@ -307,12 +307,12 @@ class PeerSession:
 
     # ---- frames
 
-    def _frame(self, frame: Buffer) -> None:
+    def _frame(self, frame: Buffer, body: memoryview | None) -> None:
         now = self._loop.time()
         self.heard = now
         self.is_confirmed = True
         session = self.session
-        session.receive(frame, now)
+        session.receive(frame, now, body)
         if session.effects:
             self._apply()
         self._pump(now)
@@ -382,7 +382,7 @@ class PeerSession:
         self.trouble = None
         self._blocked = False
         self.session.attach(now, link.secured.frame_bytes)
-        link.start(self._frame, lambda why: self._unlinked(link, why), self._writable)
+        link.start(self._frame, lambda why: self._unlinked(link, why), self._writable, self.session.place)
         if self.link is link:
             self._pump(now)
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 
+from aiograd.distributed.rpc.cipher import Place
+from aiograd.distributed.rpc.frames import HEADER
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
 from aiograd.errors import AuthenticationError, DistributedError
@@ -32,7 +34,7 @@ class SecureChannel:
 
     __slots__ = (
         "channel", "secured", "round_trip",
-        "_seal", "_open", "_on_frame", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
+        "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float) -> None:
@@ -40,8 +42,9 @@ class SecureChannel:
         self.secured = secured
         self.round_trip = round_trip
         self._seal = secured.seal.seal
-        self._open = secured.open.open
-        self._on_frame: Callable[[Buffer], None] | None = None
+        self._open = secured.open.open_in_place
+        self._on_frame: Callable[[Buffer, memoryview | None], None] | None = None
+        self._place: Place = _nowhere
         self._on_closed: Callable[[BaseException | None], None] | None = None
         self._on_writable: Callable[[], None] | None = None
         self._early: list[Buffer] = []
@@ -49,12 +52,23 @@ class SecureChannel:
         self._why: BaseException | None = None
         channel.attach(self._receive, self._closed, self._writable)
 
-    def start(self, on_frame: Callable[[Buffer], None], on_closed: Callable[[BaseException | None], None], on_writable: Callable[[], None]) -> None:
-        """Say what to call: `on_frame` with each frame, `on_closed` exactly once, `on_writable` after `send` returned False.
+    def start(
+        self,
+        on_frame: Callable[[Buffer, memoryview | None], None],
+        on_closed: Callable[[BaseException | None], None],
+        on_writable: Callable[[], None],
+        place: Place,
+    ) -> None:
+        """Set the callbacks.
 
-        `on_frame` may raise a `DistributedError`; the link is closed with it.
+        Args:
+            on_frame: called with each frame: a small one whole and None, a large one as its header and its body. It may raise a
+                `DistributedError`; the link is closed with it.
+            on_closed: called exactly once.
+            on_writable: called after `send` returned False.
+            place: called with the header of a large frame for a place for its body; see Note [Heads and bodies] in `cipher`.
         """
-        self._on_frame, self._on_closed, self._on_writable = on_frame, on_closed, on_writable
+        self._on_frame, self._on_closed, self._on_writable, self._place = on_frame, on_closed, on_writable, place
         early, self._early = self._early, []
         for record in early:
             self._receive(record)
@@ -82,7 +96,7 @@ class SecureChannel:
             self._early.append(bytes(record))  # the channel may use its memory again
             return
         try:
-            self._on_frame(self._open(record))
+            self._on_frame(*self._open(record, HEADER.size, self._place))
         except (DistributedError, MemoryError) as error:  # what was to be received comes again over the next connection
             self.close(error)
         except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
@@ -244,6 +258,10 @@ class ServerHandshake:
         elif link is None:
             self._channel.close()
         done(self, link, why)
+
+
+def _nowhere(head: Buffer) -> None:
+    """No frame has come yet."""
 
 
 def _nothing() -> None:

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from aiograd.distributed.rpc.budget import PeerBudget
 from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, Former, PeerLeft
-from aiograd.distributed.rpc.frames import HEADER, FrameKind, pack_header, parse
-from aiograd.distributed.rpc.inbound import InboundRequests
+from aiograd.distributed.rpc.frames import HEADER, FrameKind, destination, pack_header, parse
+from aiograd.distributed.rpc.inbound import InboundRequest, InboundRequests
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.outbound import OutboundRequest, OutboundRequests
 from aiograd.distributed.rpc.outbox import SessionOutbox
@@ -194,20 +194,35 @@ class RpcSession:
         self._requests.detach()
         self._answers.detach()
 
-    def receive(self, frame: Buffer, now: float) -> None:
+    def place(self, header: Buffer) -> memoryview | None:
+        """Memory for the body of a frame whose header has come, if it goes on with a message; the frame need not be authenticated yet.
+
+        See Note [Bodies in place] in `reassembly`. A call of `receive` with this memory follows, or none at all.
+        """
+        kind, id, offset, length = destination(header)
+        rows: Mapping[int, InboundRequest | OutboundRequest] = self._answers.rows if kind == _REQUEST else self._requests.rows
+        row = rows.get(id)
+        return None if row is None or row.assembly is None else row.assembly.place(offset, length)
+
+    def receive(self, frame: Buffer, now: float, body: memoryview | None = None) -> None:
         """Take a frame from the channel.
+
+        Args:
+            frame: all of it, or its header where there is `body`.
+            now: seconds.
+            body: the rest of the frame, in memory that is given away or that `place` gave for it.
 
         Raises:
             ProtocolError: it makes no sense, and the channel must be closed. Nothing of it was applied, except what its header says is
                 resolved.
         """
-        parsed = parse(frame, self._limits)
+        parsed = parse(frame, self._limits, body)
         kind = parsed.kind
         self.last_heard = now
         if now > self._tested_at + TEST / 2:  # not one that had been waiting
             self._tested_at = math.inf
         self._frames_in += 1
-        self._bytes_in += len(frame)
+        self._bytes_in += HEADER.size + len(parsed.body)
         answers = self._answers
         if parsed.watermark > answers.watermark:
             answers.resolved_below(parsed.watermark)

@@ -18,6 +18,15 @@ Note [Small frames beside large ones]
     receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
     after each large one reading pauses for a turn of the loop, in which what has come in before is served.
 
+Note [Fewer wake-ups]
+    A system on the same machine or network delivers a large frame in pieces of at most 64 KiB, and wakes the receiver for each, which costs
+    more than the copy. So while a large frame comes in, the system is told to wait for `WAKE` bytes, or for the rest of the frame.
+
+Note [Masks]
+    A browser masks what it sends with bytes that a web page cannot foresee, so that no page can write a request of its choice into a connection
+    that a proxy between them reads as HTTP. From the second attachment on frames are sealed, and nobody can foresee a byte of them; the
+    mask is then zero, which every receiver understands and which costs neither side anything.
+
 Note [Strangers]
     Whoever connects could announce large messages before it has said who it is, and have memory set aside for them. On a channel that was
     accepted, messages are therefore small until it is attached a second time: that is when whoever greeted the peer hands it on. From then on
@@ -29,7 +38,9 @@ from __future__ import annotations
 import asyncio
 import os
 import socket
+import sys
 from collections.abc import Callable
+from typing import Any
 
 from aiograd.distributed.rpc.http import framing
 from aiograd.distributed.rpc.http.admission import ConnectionPermit
@@ -49,12 +60,15 @@ OWN_BUFFER = 16 << 10
 JOIN = 16 << 10
 #: bytes that the system takes beyond what it can send; see Note [Small frames beside large ones]
 UNSENT = 256 << 10
+#: bytes of a large frame that the system collects before it says so; see Note [Fewer wake-ups]
+WAKE = 512 << 10
 #: bytes of random masks that are drawn at a time
 KEYS = 2048
 #: seconds that a closed connection has for the rest of its output
 LINGER = 1.0
 
 _BINARY = framing.FIN | framing.BINARY
+_NO_MASK = bytes(4)
 
 
 class WebSocketChannel(asyncio.BufferedProtocol):
@@ -70,9 +84,9 @@ class WebSocketChannel(asyncio.BufferedProtocol):
     """
 
     __slots__ = (
-        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit", "_loop",
+        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit", "_is_sealed", "_loop",
         "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end", "_body", "_body_end",
-        "_body_first", "_body_key", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written", "_unread_mark", "_unread_since",
+        "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written", "_unread_mark", "_unread_since",
         "_watch",
     )  # fmt: skip
 
@@ -96,6 +110,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._on_lost = on_lost
         self._permit = permit
         self._message_limit = limits.frame_bytes + OVERHEAD if masking else STRANGER
+        #: True if the frames that are sent are sealed; see Note [Masks]
+        self._is_sealed = False
         self._loop = asyncio.get_running_loop()
         self._transport: asyncio.Transport
         self._on_frame: Callable[[bytes | memoryview], None] | None = None
@@ -111,7 +127,10 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._body: memoryview | None = None
         self._body_end = 0
         self._body_first = 0
-        self._body_key = b""
+        self._body_key = _NO_MASK
+        #: the socket, where the system can be told when to wake this side, and the number of bytes at which it does
+        self._connection: Any = None
+        self._wake_at = 1
         self._fragments: bytearray | None = None
         self._began: float | None = None
         # output
@@ -132,6 +151,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
+            if sys.platform == "linux" and transport.get_extra_info("sslcontext") is None:
+                self._connection = connection
         high = min(2 * self._limits.frame_bytes, self._limits.unread_bytes)
         transport.set_write_buffer_limits(high=high, low=high // 2)
         transport.set_protocol(self)
@@ -150,6 +171,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         first = self._on_frame is None
         self._on_frame, self._on_closed, self._on_writable = on_frame, on_closed, on_writable
         if not first:
+            self._is_sealed = True
             self._message_limit = self._limits.frame_bytes + OVERHEAD
             if self._permit is not None and not self._permit.promote():
                 self._close(framing.TRY_AGAIN)
@@ -213,14 +235,16 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         length = len(frame)
         head = framing.header(_BINARY, length, self._mask_bit)
         if self._masking:
-            key = self._next_key()
-            head += key
-            frame = framing.masked(frame, key)
+            if self._is_sealed:
+                head += _NO_MASK
+            else:
+                key = self._next_key()
+                head += key
+                frame = framing.masked(frame, key)
         if length <= JOIN:
             self._transport.write(b"".join((head, frame)))
         else:
-            self._transport.write(head)
-            self._transport.write(frame)
+            self._transport.writelines((head, frame))
         self._written += length
         if self._paused:
             if self._transport.get_write_buffer_size() > self._limits.unread_bytes:
@@ -271,14 +295,24 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                 self._parse()
                 return
             self._body_end += count
-            if self._body_end == len(body):
+            rest = len(body) - self._body_end
+            if rest < self._wake_at:
+                self._wake_when(rest)
+            if not rest:
                 self._body = None
-                if self._body_key:
+                if self._body_key != _NO_MASK:
                     framing.mask_in_place(body.obj, self._body_key)  # type: ignore[arg-type]
                 self._deliver(self._body_first, body)
                 self._rest()
         except MemoryError:
             self._drop("there is no memory for what it sends")
+
+    def _wake_when(self, count: int) -> None:
+        """Let the system collect `count` bytes, if it can; see Note [Fewer wake-ups]."""
+        count = min(count, WAKE) or 1
+        if count != self._wake_at and self._connection is not None:
+            self._wake_at = count
+            self._connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, count)
 
     def _rest(self) -> None:
         """Let others have the loop; see Note [Small frames beside large ones]."""
@@ -310,7 +344,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             usual = first == _BINARY and second & framing.MASKED == mask_bit and length <= self._message_limit and self._fragments is None
             if not (usual or self._acceptable(first, second, length)):
                 return
-            key = b""
+            key = _NO_MASK
             if mask_bit:
                 if end - at < 4:
                     break
@@ -322,7 +356,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                     position = end
                 break
             position = at + length
-            payload = framing.masked(view[at:position], key) if mask_bit else bytes(view[at:position])
+            payload = bytes(view[at:position]) if key == _NO_MASK else framing.masked(view[at:position], key)
             if usual and self._on_frame is not None:
                 self._began = None
                 self._on_frame(payload)
@@ -365,6 +399,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._body[: self._body_end] = start
         self._body_first = first
         self._body_key = key
+        self._wake_when(length - len(start))
 
     def _deliver(self, first: int, payload: bytes | memoryview) -> None:
         if first == _BINARY:
