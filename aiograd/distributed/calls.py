@@ -31,6 +31,7 @@ from typing import Any
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import NESTED, CallHeader, ContextTable
+from aiograd.distributed.autograd.discovery import foresight
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.kinds import Kind
@@ -55,7 +56,7 @@ from aiograd.errors import (
     ReferenceLostError,
     RemoteError,
 )
-from aiograd.graph.node import _next_sequence
+from aiograd.graph.node import Node, _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.offloading import ready
 from aiograd.tensors.core import TensorCore
@@ -160,14 +161,14 @@ class Calls:
                 raise ContextReleasedError(f"{what} was cancelled: context {context.id} has been released meanwhile") from error
             raise
         context.opened_at.add(peer)
-        value, edge = self._parse_answer(answer, peer)
+        value, edge, behind = self._parse_answer(answer, peer)
         unpacking = Unpacking(self.reference)
         result = unpacking.unpack(value)
         if unpacking.differentiable:
             context.check_open()
             if not grad or edge == 0 or edge in context.recv_nodes:
                 raise ProtocolError(f"worker {peer} answered with values that claim gradients nobody asked for", code="edge")
-            recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number)
+            recv = context.add_recv(unpacking.differentiable, edge, peer, answer_number, behind)
             collect = current_mode().collect
             if collect is not None:
                 collect(recv)
@@ -180,8 +181,8 @@ class Calls:
         return Packing(records, Encoding.PLAIN if is_exact else self.core.encoding, hosted)
 
     @staticmethod
-    def _parse_answer(answer: Any, peer: str) -> tuple[Any, int]:
-        if not (isinstance(answer, tuple) and len(answer) == 2 and answer[1].__class__ is int):
+    def _parse_answer(answer: Any, peer: str) -> tuple[Any, int, list[int] | None]:
+        if not (isinstance(answer, tuple) and len(answer) == 3 and answer[1].__class__ is int and isinstance(answer[2], list | None)):
             raise ProtocolError(f"worker {peer} gave a malformed answer to a call", code="answer")
         return answer
 
@@ -204,7 +205,7 @@ class Calls:
 
     # ---------------------------------------------------------------- serving calls
 
-    async def on_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, int]:
+    async def on_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, int, list[int] | None]:
         """See `Kind.CALL`."""
         failpoints.reach("fwd.before_receive")
         core = self.core
@@ -244,7 +245,7 @@ class Calls:
 
     async def _serve(
         self, caller: PeerIdentity, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool
-    ) -> tuple[Any, int]:
+    ) -> tuple[Any, int, list[int] | None]:
         unpacking = Unpacking(self.reference)
         args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
         received = unpacking.differentiable
@@ -272,14 +273,15 @@ class Calls:
             raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable
         if not sent or context is None:
-            return wire, 0
+            return wire, 0, None
         context.check_open()
         context.known_workers.add(caller.name)
         send = context.add_send(sent, caller.name)
         scope = SCOPE.get()
         if scope is not None:
             context.recorder(scope.place)(send)
-        return wire, send.edge
+        send.behind, send.edits = foresight(send, context), Node.edits
+        return wire, send.edge, send.behind
 
     @property
     def stuck(self) -> int:

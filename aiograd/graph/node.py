@@ -132,6 +132,8 @@ class Node:
     num_inputs = 1
     #: True if the engine can compute only the outputs that a pass wants
     is_traceable = False
+    #: times that edges of any node of the process were replaced
+    edits = 0
     #: True once any node of the process has got edges against the order of sequence numbers (which turns pruning by number off)
     any_reordered = False
 
@@ -294,6 +296,7 @@ class Node:
         self.set_next_edges((*self.next_edges, edge))
 
     def _edges_changed(self) -> None:
+        Node.edits += 1
         if hasattr(self, "_topological_nr"):
             del self._topological_nr
         if any(child is not None and not child.is_leaf and child._seq >= self._seq for child in self.next_nodes):

@@ -11,6 +11,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.distributed.autograd import discovery
 from aiograd.distributed.kinds import Kind
 from aiograd.errors import DeadlineError, GraphFreedError, PassAbortedError, RemoteError
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Function, Log, Misbehave, Stage, Suspend, before, passes, same
@@ -68,11 +69,12 @@ async def test_an_edge_that_was_not_needed_keeps_its_graph() -> None:
 
 
 @pytest.mark.parametrize("count", [1, 7])
-def test_a_message_per_edge_and_worker_and_no_more(count: int) -> None:
+def test_a_message_per_edge_and_worker_and_no_more(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The walk asks b once for all of its edges; b's edges to a go back in the answers, and b is told of the commit once.
 
     On the virtual clock: gradients that are held back for an answer leave by themselves where the engine has used up its time.
     """
+    monkeypatch.setattr(discovery, "FORESIGHT", 0)
 
     async def main() -> None:
         stage = Stage("ab")
@@ -93,7 +95,9 @@ def test_a_message_per_edge_and_worker_and_no_more(count: int) -> None:
     simulate(main)
 
 
-def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for() -> None:
+def test_no_gradient_leaves_a_worker_before_everybody_knows_what_to_wait_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+
     async def main() -> None:
         stage = Stage("abc")
         async with stage.open() as opened, opened[0].context() as ctx:

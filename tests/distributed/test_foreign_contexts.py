@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from aiograd import distributed as dist
+from aiograd.distributed.autograd import discovery
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import decode, encode
@@ -36,6 +37,12 @@ Message = tuple[Kind, tuple[Any, ...]]
 Answer = tuple[FrameKind, bytes]
 
 
+@pytest.fixture(autouse=True)
+def _no_foresight(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers are asked what takes part in a pass."""
+    monkeypatch.setattr(discovery, "FORESIGHT", 0)
+
+
 def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> dict[str, Message]:
     """A message of every kind about a context, a pass and an edge."""
 
@@ -47,6 +54,7 @@ def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> di
         "CALL that opens": call(True),
         "MARK": (Kind.MARK, (key, *pass_id, [edge])),
         "GRADIENT": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 2, [])),
+        "GRADIENT, foreseen": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 2, [], [edge])),
         "GRADIENT, fast": (Kind.GRADIENT, (key, *pass_id, (edge, [None], 0), 0, [])),
         "COMMIT": (Kind.COMMIT, (key, *pass_id)),
         "ABORT": (Kind.ABORT, (key, *pass_id, "because")),
@@ -256,7 +264,7 @@ def test_there_is_a_state_for_everything_that_can_become_of_a_context() -> None:
 
 
 #: the order in which a tenant sends: what is asked of what it does not have, of a context of its own, and of one that it has released
-OPENING = ["CALL", "MARK", "GRADIENT", "GRADIENT, fast", "COMMIT", "ABORT", "OUTCOME", "RENEW", "CALL that opens"]
+OPENING = ["CALL", "MARK", "GRADIENT", "GRADIENT, foreseen", "GRADIENT, fast", "COMMIT", "ABORT", "OUTCOME", "RENEW", "CALL that opens"]
 ORDERS = {
     "as one that never was": ["RELEASE", *OPENING, *reversed(OPENING)],
     "as one of its own": [*OPENING, *OPENING, "RELEASE", *OPENING],

@@ -18,7 +18,7 @@ from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable, is_place
 from aiograd.distributed.autograd.crossing import Crossing, crossings
-from aiograd.distributed.autograd.discovery import DOWN, UP, send_node
+from aiograd.distributed.autograd.discovery import DOWN, UP, check_foreseen, send_node
 from aiograd.distributed.autograd.exchange import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART
 from aiograd.distributed.autograd.participant import PassParticipant
 from aiograd.distributed.kinds import Kind
@@ -194,7 +194,10 @@ class BackwardPasses:
                 async with asyncio.timeout(None) as clock:
                     expire_at(core.endpoint.context, clock, deadline)
                     if part.smart:
-                        names, _ = await part.walk.mark([node for node, _ in request.roots])
+                        starts = [node for node, _ in request.roots]
+                        names = await part.walk.foresee(starts) if wanted is None else None
+                        if names is None:
+                            names, _ = await part.walk.mark(starts)
                         part.others = sorted(names)
                         if wanted is not None and isinstance(wanted.plan, Selection):
                             await part.walk.rise([node for node, _ in wanted.plan.inputs])
@@ -304,18 +307,25 @@ class BackwardPasses:
     async def on_gradient(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
         """See `Kind.GRADIENT`."""
         failpoints.reach("bwd.before_receive")
-        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4)
+        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4, 5)
+        edges = rest.pop(0) if rest and isinstance(rest[0], list) else []
         if not (flags.__class__ is int and isinstance(others, list) and isinstance(bundle, tuple) and bundle):
             raise ProtocolError("malformed gradients", code="gradient")
-        if bool(flags & CREATE) != bool(rest) or (rest and not is_place(rest[0])):
+        if len(rest) != bool(flags & CREATE) or (rest and not is_place(rest[0])):
             raise ProtocolError("gradients of a pass that records a graph without a place in it", code="gradient")
         send_node(context, bundle[0], caller.name)
         part = context.parts.get(pass_id)
         if part is None:
-            if flags & SMART:
+            if edges:  # see Note [Foresight] in `discovery`
+                for edge in edges:
+                    check_foreseen(send_node(context, edge, caller.name), context)
+                part = self._join(context, pass_id, flags, timeout)
+                part.walk.take_sends(edges, caller.name)
+            elif flags & SMART:
                 raise PassAbortedError(f"gradients of message {bundle[0]} for a pass that has not asked for them: it was given up here")
-            part = self._join(context, pass_id, flags, timeout)
-            part.sends.update(dict.fromkeys(context.send_nodes.values()))
+            else:
+                part = self._join(context, pass_id, flags, timeout)
+                part.sends.update(dict.fromkeys(context.send_nodes.values()))
         if part.error is not None:  # it is being wound up, and waits for nothing
             raise part.error
         part.retain_graph = bool(flags & RETAIN)

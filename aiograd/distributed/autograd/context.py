@@ -153,7 +153,7 @@ class Context:
 
     __slots__ = (
         "key", "origin", "principal", "here", "known_workers", "send_nodes", "recv_nodes", "grads", "slots", "is_released", "opened_at", "openers",
-        "beat", "beats", "parts", "history", "calls", "next_pass", "turn", "runner", "had_sends", "_salt", "_edges", "_places",
+        "beat", "beats", "parts", "history", "calls", "next_pass", "turn", "runner", "had_sends", "is_blind", "_salt", "_edges", "_places",
         "_edge_limit", "__weakref__",
     )  # fmt: skip
 
@@ -190,6 +190,8 @@ class Context:
         self.runner = runner
         #: True if a Tensor that requires grad had been sent from here when the context was released
         self.had_sends = False
+        #: True if passes started here have to ask other workers what takes part; see Note [Foresight] in `discovery`
+        self.is_blind = False
         maker = b"\0".join((incarnation, here.encode(), principal.encode()))
         self._salt = int.from_bytes(hashlib.blake2b(maker, key=key, digest_size=4).digest(), "little") >> 1
         self._edges = 0
@@ -330,7 +332,7 @@ class Context:
         self.send_nodes[node.edge] = node
         return node
 
-    def add_recv(self, tensors: list[Any], edge: int, peer: str, sequence: int | None = None) -> RecvNode:
+    def add_recv(self, tensors: list[Any], edge: int, peer: str, sequence: int | None = None, behind: list[int] | None = None) -> RecvNode:
         """Make the RecvNode for tensors that came from `peer`.
 
         Args:
@@ -338,6 +340,7 @@ class Context:
             edge: the message's id.
             peer: name of the worker they came from.
             sequence: its sequence number, where one was reserved.
+            behind: what `peer` said to be behind them, see Note [Foresight] in `discovery`.
 
         Returns:
             The node.
@@ -348,6 +351,8 @@ class Context:
         if len(self.recv_nodes) + self._edges >= self._edge_limit:
             raise LimitError(f"context {self.id} has {self._edge_limit} edges on {self.here}, which is its limit (Limits.edges_per_context)")
         node = self.recv_nodes[edge] = RecvNode(self, tensors, edge, peer, sequence)
+        node.behind = behind
+        self.is_blind = self.is_blind or behind is None
         return node
 
     # ---------------------------------------------------------------- gradients and places

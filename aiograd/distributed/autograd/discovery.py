@@ -8,6 +8,12 @@ Note [Edges of the asker]
     Most edges lead back to the worker's caller. So edges of the worker that asked are returned in the answer instead of
     asking it in turn.
 
+Note [Foresight]
+    A worker that answers a call knows what its result depends on. If that is little (`FORESIGHT` nodes) and leads to other workers only through
+    values that came from the caller, the answer names these edges. A pass whose roots depend on nothing but such results needs no
+    questions: the initiator walks its own graph alone, and the gradients tell each worker its edges that take part. A worker whose graph has been
+    changed since its answer refuses.
+
 Note [A walk that fails]
     The walk itself does not tell the workers that it has asked already: each worker tells those when its own part is aborted
     (see `PassParticipant.fail`), and asks no others any more.
@@ -31,13 +37,16 @@ from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.kinds import Kind
 from aiograd.engine.run.together import together
-from aiograd.errors import ContextError, ProtocolError, WorkerLostError
+from aiograd.errors import ContextError, GraphError, ProtocolError, WorkerLostError
 from aiograd.graph.node import Node
 
 #: the number of nodes that a walk visits between two readings of the clock
 STRIDE = 512
 #: seconds that a walk may block the loop
 BUDGET = 0.0015
+#: nodes that a worker looks at before it answers a call, and edges of one worker that gradients name, at most; see Note [Foresight]
+FORESIGHT = 128
+FORESEEN_EDGES = 32
 #: the last value of a MARK: the direction of the walk, in a pass that wants some inputs only
 DOWN, UP = 0, 1
 
@@ -68,6 +77,35 @@ class EdgeDiscovery:
         self._visited = {}
         self._parents = None
         self.leading, self.sends = {}, {}
+
+    async def foresee(self, starts: Iterable[Node]) -> set[str] | None:
+        """Do what `mark` does without asking anybody, on the initiator; see Note [Foresight].
+
+        Cancelling it stops the walk.
+
+        Returns:
+            Names of the workers that take part, this one not included; None if others have to be asked, and nothing is marked then.
+
+        Raises:
+            ContextError: as for `mark`.
+        """
+        part = self._part
+        context, here, foreseen = part.context, part.core.name, part.foreseen
+        while starts and not context.is_blind:
+            by_peer = await self._reach(starts)
+            starts = self.take_sends(by_peer.pop(here, ()), here)
+            for peer, edges in by_peer.items():
+                known = foreseen.setdefault(peer, [])
+                known += edges
+                for edge in edges:
+                    starts += self.take_sends(context.recv_nodes[edge].behind or (), peer)
+                context.is_blind = context.is_blind or len(known) > FORESEEN_EDGES
+        if not context.is_blind:
+            return set(foreseen)
+        foreseen.clear()
+        part.sends.clear()
+        self._visited = {}
+        return None
 
     async def mark(self, starts: Iterable[Node], asker: str | None = None) -> tuple[set[str], list[int]]:
         """Walk from these nodes and let the workers behind every recv node that is reached do the same.
@@ -227,6 +265,41 @@ class EdgeDiscovery:
                 if child is not None and not child.is_leaf and child not in visited:
                     visited[child] = None
                     stack.append(child)
+
+
+def foresight(send: SendNode, context: Context) -> list[int] | None:
+    """The edges of its receiver that are all that is behind a send node; None if that is more, or not known at once. See Note [Foresight]."""
+    stack: list[Node] = [send]
+    visited: set[Node] = set()
+    edges: list[int] = []
+    while stack:
+        for child in stack.pop().next_nodes:
+            if child is None or child.is_leaf or child in visited:
+                continue
+            if isinstance(child, RecvNode):
+                if child.peer != send.peer or child.context is not context:
+                    return None
+                edges.append(child.edge)
+            visited.add(child)
+            if len(visited) > FORESIGHT:
+                return None
+            stack.append(child)
+    return edges
+
+
+def check_foreseen(send: SendNode, context: Context) -> None:
+    """Check that what is behind a send node is what its receiver was told.
+
+    Raises:
+        ProtocolError: it was told nothing. GraphError: the graph has been changed since.
+    """
+    if send.behind is None:
+        raise ProtocolError(f"gradients of message {send.edge} without edge discovery, for which nothing was said of it", code="edge")
+    if send.edits != Node.edits and foresight(send, context) != send.behind:
+        raise GraphError(
+            f"the graph behind message {send.edge} leads elsewhere than when it was sent to {send.peer}: make changes of edges (set_next_edge) on "
+            f"{context.here} before values are returned"
+        )
 
 
 def send_node(context: Context, edge: Any, peer: str) -> SendNode:

@@ -141,8 +141,10 @@ class GradientExchange:
         flags |= part.is_selective * SELECTIVE
         if part.task is not None and part.task.anomaly is not None:
             flags |= ANOMALY | part.task.anomaly * NAN
-        place = (part.place,) if part.create_graph else ()
-        value = (*part.address(), await self._bundle(*outgoing), flags, part.others, *place)
+        more: list[Any] = [part.foreseen[node.peer]] if node.peer in part.foreseen else []
+        if part.create_graph:
+            more.append(part.place)
+        value = (*part.address(), await self._bundle(*outgoing), flags, part.others, *more)
         answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
             raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")

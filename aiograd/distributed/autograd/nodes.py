@@ -37,7 +37,7 @@ class SendNode(Node):
         peer: name of the worker that they go to.
     """
 
-    __slots__ = ("edge", "peer")
+    __slots__ = ("edge", "peer", "behind", "edits")
 
     is_inlet = True
 
@@ -45,6 +45,9 @@ class SendNode(Node):
         super().__init__([(tensor._node, tensor._nr) for tensor in tensors])
         self.edge = edge
         self.peer = peer
+        #: what `peer` was told to be behind the edge, and `Node.edits` then; see Note [Foresight] in `discovery`
+        self.behind: list[int] | None = None
+        self.edits = 0
         for tensor in tensors:
             self.add_input_metadata(tensor.shape, tensor.dtype, tensor.device)
 
@@ -71,7 +74,7 @@ class RecvNode(Node):
         peer: name of the worker that they came from.
     """
 
-    __slots__ = ("edge", "peer", "_context", "_runner")
+    __slots__ = ("edge", "peer", "behind", "_context", "_runner")
 
     is_outlet = True
 
@@ -83,6 +86,8 @@ class RecvNode(Node):
             self._seq = sequence
         self.edge = edge
         self.peer = peer
+        #: edges of this worker to `peer` that are all that is behind this one; None: not known. See Note [Foresight] in `discovery`
+        self.behind: list[int] | None = None
         self._context = weakref.ref(context)
         self._runner = context.runner
         for tensor in tensors:

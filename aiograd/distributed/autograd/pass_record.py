@@ -67,6 +67,8 @@ class PassRecord(ABC):
         self.downstream: set[str] = set()
         #: the send nodes whose gradients come from other workers
         self.sends: dict[SendNode, None] = {}
+        #: on the initiator: worker -> its edges that take part, where that was known without asking; see Note [Foresight] in `discovery`
+        self.foreseen: dict[str, list[int]] = {}
         #: this worker's GraphTask, once it runs
         self.task: Any = None
         self.error: BaseException | None = None
