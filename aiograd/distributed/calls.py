@@ -182,9 +182,12 @@ class Calls:
 
     @staticmethod
     def _parse_answer(answer: Any, peer: str) -> tuple[Any, int, list[int] | None]:
-        if not (isinstance(answer, tuple) and len(answer) == 3 and answer[1].__class__ is int and isinstance(answer[2], list | None)):
-            raise ProtocolError(f"worker {peer} gave a malformed answer to a call", code="answer")
-        return answer
+        if isinstance(answer, tuple) and answer[1:2] and answer[1].__class__ is int:
+            if len(answer) == 2:
+                return (*answer, None)
+            if len(answer) == 3 and isinstance(answer[2], list):
+                return answer
+        raise ProtocolError(f"worker {peer} gave a malformed answer to a call", code="answer")
 
     # ---------------------------------------------------------------- references in values
 
@@ -205,7 +208,7 @@ class Calls:
 
     # ---------------------------------------------------------------- serving calls
 
-    async def on_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, int, list[int] | None]:
+    async def on_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, ...]:
         """See `Kind.CALL`."""
         failpoints.reach("fwd.before_receive")
         core = self.core
@@ -245,7 +248,7 @@ class Calls:
 
     async def _serve(
         self, caller: PeerIdentity, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool
-    ) -> tuple[Any, int, list[int] | None]:
+    ) -> tuple[Any, ...]:
         unpacking = Unpacking(self.reference)
         args, kwargs = unpacking.unpack(args), unpacking.unpack(kwargs)
         received = unpacking.differentiable
@@ -273,7 +276,7 @@ class Calls:
             raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable
         if not sent or context is None:
-            return wire, 0, None
+            return wire, 0
         context.check_open()
         context.known_workers.add(caller.name)
         send = context.add_send(sent, caller.name)
@@ -281,7 +284,7 @@ class Calls:
         if scope is not None:
             context.recorder(scope.place)(send)
         send.behind, send.edits = foresight(send, context), Node.edits
-        return wire, send.edge, send.behind
+        return (wire, send.edge) if send.behind is None else (wire, send.edge, send.behind)
 
     @property
     def stuck(self) -> int:

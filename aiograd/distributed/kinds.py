@@ -4,14 +4,14 @@ Every request is answered once, with a value or an error; the peer session ensur
 that the codec supports.
 
 ========== ===================================================================================================================
-CALL       run an exposed function: (name, args, kwargs, records, context part or None) → (result, edge or 0, the caller's edges that are
-           all that is behind it or None)
+CALL       run an exposed function: (name, args, kwargs, records, context part or None) → (result, edge or 0), and the caller's edges that
+           are all that is behind it where that is known
 MARK       these of your send edges take part in a pass: (context, pass, edges) → (names of the workers that take part behind them,
            send edges of the asker that were reached). One more value, 0, where the pass wants only some inputs of its initiator; with 1
            instead these are recv edges that lead to them, and the answer has recv edges of the asker
 GRADIENT   gradients of one send edge: (context, pass, bundle, flags, names, send edges that take part if no MARK has told them, place if the
-           pass records a graph) → (names of workers, bundles for the asker); the first one of a pass is answered when the receiver and everything behind it is prepared to commit, later ones
-           at once
+           pass records a graph) → (names of workers, bundles for the asker); the first one of a pass is answered when the receiver and everything
+           behind it is prepared to commit, later ones at once
 COMMIT     make the gradients of a pass visible: (context, pass) → True
 ABORT      drop a pass: (context, pass, reason) → True
 OUTCOME    what became of a pass: (context, pass) → a word

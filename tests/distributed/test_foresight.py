@@ -160,7 +160,7 @@ async def test_only_edges_of_which_that_was_said_start_a_pass_without_a_question
         await ctx.backward((y + z).sum())
 
 
-@pytest.mark.parametrize("behind", [[7], ["x"], "text", 5], ids=str)
+@pytest.mark.parametrize("behind", [[7], ["x"], "text", 5, None], ids=str)
 async def test_what_is_said_to_be_behind_a_result_is_checked(behind: Any) -> None:
     stage = Stage("ab")
     async with stage.open() as opened, opened[0].context() as ctx:
@@ -168,7 +168,7 @@ async def test_what_is_said_to_be_behind_a_result_is_checked(behind: Any) -> Non
         on_call = b._core.handlers[Kind.CALL]
 
         async def lying(*request: Any) -> Any:
-            value, edge, _ = await on_call(*request)
+            value, edge, *_ = await on_call(*request)
             return value, edge, behind
 
         b._core.handlers = {**b._core.handlers, Kind.CALL: lying}

@@ -167,12 +167,15 @@ class BackwardPasses:
             return await self._initiate(context, request, deadline)  # nested: the outer pass waits for this one
         if context.turn is None:
             context.turn = asyncio.Lock()
-        try:
-            async with asyncio.timeout(None) as clock:
-                expire_at(self.core.endpoint.context, clock, deadline)
-                await context.turn.acquire()
-        except TimeoutError:
-            raise DeadlineError(f"{request.what}: another pass in context {context.id} did not end before this one's deadline") from None
+        if not context.turn.locked():
+            await context.turn.acquire()  # at once
+        else:
+            try:
+                async with asyncio.timeout(None) as clock:
+                    expire_at(self.core.endpoint.context, clock, deadline)
+                    await context.turn.acquire()
+            except TimeoutError:
+                raise DeadlineError(f"{request.what}: another pass in context {context.id} did not end before this one's deadline") from None
         try:
             return await self._initiate(context, request, deadline)
         finally:

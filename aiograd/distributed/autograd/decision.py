@@ -8,7 +8,7 @@ Note [Aborts by participants]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.pass_record import PassRecord
@@ -17,11 +17,15 @@ from aiograd.errors import DistributedError, Overloaded, PassAbortedError, Remot
 from aiograd.transaction import Acknowledged, Coordinator, Outcome, OutcomeReply, Tell, TellFailed, TransactionEvent, Trouble, Unanswered
 
 
-async def tell_commit(part: PassRecord, others: Iterable[str]) -> None:
+async def tell_commit(part: PassRecord, others: Sequence[str]) -> None:
     """Tell the other workers that the pass is committed; errors of that, and of their hooks after the commit, go to `PassRecord.tell_errors`."""
     failpoints.reach("commit.half")
     try:
-        await asyncio.gather(*(_tell_commit(part, name) for name in others))
+        first, *more = others
+        if more:
+            await asyncio.gather(*(_tell_commit(part, name) for name in others))
+        else:
+            await _tell_commit(part, first)
     finally:
         part.context.history.held.discard(part.pass_id)
 

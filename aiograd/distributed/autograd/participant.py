@@ -89,6 +89,7 @@ class PassParticipant(PassRecord):
         self._has_run = False
         self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._timer_at: float | None = None
         #: time at which this worker aborts, asks for the outcome, or ends its hooks: a little before the deadline of the request that began the part
         self._deadline_here = math.inf
         limits = core.limits
@@ -185,15 +186,20 @@ class PassParticipant(PassRecord):
 
     def _arm(self) -> None:
         """Set the timer that reports the deadline to the transaction and ends hooks and callbacks."""
+        when = self._deadline_here if self.is_decided else self.transaction.due
+        if when is None or when == math.inf or self.has_ended:
+            when = None
+        if when == self._timer_at:
+            return
+        self._timer_at = when
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
-        when = self._deadline_here if self.is_decided else self.transaction.due
-        if when is not None and when != math.inf and not self.has_ended:
+        if when is not None:
             self._timer = call_at(self.core.endpoint.context, self._loop, when, self._expired)
 
     def _expired(self) -> None:
-        self._timer = None
+        self._timer = self._timer_at = None
         if self.transaction.is_prepared:
             self.ask_around(Tick())
         else:

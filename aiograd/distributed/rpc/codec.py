@@ -131,8 +131,8 @@ def decode(message: Buffer, limits: Limits) -> Any:
     head = bytes(view[PROLOGUE.size : end])
     reader = TreeReader(limits, head, count)
     value = reader.read()
-    plans = read_descriptors(head, reader.position, reader.tensors, payload, limits)
-    if count:
+    if count or payload or reader.position != size:
+        plans = read_descriptors(head, reader.position, reader.tensors, payload, limits)
         if view[end:start] != _ZEROS[: start - end]:
             raise broken("padding", "there is data between its head and its tensors")
         read_arrays(view, start, reader.tensors, plans)

@@ -356,7 +356,7 @@ class PeerSession:
         link = self.link
         if link is not None and not self._blocked:
             session = self.session
-            while (frame := session.next_frame(now)) is not None:
+            while session.has_output and (frame := session.next_frame(now)) is not None:
                 if not link.send(frame):
                     self._blocked = True
                     break

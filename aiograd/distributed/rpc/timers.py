@@ -32,9 +32,19 @@ def expire_at(context: contextvars.Context, clock: asyncio.Timeout, when: float)
 
 async def wait_for(context: contextvars.Context, task: asyncio.Future[Any], seconds: float) -> None:
     """As ``asyncio.wait([task], timeout=seconds)``. Cancelling stops the waiting only."""
+    if task.done():
+        return
+    loop = asyncio.get_running_loop()
+    waiter: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: object = None) -> None:
+        if not waiter.done():
+            waiter.set_result(None)
+
+    timer = call_at(context, loop, loop.time() + seconds, wake)
+    task.add_done_callback(wake, context=context)
     try:
-        async with asyncio.timeout(None) as clock:
-            expire_at(context, clock, asyncio.get_running_loop().time() + seconds)
-            await asyncio.wait([task])
-    except TimeoutError:
-        pass  # asyncio.wait raises nothing of the task's
+        await waiter
+    finally:
+        timer.cancel()
+        task.remove_done_callback(wake)
