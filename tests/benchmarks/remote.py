@@ -30,7 +30,9 @@ Times = dict[str, list[float]]
 
 SMALL, MEDIUM, LARGE, HUGE = 4, 250_000, 2_500_000, 25_000_000
 #: operation -> elements of the tensor, repeats per round
-OPERATIONS = {"call": (SMALL, 200), "edge": (SMALL, 60), "edge 1 MB": (MEDIUM, 20), "edge 10 MB": (LARGE, 3), "100 MB": (HUGE, 2), "call, busy": (HUGE, 50)}
+OPERATIONS = {
+    "call": (SMALL, 200), "edge": (SMALL, 60), "edge 1 MB": (MEDIUM, 20), "edge 10 MB": (LARGE, 3), "100 MB": (HUGE, 2), "call, busy": (HUGE, 50),
+}  # fmt: skip
 #: tensors of 100 MB that are always on their way while small calls are timed
 STREAMS = 2
 
