@@ -340,7 +340,7 @@ class Context:
             edge: the message's id.
             peer: name of the worker they came from.
             sequence: its sequence number, where one was reserved.
-            behind: what `peer` said to be behind them, see Note [Foresight] in `discovery`.
+            behind: the edges that are behind them, where `peer` has said so; see Note [Foresight] in `discovery`.
 
         Returns:
             The node.
