@@ -6,6 +6,7 @@
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
 #   make interop                     the Array API conformance suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, einops, in .venv-interop
+#   make browser                     the dashboard in headless Chromium, with a killed worker, in .venv-browser; screenshots in out/dashboard
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
@@ -27,7 +28,7 @@ ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx ray interop cpus lint format docs chaos release-checks gpu bench parity examples clean
+.PHONY: demo test simulator ptx ray interop browser cpus lint format docs chaos release-checks gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -53,6 +54,11 @@ ray:
 interop:
 	@$(MAKE) --no-print-directory VENV=.venv-interop .venv-interop/.installed-dev,interop
 	.venv-interop/bin/python -m tests.interop $(ARGS)
+
+# Chromium comes from the system: `apt-get install chromium` on Debian.
+browser:
+	@$(MAKE) --no-print-directory VENV=.venv-browser .venv-browser/.installed-browser
+	.venv-browser/bin/python -m tests.browser $(ARGS)
 
 cpus: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.cpus --jobs $(JOBS) $(ARGS)

@@ -26,9 +26,11 @@ from aiograd import distributions as distributions
 from aiograd import errors as errors
 from aiograd import graph as graph
 from aiograd import kernels as kernels
+from aiograd import log_fields as log_fields
 from aiograd import nn as nn
 from aiograd import optim as optim
 from aiograd import parallel as parallel
+from aiograd import scalars as scalars
 from aiograd.array_functions import __array_api_version__ as __array_api_version__
 from aiograd.array_functions import __array_namespace_info__ as __array_namespace_info__
 from aiograd.array_functions import abs as abs
@@ -236,7 +238,6 @@ from aiograd.array_functions import less_equal as less_equal
 from aiograd.array_functions import lgamma as lgamma
 from aiograd.array_functions import linalg as linalg
 from aiograd.array_functions import linspace as linspace
-from aiograd.array_functions import log as log
 from aiograd.array_functions import log1p as log1p
 from aiograd.array_functions import log2 as log2
 from aiograd.array_functions import log10 as log10
@@ -438,6 +439,7 @@ from aiograd.progress import progress as progress
 from aiograd.random import Generator as Generator
 from aiograd.random import default_generator as default_generator
 from aiograd.random import seed as seed
+from aiograd.scalars import log as log
 from aiograd.serialization import load as load
 from aiograd.serialization import load_metadata as load_metadata
 from aiograd.serialization import save as save
@@ -455,10 +457,11 @@ from aiograd.version import __version__ as __version__
 as_tensor = asarray
 
 # most programs need none of these
-_PARTS = ("autograd", "cuda", "distributed", "pipeline", "profiler", "viz")
+_PARTS = ("autograd", "cuda", "dashboard", "distributed", "pipeline", "profiler", "viz")
 if _typing.TYPE_CHECKING:
     from aiograd import autograd as autograd
     from aiograd import cuda as cuda
+    from aiograd import dashboard as dashboard
     from aiograd import distributed as distributed
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
@@ -476,6 +479,7 @@ _here = _sys.modules[__name__]
 
 def _equip_workers() -> None:
     _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.RAdam)
+    _here.distributed.register_face(lambda core: _here.dashboard.DashboardFace(core))
     _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
 
 

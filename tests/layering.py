@@ -31,13 +31,13 @@ LEVELS: Mapping[str, int] = {
     name: level
     for level, names in enumerate(
         (
-            "version types errors top_level assembly lazy caller trees notebook progress",
+            "version types errors top_level assembly lazy caller trees notebook progress tracing log_fields",
             "ops kernels",
             "graph modes devices",
             "engine transaction",
-            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching",
+            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars",
             "nn optim distributions parallel pipeline distributed cuda serialization compiler",
-            "profiler viz testing data training_state",
+            "profiler viz testing data training_state dashboard",
             "__init__ __main__ cli demo",
         )
     )
@@ -63,6 +63,7 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "cuda.executor", "testing", "cli", "demo", "__main__",
+        "dashboard.collector", "dashboard.reporter",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls membership autograd objects cluster collectives.group collectives.group_server moe.runtime "
             "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.timers"
@@ -83,7 +84,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset({"numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
+OPTIONAL = frozenset({"prometheus_client", "numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 import aiograd
+from aiograd.dashboard.pages import SCRIPTS
 
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -38,8 +39,9 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
     sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "aiograd").rglob("*.py")}
+    page = {f"aiograd/dashboard/static/{name}" for name in ("index.html", "style.css", "icon.svg", *(f"{script}.js" for script in SCRIPTS))}
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    assert names == sources | {"aiograd/py.typed"} | about
+    assert names == sources | page | {"aiograd/py.typed"} | about
     assert metadata["Version"] == aiograd.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
@@ -53,7 +55,7 @@ def test_the_runtime_dependencies_and_extras_are_the_agreed_ones() -> None:
 
     assert names(PROJECT["dependencies"]) == {"numpy", "uvloop", "aiohttp", "cryptography", "safetensors"}
     extras = PROJECT["optional-dependencies"]
-    assert extras.keys() >= {"kernels", "cuda", "ray", "parity", "dev"}
+    assert extras.keys() >= {"kernels", "cuda", "ray", "otel", "metrics", "parity", "dev"}
     for extra, requirements in extras.items():
         for requirement in requirements:
             if requirement.startswith("torch"):
@@ -81,7 +83,7 @@ def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     assert not {name.partition(".")[0] for name in loaded} & heavy
 
 
-LATE = ("cuda", "distributed", "pipeline", "profiler", "viz")
+LATE = ("cuda", "dashboard", "distributed", "pipeline", "profiler", "viz")
 
 
 @pytest.mark.proc

@@ -93,6 +93,7 @@ def add_worker(commands: Any) -> None:
     parser.add_argument(
         "--no-tune-gc", action="store_false", dest="tune_gc", help="leave Python's garbage collector as it is (its pauses then grow with the heap)"
     )
+    parser.add_argument("--dashboard", action="store_true", help="serve a page that shows what this worker and its peers do; its URL is printed")
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=worker)
 
@@ -121,6 +122,7 @@ def worker(options: argparse.Namespace) -> int:
                 options.name, service=service, host=host, port=port, peers=peers, secret=secret, ssl=server, client_ssl=client,
                 allow_plaintext=options.allow_plaintext, trusted_hosts=options.trusted_host, limits=limits,
                 encoding=Encoding[options.encoding.upper()], gradient_encoding=Encoding[options.gradient_encoding.upper()],
+                dashboard=options.dashboard,
             )  # fmt: skip
 
         try:
@@ -171,6 +173,8 @@ async def _serve(
             raise ArgumentError(f"--listen {bracket(host)}:{port}: {error}") from None
         if control is None:
             print(f"worker {made.name} listens on {made.url} (pid {os.getpid()})", flush=True)
+            if made.dashboard_url is not None:
+                print(f"dashboard: {made.dashboard_url}", flush=True)
             ending = StopReason.STOPPED
             if join is None:
                 await stopping.wait()

@@ -38,9 +38,9 @@ async def cluster_on(on: str, names: Sequence[str]) -> AsyncIterator[tuple[Clust
         return
     cluster: LocalCluster | RayCluster
     if on == "ray":
-        cluster = RayCluster(n, service=SERVICE, names=names, limits=PATIENT, start_timeout=START_SECONDS)
+        cluster = RayCluster(n, service=SERVICE, names=names, limits=PATIENT, start_timeout=START_SECONDS, dashboard=True)
     else:
-        cluster = LocalCluster(n, service=SERVICE, names=names, limits=PATIENT, max_restarts=1)
+        cluster = LocalCluster(n, service=SERVICE, names=names, limits=PATIENT, max_restarts=1, dashboard=True)
     async with cluster:
         yield cluster, lambda: cluster.pids
 
@@ -51,7 +51,7 @@ async def _launched(names: Sequence[str]) -> AsyncIterator[tuple[JoinCluster, di
     pids: dict[str, int] = {}
     launching: list[asyncio.Task[None]] = []
     try:
-        async with JoinCluster(0, at_most=len(names), secret=secret, limits=PATIENT) as cluster:
+        async with JoinCluster(0, at_most=len(names), secret=secret, limits=PATIENT, dashboard=True) as cluster:
             launching += [asyncio.create_task(_keep_running(name, cluster.url, secret, pids), name=f"launcher of {name}") for name in names]
             try:
                 async with asyncio.timeout(START_SECONDS):

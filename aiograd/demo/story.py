@@ -24,6 +24,7 @@ from aiograd.demo.training import Checkpoint, Training
 from aiograd.distributed import Cluster, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
+from aiograd.scalars import log
 from aiograd.tensors.tensor import Tensor, asarray
 
 SEED = 0
@@ -108,6 +109,7 @@ class _Demo:
             say(f"    {name:8} pid {pids[name]:<8} {urls[name]}, holds {' + '.join(blocks)}, {size:,} weights")
         say(f"    {ALONE:8} pid {pids[ALONE]:<8} trains the same network in one process meanwhile, to compare with")
         say("    Messages are authenticated and encrypted with a key that was drawn a moment ago.")
+        say(f"    What happens is shown at {self.cluster.dashboard_url}")
         await self.training.build()
 
     async def compare_gradients(self) -> None:
@@ -156,6 +158,7 @@ class _Demo:
             if i == doomed:
                 await self._lose(images, labels, epoch * len(batches) + i)
             losses.append(await self.training.step(images, labels))
+            log("loss", losses[-1], epoch * len(batches) + i)
             self._progress(bar, epoch * len(batches) + i + 1, losses)
         if is_last:
             await self.training.start_profiles()
@@ -166,6 +169,7 @@ class _Demo:
             self.traces = [recording.chrome_trace(process_name="driver"), *traces]
             self._progress(bar, self.options.epochs * len(batches), losses)
         self.accuracy = accuracy(await self.training.evaluate(self.digits.test_images), self.digits.test_labels)
+        log("test accuracy", self.accuracy, (epoch + 1) * len(batches))
         if not self.display.is_terminal:
             number = f"{epoch + 1}/{self.options.epochs}"
             self.display.note(f"epoch {number:>6}: loss {np.mean(losses):.4f}, test {self.accuracy:6.1%}, {self.traffic.text()}")

@@ -47,6 +47,8 @@ from aiograd.distributed.autograd.nodes import RecvNode as RecvNode
 from aiograd.distributed.autograd.nodes import SendNode as SendNode
 from aiograd.distributed.collectives.group import Group as Group
 from aiograd.distributed.collectives.group_server import join_group as join_group
+from aiograd.distributed.dashboard_options import DashboardOptions as DashboardOptions
+from aiograd.distributed.face import register_face as register_face
 from aiograd.distributed.objects.module import RemoteModule as RemoteModule
 from aiograd.distributed.objects.object_server import register_adapter as register_adapter
 from aiograd.distributed.objects.object_server import register_optimizers as register_optimizers

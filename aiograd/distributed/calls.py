@@ -35,8 +35,10 @@ from aiograd.distributed.autograd.discovery import foresight
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.observing import NO_TRAIL, Trail, observe, trail
 from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
@@ -60,9 +62,12 @@ from aiograd.graph.node import Node, _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.offloading import ready
 from aiograd.tensors.core import TensorCore
+from aiograd.tracing import SpanKindName
 
 #: functions whose results are sent in full precision, whatever the worker's encoding: states of modules and optimizers
 EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")
+#: functions that are not counted, recorded or traced: the questions of those who look on
+UNOBSERVED = "aiograd.dashboard."
 #: a function of the library itself, whose first argument is the caller's identity
 Builtin = Callable[..., Coroutine[Any, Any, Any]]
 
@@ -114,7 +119,8 @@ class Calls:
             context.check_open()
         seconds = core.time_for(timeout)
         number, answer_number = _next_sequence(), _next_sequence()
-        grad = current_mode().grad
+        mode = current_mode()
+        grad, profiler = mode.grad, mode.profiler
         try:
             packing = await self._packing((args, kwargs), grad, function.startswith(EXACT))
             wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
@@ -129,7 +135,9 @@ class Calls:
                 )
             principal = None if scope is None else scope.principal
             try:
-                answer = await core.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, None), seconds, principal)
+                with self._observe("call", function, _label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
+                    message = (function, wire_args, wire_kwargs, grad, None, *trail(None if function.startswith(UNOBSERVED) else profiler))
+                    answer = await core.request(peer, Kind.CALL, message, seconds, principal)
             except DeadlineError as error:
                 raise _late(error, f"calling {_label(function, args)} on {peer}") from None
             return Unpacking(self.reference).unpack(self._parse_answer(answer, peer)[0])
@@ -150,7 +158,11 @@ class Calls:
         heading = (context.key, context.origin, tuple(map(int, place)), 0 if send is None else send.edge, peer not in context.opened_at)
         context.known_workers.add(peer)
         try:
-            answer = await core.request(peer, Kind.CALL, (function, wire_args, wire_kwargs, grad, heading), seconds, context.principal)
+            about = {"server.address": peer, "aiograd.context": context.id}
+            with self._observe("call", function, _label(function, args), peer, profiler, "CLIENT", **about) as seen:
+                seen.nbytes = sum(tensor.size * tensor.dtype.itemsize for tensor in sent)
+                message = (function, wire_args, wire_kwargs, grad, heading, *trail(profiler))
+                answer = await core.request(peer, Kind.CALL, message, seconds, context.principal)
         except BaseException as error:
             if send is not None:
                 context.send_nodes.pop(send.edge, None)  # nobody has the other half of the edge, or nobody will use it
@@ -173,6 +185,13 @@ class Calls:
             if collect is not None:
                 collect(recv)
         return result
+
+    def _observe(
+        self, category: str, function: str, label: str, peer: str, profiler: Any, kind: SpanKindName, parent: str | None = None, **about: Any
+    ) -> observe:
+        if function.startswith(UNOBSERVED):
+            return observe(Meter(), category, label, peer, None)
+        return observe(self.core.meter, category, label, peer, profiler, kind, parent, **about)
 
     async def _packing(self, value: Any, records: bool, is_exact: bool) -> Packing:
         hosted = {}
@@ -212,9 +231,10 @@ class Calls:
         """See `Kind.CALL`."""
         failpoints.reach("fwd.before_receive")
         core = self.core
-        if not (isinstance(value, tuple) and len(value) == 5):
+        if not (isinstance(value, tuple) and len(value) in (5, 6)):
             raise ProtocolError("a malformed call", code="call")
-        function, args, kwargs, grad, heading = value
+        function, args, kwargs, grad, heading, *rest = value
+        seen = Trail.parse(rest[0]) if rest else NO_TRAIL
         if not (function.__class__ is str and args.__class__ is list and kwargs.__class__ is dict and grad.__class__ is bool):
             raise ProtocolError("a malformed call", code="call")
         target = self.builtins.get(function) or core.service.find_function(function)
@@ -228,16 +248,19 @@ class Calls:
         # the function's own requests expire a little before the function is cancelled, so that their error can be returned to the caller
         deadline = asyncio.get_running_loop().time() + timeout - min(0.02, timeout * 0.1)
         SCOPE.set(Scope(core.worker, context, caller.principal, deadline, place))
-        modes: dict[str, Any] = {"grad": grad, "profiler": core.profiler}
+        profiler = None if function.startswith(UNOBSERVED) else core.recorder(caller, seen)
+        modes: dict[str, Any] = {"grad": grad, "profiler": profiler}
+        about: dict[str, Any] = {"client.address": caller.name} if context is None else {"client.address": caller.name, "aiograd.context": context.id}
+        serving = self._observe("serve", function, _label_of_served(function, args), caller.name, profiler, "SERVER", seen.traceparent, **about)
         if context is None:
-            with ModeScope(**modes):
+            with ModeScope(**modes), serving:
                 return await self._serve(caller, target, args, kwargs, None, 0, grad)
         task = asyncio.current_task()
         context.calls[task] = None
         try:
             if grad:
                 modes["collect"] = context.recorder(place)
-            with ModeScope(**modes):
+            with ModeScope(**modes), serving:
                 return await self._serve(caller, target, args, kwargs, context, heading.edge, grad)
         except asyncio.CancelledError:
             if core.is_closing:
@@ -346,6 +369,13 @@ class _ExecutorCall:
 def _late(error: DeadlineError, what: str) -> DeadlineError:
     """The error with the name of the function; a DeadlineError that the function itself raised is returned as it is."""
     return error if error.path else DeadlineError(f"{what}: {error}")
+
+
+def _label_of_served(function: str, args: list[Any]) -> str:
+    """As `_label`, of arguments that nobody has checked."""
+    if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference) and isinstance(args[1], str):
+        return f"{args[0].type_name}.{args[1]}"
+    return str(args[0]) if function == "aiograd.reference.create" and args and isinstance(args[0], str) else function
 
 
 def _label(function: str, args: list[Any]) -> str:

@@ -53,8 +53,9 @@ from aiograd.errors import (
     VersionMismatch,
     WorkerLostError,
 )
+from aiograd.log_fields import structured_logger
 
-logger = logging.getLogger("aiograd.distributed")
+logger = structured_logger("aiograd.distributed")
 
 #: the largest number of characters of an error's message that are sent
 TEXT = 500
@@ -167,7 +168,8 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
     level = logging.DEBUG if expected else logging.WARNING
     if logger.isEnabledFor(level):
         story = "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "replace").decode()  # a text may hold what no stream takes
-        logger.log(level, "%s: %s raised %s for a peer (correlation id %s)\n%s", worker, function, value["type"], value["id"], story)
+        what = "%s: %s raised %s for a peer (correlation id %s)\n%s"
+        logger.log(level, what, worker, function, value["type"], value["id"], story, extra={"worker": worker})
     return value
 
 

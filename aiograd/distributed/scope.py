@@ -6,6 +6,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiograd.errors import DistributedError
+from aiograd.log_fields import add_source
+from aiograd.scalars import LOG
 
 if TYPE_CHECKING:
     from aiograd.distributed.autograd.context import Context
@@ -53,3 +55,19 @@ def current_context() -> Context | None:
     """
     scope = SCOPE.get()
     return None if scope is None else scope.context
+
+
+def _served_by() -> str | None:
+    scope = SCOPE.get()
+    return None if scope is None or scope.deadline is None else str(scope.worker.name)
+
+
+def _log_fields() -> dict[str, Any]:
+    scope = SCOPE.get()
+    if scope is None:
+        return {}
+    return {"worker": scope.worker.name, "context": None if scope.context is None else scope.context.id}
+
+
+LOG.worker_name = _served_by
+add_source(_log_fields)

@@ -19,6 +19,8 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.calls import Calls
 from aiograd.distributed.collectives.group_server import GroupServer
+from aiograd.distributed.dashboard_options import DashboardOptions, read_options
+from aiograd.distributed.face import LazyFace
 from aiograd.distributed.membership import Membership
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.object_server import ObjectServer
@@ -94,6 +96,7 @@ class Worker:
         limits: limits on requests of peers, and timeouts.
         encoding, gradient_encoding: reduced precision for floating-point values that this worker sends; off by default.
         transport: the transport of frames; None: HTTP.
+        dashboard: True, or `DashboardOptions`, to serve a page at `dashboard_url` that shows what this worker and its peers do.
 
     Raises:
         ArgumentError, ArgumentTypeError: a name, a secret or a limit cannot be used.
@@ -116,6 +119,7 @@ class Worker:
         encoding: Encoding = Encoding.PLAIN,
         gradient_encoding: Encoding = Encoding.PLAIN,
         transport: Transport | None = None,
+        dashboard: bool | DashboardOptions = False,
     ) -> None:
         if service is not None and not isinstance(service, Service):
             raise ArgumentTypeError(f"Worker(service=...): expected a dist.Service, found {type(service).__name__}")
@@ -139,6 +143,7 @@ class Worker:
         self._calls = Calls(core, self._contexts, self._leases, references)
         self._objects = ObjectServer(core, self._calls)
         self._groups = GroupServer(core)
+        self._face = LazyFace(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
         core.on_lost.append(lambda identity, error: self._membership.peer_lost(identity))
         self._host = host
@@ -153,6 +158,7 @@ class Worker:
     async def __aenter__(self) -> Self:
         self._url = await self._core.open(self._host, self._port)
         try:
+            self._face.open()
             for name, url in self._peers.items():
                 self.add_peer(name, url)
         except BaseException:
@@ -170,6 +176,7 @@ class Worker:
         """
         self._core.is_closing = True
         try:
+            await self._face.aclose()
             await self._leases.aclose()
         finally:
             try:
@@ -192,6 +199,11 @@ class Worker:
         if self._url is None:
             raise DistributedError(f"worker {self.name!r} is not open: use `async with Worker(...) as worker`")
         return self._url
+
+    @property
+    def dashboard_url(self) -> str | None:
+        """The URL of the worker's dashboard, with the token that opens it; None where it has none, or is not open."""
+        return self._face.url
 
     @property
     def limits(self) -> Limits:

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections.abc import Awaitable, Callable, Coroutine
-from typing import Any
+from typing import Any, Protocol
 
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.meter import Meter
+from aiograd.distributed.observing import Trail
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.endpoint import Endpoint
@@ -22,11 +23,19 @@ from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
 from aiograd.errors import DeadlineError, DistributedError, ProtocolError, WorkerLostError
+from aiograd.log_fields import structured_logger
 
-logger = logging.getLogger("aiograd.distributed")
+logger = structured_logger("aiograd.distributed")
 
 #: serves requests of one kind: called with the caller's identity, the message, and the seconds that are left
 Handler = Callable[[PeerIdentity, Any, float], Awaitable[Any]]
+
+
+class Watch(Protocol):
+    """The interface of a dashboard to its worker."""
+
+    def recorder(self, is_recorded: bool) -> Any:
+        """The recorder for a piece of work, or None. `is_recorded`: the peer that asks for it records its own part."""
 
 
 class WorkerCore:
@@ -42,6 +51,8 @@ class WorkerCore:
         on_lost: called with each peer that is lost and the error, in order.
         principal: the principal on whose behalf the worker's own code acts.
         profiler: records the functions and passes that this worker runs for peers, or None.
+        watch: records the work of this worker for a dashboard, or None; see `recorder`.
+        meter: counts exchanges with other workers.
         is_closing: True from the beginning of `aclose`.
         loop: the event loop on which the worker was opened.
     """
@@ -67,6 +78,8 @@ class WorkerCore:
         self.gradient_encoding = gradient_encoding
         self.principal = keyring.default_principal
         self.profiler: Any = None
+        self.watch: Watch | None = None
+        self.meter = Meter()
         self.handlers: dict[int, Handler] = {}
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
         self.endpoint = Endpoint(
@@ -148,6 +161,12 @@ class WorkerCore:
     def request(self, peer: str, kind: int, value: Any, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
         """Send a request to another worker, or to this one; see `Endpoint.request`."""
         return self.endpoint.request(peer, kind, value, timeout, principal)
+
+    def recorder(self, caller: PeerIdentity, seen: Trail) -> Any:
+        """The recorder of work for a peer, or None: the worker's `profiler`, else that of a dashboard, for peers of the worker's own principal."""
+        if self.profiler is not None or self.watch is None or caller.principal != self.principal:
+            return self.profiler
+        return self.watch.recorder(seen.is_recorded)
 
     def acting_principal(self) -> str:
         """The principal on whose behalf the running code acts: that of the request it serves, else the worker's own."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
+from aiograd.log_fields import add_source
+
 
 class Current(NamedTuple):
     """The pass and node that the running code belongs to."""
@@ -19,3 +21,11 @@ class Current(NamedTuple):
 
 #: the innermost pass that the running code is part of; set around hooks, rules and callbacks
 CURRENT: ContextVar[Current | None] = ContextVar("aiograd_current_graph_task", default=None)
+
+
+def _log_fields() -> dict[str, int]:
+    current = CURRENT.get()
+    return {} if current is None else {"pass": current.task.id}
+
+
+add_source(_log_fields)

@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from aiograd import tracing
 from aiograd.array_functions.creation import zeros_like
 from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
@@ -140,7 +141,8 @@ class Optimizer:
         Raises:
             ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters; none has changed.
         """
-        self._run(self._collected(gradients))
+        with tracing.span("optimizer step"):
+            self._run(self._collected(gradients))
 
     async def astep(self, gradients: Gradients | None = None) -> None:
         """Take a step as `step` does, on the engine's executor: the event loop stays free while millions of parameters are updated.

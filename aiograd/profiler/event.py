@@ -12,7 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from aiograd.types import Shape
 
-Category: TypeAlias = Literal["forward", "backward", "pass", "scope", "lag"]
+Category: TypeAlias = Literal["forward", "backward", "pass", "scope", "lag", "call", "serve", "send", "receive", "commit"]
 #: thread id, and serial number of the asyncio task (0 outside of one)
 Track: TypeAlias = tuple[int, int]
 
@@ -23,6 +23,8 @@ class Event(NamedTuple):
     #: the displayed name: ``mul``, ``MulBackward``, the name of a scope
     name: str
     #: ``forward``: an operation ran; ``backward``: a node's rule ran; ``pass``: a whole backward pass; ``scope``; ``lag``: the event loop was late
+    #: ``call``: a remote call was waited for; ``serve``: one was served; ``send``: gradients were sent and their answer was waited for; ``receive``:
+    #: gradients were received and answered; ``commit``: the commit of a pass was told or carried out
     category: Category
     #: the same for an operation and for its backward
     operation: str
@@ -41,6 +43,10 @@ class Event(NamedTuple):
     shapes: tuple[Shape, ...] | None = None
     #: bytes of the outputs of an operation, where asked for
     nbytes: int | None = None
+    #: ``file:line`` of the user's code that ran an operation, where asked for
+    line: str | None = None
+    #: the other worker, of an exchange with one
+    peer: str | None = None
 
     @property
     def track(self) -> Track:

@@ -120,7 +120,7 @@ class profile(ModeScope):
     @property
     def events(self) -> tuple[Event, ...]:
         """The events recorded so far, in order of start."""
-        return tuple(sorted(self._recorder.events.copy(), key=lambda event: (event.start, -event.duration)))
+        return tuple(sorted(list(self._recorder.events), key=lambda event: (event.start, -event.duration)))
 
     def table(self, *, sort_by: SortKey = "self", limit: int | None = 30) -> str:
         """The time by operation, as text.

@@ -9,10 +9,11 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from time import perf_counter_ns
 from typing import Any
 
+from aiograd.caller import user_line
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import running_task
 from aiograd.graph.node import LEAF_SEQUENCE, Node
@@ -25,12 +26,14 @@ class Recorder:
     Args:
         shapes: note the shapes of outputs.
         memory: note the bytes of outputs.
+        lines: note the user's line that ran an operation.
     """
 
-    def __init__(self, *, shapes: bool, memory: bool) -> None:
-        self.events: list[Event] = []
+    def __init__(self, *, shapes: bool, memory: bool, lines: bool = False) -> None:
+        self.events: MutableSequence[Event] = []
         self._shapes = shapes
         self._memory = memory
+        self._lines = lines
         self._threads: dict[int, str] = {}
         self._tasks: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._serials = itertools.count(1)
@@ -53,7 +56,8 @@ class Recorder:
         ended = perf_counter_ns()
         shapes = tuple(output.shape for output in outputs) if self._shapes else None
         nbytes = sum(output.size * output.dtype.itemsize for output in outputs) if self._memory else None
-        self.add(name, "forward", name, began, ended, None if node is None else node._seq, None, shapes, nbytes)
+        line = user_line() if self._lines else None
+        self.add(name, "forward", name, began, ended, None if node is None else node._seq, None, shapes, nbytes, None, line)
 
     # ---------------------------------------------------------------- backward
 
@@ -90,6 +94,22 @@ class Recorder:
         """It is over, one way or another."""
         self.add(f"backward pass {task.id}", "pass", "(backward pass)", began, perf_counter_ns(), None, task.id)
 
+    # ---------------------------------------------------------------- other workers
+
+    def end_exchange(self, began: int, category: Category, name: str, peer: str, nbytes: int | None) -> None:
+        """A message to or from another worker has been handled, one way or another.
+
+        Args:
+            began: ``perf_counter_ns``.
+            name: of the function, or of the kind of message.
+            nbytes: of the tensors in it, where known.
+        """
+        self.add(name, category, name, began, perf_counter_ns(), None, None, None, nbytes, peer=peer)
+
+    def end_pipeline_step(self, began: int, pipeline: Any) -> None:
+        """A step of a pipeline has ended."""
+        self.add(f"PP:step {pipeline.schedule.name}", "scope", "PP:step", began, perf_counter_ns())
+
     # ---------------------------------------------------------------- anything
 
     def add(
@@ -104,12 +124,15 @@ class Recorder:
         shapes: Any = None,
         nbytes: int | None = None,
         track: int | None = None,
+        line: str | None = None,
+        peer: str | None = None,
     ) -> None:
         """Append an event of the running thread and task.
 
         Args:
             began, ended: ``perf_counter_ns``.
             track: in place of the running task's serial number.
+            line: the user's line. peer: the other worker.
         """
         thread = threading.get_ident()
         thread_name = self._threads.get(thread)
@@ -117,7 +140,10 @@ class Recorder:
             thread_name = self._threads[thread] = threading.current_thread().name
         serial, task_name = self.task() if track is None else (track, name)
         self.events.append(
-            Event(name, category, operation, began, ended - began, thread, thread_name, serial, task_name, sequence_nr, graph_task, shapes, nbytes)
+            Event(
+                name, category, operation, began, ended - began, thread, thread_name, serial, task_name, sequence_nr, graph_task, shapes, nbytes,
+                line, peer,
+            )
         )
 
     def task(self) -> tuple[int, str | None]:

@@ -14,14 +14,16 @@ from typing import Any
 
 import numpy as np
 
+from aiograd import tracing
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable, is_place
 from aiograd.distributed.autograd.crossing import Crossing, crossings
 from aiograd.distributed.autograd.discovery import DOWN, UP, check_foreseen, send_node
-from aiograd.distributed.autograd.exchange import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART
+from aiograd.distributed.autograd.exchange import ANOMALY, CREATE, NAN, RETAIN, SELECTIVE, SMART, TRAILED
 from aiograd.distributed.autograd.participant import PassParticipant
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.observing import NO_TRAIL, Trail, observe
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import check_number
 from aiograd.distributed.rpc.timers import expire_at, wait_for
@@ -182,6 +184,10 @@ class BackwardPasses:
             context.turn.release()
 
     async def _initiate(self, context: Context, request: PassRequest, deadline: float) -> GraphTask:
+        with observe(self.core.meter, "pass", "distributed backward", self.core.name, None, "INTERNAL", **{"aiograd.context": context.id}):
+            return await self._conduct(context, request, deadline)
+
+    async def _conduct(self, context: Context, request: PassRequest, deadline: float) -> GraphTask:
         core, wanted = self.core, request.wanted
         context.check_open()
         context.next_pass += 1
@@ -310,7 +316,8 @@ class BackwardPasses:
     async def on_gradient(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
         """See `Kind.GRADIENT`."""
         failpoints.reach("bwd.before_receive")
-        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4, 5)
+        context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4, 5, 6)
+        seen = Trail.parse(rest.pop()) if flags.__class__ is int and flags & TRAILED and rest else NO_TRAIL
         edges = rest.pop(0) if rest and isinstance(rest[0], list) else []
         if not (flags.__class__ is int and isinstance(others, list) and isinstance(bundle, tuple) and bundle):
             raise ProtocolError("malformed gradients", code="gradient")
@@ -345,14 +352,17 @@ class BackwardPasses:
             part.place = tuple(rest[0]) if rest else ()
             failpoints.reach("bwd.before_compute")
             anomaly = bool(flags & NAN) if flags & ANOMALY else None
-            with ModeScope(profiler=self.core.profiler, anomaly=anomaly, collect=context.recorder(part.place) if rest else None):
-                part.start(context=self._surroundings(context, part))
+            profiler = self.core.recorder(caller, seen)
+            collect = context.recorder(part.place) if rest else None
+            with ModeScope(profiler=profiler, anomaly=anomaly, collect=collect):
+                part.start(context=self._surroundings(context, part, seen.traceparent))
         if part.task is not None:
             part.task.deliver(send, arrays)
         if not is_first:
             return [self.core.name], []
         try:
-            await part.wait_prepared()
+            with observe(self.core.meter, "receive", "gradients", caller.name, None if part.task is None else part.task.profiler):
+                await part.wait_prepared()
         except asyncio.CancelledError:
             part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
             raise
@@ -432,11 +442,13 @@ class BackwardPasses:
         else:
             self.aborted += 1
 
-    def _surroundings(self, context: Context, part: PassParticipant) -> contextvars.Context:
-        """The contextvars.Context in which this worker's part runs: the distributed context is current in hooks."""
+    def _surroundings(self, context: Context, part: PassParticipant, parent: str | None = None) -> contextvars.Context:
+        """The contextvars.Context in which this worker's part runs: the distributed context is current in hooks, and so is the span `parent`."""
         surroundings = contextvars.copy_context()
         place = part.place[:-1] if part.is_initiator else part.place
         surroundings.run(SCOPE.set, Scope(self.core.worker, context, context.principal, part.deadline, place, is_in_pass=True))
+        if parent is not None:
+            surroundings.run(tracing.follow, parent)
         return surroundings
 
     # ---------------------------------------------------------------- lost workers and released contexts

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.observing import observe
 from aiograd.errors import DistributedError, Overloaded, PassAbortedError, RemoteError, WorkerLostError
 from aiograd.transaction import Acknowledged, Coordinator, Outcome, OutcomeReply, Tell, TellFailed, TransactionEvent, Trouble, Unanswered
 
@@ -36,7 +37,8 @@ async def _tell_commit(part: PassRecord, name: str) -> None:
     while True:
         event: TransactionEvent = Acknowledged(name)
         try:
-            await part.core.request(name, Kind.COMMIT, part.address(), max(until - now(), 0.001), part.context.principal)
+            with observe(part.core.meter, "commit", "commit", name, None if part.task is None else part.task.profiler):
+                await part.core.request(name, Kind.COMMIT, part.address(), max(until - now(), 0.001), part.context.principal)
             del part.tell_errors[name]
         except Exception as error:
             part.tell_errors[name] = error

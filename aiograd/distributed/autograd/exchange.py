@@ -35,6 +35,7 @@ from aiograd.distributed.autograd.discovery import send_node
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.observing import observe, trail
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.timers import call_at
@@ -49,6 +50,8 @@ RETAIN, SMART, CREATE = 1, 2, 4
 ANOMALY, NAN = 8, 16
 #: the pass wants some inputs of its initiator only: nothing accumulates on other workers
 SELECTIVE = 32
+#: the message ends with a trail
+TRAILED = 64
 #: gradients to be sent: the recv node at which they leave, the gradients, and the edge that the message itself makes (0: none)
 Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
@@ -144,8 +147,12 @@ class GradientExchange:
         more: list[Any] = [part.foreseen[node.peer]] if node.peer in part.foreseen else []
         if part.create_graph:
             more.append(part.place)
-        value = (*part.address(), await self._bundle(*outgoing), flags, part.others, *more)
-        answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
+        profiler = None if part.task is None else part.task.profiler
+        with observe(part.core.meter, "send", "gradients", node.peer, profiler) as seen:
+            seen.nbytes = sum(grad.nbytes for grad in outgoing[1] if isinstance(grad, np.ndarray))
+            end = trail(profiler)
+            value = (*part.address(), await self._bundle(*outgoing), flags | (TRAILED if end else 0), part.others, *more, *end)
+            answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
             raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
         for bundle in answer[1]:

@@ -6,7 +6,6 @@ See Note [Leases] in `context_table`.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,8 +17,9 @@ from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ContextNotFoundError, ContextReleasedError, DistributedError, ProtocolError, UnknownPeerError, WorkerLostError
+from aiograd.log_fields import structured_logger
 
-logger = logging.getLogger("aiograd.distributed")
+logger = structured_logger("aiograd.distributed")
 
 #: the number of times that a release is tried on a lost worker before it is left to the lease there
 LOST = 3
@@ -72,7 +72,8 @@ class ContextLeases:
         self.watch()
         core = self.core
         for context in self.contexts.expired(core.now()):
-            logger.info("worker %s: nobody has renewed the lease of context %s: released", core.name, context.id)
+            fields = {"worker": core.name, "context": context.id}
+            logger.info("worker %s: nobody has renewed the lease of context %s: released", core.name, context.id, extra=fields)
             core.spawn(self.release(context), "release")
         for (name, principal), renewals in self.contexts.renewals().items():
             core.spawn(self._renew(name, principal, renewals), "renew")

@@ -48,6 +48,15 @@ class BaseCluster:
         """
         return self._open().urls
 
+    @property
+    def dashboard_url(self) -> str | None:
+        """The URL of the driver's dashboard, with the token that opens it; None where it has none.
+
+        Raises:
+            EngineClosedError: outside of the ``async with`` block.
+        """
+        return self._open().driver.dashboard_url
+
     async def wait_lost(self, name: str) -> int:
         """Wait until this worker, as it now is, has ended; returns a status other than 0. Cancelling changes nothing.
 

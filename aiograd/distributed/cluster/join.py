@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from typing import Any, Self
 
 from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.cluster.joining import LEADER
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
+from aiograd.distributed.dashboard_options import DashboardOptions
 from aiograd.distributed.membership import RESTART
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -18,9 +18,10 @@ from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch, WorkerLostError
+from aiograd.log_fields import structured_logger
 from aiograd.version import __version__
 
-log = logging.getLogger("aiograd.distributed")
+log = structured_logger("aiograd.distributed")
 
 #: seconds that workers have to hear that the cluster is closed
 GOODBYE_SECONDS = 2.0
@@ -46,6 +47,7 @@ class JoinCluster(BaseCluster):
         service: the functions and classes of the driver that its workers may use.
         host, port, secret, ssl, client_ssl, allow_plaintext, trusted_hosts, limits, encoding, gradient_encoding: of the driver, as of `Worker`.
         timeout: seconds to wait for them.
+        dashboard: of the driver, as of `Worker`; it shows all workers.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
 
     Raises:
@@ -71,6 +73,7 @@ class JoinCluster(BaseCluster):
         timeout: float = 300.0,
         on_lost: LostCallback | None = None,
         on_return: ReturnCallback | None = None,
+        dashboard: bool | DashboardOptions = False,
     ) -> None:
         super().__init__()
         self._expect = expect
@@ -83,6 +86,7 @@ class JoinCluster(BaseCluster):
         self._worker = Worker(
             LEADER, service=service, host=host, port=port, secret=secret, ssl=ssl, client_ssl=client_ssl, allow_plaintext=allow_plaintext,
             trusted_hosts=trusted_hosts, limits=limits, encoding=encoding, gradient_encoding=gradient_encoding,
+            dashboard=dashboard,
         )  # fmt: skip
         self._incarnations: dict[str, bytes] = {}
         self._joined = asyncio.Condition()

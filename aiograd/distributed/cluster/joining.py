@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import enum
-import logging
 import socket
 from collections.abc import Iterable
 
@@ -16,9 +15,10 @@ from aiograd.distributed.membership import JOIN
 from aiograd.distributed.rpc.http.addresses import parse_url, resolve
 from aiograd.distributed.worker import Worker
 from aiograd.errors import AddressError, DeadlineError, DistributedError, NameTakenError, Overloaded, WorkerLostError
+from aiograd.log_fields import structured_logger
 from aiograd.version import __version__
 
-log = logging.getLogger("aiograd.distributed")
+log = structured_logger("aiograd.distributed")
 
 #: the name of the driver of a cluster
 LEADER = "driver"

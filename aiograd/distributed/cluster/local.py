@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import dataclasses
 import json
-import logging
 import os
 import secrets
 import sys
@@ -17,13 +16,15 @@ from aiograd.distributed.cluster.base import BaseCluster
 from aiograd.distributed.cluster.names import check_names, check_service
 from aiograd.distributed.cluster.process import WorkerProcess, through_cancellation
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster, describe_status
+from aiograd.distributed.dashboard_options import DashboardOptions, read_options
 from aiograd.distributed.membership import PEERS
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
+from aiograd.log_fields import structured_logger
 
-log = logging.getLogger("aiograd.distributed")
+log = structured_logger("aiograd.distributed")
 
 #: seconds that workers have to end by themselves before they are killed
 STOP_GRACE = 5.0
@@ -58,6 +59,7 @@ class LocalCluster(BaseCluster):
         log_level: from which level on the workers log on standard error: "debug", "info", "warning", "error" or "critical". Tracebacks of
             functions that raise are logged as warnings.
         start_timeout: seconds that a worker may take to listen.
+        dashboard: of the driver, as of `Worker`; it shows all workers.
 
     Raises:
         ArgumentError: names or numbers that make no sense.
@@ -79,6 +81,7 @@ class LocalCluster(BaseCluster):
         gradient_encoding: Encoding = Encoding.PLAIN,
         log_level: str = "warning",
         start_timeout: float = 30.0,
+        dashboard: bool | DashboardOptions = False,
     ) -> None:
         super().__init__(check_names("LocalCluster", n, names))
         check_service("LocalCluster", service)
@@ -94,6 +97,7 @@ class LocalCluster(BaseCluster):
         self._on_lost, self._on_return = on_lost, on_return
         self._limits = Limits() if limits is None else limits
         self._start_timeout = start_timeout
+        self._dashboard = read_options(dashboard) or False
         self._secret = secrets.token_bytes(32)
         self._environment = {**ONE_THREAD, **os.environ, **(environment or {})}
         self._environment["PYTHONPATH"] = os.pathsep.join(path or os.getcwd() for path in sys.path)
@@ -296,6 +300,7 @@ class LocalCluster(BaseCluster):
             driver = Worker(
                 "driver", host=self._host, secret=self._secret, limits=self._limits,
                 encoding=self._encoding, gradient_encoding=self._gradient_encoding,
+                dashboard=self._dashboard,
             )  # fmt: skip
             self._roster = roster = Roster("LocalCluster", await exits.enter_async_context(driver), self._on_lost, self._on_return)
             for name in self._names:

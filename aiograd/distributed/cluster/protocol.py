@@ -24,6 +24,10 @@ class Cluster(Protocol):
     def urls(self) -> dict[str, str]:
         """The URL of each worker."""
 
+    @property
+    def dashboard_url(self) -> str | None:
+        """The URL of the driver's dashboard, with the token that opens it."""
+
     async def restart(self, name: str) -> None:
         """Start a worker anew, without its state, and tell everybody where it is now.
 

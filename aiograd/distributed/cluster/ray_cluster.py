@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import logging
 import os
 import secrets
 from collections.abc import Mapping, Sequence
@@ -32,15 +31,17 @@ from aiograd.distributed.cluster.ray_placement import PLACE_SECONDS, STRATEGIES,
 from aiograd.distributed.cluster.ray_worker import Greeting, RayWorker, Settings
 from aiograd.distributed.cluster.roster import LostCallback, ReturnCallback, Roster
 from aiograd.distributed.cluster.sealed import seal
+from aiograd.distributed.dashboard_options import DashboardOptions, read_options
 from aiograd.distributed.membership import PEERS
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, VersionMismatch, WorkerLostError
+from aiograd.log_fields import structured_logger
 from aiograd.version import __version__
 
-log = logging.getLogger("aiograd.distributed")
+log = structured_logger("aiograd.distributed")
 
 #: seconds until a worker that has been placed listens
 START_SECONDS = PLACE_SECONDS
@@ -80,6 +81,7 @@ class RayCluster(BaseCluster):
         allow_plaintext: let workers listen beyond their machine without TLS; messages are encrypted all the same.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
         limits, encoding, gradient_encoding, log_level: as of `LocalCluster`.
+        dashboard: of the driver, as of `Worker`; it shows all workers.
         start_timeout: seconds until all workers have been placed, and again until each listens. By default 30, and 5 for placing where Ray's nodes
             together could not hold them even if they were idle: say more where nodes come on demand.
 
@@ -111,6 +113,7 @@ class RayCluster(BaseCluster):
         gradient_encoding: Encoding = Encoding.PLAIN,
         log_level: str = "warning",
         start_timeout: float | None = None,
+        dashboard: bool | DashboardOptions = False,
     ) -> None:
         super().__init__(check_names("RayCluster", n, names))
         check_service("RayCluster", service)
@@ -134,6 +137,7 @@ class RayCluster(BaseCluster):
         self._limits = Limits() if limits is None else limits
         self._start_timeout = START_SECONDS if start_timeout is None else start_timeout
         self._client_ssl = client_ssl
+        self._dashboard = read_options(dashboard) or False
         defaults = dataclasses.asdict(Limits())
         self._settings = Settings(
             name="", leader="driver", service=service, host=host, allow_plaintext=allow_plaintext, certificates=(certificate, key, ca),
@@ -282,6 +286,7 @@ class RayCluster(BaseCluster):
             driver = Worker(
                 "driver", secret=self._secret, limits=self._limits, client_ssl=self._client_ssl,
                 encoding=Encoding[self._settings.encoding], gradient_encoding=Encoding[self._settings.gradient_encoding],
+                dashboard=self._dashboard,
             )  # fmt: skip
             exits.callback(setattr, self, "_roster", None)
             exits.push_async_callback(self._stop)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
-import logging
 import math
 from collections.abc import Coroutine, Iterable, Mapping, Sequence
 from itertools import count
@@ -13,17 +12,19 @@ from typing import Any
 
 import numpy as np
 
+from aiograd import tracing
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import fetch, store
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError, StepError
+from aiograd.log_fields import structured_logger
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
 from aiograd.transaction import Acknowledged, Applied, Coordinator, ParticipantsJoined, Prepared
 
-logger = logging.getLogger("aiograd.distributed")
+logger = structured_logger("aiograd.distributed")
 
 #: stands for the worker in what a context notes as in doubt, where that is no pass
 CLIPPING = ""
@@ -133,7 +134,8 @@ class DistributedOptimizer:
         """
         if ctx is not None:
             _check_certain(ctx)
-        await self._carry_out(self._step(ctx, timeout), "step")
+        with tracing.span("optimizer step", attributes={"aiograd.workers": len(self._refs)}):
+            await self._carry_out(self._step(ctx, timeout), "step")
 
     async def clip_grad_norm_(
         self, ctx: Any, max_norm: float, norm_type: float = 2.0, error_if_nonfinite: bool = False, *, timeout: float | None = None

@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-import logging
 import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -30,8 +29,9 @@ from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistics
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, Overloaded, WorkerLostError
+from aiograd.log_fields import structured_logger
 
-logger = logging.getLogger("aiograd.distributed")
+logger = structured_logger("aiograd.distributed")
 
 #: seconds that cancelled handlers have to stop when an endpoint is closed
 GRACE = 1.0
@@ -334,7 +334,8 @@ class Endpoint:
         if conversation.heir is not None and not conversation.is_confirmed:
             return  # the peer never knew of it
         self._lost += 1
-        logger.info("worker %s: lost worker %s (principal %s): %s", self.name, peer.name, peer.principal, reason)
+        fields = {"worker": self.name, "peer": peer.name}
+        logger.info("worker %s: lost worker %s (principal %s): %s", self.name, peer.name, peer.principal, reason, extra=fields)
         if conversation.is_used and self._on_lost is not None:
             try:
                 self._on_lost(identity, WorkerLostError(f"worker {peer.name!r} was lost: {reason}", worker=peer.name))

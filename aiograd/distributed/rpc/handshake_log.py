@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import logging
 from collections import Counter
 
 from aiograd.distributed.rpc.timers import call_at
+from aiograd.log_fields import structured_logger
 
-logger = logging.getLogger("aiograd.distributed")
+logger = structured_logger("aiograd.distributed")
 
 #: seconds for which failures are summed up
 INTERVAL = 10.0
@@ -45,7 +45,7 @@ class HandshakeLog:
             context: in which the timer is set.
         """
         if self._timer is None:
-            logger.info("worker %s: a handshake with %s failed: %s", self._name, remote, why)
+            logger.info("worker %s: a handshake with %s failed: %s", self._name, remote, why, extra={"worker": self._name, "peer": remote})
             self._arm(context)
             return
         source = remote.rpartition(":")[0] or remote

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
+from aiograd import tracing
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.loop_budget import LoopBudget
@@ -308,7 +309,8 @@ class Engine:
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
         try:
-            await driver.run()
+            with tracing.span("backward pass", attributes={"aiograd.pass": task.id}):
+                await driver.run()
         except BaseException as error:
             instead = await driver.fail(error)
             if instead is not None:

@@ -13,12 +13,12 @@ Note [Steps]
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import ArgumentError, CommitUnknown, PipelineError, TransactionError
+from aiograd.log_fields import structured_logger
 from aiograd.offloading import ready
 from aiograd.pipeline.run.outbox import received
 from aiograd.pipeline.run.session import DRIVER, HostWorker, StepSession, kept_for
@@ -27,7 +27,7 @@ from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.transaction import AbortDecided, CommitDecided, Failed, History, Outcome, Prepared, TransactionState
 
-logger = logging.getLogger("aiograd.pipeline")
+logger = structured_logger("aiograd.pipeline")
 
 #: committed steps that are remembered, for hosts that ask
 REMEMBERED = 64

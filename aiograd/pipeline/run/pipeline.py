@@ -18,10 +18,12 @@ Note [Scaling]
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
+from aiograd import tracing
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
@@ -254,13 +256,15 @@ class Pipeline:
         running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs), bool(return_outputs))
         del x, target, arg_mbs, kwarg_mbs, target_mbs, kwargs
         try:
-            return await running
+            with tracing.span("pipeline step", attributes={"aiograd.microbatches": self._plan.microbatches}):
+                return await running
         except BaseException as error:
             clear_frames(error, "aiograd.pipeline.")
             raise
 
     async def _step(self, calls: list[Call], targets: list[Any] | None, keeps_outputs: bool) -> Any:
         async with self._turn:
+            began = time.perf_counter_ns()
             session = await self._begin(calls, targets)
             session.keeps_outputs = keeps_outputs
             results = await self._coordinator.run(session, True)
@@ -274,6 +278,9 @@ class Pipeline:
                 await self._coordinator.abort(session)
                 raise
             await self._coordinator.commit(session)
+            profiler = current_mode().profiler
+            if profiler is not None:
+                profiler.end_pipeline_step(began, self)
             return (list(losses), outputs) if keeps_outputs else list(losses)
 
     async def eval(self, x: Any = (), *, arg_mbs: Any = None, kwarg_mbs: Any = None, **kwargs: Any) -> Any:

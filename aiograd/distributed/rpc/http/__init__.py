@@ -5,6 +5,7 @@
 `server`             requests: what is answered, refused, and turned into a channel
 `connection`         one accepted connection, before it is a channel
 `responses`          the answers
+`pages`              the rules for the pages of a dashboard, and for metrics
 `client`             one dialled connection
 `channel`            frames over a connection that has become a WebSocket
 `framing`            the bytes around a frame

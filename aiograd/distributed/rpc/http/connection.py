@@ -11,7 +11,6 @@ Note [One head at a time]
 from __future__ import annotations
 
 import asyncio
-import logging
 from typing import cast
 
 from aiohttp import web
@@ -21,6 +20,7 @@ from aiograd.distributed.rpc.http.aiohttp_internals import forget_accepted
 from aiograd.distributed.rpc.http.channel import RECEIVE
 from aiograd.distributed.rpc.http.responses import refusal
 from aiograd.distributed.rpc.limits import Limits
+from aiograd.log_fields import structured_logger
 
 MAX_HEADERS = 64
 MAX_LINE = 8190
@@ -29,7 +29,7 @@ MAX_HEAD = 64 << 10
 #: seconds that a closed connection has for the rest of its output
 LINGER = 1.0
 
-logger = logging.getLogger("aiograd.distributed.rpc.http")
+logger = structured_logger("aiograd.distributed.rpc.http")
 
 _END = b"\r\n\r\n"
 
@@ -50,7 +50,7 @@ class HttpConnection(web.RequestHandler):
             library,
             loop=asyncio.get_running_loop(),
             keepalive_timeout=limits.keepalive_timeout,
-            logger=logger,
+            logger=logger.logger,
             access_log=None,  # type: ignore[arg-type]
             max_line_size=MAX_LINE,
             max_field_size=MAX_LINE,

@@ -2,8 +2,9 @@
 
 Note [What is refused]
     Browsers must not be able to talk to a worker on behalf of a page: a request with a foreign Host, with ``Origin`` or any
-    ``Sec-Fetch-*`` header is refused before its path is looked at. Refusals say nothing but their status. A request is one line and a few
-    headers: bodies are refused, and a connection that does not produce a whole head within `handshake_timeout` is closed.
+    ``Sec-Fetch-*`` header is refused; only the routes of a dashboard have rules of their own, see `pages`. Refusals say nothing but their status. A
+    request is one line and a few headers: bodies are refused, and a connection that does not produce a whole head within `handshake_timeout` is
+    closed.
 """
 
 from __future__ import annotations
@@ -12,24 +13,25 @@ import asyncio
 import base64
 import binascii
 import hashlib
-import logging
 from collections.abc import Callable, Mapping
 from typing import Any, TypeAlias, cast
 
 from aiohttp import web
 
-from aiograd.distributed.rpc.http.addresses import HostAllowList
+from aiograd.distributed.rpc.http.addresses import HostAllowList, is_loopback
 from aiograd.distributed.rpc.http.admission import ConnectionPermit
 from aiograd.distributed.rpc.http.connection import HttpConnection
+from aiograd.distributed.rpc.http.pages import Site, refuses_browser, respond
 from aiograd.distributed.rpc.http.responses import Upgraded, healthy, refusal
 from aiograd.distributed.rpc.limits import Limits
+from aiograd.log_fields import structured_logger
 
 PATH = "/aiograd/v1"
 HEALTH = "/health"
 
 Upgrade: TypeAlias = Callable[[asyncio.Transport, ConnectionPermit, bytes], None]
 
-logger = logging.getLogger("aiograd.distributed.rpc.http")
+logger = structured_logger("aiograd.distributed.rpc.http")
 
 _GUID = b"258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
 
@@ -47,14 +49,16 @@ class HttpServer:
         limits: sizes and times.
         secure: True if its connections use TLS.
         upgrade: gets the connections that became WebSockets.
+        site: the pages for browsers and Prometheus.
     """
 
-    def __init__(self, hosts: HostAllowList, limits: Limits, *, secure: bool, upgrade: Upgrade) -> None:
+    def __init__(self, hosts: HostAllowList, limits: Limits, *, secure: bool, upgrade: Upgrade, site: Site | None = None) -> None:
         self._library = web.Server(self._answer)
         self._hosts = hosts
         self._limits = limits
         self._default_port = 443 if secure else 80
         self._upgrade = upgrade
+        self._site = site or Site()
 
     def protocol(self, permit: ConnectionPermit) -> HttpConnection:
         """The protocol of a connection that was just accepted."""
@@ -71,17 +75,21 @@ class HttpServer:
     async def _answer(self, request: web.BaseRequest) -> web.StreamResponse:
         connection = cast(HttpConnection, request.protocol)
         connection.head_is_complete()
-        refused = self._refuses(request)
+        path = request.raw_path.partition("?")[0]
+        refused = self._refuses(request, path)
         if refused:
             return refusal(refused)
-        path = request.raw_path.partition("?")[0]
         if path == PATH:
             return self._open_channel(request, connection)
         if path == HEALTH:
             return healthy()
+        pages = self._site.pages_of(path)
+        if pages is not None:
+            port = request.transport.get_extra_info("sockname")[1] if request.transport is not None else 0
+            return respond(pages, request, path, is_loopback=is_loopback(request.remote or ""), secure=self._default_port == 443, port=port)
         return refusal(404)
 
-    def _refuses(self, request: web.BaseRequest) -> int:
+    def _refuses(self, request: web.BaseRequest, path: str) -> int:
         """The status with which a request is refused whatever it asks for, 0 where it is not."""
         transport = request.transport
         hosts = request.headers.getall("Host", [])
@@ -91,7 +99,10 @@ class HttpServer:
         if not self._hosts.allows(hosts[0], local[0], local[1], self._default_port):
             logger.debug("refused a request from %s for the host %.100r: not a name of this worker", request.remote, hosts[0])
             return 403
-        if "Origin" in request.headers or any(name.lower().startswith("sec-fetch-") for name in request.headers):
+        if self._site.dashboard is not None and self._site.pages_of(path) is self._site.dashboard:
+            if refuses_browser(request, path, secure=self._default_port == 443):
+                return 403
+        elif "Origin" in request.headers or any(name.lower().startswith("sec-fetch-") for name in request.headers):
             return 403
         if request.method != "GET":
             return 405

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import os
 import socket
 import ssl as tls
@@ -14,13 +13,15 @@ from aiograd.distributed.rpc.http.admission import Admission, ConnectionPermit
 from aiograd.distributed.rpc.http.channel import WebSocketChannel
 from aiograd.distributed.rpc.http.client import HttpClient
 from aiograd.distributed.rpc.http.connection import MAX_LINE
+from aiograd.distributed.rpc.http.pages import Site
 from aiograd.distributed.rpc.http.server import HttpServer, certified_names
 from aiograd.distributed.rpc.http.tls import TLS_WANTED, default_context, speaks_tls
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import ArgumentError, DistributedError
+from aiograd.log_fields import structured_logger
 
-logger = logging.getLogger("aiograd.distributed.rpc.http")
+logger = structured_logger("aiograd.distributed.rpc.http")
 
 #: seconds after which accepting is tried again when the process has no descriptor left
 ACCEPT_PAUSE = 0.5
@@ -67,6 +68,8 @@ class HttpTransport:
         self._client: HttpClient | None = None
         self._all_lost: asyncio.Event | None = None
         self._closed = False
+        #: the pages for browsers and Prometheus, at every address that is listened to
+        self.site = Site()
 
     def entropy(self, count: int) -> bytes:
         """Random bytes of the operating system.
@@ -122,7 +125,7 @@ class HttpTransport:
         def upgrade(transport: asyncio.Transport, permit: ConnectionPermit, received: bytes) -> None:
             self._accept(transport, permit, received, accept)
 
-        server = HttpServer(hosts, self._limits, secure=self._ssl is not None, upgrade=upgrade)
+        server = HttpServer(hosts, self._limits, secure=self._ssl is not None, upgrade=upgrade, site=self.site)
         self._servers.append(server)
         self._sockets.append(listener)
         self._start(self._serve(listener, server))

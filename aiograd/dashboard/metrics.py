@@ -1,0 +1,119 @@
+"""Metrics: a worker's counts in the text format of Prometheus, by ``prometheus_client`` (extra ``metrics``).
+
+Every name has the label ``worker``.
+
+======================================  =========  =============================================================================================
+`aiograd_contexts`                      gauge      contexts that are open
+`aiograd_passes_running`                gauge      distributed backward passes with a part here that run
+`aiograd_passes_total`                  counter    those that have ended, by ``outcome``: committed or aborted
+`aiograd_exchange_seconds`              histogram  durations by ``exchange``: those of `aiograd.distributed.meter`
+`aiograd_exchange_failures_total`       counter    exchanges that ended with an exception, by ``exchange``
+`aiograd_references`                    gauge      objects held for references of peers
+`aiograd_message_bytes_held`            gauge      bytes of messages that are being received or served
+`aiograd_stuck_functions`               gauge      functions that still run although their calls were given up
+`aiograd_peer_connected`                gauge      1 if there is a connection to ``peer``
+`aiograd_peer_bytes_total`              counter    bytes of frames, by ``peer`` and ``direction``: in or out
+`aiograd_peer_round_trip_seconds`       gauge      from request to answer, smoothed, by ``peer``
+`aiograd_resident_memory_bytes`         gauge      memory of the process
+`aiograd_device_memory_bytes`           gauge      memory that the process has allocated on its CUDA device
+`aiograd_scalar`                        gauge      the last value of each scalar that was logged with ``ag.log``, by ``name``
+======================================  =========  =============================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from aiograd.dashboard.reporter import device_bytes, resident_bytes
+from aiograd.distributed.meter import BOUNDS
+from aiograd.distributed.rpc.http.pages import Page
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.scalars import LOG
+
+
+def metrics_page(core: WorkerCore) -> Page:
+    """The metrics of a worker; status 501 where prometheus_client is not installed."""
+    try:
+        from prometheus_client import CollectorRegistry, exposition
+    except ImportError:
+        return Page(501, b"metrics need the extra `metrics`: pip install 'aiograd[metrics]'\n")
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(WorkerMetrics(core))
+    return Page(200, exposition.generate_latest(registry), exposition.CONTENT_TYPE_LATEST)
+
+
+class WorkerMetrics:
+    """A collector of prometheus_client for one worker; register it in a registry of your own to serve it elsewhere.
+
+    Args:
+        core: the worker.
+    """
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+
+    def describe(self) -> list[Any]:
+        """Nothing: names are told with the values."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """The metrics at this moment."""
+        from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        core, name = self._core, self._core.name
+        figures = core.worker.statistics()
+        for metric, text, value in (
+            ("contexts", "Contexts that are open", figures.contexts),
+            ("passes_running", "Distributed backward passes that run", figures.passes),
+            ("references", "Objects held for references of peers", figures.references),
+            ("message_bytes_held", "Bytes of messages that are being received or served", figures.bytes_held),
+            ("stuck_functions", "Functions that run although their calls were given up", figures.stuck),
+            ("resident_memory_bytes", "Memory of the process", resident_bytes()),
+            ("device_memory_bytes", "Memory that the process has allocated on its CUDA device", device_bytes()),
+        ):
+            gauge = GaugeMetricFamily(f"aiograd_{metric}", text, labels=["worker"])
+            gauge.add_metric([name], value)
+            yield gauge
+        passes = CounterMetricFamily("aiograd_passes", "Distributed backward passes that have ended", labels=["worker", "outcome"])
+        passes.add_metric([name, "committed"], figures.passes_committed)
+        passes.add_metric([name, "aborted"], figures.passes_aborted)
+        yield passes
+        seconds = HistogramMetricFamily("aiograd_exchange_seconds", "Durations of exchanges with other workers", labels=["worker", "exchange"])
+        failures = CounterMetricFamily("aiograd_exchange_failures", "Exchanges that ended with an exception", labels=["worker", "exchange"])
+        for exchange, histogram in core.meter.histograms.items():
+            total, buckets = 0, []
+            for bound, count in zip([*map(str, BOUNDS), "+Inf"], histogram.counts, strict=True):
+                total += count
+                buckets.append((bound, total))
+            seconds.add_metric([name, exchange], buckets, histogram.total)
+            failures.add_metric([name, exchange], histogram.failed)
+        yield seconds
+        yield failures
+        connected = GaugeMetricFamily("aiograd_peer_connected", "1 if there is a connection to the peer", labels=["worker", "peer"])
+        moved = CounterMetricFamily("aiograd_peer_bytes", "Bytes of frames", labels=["worker", "peer", "direction"])
+        trips = GaugeMetricFamily("aiograd_peer_round_trip_seconds", "From request to answer, smoothed", labels=["worker", "peer"])
+        for peer, (is_connected, bytes_in, bytes_out, round_trip) in self._peers(figures).items():
+            connected.add_metric([name, peer], is_connected)
+            moved.add_metric([name, peer, "in"], bytes_in)
+            moved.add_metric([name, peer, "out"], bytes_out)
+            if round_trip is not None:
+                trips.add_metric([name, peer], round_trip)
+        yield connected
+        yield moved
+        yield trips
+        logged = GaugeMetricFamily("aiograd_scalar", "The last value of a logged scalar", labels=["worker", "name"])
+        for (owner, scalar), entry in list(LOG.latest.items()):
+            if owner in (None, name):
+                logged.add_metric([name, scalar], entry.value)
+        yield logged
+
+    def _peers(self, figures: Any) -> dict[str, tuple[bool, int, int, float | None]]:
+        """Each peer of this worker's principal once: of two sessions with one name, one may be ending."""
+        found: dict[str, tuple[bool, int, int, float | None]] = {}
+        for peer in figures.peers:
+            if peer.principal == self._core.principal:
+                before = found.get(peer.name, (False, 0, 0, None))
+                trip = peer.round_trip if peer.round_trip is not None else before[3]
+                found[peer.name] = (before[0] or peer.is_connected, before[1] + peer.bytes_in, before[2] + peer.bytes_out, trip)
+        return found

@@ -1,0 +1,179 @@
+"""Reporter: a worker's account of itself for a dashboard, its own or that of a peer: counts, loop lag, memory, and the events that were sampled.
+
+Only while somebody asks: a worker that was not asked for `WATCHED_SECONDS` records nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import resource
+import sys
+import time
+from collections import deque
+from typing import Any
+
+from aiograd import scalars
+from aiograd.dashboard.sampling import Sampler
+from aiograd.distributed.worker_core import WorkerCore
+from aiograd.errors import ArgumentError
+from aiograd.profiler.event import Event
+
+#: seconds after the last question at which recording stops
+WATCHED_SECONDS = 3.0
+#: seconds between two looks at the allowance and at the loop's lag; samples of lag that are kept
+TICK, SAMPLES = 0.05, 200
+#: events that are kept, and events and characters of a text in one report
+RING, MOST_EVENTS, TEXT = 10_000, 3000, 160
+#: the most events per second that a dashboard may ask for
+MOST_RATE = 100_000
+
+
+class Reporter:
+    """A worker's account of itself.
+
+    Args:
+        core: the worker.
+    """
+
+    def __init__(self, core: WorkerCore) -> None:
+        self._core = core
+        self.sampler = Sampler(1, RING)
+        self._lags: deque[float] = deque(maxlen=SAMPLES)
+        self._watched_until = 0.0
+        self._due = 0.0
+        self._handle: asyncio.TimerHandle | None = None
+
+    def recorder(self, is_recorded: bool) -> Any:
+        """See `aiograd.distributed.worker_core.Watch`."""
+        return None if self._handle is None else self.sampler.recorder(is_recorded)
+
+    @property
+    def is_watched(self) -> bool:
+        """True if somebody has asked lately."""
+        return self._handle is not None
+
+    def watch(self, rate: int) -> None:
+        """Record for a while from now on, so many events per second."""
+        self._watched_until = self._core.loop.time() + WATCHED_SECONDS
+        self.sampler.allowance.rate = rate
+        if self._handle is None:
+            self.sampler.allowance.restart(rate)
+            self._core.watch = self
+            self._tick()
+
+    def stop(self) -> None:
+        """Record nothing more."""
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+        if self._core.watch is self:
+            self._core.watch = None
+        self.sampler.close()
+
+    def _tick(self) -> None:
+        now = self._core.loop.time()
+        if self._due:
+            self._lags.append(max(0.0, now - self._due))
+        if now >= self._watched_until:
+            self._due = 0.0
+            self.stop()
+            return
+        self.sampler.tick(now)
+        self._due = now + TICK
+        self._handle = self._core.loop.call_at(self._due, self._tick)
+
+    def report(self, after: int, with_graphs: bool, scalars_after: int, asker: str, rate: int) -> dict[str, Any]:
+        """The account for one question, for JSON.
+
+        Args:
+            after: the number of the last event of the report before; 0 at first.
+            with_graphs: also the graphs of the last passes.
+            scalars_after: the number of the last logged scalar of the report before.
+            rate: events per second to record.
+            asker: the process that asks, by `ScalarLog.process`; another one is also told of scalars that belong to no worker.
+        """
+        self.watch(min(rate, MOST_RATE))
+        events = self.sampler.ring.after(after, MOST_EVENTS)
+        ahead = time.time_ns() - time.perf_counter_ns()
+        also = () if asker == scalars.LOG.process else (None,)
+        logged = scalars.LOG.after(scalars_after, MOST_EVENTS, self._core.name, *also)
+        return {
+            "now": time.time_ns() // 1000,
+            "cursor": events[-1][0] if events else after,
+            "dropped": events[0][0] - after - 1 if events and after else 0,
+            "state": self._state(),
+            "windows": [[(begin + ahead) // 1000, (end + ahead) // 1000 if end else 0] for begin, end in list(self.sampler.windows)],
+            "events": [_row(event, ahead) for _, event in events],
+            "graphs": self.sampler.graphs.rows() if with_graphs else None,
+            "scalars": [[entry.number, entry.worker, entry.name, entry.step, entry.value, entry.time] for entry in logged],
+        }
+
+    def _state(self) -> dict[str, Any]:
+        statistics = self._core.worker.statistics()
+        lags = sorted(self._lags)
+        meter = self._core.meter.histograms
+        return {
+            "pid": os.getpid(),
+            "contexts": statistics.contexts,
+            "passes": statistics.passes,
+            "committed": statistics.passes_committed,
+            "aborted": statistics.passes_aborted,
+            "calls": statistics.calls,
+            "served": meter["serve"].count,
+            "failed": meter["serve"].failed,
+            "bytes_held": statistics.bytes_held,
+            "memory": resident_bytes(),
+            "device_memory": device_bytes(),
+            "lag50": lags[len(lags) // 2] * 1e3 if lags else 0.0,
+            "lag99": lags[min(len(lags) - 1, int(len(lags) * 0.99))] * 1e3 if lags else 0.0,
+            "peers": [
+                [peer.name, peer.is_connected, peer.bytes_in, peer.bytes_out, (peer.round_trip or 0.0) * 1e3, peer.outstanding + peer.running]
+                for peer in statistics.peers
+                if peer.principal == self._core.principal
+            ],
+        }
+
+
+def read_question(text: str) -> tuple[int, bool, int, str, int]:
+    """The arguments of `Reporter.report` in a peer's question.
+
+    Raises:
+        ArgumentError: it is malformed.
+    """
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(text):
+            case [int(after), bool(with_graphs), int(scalars_after), str(asker), int(rate)] if len(text) < 200 and rate > 0:
+                return after, with_graphs, scalars_after, asker, rate
+    raise ArgumentError("a malformed question of a dashboard")
+
+
+def _row(event: Event, ahead: int) -> list[Any]:
+    """An event for JSON; times in microseconds of the wall clock."""
+    shapes = None if event.shapes is None else " ".join("×".join(map(str, shape)) or "scalar" for shape in event.shapes)[:TEXT]
+    line = event.line if event.line is None else event.line[-TEXT:]
+    return [
+        event.name[:TEXT], event.category, event.operation[:TEXT], (event.start + ahead) // 1000, event.duration / 1000, event.thread_name[:40],
+        event.task, event.sequence_nr, event.graph_task, shapes, event.nbytes, line, event.peer,
+    ]  # fmt: skip
+
+
+def resident_bytes() -> int:
+    """Bytes of memory that this process has now; the most that it had where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return most if sys.platform == "darwin" else most * 1024
+
+
+def device_bytes() -> int:
+    """Bytes that this process has allocated on the current CUDA device; 0 where it has not used one."""
+    if "aiograd.cuda.device" not in sys.modules:
+        return 0
+    with contextlib.suppress(Exception):  # a device that fails is no reason to report nothing
+        return int(sys.modules["aiograd.cuda"].memory_stats()["allocated"])
+    return 0

@@ -1,0 +1,112 @@
+"""What Prometheus reads, by prometheus_client's own parser."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.dashboard import metrics
+from aiograd.dashboard.face import DashboardFace
+from aiograd.distributed.rpc.http.pages import PageRequest
+from tests.distributed.http_support import get
+from tests.distributed.workers import until, workers
+
+service = dist.Service()
+GRAFANA = Path(__file__).parents[2] / "examples" / "grafana_dashboard.json"
+
+
+@service.function
+def square(x: ag.Tensor) -> ag.Tensor:
+    return (x * x).sum()
+
+
+def families(core: Any) -> dict[str, Any]:
+    page = metrics.metrics_page(core)
+    assert page.status == 200 and page.content_type.startswith("text/plain")
+    return {family.name: family for family in text_string_to_metric_families(page.body.decode())}
+
+
+def value(family: Any, sample_name: str, /, **labels: str) -> float:
+    (sample,) = [each for each in family.samples if each.name == sample_name and labels.items() <= each.labels.items()]
+    return float(sample.value)
+
+
+async def test_counts_of_a_step() -> None:
+    async with workers("driver", "left", service=service) as (driver, left):
+        async with driver.context() as ctx:
+            x = ag.tensor([1.0, 2.0], requires_grad=True)
+            await ctx.backward(await driver.call("left", "square", x))
+        with pytest.raises(ag.errors.NotExposedError):
+            await driver.call("left", "nothing")
+        await until(lambda: not left.statistics().contexts)
+        found = families(driver._core)
+        assert value(found["aiograd_passes"], "aiograd_passes_total", outcome="committed", worker="driver") == 1
+        assert value(found["aiograd_exchange_seconds"], "aiograd_exchange_seconds_count", exchange="call") == 2
+        assert value(found["aiograd_exchange_seconds"], "aiograd_exchange_seconds_bucket", exchange="call", le="+Inf") == 2
+        buckets = [each.value for each in found["aiograd_exchange_seconds"].samples if each.labels.get("exchange") == "call" and "le" in each.labels]
+        assert buckets == sorted(buckets) and len(buckets) == len(metrics.BOUNDS) + 1
+        assert value(found["aiograd_exchange_failures"], "aiograd_exchange_failures_total", exchange="call") == 1
+        assert value(found["aiograd_peer_connected"], "aiograd_peer_connected", peer="left") == 1
+        assert value(found["aiograd_peer_bytes"], "aiograd_peer_bytes_total", peer="left", direction="out") > 0
+        assert value(found["aiograd_resident_memory_bytes"], "aiograd_resident_memory_bytes") > 1e6
+        assert value(families(left._core)["aiograd_exchange_seconds"], "aiograd_exchange_seconds_count", exchange="serve") == 1
+
+
+async def test_scalars_with_odd_names_are_labels() -> None:
+    name = 'quote " backslash \\ <b> }'
+    async with workers("driver") as (driver,):
+        ag.log(name, 2.5)
+        assert value(families(driver._core)["aiograd_scalar"], "aiograd_scalar", name=name, worker="driver") == 2.5
+        ag.log(name, float("nan"))
+        text = metrics.metrics_page(driver._core).body.decode()
+        assert len(list(text_string_to_metric_families(text))) > 5
+
+
+async def test_every_name_is_documented_and_the_grafana_file_asks_for_names_that_exist() -> None:
+    async with workers("driver") as (driver,):
+        names = set()
+        for line in metrics.metrics_page(driver._core).body.decode().splitlines():
+            if line.startswith("# TYPE"):
+                names.add(line.split()[2])
+    documented = set(re.findall("`(aiograd_[a-z_]+)`", metrics.__doc__ or ""))
+    assert names == documented
+    panels = json.loads(GRAFANA.read_text())["panels"]
+    asked = {name for panel in panels for target in panel.get("targets", ()) for name in re.findall("aiograd_[a-z_]+", target["expr"])}
+    assert len(asked) > 8 and {re.sub("_(bucket|sum|count)$", "", name) for name in asked} <= documented
+
+
+def request(**changes: Any) -> PageRequest:
+    return PageRequest("/metrics", {}, {}, "", False, False, 1)._replace(**changes)
+
+
+async def test_metrics_are_for_this_machine_and_for_those_with_the_token() -> None:
+    async with workers("driver") as (driver,):
+        face = DashboardFace(driver._core)
+        assert face.metrics(request(is_local=True)).status == 200
+        for authorization in ("", "Bearer ", "Bearer None", "Bearer x", "Basic x"):
+            assert face.metrics(request(authorization=authorization)).status == 401
+        face._token = "a" * 20
+        assert face.metrics(request(authorization="Bearer " + "a" * 20)).status == 200
+        assert face.metrics(request(authorization="Bearer " + "a" * 19)).status == 401
+
+
+@pytest.mark.net
+async def test_a_proxy_does_not_make_the_world_local() -> None:
+    async with dist.Worker("driver") as worker:
+        assert (await get(worker.url, "/metrics"))[0] == 200
+        for header in ("X-Forwarded-For: 1.2.3.4\r\n", "Forwarded: for=1.2.3.4\r\n"):
+            assert (await get(worker.url, "/metrics", header))[0] == 401
+
+
+async def test_without_prometheus_client_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(__import__("sys").modules, "prometheus_client", None)
+    async with workers("driver") as (driver,):
+        page = metrics.metrics_page(driver._core)
+        assert page.status == 501 and b"aiograd[metrics]" in page.body
