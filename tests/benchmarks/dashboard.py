@@ -2,7 +2,8 @@
 
 The page is a process of its own that asks twice a second, as a browser does. Steps follow each other without a pause, at about a thousand a second.
 A round takes a stretch of steps in each way, in turn, long enough for several windows of recording, and ratios are taken within a round. Times are
-those of this process's processors, both workers' included: on the wall, neighbours make more difference than what is measured. "closed" is also what every worker pays without a dashboard: the last row says what its counters cost per remote step.
+those of this process's processors, both workers' included: on the wall, neighbours make more difference than what is measured. "closed" is also what
+every worker pays without a dashboard; the last row says what its counters cost per remote step.
 """
 
 from __future__ import annotations

@@ -119,7 +119,10 @@ async def test_other_principals_learn_nothing_and_are_not_shown() -> None:
         watcher.stop()
 
 
-@pytest.mark.parametrize("question", ["", "x", "[]", "[0]", '["a",true,0,""]', "[0,1,0,0,1]", '[0,true,0,"",0]', "[" * 5000, '[0,true,0,"' + "x" * 500 + '",1]'])
+@pytest.mark.parametrize(
+    "question",
+    ["", "x", "[]", "[0]", '["a",true,0,""]', "[0,1,0,0,1]", '[0,true,0,"",0]', "[" * 5000, '[0,true,0,"' + "x" * 500 + '",1]'],
+)
 async def test_malformed_questions_are_refused(question: str) -> None:
     async with workers("driver", "left", service=service) as (driver, left):
         with pytest.raises(RemoteError, match="malformed question"):
