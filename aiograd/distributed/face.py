@@ -43,7 +43,11 @@ _makers: list[Callable[[WorkerCore], WorkerFace]] = []
 
 
 def register_face(make: Callable[[Any], WorkerFace]) -> None:
-    """Set the class of the part above."""
+    """Set the part above, for all workers of the process.
+
+    Args:
+        make: makes the face of a worker from its `WorkerCore`.
+    """
     _makers[:] = [make]
 
 
