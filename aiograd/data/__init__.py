@@ -1,6 +1,7 @@
 """Batches for training loops: an asynchronous, prefetching loader over whatever holds the examples.
 
-`loader` has the `DataLoader`, `reading` how batches are read ahead, `process_source` sources in processes of their own. ``ag.progress(loader)`` shows a bar.
+`loader` has the `DataLoader`, `reading` how batches are read ahead, `process_source` sources in processes of their own.
+``ag.progress(loader)`` shows a bar.
 Data sets are left to others: anything with ``__getitem__`` and ``__len__``, any iterable and any asynchronous iterable will do.
 """
 
