@@ -91,7 +91,10 @@ class GraphError(AiogradError, RuntimeError):
 
 
 class TraceError(GraphError):
-    """A compiled function does something that a program cannot repeat: it reads the value of a tensor, or returns something that is none."""
+    """A compiled function does something that a program cannot repeat.
+
+    It reads the value of a tensor, waits for something else than a pass, returns something that is no Tensor, or calls itself without end.
+    """
 
 
 class NoGraphError(GraphError):

@@ -335,7 +335,7 @@ class Function:
                 refresh(arg)
         trace = current_mode().trace
         if trace is not None:
-            trace.breaks(f"it calls {cls.__name__}.apply")
+            return trace.applies(f"{cls.__name__}.apply", cls.apply, args, is_async=inspect.iscoroutinefunction(cls.forward))
         context = FunctionCtx(tuple(isinstance(arg, TensorCore) and arg._node is not None for arg in args))
         frame = sys._getframe(1)
         line = f"{frame.f_code.co_filename}:{frame.f_lineno}"

@@ -4,10 +4,17 @@
 `signature`         of the arguments: their structure, and what a program depends on
 `surroundings`      Tensors that the function finds by name, and guards against one that is replaced
 `recording`         an eager run as statements; what cannot be repeated
+`writes`            what a recording does about modifications in place
+`awaiting`          a coroutine while it is recorded
+`lines`             the user's lines
 `program`           statements and values: the data, pure
 `forward_code`      the forward as Python text
 `backward_code`     the backward as Python text, made by the first pass that runs it
 `source`            text to function: the only one that calls ``compile``
+`program_code`      a program with its code, ready to be called
+`steps`             programs in parts: calls between rows, segments
+`reached`           the statements that a pass runs
+`profiled`          programs under a profiler
 `node`              the backward node of one call
 ==================  ===============================================================================================
 =======

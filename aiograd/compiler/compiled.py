@@ -3,36 +3,38 @@
 Note [When a program is used]
     A call with a known signature runs its program if the captured Tensors have the shapes, dtypes and ``requires_grad`` that they had, and if the
     modules that were called and the function's closure and globals have the same Tensors and plain attributes; else it is recorded again.
-    Where operations are watched (anomaly mode, saved-tensor hooks, a profiler, another recording) the function runs eagerly, with the same bits.
+    Where operations are watched (anomaly mode, saved-tensor hooks, another recording) the function runs eagerly, with the same bits. Under a
+    profiler programs run statement by statement, and nothing is recorded.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-import itertools
 import threading
-from collections.abc import Callable
+import traceback
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
-from aiograd.compiler.forward_code import compile_forward, saved_names, sources
-from aiograd.compiler.node import ProgramNode, estimate, output_counters
+from aiograd.compiler.awaiting import Recorded
+from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function
 from aiograd.compiler.program import Program
-from aiograd.compiler.recording import Fit, ProgramRecorder, fit_of
+from aiograd.compiler.program_code import ProgramCode, next_use
+from aiograd.compiler.recording import ProgramRecorder, others_in
 from aiograd.compiler.signature import describe, shared_arrays, signature_of, with_tensors
-from aiograd.compiler.surroundings import Guard, guards_of
+from aiograd.compiler.steps import StepCode, segments
+from aiograd.compiler.surroundings import Fit, Guard, guards_of, unchanged
+from aiograd.compiler.writes import WriteRecorder
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
-from aiograd.graph.node import InputMetadata
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode, ModeScope, current_mode
-from aiograd.tensors.core import TENSOR_CLASS, TensorCore, refresh
-from aiograd.trees import map_tree
+from aiograd.tensors.core import TensorCore
+from aiograd.trees import leaves_of, map_tree
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-_uses = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -58,98 +60,6 @@ class CompiledStatistics:
     arena_bytes: int
 
 
-class ProgramCode:
-    """A program with its code and all that its calls share.
-
-    Args:
-        name: of the function.
-        program: its data.
-        result: rebuilds what the function returns from its outputs.
-        guards: objects whose attributes have to be what they were.
-    """
-
-    def __init__(self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
-        self.name = name
-        self.program = program
-        self.result = result
-        self.guards = guards
-        self.forward, program.source = compile_forward(program)
-        self.sources, counts = sources(program)
-        self.has_repeats = max(counts, default=0) > 1
-        self.all_needed = (True,) * len(self.sources)
-        self.backwards: dict[Any, Callable[..., list[Any]]] = {}
-        self.metadata = tuple([InputMetadata(value.shape, value.dtype, "cpu") for value in program.outputs])
-        self.records = bool(self.sources)
-        saved = set(saved_names(program))
-        #: inputs and captured Tensors, and outputs, whose values are saved
-        self.saved_places = [i for i, value in enumerate((*program.inputs, *program.captured)) if value.name in saved]
-        self.saved_outputs = [i for i, value in enumerate(program.outputs) if value.name in saved]
-        self.estimate = estimate(program)
-        self.captured = [
-            (tensor, value.shape, value.strides, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)
-        ]
-        self.used = 0
-        self.runs = 0
-
-    def fit(self) -> Fit:
-        """How what the program was made for compares with what is now."""
-        for tensor, shape, strides, dtype, records in self.captured:
-            if tensor._x is not None:
-                refresh(tensor)
-            data = tensor._data
-            if data.shape != shape or data.strides != strides or data.dtype != dtype or (tensor._node is not None) is not records:
-                return Fit.STALE
-        found = Fit.SAME
-        for owner, attributes in self.guards:
-            fit = fit_of(owner, attributes)
-            if fit is Fit.STALE:
-                return fit
-            if fit is Fit.OTHER:
-                found = fit
-        return found
-
-    def add_backward(self, key: Any, backward: Callable[..., list[Any]], text: str) -> None:
-        """Keep the code of another kind of pass."""
-        if key not in self.backwards:
-            self.backwards[key] = backward
-            self.program.source += f"\n\n{text}"
-
-    def run(self, inputs: list[Any]) -> Any:
-        """One call."""
-        self.used = next(_uses)
-        self.runs += 1
-        tensors = [*inputs, *self.program.tensors]
-        try:
-            arrays, saved = self.forward(*[tensor._data for tensor in tensors])
-        except Exception as error:
-            self._explain(error)
-            raise
-        outputs: list[Any] = []
-        cls = TENSOR_CLASS[0]
-        for array in arrays:
-            tensor = cls()
-            tensor._data = array
-            tensor._node = tensor._vc = tensor._x = None
-            tensor._nr = 0
-            outputs.append(tensor)
-        if self.records:
-            node = ProgramNode(self, tensors, saved)
-            for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):
-                if value.records:
-                    tensor._node, tensor._nr = node, number
-            if self.saved_outputs:
-                node.counters = output_counters(outputs, self.saved_outputs)
-        return self.result(outputs)
-
-    def _explain(self, error: Exception) -> None:
-        trace = error.__traceback__
-        while trace is not None and trace.tb_frame.f_code is not self.forward.__code__:
-            trace = trace.tb_next
-        if trace is not None:
-            line = self.program.source.splitlines()[trace.tb_lineno - 1].strip()
-            error.add_note(f"in the compiled function {self.name}, statement `{line}`")
-
-
 class CompiledFunction:
     """The result of `compile`: called as the function that it was made from.
 
@@ -164,7 +74,7 @@ class CompiledFunction:
         self._most = max_signatures
         self._name = getattr(function, "__name__", None) or type(function).__name__
         #: by signature; several where they differ in plain attributes of modules, such as ``training``
-        self._codes: dict[Any, tuple[ProgramCode, ...]] = {}
+        self._codes: dict[Any, tuple[ProgramCode | StepCode, ...]] = {}
         self._breaks: dict[Any, str] = {}
         self._recordings = self._eager = self._past_runs = 0
         self._has_warned = self._has_told = False
@@ -178,39 +88,75 @@ class CompiledFunction:
         return self if instance is None else functools.partial(self, instance)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_async:
+            return self._call_async(args, kwargs)
+        inputs: list[Any] = []
+        key, code = self._find(args, kwargs, inputs)
+        if code is not None:
+            return code.run(inputs)
+        if key is None:
+            return self.function(*args, **kwargs)
+        recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
+        with ModeScope(trace=recorder), _recursion_ends(self._name):
+            result = self.function(*args, **kwargs)
+        return self._keep(key, recorder, guards, result)
+
+    async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        inputs: list[Any] = []
+        key, code = self._find(args, kwargs, inputs)
+        if code is not None:
+            return await code.run_async(inputs)
+        if key is None:
+            return await self.function(*args, **kwargs)
+        recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
+        self._refuse_async_blocks(recorder)
+        with ModeScope(trace=recorder), _recursion_ends(self._name):
+            result = await Recorded(self.function(*args, **kwargs), recorder)
+        return self._keep(key, recorder, guards, result)
+
+    def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]) -> tuple[Any, Any]:
+        """The key of a call and the code to run; without code a key to record it under, or None to run the function itself."""
         mode = current_mode()
-        if not (mode.plain or not (mode.grad or mode.watched)) or self._is_async:
+        if not mode.plain and not _runs_programs(mode):
             if mode.trace is None:
                 self._eager += 1
-            return self.function(*args, **kwargs)
-        inputs: list[Any] = []
+            return None, None
         key = (signature_of(args, kwargs, inputs), mode.grad, mode.dtype, selected(), shared_arrays(inputs))
         for code in self._codes.get(key, ()):
             fit = code.fit()
             if fit is Fit.SAME:
-                return code.run(inputs)
+                return key, code
             if fit is Fit.STALE:
                 with self._lock:
                     self._forget(key, code)
-        if key in self._breaks:
+        if mode.profiler is not None or key in self._breaks:
             self._eager += 1
-            return self.function(*args, **kwargs)
-        return self._record(key, mode, args, kwargs, inputs)
+            return None, None
+        return key, None
 
     # ---------------------------------------------------------------- recording
 
-    def _record(self, key: Any, mode: Mode, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]) -> Any:
+    def _begin(
+        self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[ProgramRecorder, list[Guard], tuple[Any, ...], dict[str, Any]]:
+        """Begin to record a call; returns the arguments to call the function with."""
         args, kwargs = with_tensors(args, kwargs, inputs)
-        recorder = ProgramRecorder(inputs, raises=self._on_break == "raise")
-        guards = guards_of(self.function, args)
         self._recordings += 1
-        with ModeScope(trace=recorder):
-            result = self.function(*args, **kwargs)
+        return WriteRecorder(inputs, raises=self._on_break == "raise"), guards_of(self.function, args), args, kwargs
+
+    def _refuse_async_blocks(self, recorder: ProgramRecorder) -> None:
+        plain = plain_function(self.function)
+        line = None if plain is None else async_block(plain.__code__)
+        if plain is not None and line is not None:
+            recorder.waits(*described_line(plain.__code__.co_filename, line, plain.__globals__))
+
+    def _keep(self, key: Any, recorder: ProgramRecorder, guards: list[Guard], result: Any) -> Any:
+        """Make a program of a recorded call, and return the call's result."""
         outputs: list[Any] = []
-        rebuild = self._shape_of(result, outputs)
+        rebuild = self._shape_of(result, outputs, recorder)
         text = describe(key[0])
         program = recorder.program(text, outputs)
-        if program is not None and any(fit_of(owner, attributes) is not Fit.SAME for owner, attributes in guards):
+        if program is not None and not unchanged(guards):
             recorder.breaks("it changes a variable of its closure or an attribute of its object")
             program = None
         with self._lock:
@@ -223,38 +169,34 @@ class CompiledFunction:
                         f"{self._name}.statistics().reasons for other signatures; this is said once."
                     )
                 return result
-            code = ProgramCode(self._name, program, rebuild, _distinct([*guards, *recorder.modules.values()]))
-            code.used = next(_uses)
+            kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
+            code = kind(self._name, program, rebuild, _distinct([*guards, *recorder.modules.values()]))
+            code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
                 self._drop_one(code)
         return result
 
-    def _shape_of(self, result: Any, outputs: list[Any]) -> Callable[[list[Any]], Any]:
+    def _shape_of(self, result: Any, outputs: list[Any], recorder: ProgramRecorder) -> Callable[[list[Any]], Any]:
         """Collects the Tensors of a result; returns a function that makes a result of others."""
         if isinstance(result, TensorCore):
             outputs.append(result)
             return _only
 
-        def collect(value: Any) -> None:
-            if isinstance(value, TensorCore):
-                outputs.append(value)
-            elif isinstance(value, (tuple, list, dict)):
-                for item in value.values() if isinstance(value, dict) else value:
-                    collect(item)
-            elif value is not None:
-                raise TraceError(
-                    f"the compiled function {self._name} returned a {type(value).__name__}; expected a Tensor, or nested tuples, lists and dicts of "
-                    "Tensors, since nothing else is computed anew by a program"
-                )
-
-        collect(result)
-        if not outputs:
-            raise TraceError(f"the compiled function {self._name} returned no Tensor: a program would have nothing to compute")
+        for other in others_in(result):
+            raise TraceError(
+                f"{defined_at(self.function)}: the compiled function {self._name} returned a {type(other).__name__}; expected a Tensor, or nested "
+                "tuples, lists and dicts of Tensors, since nothing else is computed anew by a program"
+            )
+        outputs += leaves_of(result, TensorCore)
+        if not outputs and not recorder.has_called:
+            raise TraceError(
+                f"{defined_at(self.function)}: the compiled function {self._name} returned no Tensor: a program would have nothing to do"
+            )
 
         return functools.partial(_filled, map_tree(lambda tensor: _Place(), result, TensorCore))
 
-    def _forget(self, key: Any, code: ProgramCode) -> None:
+    def _forget(self, key: Any, code: ProgramCode | StepCode) -> None:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
         if len(left) < len(self._codes.get(key, ())):
             self._past_runs += code.runs
@@ -263,7 +205,7 @@ class CompiledFunction:
         else:
             self._codes.pop(key, None)
 
-    def _drop_one(self, new: ProgramCode) -> None:
+    def _drop_one(self, new: ProgramCode | StepCode) -> None:
         key, oldest = min(((key, code) for key, codes in self._codes.items() for code in codes), key=lambda entry: entry[1].used)
         self._forget(key, oldest)
         if not self._has_warned:
@@ -278,7 +220,7 @@ class CompiledFunction:
     @property
     def programs(self) -> tuple[Program, ...]:
         """The programs, in the order in which they were recorded."""
-        return tuple(code.program for code in self._all())
+        return tuple(code.text_program if isinstance(code, StepCode) else code.program for code in self._all())
 
     def statistics(self) -> CompiledStatistics:
         """Figures of recordings and runs so far."""
@@ -293,7 +235,7 @@ class CompiledFunction:
             arena_bytes=sum(code.program.arena_bytes for code in codes),
         )
 
-    def _all(self) -> list[ProgramCode]:
+    def _all(self) -> list[ProgramCode | StepCode]:
         return [code for codes in list(self._codes.values()) for code in codes]
 
     def clear(self) -> None:
@@ -303,6 +245,23 @@ class CompiledFunction:
             self._codes.clear()
             self._breaks.clear()
             self._has_warned = self._has_told = False
+
+
+@contextlib.contextmanager
+def _recursion_ends(name: str) -> Iterator[None]:
+    """Around a recording: a function that calls itself without end is an error that names its line."""
+    try:
+        yield
+    except RecursionError as error:
+        places = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_of_package(frame)]
+        where = "" if not places else "{}: `{}` ".format(*described_line(places[-1].f_code.co_filename, places[-1].f_lineno, places[-1].f_globals))
+        raise TraceError(f"{where}calls without end while the compiled function {name} is recorded: {error}. End the recursion.") from None
+
+
+def _runs_programs(mode: Mode) -> bool:
+    """True if a program can do in this mode all that the operations would."""
+    watched = mode.grad and (mode.anomaly is not None or mode.saved_hooks is not None)
+    return mode.trace is None and not watched
 
 
 def _distinct(guards: list[Guard]) -> list[Guard]:
@@ -332,7 +291,11 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
     """A function that records the operations of its first call with a signature, and from then on runs them as one program.
 
     Results and gradients have the bits of the eager function. Backward is one node of the graph, awaited as any other. Python side effects happen
-    while recording only. An ``async def`` runs eagerly every time; what it calls may be compiled.
+    while recording only.
+
+    An ``async def`` may be a whole training step: ``zero_grad()``, forward, ``await loss.backward()``, clipping, ``optimizer.step()``, a schedule's
+    step. Options of optimizers are read at every run. It may await passes and steps of its own, nothing else. A run that fails or is cancelled
+    leaves behind the same as the eager function.
 
     Args:
         function: a ``def``, a method or a `nn.Module`; without it, a decorator is returned.
@@ -356,5 +319,6 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
     if not callable(function):
         raise ArgumentTypeError(f"compile(): expected a function or module, found {type(function).__name__}")
     if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-        raise ArgumentTypeError(f"compile(): {getattr(function, '__name__', function)} is a generator function; expected one that returns its result")
+        name = getattr(function, "__name__", function)
+        raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
     return CompiledFunction(function, on_break, max_signatures)

@@ -6,22 +6,26 @@ Note [Sums with uses elsewhere]
     returns an `UnsummedGradient`, whose parts the engine adds to that. Either way the bits are those of the eager pass.
 
 Note [What a pass frees]
-    The saved arrays go with the pass, as those of any row. For passes that record a graph themselves the node also keeps the Tensors that the
+    The saved arrays of the statements that a pass has run go with it, as those of any row; so outputs may be differentiated one after the other
+    where they share no statement. For passes that record a graph themselves the node also keeps the Tensors that the
     program read: such a pass runs the rows again on Tensors and then the plain rules, node by node, as the eager pass would have.
 """
 
 from __future__ import annotations
 
+import linecache
 from collections.abc import Sequence
 from typing import Any
 
 from aiograd.compiler.backward_code import BackwardWriter
 from aiograd.compiler.forward_code import is_needed, saved_names, sources
-from aiograd.compiler.program import Program, Value, ValueKind
+from aiograd.compiler.profiled import ProfiledBackward
+from aiograd.compiler.program import Program, Statement, Value, ValueKind
+from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
 from aiograd.graph.node import InputMetadata, Node, ReleasedVariables, _next_sequence
-from aiograd.modes import ModeScope
+from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.slice_gradient import dense
 from aiograd.tensors.core import counter_of, make
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
@@ -41,7 +45,7 @@ class ProgramNode(Node):
         arrays: those that the forward saved.
     """
 
-    __slots__ = ("code", "_saved", "tensors", "versions", "counters")
+    __slots__ = ("code", "_arrays", "tensors", "versions", "counters", "_ran", "_gone", "_released")
 
     is_builtin = True
     holds_data = True
@@ -55,7 +59,12 @@ class ProgramNode(Node):
         self.next_nodes = tuple([tensors[number]._node for number in code.sources])
         self.next_nrs = tuple([tensors[number]._nr for number in code.sources])
         #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
-        self._saved: Any = arrays
+        self._arrays: Any = arrays
+        #: of several outputs those that the last run had gradients for, and the edges that it wanted
+        self._ran: Any = None
+        #: statements whose arrays are gone, and the `ReleasedVariables` that says why
+        self._gone: frozenset[int] = frozenset()
+        self._released: Any = None
         self.tensors = tensors
         self.versions = tuple([0 if tensor._vc is None else tensor._vc[0] for tensor in tensors])
         #: version counters of outputs whose values are saved
@@ -97,18 +106,31 @@ class ProgramNode(Node):
         return self._run(grads, needs, begins)
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
-        saved = self._saved
+        saved = self._arrays
         if isinstance(saved, ReleasedVariables):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
         grads = [None if grad is None else dense(grad) for grad in grads]
         key = (tuple([None if grad is None else grad.strides for grad in grads]), needs, sums)
+        if len(grads) > 1:
+            self._ran = tuple([grad is not None for grad in grads]), needs
+        if self._gone and not self._gone.isdisjoint(self.code.statements_of(*self._ran)):
+            raise self._released.error(self.name)
         backward = self.code.backwards.get(key)
-        if backward is not None:
-            result: list[Any] = backward(saved, grads)
-            return result
-        writer = BackwardWriter(self.code.program, self, saved, grads, needs, sums)
-        result = writer.run()
+        profiler = current_mode().profiler
+        try:
+            if profiler is not None:
+                profiled = ProfiledBackward(self.code.program, self, saved, grads, needs, sums)
+                profiled.profiler = profiler
+                return profiled.run()
+            if backward is not None:
+                result: list[Any] = backward(saved, grads)
+                return result
+            writer = BackwardWriter(self.code.program, self, saved, grads, needs, sums)
+            result = writer.run()
+        except Exception as error:
+            explain(error, self.code.name)
+            raise
         self.code.add_backward(key, *writer.compiled())
         return result
 
@@ -116,10 +138,13 @@ class ProgramNode(Node):
         """As `vjp_part`; with `create_graph` on Tensors, through the graph that the eager call would have recorded."""
         if not create_graph:
             return self._run(grads, tuple(needs), self.code.all_needed)
-        if isinstance(self._saved, ReleasedVariables):
-            raise self._saved.error(self.name)
+        if isinstance(self._arrays, ReleasedVariables):
+            raise self._arrays.error(self.name)
+        if self._gone:
+            raise self._released.error(self.name)
+        self._ran = None
         self.check_versions(range(len(self.tensors)))
-        return _through_rows(self.code.program, self.tensors, dict(zip(saved_names(self.code.program), self._saved, strict=True)), grads, needs)
+        return _through_rows(self.code.program, self.tensors, dict(zip(saved_names(self.code.program), self._arrays, strict=True)), grads, needs)
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """True: two runs for parts of the edges do part of the work twice."""
@@ -127,10 +152,19 @@ class ProgramNode(Node):
 
     # ---------------------------------------------------------------- saved values
 
+    @property
+    def _saved(self) -> Any:
+        """The saved arrays; set to a `ReleasedVariables` by a pass that is done with them."""
+        return self._arrays
+
+    @_saved.setter
+    def _saved(self, released: ReleasedVariables) -> None:
+        self.release_variables(released)
+
     def cannot_run(self) -> Exception:
         """The error for a node whose saved values are gone."""
-        if isinstance(self._saved, ReleasedVariables):
-            return self._saved.error(self.name)
+        if isinstance(self._arrays, ReleasedVariables):
+            return self._arrays.error(self.name)
         return GraphError(f"{self.name}: its saved values are not at hand")
 
     def check_versions(self, places: Any) -> None:
@@ -152,8 +186,17 @@ class ProgramNode(Node):
                 raise modified_error(f"an output of {self.code.name}, which it saved", (), counter[0], 0, False)
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
-        """Drop the saved values."""
-        self._saved = released or ReleasedVariables()
+        """Drop the saved values of the statements that the last run went through; all, after a failure."""
+        released = released or ReleasedVariables()
+        if isinstance(self._arrays, ReleasedVariables):
+            return
+        if self._ran is not None and not released.reason:
+            self._gone |= self.code.statements_of(*self._ran)
+            self._released = released
+            self._arrays = self.code.without(self._arrays, self._gone)
+            if self._arrays:
+                return
+        self._arrays = released
         self.tensors = []
 
     # ---------------------------------------------------------------- metadata and cost
@@ -177,8 +220,35 @@ class ProgramNode(Node):
 
 
 def estimate(program: Program) -> float:
-    """Estimated nanoseconds of the backward of a program."""
-    return sum(STATEMENT_NS + statement.cost for statement in program.statements if statement.node is not None)
+    """Estimated nanoseconds of the backward of a program; never too much for the loop where no statement by itself is."""
+    costs = [statement_cost(statement) for statement in program.statements]
+    total = sum(costs)
+    return total if max(costs, default=0.0) > INLINE_NS else min(total, INLINE_NS)
+
+
+def statement_cost(statement: Statement) -> float:
+    """Estimated nanoseconds of the backward of a statement."""
+    return 0.0 if statement.node is None else STATEMENT_NS + statement.cost
+
+
+def explain(error: BaseException, name: str) -> None:
+    """Add a note with the statement of a program, and the user's line that it comes from, at which an error was raised."""
+    trace, found = error.__traceback__, None
+    while trace is not None:
+        code, locals_of = trace.tb_frame.f_code, trace.tb_frame.f_locals
+        if code.co_filename.startswith("<aiograd program"):
+            number = trace.tb_lineno
+            found = linecache.getline(code.co_filename, number).strip()
+            while "#" not in found and number > 1:
+                number -= 1
+                comment = linecache.getline(code.co_filename, number).strip()
+                if comment.startswith("#"):
+                    found = f"{found}  {comment}"
+        elif code is BackwardWriter._statement.__code__ and (statement := locals_of.get("statement")) is not None:
+            found = f"backward of {statement.op.name}  # {statement.place}: {statement.line}"
+        trace = trace.tb_next
+    if found is not None:
+        error.add_note(f"in the compiled function {name}, statement `{found}`")
 
 
 def output_counters(outputs: Sequence[Any], places: Sequence[int]) -> tuple[list[int], ...]:

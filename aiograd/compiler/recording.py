@@ -16,24 +16,47 @@ Note [Tensors by identity]
 
 from __future__ import annotations
 
-import enum
-import linecache
+import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.lines import async_block, described_line, is_of_package, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
+from aiograd.compiler.surroundings import Fit, fit_of
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
+from aiograd.modes import ModeScope
 from aiograd.ops.op import Fused, Op
-from aiograd.tensors.core import TensorCore, base_of
-from aiograd.trees import map_tree
+from aiograd.tensors.core import TensorCore, base_of, refresh
+from aiograd.trees import leaves_of, map_tree
 
-_PACKAGE = "aiograd"
+_AWAITING = "aiograd.compiler.awaiting"
 #: of an Op for a statement that is no row
 _NO_ROW: dict[str, Any] = {"outputs": 1, "differentiable_outputs": (), "view": False, "complex": "real", "cost": 1.0, "fused": None}
+
+
+def statement_op(name: str, forward: Callable[..., Any]) -> Op:
+    """The row of a statement that is none of the tables: a draw of random numbers, an effect."""
+    return Op("".join([letter if letter.isalnum() else "_" for letter in name]), forward, {}, {}, **_NO_ROW)
+
+
+class CalledOp(Op):
+    """Something that is no row and that a program calls with Tensors, between its numeric parts: an optimizer's step, a backward pass.
+
+    Args:
+        name: for people.
+        function: takes Tensors; returns None, or what has the Tensors that are the statement's outputs.
+        is_awaited: True if it returns a coroutine.
+    """
+
+    __slots__ = ("is_awaited",)
+
+    def __init__(self, name: str, function: Callable[..., Any], *, is_awaited: bool) -> None:
+        super().__init__(name, lambda *tensors: function(*tensors), {}, {}, **_NO_ROW)
+        self.is_awaited = is_awaited
 
 
 class ProgramRecorder:
@@ -57,7 +80,15 @@ class ProgramRecorder:
         self._captured: list[Value] = []
         self._tensors: list[TensorCore] = []
         self._count = 0
+        #: True if a `CalledOp` is among the statements
+        self.has_called = False
         self._values: dict[int, Value] = {}
+        #: nodes of rows; ids of the Tensors that rows have made; by id of an array, the known Tensors of it
+        self._nodes: list[Any] = []
+        self._made_by_rows: set[int] = set()
+        self._sharing: dict[int, list[TensorCore]] = {}
+        #: by id of a Tensor that is a leaf's gradient, a function that returns that gradient
+        self._gradients: dict[int, Callable[[], Any]] = {}
         #: by id of the array; an array that a tensor without a place in the graph shares with one that has it is found here
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
@@ -73,34 +104,146 @@ class ProgramRecorder:
         if self.broken is not None:
             return
         node: Any = next((output._node for output in outputs if output._node is not None), None)
+        if node is not None:
+            self._nodes.append(node)
         if node is not None and (node._extra is not None or node._saved.__class__ is not tuple):
             self.breaks("saved-tensor hooks or hooks of nodes are active")
             return
         arrays = tuple([None if tensor is None else self._value_of(tensor) for tensor in tensors])
         values = map_tree(self._static, statics, np.ndarray)
-        place, line = _user_line()
+        place, line = user_line()
+        made = self._made(outputs)
+        self._made_by_rows.update(map(id, outputs))
+        self._alive.append(residuals)
+        self._statements.append(Statement(op, arrays, values, fused, made, None if node is None else type(node), place, line))
+
+    def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...], statics: dict[str, Any] | None = None) -> None:
+        """A statement that is no row."""
+        values = tuple(map(self._value_of, tensors))
+        self._statements.append(Statement(op, values, statics or {}, None, self._made(outputs), None, *user_line()))
+
+    def _made(self, outputs: Any) -> tuple[Value, ...]:
+        """The values of the Tensors that a statement has made."""
         made: list[Value] = []
         for output in outputs:
             made.append(self._know(output, ValueKind.COMPUTED, self._count))
             self._count += 1
-        self._alive.append(residuals)
-        self._statements.append(Statement(op, arrays, values, fused, tuple(made), None if node is None else type(node), place, line))
-
-    def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...]) -> None:
-        """A statement that is no row."""
-        made = tuple([self._know(output, ValueKind.COMPUTED, self._count + i) for i, output in enumerate(outputs)])
-        self._count += len(made)
-        self._statements.append(Statement(op, tuple(map(self._value_of, tensors)), {}, None, made, None, *_user_line()))
+        return tuple(made)
 
     def drew(self, name: str, draw: Callable[[], Any], tensor: TensorCore) -> None:
         """Random numbers were drawn; `draw` draws the next ones, as a Tensor."""
         if self.broken is None:
-            self._add(Op(name, lambda: draw()._data, {}, {}, **_NO_ROW), (), (tensor,))
+            self._add(statement_op(name, lambda: draw()._data), (), (tensor,))
 
     def performs(self, name: str, function: Callable[..., None], tensors: tuple[TensorCore, ...]) -> None:
         """A function of arrays has run for its effect, such as an update of running statistics."""
         if self.broken is None:
-            self._add(Op(name, lambda *arrays: function(*arrays), {}, {}, **_NO_ROW), tensors, ())
+            self._add(statement_op(name, lambda *arrays: function(*arrays)), tensors, ())
+            self.forget_captured()
+
+    def forget_captured(self) -> None:
+        """Count captured Tensors that are used from here on as new values: their memory may have been written to."""
+        self._values = {key: value for key, value in self._values.items() if value.kind is not ValueKind.CAPTURED}
+        self._arrays = {key: value for key, value in self._arrays.items() if value.kind is not ValueKind.CAPTURED}
+
+    def acts(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function for its effect on what it knows by itself, such as an optimizer's step; a program calls it at every run.
+
+        Args:
+            name: of the effect, for people.
+            function: returns None or a Tensor; it is called with the other arguments, in which iterators become lists.
+        """
+        args, kwargs = _listed(args), _listed(kwargs)
+        call = self._call(function, args, kwargs)
+        with ModeScope(trace=None):
+            result = function(*args, **kwargs)
+        self._called(name, call, result, is_awaited=False)
+        return result
+
+    def applies(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], *, is_async: bool) -> Any:
+        """As `acts` and `awaits`, for a function that makes nodes of its own: a program calls it with its Tensors, in the graph."""
+        if is_async:
+            return self._awaited(name, function, args, {}, has_graph=True)
+        call = self._call(function, args, {})
+        with ModeScope(trace=None):
+            result = function(*args)
+        self._called(name, call, result, is_awaited=False, has_graph=True)
+        return result
+
+    def awaits(self, name: str, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """As `acts`, for a function that returns a coroutine: a backward pass, or a step on the executor."""
+        _refuse_async_blocks(sys._getframe(2), self)
+        return self._awaited(name, function, _listed(args), _listed(kwargs))
+
+    async def _awaited(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, has_graph: bool = False
+    ) -> Any:
+        call = self._call(function, args, kwargs)
+        with ModeScope(trace=None):
+            result = await function(*args, **kwargs)
+        self._called(name, call, result, is_awaited=True, has_graph=has_graph)
+        return result
+
+    def _call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[..., Any], tuple[Value, ...]] | None:
+        """A function of Tensors that makes the same call, and the values that it takes: all Tensors but leaves that are no argument.
+
+        Returns:
+            None if the recording is broken.
+        """
+        if self.broken is not None:
+            return None
+        taken: list[Value] = []
+
+        def place(tensor: TensorCore) -> Any:
+            node = tensor._node
+            known = self._find(tensor)
+            if node is not None and node.is_leaf and (known is None or known.kind is ValueKind.CAPTURED):
+                return tensor
+            taken.append(self._value_of(tensor))
+            return _ArgumentPlace(len(taken) - 1)
+
+        tree = map_tree(place, (args, kwargs), TensorCore)
+
+        def again(*tensors: Any) -> Any:
+            args, kwargs = map_tree(lambda place: tensors[place.index], tree, _ArgumentPlace)
+            return function(*args, **kwargs)
+
+        return again, tuple(taken)
+
+    def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
+        if call is None or self.broken is not None:
+            return
+        outputs = leaves_of(result, TensorCore)
+        others = [type(other).__name__ for other in others_in(result)]
+        if others:
+            self.breaks(f"{name} returns a {others[0]}")
+        for output in outputs:
+            if output._node is not None and not has_graph:
+                self.breaks(f"{name} returns a tensor that has a graph")
+            if self._find(output) is not None:
+                self.breaks(f"{name} returns one of its arguments")
+        if self.broken is None:
+            self.has_called = True
+            made = self._made(outputs)
+            function, values = call
+            self._statements.append(Statement(CalledOp(name, function, is_awaited=is_awaited), values, {}, None, made, None, *user_line()))
+
+    def waits(self, place: str, line: str) -> None:
+        """The function waits for something that a program cannot repeat.
+
+        Raises:
+            TraceError: always, where breaks are errors.
+        """
+        if self._raises and self.broken is None:
+            self.broken = f"{place} waits for something else than a pass"
+            raise TraceError(
+                f"{place}: `{line}` waits for something else than a pass of its own while a compiled function is recorded: a program repeats "
+                "backward(), grad() and astep(), nothing else that is awaited. Move the line out of the function, or compile with on_break='eager'."
+            )
+        self.breaks(f"{place} waits for something else than a pass")
+        return None
 
     def reads(self, tensor: TensorCore) -> None:
         """The user's code reads the values of a tensor.
@@ -108,7 +251,7 @@ class ProgramRecorder:
         Raises:
             TraceError: always, where breaks are errors.
         """
-        place, line = _user_line()
+        place, line = user_line()
         if self._raises:
             raise TraceError(
                 f"{place}: `{line}` reads the value of a tensor of shape {list(tensor.shape)} while a compiled function is recorded: what follows "
@@ -132,8 +275,13 @@ class ProgramRecorder:
     def program(self, signature: str, outputs: list[TensorCore]) -> Program | None:
         """The program of the call that returned `outputs`; None where it is `broken`."""
         found: list[Value] = []
+        with ModeScope(trace=self):
+            for output in outputs:
+                refresh(output)
         for output in outputs:
             value = self._find(output)
+            if value is not None and value.records and output._node is None:
+                value = self._detached(value, output)
             if value is None or value.kind is not ValueKind.COMPUTED or (output._node is not None) != value.records:
                 self.breaks("it returns a tensor that no row of it made")
             elif output._x is not None and (output._x.retains is not None or self._is_input(base_of(output))):
@@ -162,6 +310,7 @@ class ProgramRecorder:
         value = Value(kind, index, tuple(tensor.shape), tensor.dtype, tensor._node is not None, getattr(data, "strides", ()))
         self._values[id(tensor)] = value
         self._arrays.setdefault(id(data), value)
+        self._sharing.setdefault(id(data), []).append(tensor)
         self._alive += [tensor, data]
         return value
 
@@ -169,7 +318,9 @@ class ProgramRecorder:
         return self._values.get(id(tensor)) or self._arrays.get(id(tensor._data))
 
     def _value_of(self, tensor: TensorCore) -> Value:
-        value = self._find(tensor)
+        if tensor._x is not None:
+            refresh(tensor)
+        value = self._find(tensor) or self._gradient(tensor)
         if value is not None and (value.records or tensor._node is None):
             return value if value.records == (tensor._node is not None) else self._detached(value, tensor)
         if value is not None and value.kind is not ValueKind.CAPTURED:
@@ -184,10 +335,21 @@ class ProgramRecorder:
         self._tensors.append(tensor)
         return value
 
+    def _gradient(self, tensor: TensorCore) -> Value | None:
+        """The value of a Tensor that is the ``.grad`` of a captured leaf, read at this place of every run."""
+        for leaf in self._tensors if self.has_called else ():
+            node: Any = leaf._node
+            if node is not None and node.is_leaf and node.grad is tensor:
+                self._gradients[id(tensor)] = node.seen_grad
+                self._add(statement_op("grad", functools.partial(_gradient_of, node)), (), (tensor,))
+                return self._find(tensor)
+        return None
+
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
         detached = Value(value.kind, value.index, value.shape, value.dtype, False, value.strides)
         self._values[id(tensor)] = detached
+        self._sharing.setdefault(id(tensor._data), []).append(tensor)
         self._alive.append(tensor)
         return detached
 
@@ -203,32 +365,47 @@ class ProgramRecorder:
         return value is None or value.kind is not ValueKind.COMPUTED
 
 
-class Fit(enum.Enum):
-    """How an object compares with what it was when a program was recorded."""
-
-    #: the same
-    SAME = enum.auto()
-    #: plain attributes have other values, such as ``training``: they may come back
-    OTHER = enum.auto()
-    #: other objects, such as a Parameter that was replaced: the program is of no use any more
-    STALE = enum.auto()
+def others_in(result: Any) -> list[Any]:
+    """The leaves of a result that are neither Tensors nor None."""
+    if isinstance(result, (tuple, list, dict)):
+        return [other for item in (result.values() if isinstance(result, dict) else result) for other in others_in(item)]
+    return [] if result is None or isinstance(result, TensorCore) else [result]
 
 
-def fit_of(owner: Any, attributes: dict[str, Any]) -> Fit:
-    """Compare the attributes of an object with those that it had."""
-    now = owner.__dict__
-    if now.keys() != attributes.keys():
-        return Fit.STALE
-    fit = Fit.SAME
-    for name, value in attributes.items():
-        found = now[name]
-        if found is value:
-            continue
-        if not isinstance(value, (int, float, str)) or not isinstance(found, (int, float, str)):
-            return Fit.STALE
-        if found.__class__ is not value.__class__ or found != value:
-            fit = Fit.OTHER
-    return fit
+def _listed(arguments: Any) -> Any:
+    """Arguments with lists in place of iterators, which can be used only once."""
+    return map_tree(list, arguments, Iterator)
+
+
+class _ArgumentPlace:
+    """Stands for a Tensor among the arguments of a call."""
+
+    __slots__ = ("index",)
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+
+
+def _gradient_of(leaf: Any) -> Any:
+    """The array of a leaf's gradient.
+
+    Raises:
+        TraceError: there is none.
+    """
+    grad = leaf.seen_grad()
+    if grad is None:
+        raise TraceError(f"a compiled function reads the gradient of a leaf of shape {list(leaf.shape)}, which had one while it was recorded")
+    return grad._data
+
+
+def _refuse_async_blocks(frame: Any, recorder: ProgramRecorder) -> None:
+    """Break the recording where the functions that are running have an ``async with`` or ``async for``, whose effect would not be repeated."""
+    while frame is not None and frame.f_globals.get("__name__") != _AWAITING:
+        if not is_of_package(frame):
+            found = async_block(frame.f_code)
+            if found is not None:
+                recorder.waits(*described_line(frame.f_code.co_filename, found, frame.f_globals))
+        frame = frame.f_back
 
 
 def _bases(array: Any) -> list[Any]:
@@ -237,12 +414,3 @@ def _bases(array: Any) -> list[Any]:
         found.append(base)
         array = base
     return found
-
-
-def _user_line() -> tuple[str, str]:
-    """File and line of the innermost frame that is not the package's, and the line's text."""
-    frame = sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE:
-        frame = frame.f_back
-    name, number = frame.f_code.co_filename, frame.f_lineno
-    return f"{name.rpartition('/')[2]}:{number}", linecache.getline(name, number, frame.f_globals).strip()

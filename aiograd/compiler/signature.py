@@ -9,8 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.lines import user_line
 from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
+from aiograd.trees import map_tree
 
 _PLAIN = (int, float, str, type(None))
 
@@ -48,8 +50,8 @@ def _part(value: Any, inputs: list[TensorCore]) -> Any:
         hash(value)
     except TypeError:
         raise ArgumentTypeError(
-            f"a compiled function was called with a {cls.__name__}; expected Tensors, arrays, nested tuples, lists and dicts of them, and values "
-            "that can be hashed"
+            f"{'{}: `{}`: '.format(*user_line())}a compiled function was called with a {cls.__name__}; expected Tensors, arrays, nested tuples, "
+            "lists and dicts of them, and values that can be hashed"
         ) from None
     return cls, value
 
@@ -65,18 +67,8 @@ def shared_arrays(inputs: list[TensorCore]) -> tuple[int, ...]:
 def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments with the Tensors of `inputs` in the place of Tensors and arrays."""
     left = iter(inputs)
-
-    def replaced(value: Any) -> Any:
-        if isinstance(value, (TensorCore, np.ndarray)):
-            return next(left)
-        if isinstance(value, (tuple, list)):
-            items = [replaced(item) for item in value]
-            return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
-        if isinstance(value, dict):
-            return {name: replaced(item) for name, item in value.items()}
-        return value
-
-    return tuple([replaced(arg) for arg in args]), {name: replaced(value) for name, value in kwargs.items()}
+    replaced: tuple[tuple[Any, ...], dict[str, Any]] = map_tree(lambda value: next(left), (args, kwargs), (TensorCore, np.ndarray))
+    return replaced
 
 
 def describe(key: Any) -> str:

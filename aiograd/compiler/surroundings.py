@@ -5,10 +5,14 @@ Note [What is looked through]
     dict), the program must not run. Names are those of the function's closure, of the globals that it mentions, and of the object that it is a
     method of. From there the search goes into functions, tuples, lists, dicts and attributes of objects, `DEPTH` deep; modules of `aiograd.nn` are
     looked through as a whole. A Tensor that is reached in another way (through a call into a library that keeps it) is taken to stay.
+
+    Numbers, flags and strings count as well, since the function may compute with them: a program runs for the values that it was recorded with. Those
+    that the function itself changes, such as a counter, are side effects of Python and do not count. An optimizer's options are read at every run.
 """
 
 from __future__ import annotations
 
+import enum
 import inspect
 from collections.abc import Iterator
 from types import FunctionType, ModuleType
@@ -17,25 +21,88 @@ from typing import Any
 from aiograd.tensors.core import TensorCore
 
 DEPTH = 3
-_OPAQUE = (ModuleType, type, str, bytes, int, float, complex, type(None))
+_PLAIN = (int, float, str)
+_OPAQUE = (ModuleType, type, bytes, complex, type(None), *_PLAIN)
+#: of a list or tuple, the numbers that are looked at
+_FIRST = 16
 
 #: an object whose attributes have to be what they were, and these
 Guard = tuple[Any, dict[str, Any]]
 
 
+class Fit(enum.Enum):
+    """How an object compares with what it was when a program was recorded."""
+
+    #: the same
+    SAME = enum.auto()
+    #: plain attributes have other values, such as ``training``: they may come back
+    OTHER = enum.auto()
+    #: other objects, such as a Parameter that was replaced: the program is of no use any more
+    STALE = enum.auto()
+
+
+def fit_of(owner: Any, attributes: dict[str, Any]) -> Fit:
+    """Compare the attributes of an object with those that it had."""
+    now = owner.__dict__
+    if now.keys() != attributes.keys():
+        return Fit.STALE
+    fit = Fit.SAME
+    for name, value in attributes.items():
+        found = now[name]
+        if found is value:
+            continue
+        if not isinstance(value, (int, float, str)) or not isinstance(found, (int, float, str)):
+            return Fit.STALE
+        if found.__class__ is not value.__class__ or found != value:
+            fit = Fit.OTHER
+    return fit
+
+
 class NamedTensors:
-    """The Tensors that a function finds by name, as attributes, so that they are compared as those of other objects are."""
+    """The Tensors that a function finds by name, as attributes, so that they are compared as those of other objects are.
+
+    Args:
+        roots: functions that give the objects to begin with, by name.
+    """
+
+    #: the leaves that count
+    kind: type[Any] | tuple[type[Any], ...] = TensorCore
 
     def __init__(self, roots: dict[str, Any]) -> None:
-        self._roots = roots
+        self.roots = roots
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         found: dict[str, Any] = {}
-        for name, root in self._roots.items():
-            for number, tensor in enumerate(_tensors(root(), DEPTH)):
-                found[f"{name} {number}"] = tensor
+        for name, root in self.roots.items():
+            for number, leaf in enumerate(_leaves(root(), self.kind, DEPTH)):
+                found[f"{name} {number}"] = leaf
         return found
+
+
+class NamedNumbers(NamedTensors):
+    """The numbers, flags and strings that a function finds by name."""
+
+    kind = _PLAIN
+
+
+def unchanged(guards: list[Guard]) -> bool:
+    """True if a call has left its surroundings as they were; numbers that it has changed are not guarded from here on."""
+    for owner, attributes in guards:
+        if isinstance(owner, NamedNumbers):
+            now = owner.__dict__
+            for name in [*owner.roots]:
+                if _of_root(now, name) != _of_root(attributes, name):
+                    del owner.roots[name]
+            for key in attributes.keys() - owner.__dict__.keys():
+                del attributes[key]
+        elif fit_of(owner, attributes) is not Fit.SAME:
+            return False
+    return True
+
+
+def _of_root(attributes: dict[str, Any], name: str) -> dict[str, tuple[type[Any], Any]]:
+    return {key: (type(value), value) for key, value in attributes.items() if key.rpartition(" ")[0] == name}
 
 
 def guards_of(function: Any, args: tuple[Any, ...]) -> list[Guard]:
@@ -59,9 +126,9 @@ def guards_of(function: Any, args: tuple[Any, ...]) -> list[Guard]:
         roots["self"] = lambda: owner
     if not isinstance(plain, FunctionType) and not isinstance(function, _OPAQUE):
         roots["the callable"] = lambda: function
-    tensors = NamedTensors(roots)
+    named = [NamedTensors(roots), NamedNumbers(dict(roots))]
     modules = {id(module): module for root in roots.values() for module in _modules(root())}
-    return [(tensors, tensors.__dict__), *((module, dict(module.__dict__)) for module in modules.values())]
+    return [*((each, each.__dict__) for each in named), *((module, dict(module.__dict__)) for module in modules.values())]
 
 
 def _reader(cell: Any) -> Any:
@@ -87,20 +154,20 @@ def _modules(value: Any) -> Iterator[Any]:
         yield from value.modules()
 
 
-def _tensors(value: Any, depth: int) -> Iterator[TensorCore]:
-    if isinstance(value, TensorCore):
+def _leaves(value: Any, kind: type[Any] | tuple[type[Any], ...], depth: int) -> Iterator[Any]:
+    if isinstance(value, kind):
         yield value
-    elif depth == 0 or isinstance(value, _OPAQUE) or _is_module(value):
+    elif depth == 0 or isinstance(value, (TensorCore, *_OPAQUE)) or _is_module(value) or hasattr(value, "param_groups"):
         return
     elif isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _tensors(item, depth - 1)
+        for item in value if kind is TensorCore else value[:_FIRST]:
+            yield from _leaves(item, kind, depth - 1)
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _tensors(item, depth - 1)
+            yield from _leaves(item, kind, depth - 1)
     elif isinstance(value, FunctionType):
         for cell in value.__closure__ or ():
-            yield from _tensors(_reader(cell)(), depth - 1)
+            yield from _leaves(_reader(cell)(), kind, depth - 1)
     elif hasattr(value, "__dict__"):
         for item in list(vars(value).values()):
-            yield from _tensors(item, depth - 1)
+            yield from _leaves(item, kind, depth - 1)

@@ -150,7 +150,8 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
         if profiler is not None:
             profiler.end_wait(began, task, node)
     if node.is_builtin or node.is_leaf:
-        outputs = list(map(dense, raw))
+        is_seen = bool(task.anomaly) or (extra is not None and bool(extra.posthooks))
+        outputs = list(map(dense, raw)) if is_seen else list(raw)
     else:
         task.records_for(node)
         outputs = check_outputs(node, raw, task.create_graph)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.modes import current_mode
 from aiograd.tensors.inplace import write
 
 
@@ -45,6 +46,10 @@ class ExponentialMovingAverage:
         Raises:
             ArgumentError: it has other parameters or buffers than the model that was copied; nothing has changed.
         """
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("update_parameters", type(self).update_parameters, self, model)
+            return
         pairs = [(*each, True) for each in self._paired("parameters", model)]
         pairs += [(*each, self.use_buffers and each[0].dtype.kind in "fc") for each in self._paired("buffers", model)]
         for average, source, moves in pairs:

@@ -10,6 +10,7 @@ import numpy as np
 
 from aiograd.devices import ScalesGradients, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError
+from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
 from aiograd.tensors.tensor import Tensor
@@ -57,6 +58,10 @@ def clip_grad_norm_(
         GradientError: the norm is not finite; nothing has changed.
         ArgumentError: no such norm or limit.
     """
+    trace = current_mode().trace
+    if trace is not None:
+        norm: Tensor = trace.acts("clip_grad_norm_", clip_grad_norm_, parameters, max_norm, norm_type, error_if_nonfinite)
+        return norm
     if not max_norm >= 0 or not norm_type > 0:
         raise ArgumentError(f"clip_grad_norm_(max_norm={max_norm}, norm_type={norm_type}): expected a limit of at least 0 and a norm above 0")
     arrays, replace = _gradients("clip_grad_norm_", parameters)
@@ -67,7 +72,7 @@ def clip_grad_norm_(
     if total is None:
         total = sum_of((size_of(array, norm_type) for array in arrays), norm_type)
     total = norm_of(total, norm_type)
-    norm: Tensor = make(total)
+    norm = make(total)
     if error_if_nonfinite and not math.isfinite(norm.item()):
         raise GradientError(
             f"clip_grad_norm_: the norm of order {norm_type} of the gradients is {norm.item()}; pass error_if_nonfinite=False to go on"
@@ -90,6 +95,10 @@ def clip_grad_value_(parameters: Tensor | Iterable[Tensor] | Mapping[Tensor, Ten
     Raises:
         ArgumentError: the limit is below 0.
     """
+    trace = current_mode().trace
+    if trace is not None:
+        trace.acts("clip_grad_value_", clip_grad_value_, parameters, clip_value)
+        return
     if not clip_value >= 0:
         raise ArgumentError(f"clip_grad_value_(clip_value={clip_value}): expected a limit of at least 0")
     arrays, replace = _gradients("clip_grad_value_", parameters)

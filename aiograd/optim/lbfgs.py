@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.modes import current_mode
 from aiograd.optim.line_search import LinePoint, inner, strong_wolfe
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.tensors.core import TensorCore, host_array, make
@@ -84,6 +85,9 @@ class LBFGS(Optimizer):
         """
         if not callable(closure):
             raise ArgumentTypeError(f"LBFGS.step: expected a closure that computes the loss, found {type(closure).__name__}")
+        trace = current_mode().trace
+        if trace is not None:
+            trace.breaks("it steps LBFGS, whose number of passes depends on values")
         start = await self._position()
         try:
             first, state = await self._iterate(closure, start)

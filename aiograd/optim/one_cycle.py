@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
+from aiograd.modes import current_mode
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.optim.schedules import LRScheduler
 
@@ -92,6 +93,10 @@ class OneCycleLR(LRScheduler):
         Raises:
             ArgumentError: the cycle has ended.
         """
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("step of a schedule", OneCycleLR.step, self)
+            return
         if self.last_epoch + 1 > self.total_steps:
             raise ArgumentError(f"OneCycleLR.step: the cycle has {self.total_steps} steps, and this is one more")
         super().step()

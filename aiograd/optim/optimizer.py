@@ -31,6 +31,7 @@ from aiograd import tracing
 from aiograd.array_functions.creation import zeros_like
 from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
+from aiograd.modes import current_mode
 from aiograd.offloading import offload
 from aiograd.ops.creation import zeros_like as zeros_of
 from aiograd.optim.packing import PACKED_SIZE, Pack
@@ -123,6 +124,10 @@ class Optimizer:
         Args:
             set_to_none: False: fill with zeros.
         """
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("zero_grad", Optimizer.zero_grad, self, set_to_none)
+            return
         for group in self.param_groups:
             for p in group["params"]:
                 node = p._node
@@ -141,6 +146,10 @@ class Optimizer:
         Raises:
             ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters; none has changed.
         """
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("step", Optimizer.step, self, gradients)
+            return
         with tracing.span("optimizer step"):
             self._run(self._collected(gradients))
 
@@ -157,6 +166,10 @@ class Optimizer:
         Raises:
             ArgumentError, ArgumentTypeError: as `step`.
         """
+        trace = current_mode().trace
+        if trace is not None:
+            await trace.awaits("astep", Optimizer.astep, self, gradients)
+            return
         collected = self._collected(gradients)
         for pairs in collected:
             for p, _ in pairs:

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError
+from aiograd.modes import current_mode
 from aiograd.optim.optimizer import Optimizer
 
 
@@ -66,6 +67,10 @@ class ReduceLROnPlateau:
 
     def step(self, metrics: Any) -> None:
         """Take the measure of one more step, a number or a Tensor of one."""
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("step of a schedule", ReduceLROnPlateau.step, self, metrics)
+            return
         measure = float(metrics)
         self.last_epoch += 1
         if self.is_better(measure):

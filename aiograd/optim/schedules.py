@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError
+from aiograd.modes import current_mode
 from aiograd.optim.optimizer import Optimizer
 
 
@@ -50,6 +51,10 @@ class LRScheduler:
 
     def step(self) -> None:
         """Go on by one; call it after the optimizer's step."""
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("step of a schedule", LRScheduler.step, self)
+            return
         self.last_epoch += 1
         self._set()
 

@@ -174,6 +174,10 @@ class TensorCore:
                 raise ArgumentTypeError(f"setting .grad: got dtype {value.dtype}, expected {self.dtype}. Cast it with .astype().")
             if value.device != self.device:
                 raise DeviceMismatchError(f"setting .grad: it lives on {value.device}, the tensor on {self.device}. Move it with .to().")
+        trace = current_mode().trace
+        if trace is not None:
+            trace.acts("setting .grad", _set_grad, self, value)
+            return
         node = self._node
         if node is not None and node.is_leaf:
             node.grad = value  # type: ignore[attr-defined]
@@ -481,6 +485,10 @@ def bind_tensor_class(cls: type[Any]) -> None:
     BOUNDARY.is_tensor = lambda value: isinstance(value, TensorCore)
 
 
+def _set_grad(tensor: TensorCore, value: Any) -> None:
+    tensor.grad = value
+
+
 def view_of(tensor: TensorCore) -> View | None:
     """The record of how a view was made; None for a tensor that is no view."""
     return None if tensor._x is None else tensor._x.view
@@ -518,6 +526,9 @@ def refresh(tensor: TensorCore) -> None:
     while current._x is not None and (view_of := current._x.view) is not None and view_of.version != counter:
         view_of.version = counter
         if view_of.is_frozen or (current._node is not None and current._node.is_leaf):
+            trace = current_mode().trace
+            if trace is not None:
+                trace.breaks("it uses a view of a tensor that has been modified in place")
             break
         stale.append((current, view_of))
         current = view_of.parent
@@ -528,12 +539,15 @@ def refresh(tensor: TensorCore) -> None:
 
 def retake(tensor: TensorCore, view: View, parent: TensorCore) -> None:
     """Give `tensor` the place in the graph of the same view of `parent`."""
-    if parent._node is None:
+    trace = current_mode().trace
+    if parent._node is None and trace is None:
         move_to(tensor, None, 0)
         return
     again = view.op(parent, *view.args, **view.kwargs)
     if view.output is not None:
         again = again[view.output]
+    if trace is not None:
+        trace.renames(tensor, again)
     move_to(tensor, again._node, again._nr)
 
 

@@ -18,6 +18,7 @@ Source: the rules of PyTorch's ``VariableTypeUtils.h`` (check_inplace) and CopyS
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,9 @@ from aiograd.tensors.constants import constant, static
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of
 
 _SETITEM, _RESHAPE = ROWS["setitem"], ROWS["reshape"]
+
+#: types of operands, beside tensors
+_NUMBERS = (bool, int, float, complex, np.ndarray, np.generic, list, tuple)
 
 #: rows whose views show every element of the parent in its order
 _SAME_ORDER = frozenset(("reshape", "squeeze", "unsqueeze"))
@@ -53,8 +57,16 @@ def in_place(row: str, function: Callable[[Any, Any], Any]) -> Callable[[Any, An
         refresh(self)
         if is_tensor:
             refresh(other)
+        trace = current_mode().trace
+        if trace is not None and (is_tensor or isinstance(other, _NUMBERS)):
+            operands = (other,) if is_tensor else ()
+            rest = () if is_tensor else (static(other),)
+            return trace.modifies(
+                self, what, functools.partial(modify, self, other), lambda old: function(old, old if other is self else other),
+                lambda array, *others: _into(op, array, *others, *rest), operands,
+            )  # fmt: skip
         if not _records(self, other if is_tensor else None) and isinstance(self._data, np.ndarray) and isinstance(op.forward, np.ufunc):
-            if not is_tensor and not isinstance(other, (bool, int, float, complex, np.ndarray, np.generic, list, tuple)):
+            if not is_tensor and not isinstance(other, _NUMBERS):
                 return NotImplemented
             other = other._data if is_tensor else static(other)
             before_write(self)
@@ -112,6 +124,13 @@ def set_item(tensor: TensorCore, index: Any, value: Any, what: str) -> None:
     records = _records(tensor, value)
     if records:
         check_view(tensor, what)
+    trace = current_mode().trace
+    if trace is not None:
+        trace.modifies(
+            tensor, what, functools.partial(set_item, tensor, index, value, what), lambda old: _SETITEM(old, value, index=index),
+            lambda array, other, index: array.__setitem__(index, other), (value,), index,
+        )  # fmt: skip
+        return
     old = stand_in(tensor)
     before_write(tensor)
     try:
@@ -267,11 +286,26 @@ def _assign(tensor: TensorCore, value: TensorCore, what: str) -> None:
 def _in_parent(part: TensorCore, view: View) -> tuple[Node | None, int]:
     """The place of a view's parent after the view has become `part`."""
     parent = view.parent
-    if view.op.name in _SAME_ORDER:
-        return attach_written(_RESHAPE, [part], {"shape": parent.shape}, parent._data)
-    if view.op.name == "getitem":
-        index = view.args[0] if view.args else view.kwargs["index"]
-    else:
-        positions = view.op(np.arange(parent.size).reshape(parent.shape), *view.args, **view.kwargs)
-        index = np.unravel_index(positions if view.output is None else positions[view.output], parent.shape)
+    index, shape = index_in_parent(view)
+    if shape is not None:
+        return attach_written(_RESHAPE, [part], {"shape": shape}, parent._data)
     return attach_written(_SETITEM, [stand_in(parent), part], {"index": index}, parent._data)
+
+
+def index_in_parent(view: View) -> tuple[Any, Any]:
+    """Where the elements of a view are in its parent: an index and None, or None and the parent's shape if these are all, in the same order."""
+    parent = view.parent
+    if view.op.name in _SAME_ORDER:
+        return None, parent.shape
+    if view.op.name == "getitem":
+        return view.args[0] if view.args else view.kwargs["index"], None
+    positions = view.op(np.arange(parent.size).reshape(parent.shape), *view.args, **view.kwargs)
+    return np.unravel_index(positions if view.output is None else positions[view.output], parent.shape), None
+
+
+def _into(op: Any, array: Any, other: Any) -> None:
+    """The row's result for two arrays, written into the first."""
+    if isinstance(op.forward, np.ufunc):
+        op.forward(array, other, out=array)
+    else:
+        array[...] = op.forward(array, other)

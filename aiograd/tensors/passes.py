@@ -19,6 +19,7 @@ from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import InputMetadata, Node
+from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, _Retainer, make, plain_array, refresh
 
 Root = "TensorCore | GradientEdge"
@@ -49,6 +50,12 @@ def backward(
         NoGraphError, ShapeError, ArgumentError: the arguments are wrong. LoopError: there is no running loop.
         When awaited: `GraphError` and `GradientError`, and exceptions of rules and hooks, with notes that name the node.
     """
+    trace = current_mode().trace
+    if trace is not None:
+        if create_graph:
+            trace.breaks("a pass of it records a graph")
+        options = {"retain_graph": retain_graph, "create_graph": create_graph, "inputs": inputs}
+        return trace.awaits("backward", backward, tensors, grad_tensors, **options)  # type: ignore[no-any-return]
     roots, seeds = roots_and_seeds("backward()", tensors, grad_tensors, create_graph)
     keepers: list[Any] = []
     wanted = None
@@ -119,6 +126,14 @@ def grad(
 
     Cancelling the coroutine stops the pass.
     """
+    trace = current_mode().trace
+    if trace is not None:
+        if create_graph:
+            trace.breaks("a pass of it records a graph")
+        options = {
+            "retain_graph": retain_graph, "create_graph": create_graph, "allow_unused": allow_unused, "materialize_grads": materialize_grads
+        }  # fmt: skip
+        return trace.awaits("grad", grad, outputs, inputs, grad_outputs, **options)  # type: ignore[no-any-return]
     return start_grad(
         "grad()", outputs, inputs, grad_outputs, retain_graph=retain_graph, create_graph=create_graph, allow_unused=allow_unused,
         materialize_grads=materialize_grads,

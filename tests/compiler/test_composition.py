@@ -98,6 +98,7 @@ async def test_in_a_function_of_a_worker() -> None:
                 await ctx.backward(await a.call("b", "loss", x))
                 (expected,) = await ag.grad((ag.exp(x) * w).sum(), [x])
                 assert bits(ctx.grads[x]) == bits(expected) and values(view(b, ctx).grads[w]) == values(ag.exp(x))
+    assert (compiled.statistics().runs, compiled.statistics().eager) == (2, 0)
 
 
 async def test_compiled_functions_call_each_other() -> None:

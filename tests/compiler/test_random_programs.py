@@ -33,7 +33,9 @@ def bits(*tensors: Any) -> list[Any]:
 def step(random: Random, pool: list[Any], leaves: list[Any]) -> Any:
     """One more value from those of the pool and of the captured leaves."""
     x, y = random.choice([*pool, *leaves]), random.choice([*pool, *leaves])
-    kind = random.randrange(16)
+    kind = random.randrange(20)
+    if kind > 15:
+        return written(random, x * 1.0, y)
     if kind < 3:
         return x + y
     if kind < 6:
@@ -62,6 +64,32 @@ def step(random: Random, pool: list[Any], leaves: list[Any]) -> Any:
     if x.ndim == 2 and y.ndim == 2 and x.shape[1] == y.shape[1]:
         return x @ y.T
     return ag.maximum(x, y)
+
+
+def written(random: Random, z: Any, y: Any) -> Any:
+    """A value that is modified in place, as a whole, in part or through views."""
+    kind = random.randrange(5)
+    fits = np.broadcast_shapes(z.shape, y.shape) == z.shape and np.can_cast(y.dtype, z.dtype)
+    if kind == 0 and fits:
+        z *= y
+    elif kind == 1:
+        z += 0.5
+        z[...] = z + z.detach()
+    elif kind == 2 and z.ndim:
+        first, last = z[:1], z.reshape(-1)[-1:]
+        first *= 2.0
+        last -= y.mean().astype(z.dtype)
+        z = z + first.sum() * last
+    elif kind == 3 and z.ndim == 2:
+        z.T[0] = y.sum().astype(z.dtype)
+        z[:, 1:] += z[:, :-1] * 1.0
+    elif kind == 4 and z.ndim:
+        aside = z.detach() * 1.0
+        aside /= 3.0
+        with ag.no_grad():
+            z = z + ag.tanh(aside)
+            z -= aside
+    return z
 
 
 def make(seed: int) -> tuple[Callable[..., Any], list[tuple[Any, Any]], list[Any]]:

@@ -341,6 +341,8 @@ def new_graph_task(roots: Sequence[tuple[Node, int]] = (), grads: Sequence[Array
     """A new GraphTask with the caller's nesting depth, anomaly mode and profiler."""
     current = CURRENT.get()
     mode = current_mode()
+    if mode.trace is not None:
+        mode.trace.breaks("it runs a pass that is neither backward() nor grad()")
     depth = 0 if current is None else current.task.reentrant_depth + 1
     return GraphTask(roots, grads, reentrant_depth=depth, anomaly=mode.anomaly, profiler=mode.profiler, **options)
 

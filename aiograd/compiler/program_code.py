@@ -1,0 +1,150 @@
+"""ProgramCode: a program with its code, ready to be called."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from aiograd.compiler.forward_code import compile_forward, saved_names, sources
+from aiograd.compiler.node import ProgramNode, estimate, explain, output_counters
+from aiograd.compiler.profiled import run_profiled
+from aiograd.compiler.program import Program
+from aiograd.compiler.reached import needed_names, statements_run
+from aiograd.compiler.surroundings import Fit, Guard, fit_of
+from aiograd.graph.node import InputMetadata
+from aiograd.modes import current_mode
+from aiograd.tensors.core import TENSOR_CLASS, refresh
+
+#: numbers the runs of all programs, so that the least used is known
+next_use = itertools.count(1).__next__
+
+
+class GuardedCode:
+    """A program, and what has to be as it was for it to be used.
+
+    Args:
+        program: its data.
+        result: rebuilds what the function returns from its outputs.
+        guards: objects whose attributes have to be what they were.
+    """
+
+    def __init__(self, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
+        self.program = program
+        self.result = result
+        self.guards = guards
+        self.captured = [
+            (tensor, value.shape, value.strides, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)
+        ]
+        self.used = 0
+        self.runs = 0
+
+    def fit(self) -> Fit:
+        """How what the program was made for compares with what is now."""
+        for tensor, shape, strides, dtype, records in self.captured:
+            if tensor._x is not None:
+                refresh(tensor)
+            data = tensor._data
+            if data.shape != shape or data.strides != strides or data.dtype != dtype or (tensor._node is not None) is not records:
+                return Fit.STALE
+        found = Fit.SAME
+        for owner, attributes in self.guards:
+            fit = fit_of(owner, attributes)
+            if fit is Fit.STALE:
+                return fit
+            if fit is Fit.OTHER:
+                found = fit
+        return found
+
+
+class ProgramCode(GuardedCode):
+    """A program with its code and all that its calls share.
+
+    Args:
+        name: of the function.
+        program: its data.
+        result: rebuilds what the function returns from its outputs.
+        guards: objects whose attributes have to be what they were.
+    """
+
+    def __init__(self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
+        super().__init__(program, result, guards)
+        self.name = name
+        self.forward, program.source = compile_forward(program)
+        self.sources, counts = sources(program)
+        self.has_repeats = max(counts, default=0) > 1
+        self.all_needed = (True,) * len(self.sources)
+        self.backwards: dict[Any, Callable[..., list[Any]]] = {}
+        self.metadata = tuple([InputMetadata(value.shape, value.dtype, "cpu") for value in program.outputs])
+        self.records = bool(self.sources)
+        self.saved = saved_names(program)
+        saved = set(self.saved)
+        self._statements: dict[Any, frozenset[int]] = {}
+        self._needed: dict[frozenset[int], set[str]] = {}
+        #: inputs and captured Tensors, and outputs, whose values are saved
+        self.saved_places = [i for i, value in enumerate((*program.inputs, *program.captured)) if value.name in saved]
+        self.saved_outputs = [i for i, value in enumerate(program.outputs) if value.name in saved]
+        self.estimate = estimate(program)
+
+    def add_backward(self, key: Any, backward: Callable[..., list[Any]], text: str) -> None:
+        """Keep the code of another kind of pass."""
+        if key not in self.backwards:
+            self.backwards[key] = backward
+            self.program.source += f"\n\n{text}"
+
+    def statements_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> frozenset[int]:
+        """The statements that a pass runs.
+
+        Args:
+            present: per output, True if it has a gradient.
+            needs: per edge, True if its gradient is wanted.
+        """
+        key = present, needs
+        found = self._statements.get(key)
+        if found is None:
+            found = self._statements[key] = statements_run(self.program, *key)
+        return found
+
+    def without(self, arrays: tuple[Any, ...], gone: frozenset[int]) -> tuple[Any, ...]:
+        """Saved arrays with None for those that only the statements `gone` need; empty if no other statement is left."""
+        every = self.statements_of((True,) * len(self.metadata), self.all_needed)
+        if every <= gone:
+            return ()
+        kept = self._needed.get(gone)
+        if kept is None:
+            kept = self._needed[gone] = needed_names(self.program, every - gone)
+        return tuple([array if name in kept else None for name, array in zip(self.saved, arrays, strict=True)])
+
+    def run(self, inputs: list[Any]) -> Any:
+        """One call."""
+        self.used = next_use()
+        self.runs += 1
+        tensors = [*inputs, *self.program.tensors]
+        mode = current_mode()
+        profiler = mode.profiler
+        try:
+            if profiler is None:
+                arrays, saved = self.forward(*[tensor._data for tensor in tensors])
+            else:
+                arrays, saved = run_profiled(self.program, [tensor._data for tensor in tensors], profiler, self.name)
+        except Exception as error:
+            explain(error, self.name)
+            raise
+        outputs: list[Any] = []
+        cls = TENSOR_CLASS[0]
+        for array in arrays:
+            tensor = cls()
+            tensor._data = array
+            tensor._node = tensor._vc = tensor._x = None
+            tensor._nr = 0
+            outputs.append(tensor)
+        if self.records:
+            node = ProgramNode(self, tensors, saved)
+            if mode.collect is not None:
+                mode.collect(node)
+            for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):
+                if value.records:
+                    tensor._node, tensor._nr = node, number
+            if self.saved_outputs:
+                node.counters = output_counters(outputs, self.saved_outputs)
+        return self.result(outputs)

@@ -1,0 +1,47 @@
+"""The statements of a program that a pass runs, and what of the saved values they need."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence, Set
+
+from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, sources, uses
+from aiograd.compiler.program import Program, ValueKind
+
+
+def statements_run(program: Program, present: Sequence[bool], needs: Sequence[bool]) -> frozenset[int]:
+    """Numbers of the statements that a pass runs.
+
+    Args:
+        program: of the forward.
+        present: per output, True if a gradient arrives.
+        needs: per edge, True if its gradient is wanted.
+    """
+    places, _ = sources(program)
+    wanted_places = {place for place, need in zip(places, needs, strict=True) if need}
+    ends = {(number, i) for number, i, place in uses(program) if place in wanted_places}
+    leading: set[str] = set()
+    leads: set[int] = set()
+    for number, statement in enumerate(program.statements):
+        for i, value in enumerate(statement.arrays):
+            if statement.node is not None and value is not None and is_needed(statement, i):
+                if value.name in leading if value.kind is ValueKind.COMPUTED else (number, i) in ends:
+                    leads.add(number)
+                    leading.update(output.name for output in statement.outputs)
+    reached = {value.name for value, is_present in zip(program.outputs, present, strict=True) if is_present}
+    found: set[int] = set()
+    for number in reversed(range(len(program.statements))):
+        statement = program.statements[number]
+        if number in leads and not reached.isdisjoint(output.name for output in statement.outputs):
+            found.add(number)
+            reached.update(value.name for i, value in enumerate(statement.arrays) if value is not None and is_needed(statement, i))
+    return frozenset(found)
+
+
+def needed_names(program: Program, statements: Set[int]) -> set[str]:
+    """Names of saved values that the rules of some statements need."""
+    return {
+        each
+        for number in statements
+        for name in rule_inputs(program.statements[number])
+        for each in names_of(program.statements[number], number, name)
+    }

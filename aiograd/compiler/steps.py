@@ -1,0 +1,228 @@
+"""StepCode: a program that does more than compute, such as a whole training step, as parts that run one after the other.
+
+Note [Parts of a step]
+    Rows between two calls (an optimizer's step, a backward pass) are one part: a `ProgramCode`, with one node of the graph where gradients are
+    wanted. The calls themselves are made as the function made them, with this run's Tensors. So a pass is one of the engine's, with all its
+    duties: hooks, cancellation, deadlines, the commit in one step; and an optimizer reads its options, and a schedule its place, at every run.
+    Where a run fails or is cancelled, the parts before have happened and those after have not, as in the eager function.
+
+Note [Segments]
+    A long run of rows is cut as well, so that the engine has nodes to place: between them it gives the loop its turns, and cancellation and
+    deadlines act. Light statements make segments that fit the loop's budget; heavy ones, which would leave the loop by themselves, take
+    their segment with them to the executor, where independent ones run at the same time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter_ns
+from typing import Any
+
+from aiograd.compiler.node import statement_cost
+from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
+from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use
+from aiograd.compiler.recording import CalledOp
+from aiograd.compiler.surroundings import Guard
+from aiograd.engine.placement import INLINE_NS
+from aiograd.errors import TraceError
+from aiograd.modes import current_mode
+from aiograd.tensors.core import TensorCore, make, refresh
+from aiograd.trees import leaves_of, map_tree
+
+#: estimated nanoseconds of light statements in one segment, within `aiograd.engine.run.engine.BUDGET`
+SEGMENT_NS = 1_000_000.0
+#: estimated nanoseconds of heavy statements in one segment
+HEAVY_NS = 10_000_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A part of a step.
+
+    Attributes:
+        statement: the call; None for rows.
+        code: of the rows; None for a call.
+        takes, gives: places of the Tensors that it takes and makes, among those of the run.
+    """
+
+    statement: Statement | None
+    code: ProgramCode | None
+    takes: tuple[int, ...]
+    gives: tuple[int, ...]
+
+
+class StepCode(GuardedCode):
+    """A program with calls among its statements. See the module's Note.
+
+    Args:
+        name: of the function.
+        program: its data.
+        result: rebuilds what the function returns from its outputs.
+        guards: objects whose attributes have to be what they were.
+    """
+
+    def __init__(self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
+        super().__init__(program, result, guards)
+        self.name = name
+        #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
+        self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
+        divided = _divided(program, segments(program))
+        self._parts = [self._part(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
+        self._returns = [(self._places[value.name], value.records) for value in program.outputs]
+        self._describe()
+
+    def _part(self, statements: tuple[Statement, ...], outputs: tuple[Value, ...]) -> Part:
+        program, places = self.program, self._places
+        first = statements[0]
+        if isinstance(first.op, CalledOp):
+            takes = tuple([places[value.name] for value in first.arrays if value is not None])
+            gives = tuple([places.setdefault(value.name, len(places)) for value in first.outputs])
+            return Part(first, None, takes, gives)
+        made = {value for statement in statements for value in statement.outputs}
+        names = {value.name for value in made}
+        inputs: dict[Value, Value] = {}
+        captured: dict[Value, Value] = {}
+        for value in values_in([(statement.arrays, statement.statics) for statement in statements]):
+            known = captured if value.kind is ValueKind.CAPTURED else inputs
+            if value.name not in names and value not in known:
+                kind = ValueKind.CAPTURED if known is captured else ValueKind.INPUT
+                known[value] = Value(kind, len(known), value.shape, value.dtype, value.records, value.strides)
+        own = inputs | captured
+        moved = tuple([_moved(statement, own) for statement in statements])
+        tensors = tuple([program.tensors[value.index] for value in captured])
+        part = Program(program.signature, tuple(inputs.values()), tuple(captured.values()), tensors, moved, outputs)
+        takes = tuple([places[value.name] for value in inputs])
+        gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
+        return Part(None, ProgramCode(self.name, part, list, []), takes, gives)
+
+    def _describe(self) -> None:
+        """Put the text of all parts together, as it is now."""
+        texts = []
+        for part in self._parts:
+            if part.code is not None:
+                texts.append(part.code.program.source)
+            elif (called := part.statement) is not None:
+                awaits = "await " if called.op.is_awaited else ""  # type: ignore[attr-defined]
+                given = ", ".join([value.name for value in called.outputs])
+                taken = ", ".join([value.name for value in called.arrays if value is not None])
+                texts.append(f"# {given}{' = ' if given else ''}{awaits}{called.op.name}({taken})  # {called.place}: {called.line}\n")
+        self.program.source = "\n\n".join(texts)
+
+    # ---------------------------------------------------------------- running
+
+    def run(self, inputs: list[Any]) -> Any:
+        """One call, of a step that waits for nothing."""
+        tensors = self._begin(inputs)
+        for part in self._parts:
+            self._carry_out(part, tensors)
+        return self._result(tensors)
+
+    async def run_async(self, inputs: list[Any]) -> Any:
+        """One call. Cancelling it stops it as it would the function itself."""
+        profiler = current_mode().profiler
+        if profiler is None:
+            return await self._run_parts(inputs)
+        began = perf_counter_ns()
+        try:
+            return await self._run_parts(inputs)
+        finally:
+            profiler.add(self.name, "scope", self.name, began, perf_counter_ns())
+
+    async def _run_parts(self, inputs: list[Any]) -> Any:
+        tensors = self._begin(inputs)
+        for part in self._parts:
+            called = part.statement
+            if called is None or not called.op.is_awaited:  # type: ignore[attr-defined]
+                self._carry_out(part, tensors)
+                continue
+            try:
+                self._take(part, await called.op.forward(*[tensors[i] for i in part.takes]), tensors)
+            except BaseException as error:
+                self._explain(error, called)
+                raise
+        return self._result(tensors)
+
+    def _begin(self, inputs: list[Any]) -> list[Any]:
+        self.used = next_use()
+        self.runs += 1
+        return [*inputs, *self.program.tensors, *[None] * (len(self._places) - len(inputs) - len(self.program.tensors))]
+
+    def _carry_out(self, part: Part, tensors: list[Any]) -> None:
+        taken = [tensors[i] for i in part.takes]
+        if part.code is None:
+            called: Any = part.statement
+            try:
+                self._take(part, called.op.forward(*taken), tensors)
+            except BaseException as error:
+                self._explain(error, called)
+                raise
+            return
+        for tensor in part.code.program.tensors:
+            if tensor._x is not None:
+                refresh(tensor)
+        for i, tensor in zip(part.gives, part.code.run(taken), strict=True):
+            tensors[i] = tensor
+
+    def _explain(self, error: BaseException, called: Statement) -> None:
+        error.add_note(f"in the compiled function {self.name}, {called.op.name} at {called.place}: `{called.line}`")
+
+    def _take(self, part: Part, result: Any, tensors: list[Any]) -> None:
+        if result is None and not part.gives:
+            return
+        found = leaves_of(result, TensorCore)
+        if len(found) != len(part.gives):
+            name = "a call" if part.statement is None else part.statement.op.name
+            raise TraceError(f"in the compiled function {self.name}, {name} returned {len(found)} tensors; it was recorded with {len(part.gives)}")
+        for i, tensor in zip(part.gives, found, strict=True):
+            tensors[i] = tensor
+            if tensor._node is not None and hasattr(tensor._node, "forward_line"):
+                tensor._node.forward_line = part.statement.place  # type: ignore[union-attr]
+
+    def _result(self, tensors: Sequence[Any]) -> Any:
+        outputs: list[Any] = []
+        for i, records in self._returns:
+            tensor = tensors[i]
+            outputs.append(tensor if records or tensor._node is None else make(tensor._data, shared_with=tensor))
+        return self.result(outputs)
+
+    @property
+    def text_program(self) -> Program:
+        """The program, with the text of all its parts."""
+        self._describe()
+        return self.program
+
+
+def segments(program: Program) -> list[list[Statement]]:
+    """The statements of each part. See Note [Segments]."""
+    found: list[list[Statement]] = []
+    light = heavy = 0.0
+    for statement in program.statements:
+        cost = statement_cost(statement)
+        is_heavy = cost > INLINE_NS
+        light, heavy = (light, heavy + cost) if is_heavy else (light + cost, heavy)
+        begins = not found or isinstance(found[-1][0].op, CalledOp) or isinstance(statement.op, CalledOp)
+        if begins or light > SEGMENT_NS or (is_heavy and heavy > HEAVY_NS):
+            found.append([])
+            light, heavy = (0.0, cost) if is_heavy else (cost, 0.0)
+        found[-1].append(statement)
+    return found
+
+
+def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tuple[Statement, ...], tuple[Value, ...]]]:
+    """The groups, each with the values of it that are used outside of it."""
+    users: dict[str, set[int]] = {value.name: {len(groups)} for value in program.outputs}
+    for number, group in enumerate(groups):
+        for value in values_in([(statement.arrays, statement.statics) for statement in group]):
+            users.setdefault(value.name, set()).add(number)
+    found = []
+    for number, group in enumerate(groups):
+        outputs = [value for statement in group for value in statement.outputs if users.get(value.name, {number}) != {number}]
+        found.append((tuple(group), tuple(outputs)))
+    return found
+
+
+def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
+    """A statement with the values of a part in place of those of the whole."""
+    arrays, statics = map_tree(lambda value: own.get(value, value), (statement.arrays, statement.statics), Value)
+    return Statement(statement.op, arrays, statics, statement.fused, statement.outputs, statement.node, statement.place, statement.line)

@@ -1,0 +1,70 @@
+"""The engine's suites of lag, cancellation, transaction and hooks once more, with programs for nodes: every operator that they use is compiled."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import aiograd as ag
+from tests.engine import test_async_cancellation, test_async_fairness, test_async_hooks, test_async_transaction
+from tests.engine.cases import chain
+
+SUITES = (test_async_cancellation, test_async_fairness, test_async_hooks, test_async_transaction)
+
+OPERATORS = ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "pow", "neg", "matmul")
+METHODS = ("sum", "mean")
+
+
+def through(name: str, function: Callable[..., Any]) -> tuple[Callable[..., Any], Any]:
+    """The operator as a program: recorded where its arguments are new, then run."""
+
+    def plain(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs)
+
+    plain.__name__ = name.strip("_").removeprefix("r").capitalize()
+    compiled = ag.compile(plain, on_break="eager", max_signatures=1 << 20)
+
+    @functools.wraps(function)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if not isinstance(args[-1], (ag.Tensor, int, float)):
+            return function(*args, **kwargs)
+        recordings = compiled._recordings
+        result = compiled(*args, **kwargs)
+        return result if compiled._recordings == recordings else compiled(*args, **kwargs)
+
+    return run, compiled
+
+
+OPERATORS_THROUGH = {name: through(name, getattr(ag.Tensor, name)) for name in (*(f"__{operator}__" for operator in OPERATORS), *METHODS)}
+
+
+#: a program of as many statements as a chain has links
+CHAIN, _ = through("chain", chain)
+
+
+@pytest.fixture(autouse=True)
+def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, (run, _) in OPERATORS_THROUGH.items():
+        monkeypatch.setattr(ag.Tensor, name, run)
+    monkeypatch.setattr(test_async_cancellation, "chain", CHAIN)
+
+
+#: graphs so large that the eager suite is enough: programs of one row each cost several times a row
+LARGE = ("test_a_chain_of_a_million_nodes", "test_a_hundred_thousand_contributions_to_one_leaf", "test_a_deep_graph_whose_pass_is_cancelled")
+
+for _suite in SUITES:
+    for _name, _thing in vars(_suite).items():
+        if _name.startswith("test_") and _name not in LARGE:
+            globals()[f"{_name}_of_{_suite.__name__.rpartition('_')[2]}"] = _thing
+        elif hasattr(_thing, "_pytestfixturefunction") or type(_thing).__name__ == "FixtureFunctionDefinition":
+            globals()[_name] = _thing
+
+
+def test_it_was_programs_that_ran() -> None:
+    """The last test of the module."""
+    statistics = {name: compiled.statistics() for name, (_, compiled) in OPERATORS_THROUGH.items()}
+    assert all(each.runs >= each.recordings - each.breaks for each in statistics.values()), statistics
+    assert sum(each.runs for each in statistics.values()) > 100 and not sum(each.breaks for each in statistics.values()), statistics
