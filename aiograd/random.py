@@ -247,6 +247,12 @@ class Generator:
 
         Args:
             concentration: an array of float32 or float64, above 0; the result has its shape and dtype.
+
+        Returns:
+            A Tensor without gradient.
+
+        Raises:
+            ArgumentError: numbers not above 0, or another dtype.
         """
         alpha = np.asarray(concentration)
         if alpha.dtype.kind != "f" or not np.all(alpha > 0):

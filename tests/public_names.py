@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 MODULES = (
     "aiograd",
     "aiograd.linalg",
+    "aiograd.special",
+    "aiograd.fft",
+    "aiograd.distributions",
     "aiograd.nn",
     "aiograd.nn.functional",
     "aiograd.nn.init",

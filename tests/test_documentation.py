@@ -84,15 +84,6 @@ def test_a_ported_script(tmp_path: Path) -> None:
     assert abs(printed - claimed) <= 5 and (tmp_path / "net.safetensors").stat().st_size > 0
 
 
-def test_where_numpy_and_pytorch_differ() -> None:
-    x = ag.tensor([[3.0, 1.0], [2.0, 5.0]])
-    assert x.max(1).tolist() == [3.0, 5.0] and x.argmax(1).tolist() == [0, 1]
-    assert x.std().item() == pytest.approx(np.std(x.numpy())) and x.std(correction=1).item() == pytest.approx(np.std(x.numpy(), ddof=1))
-    assert x[0].repeat(2).tolist() == [3.0, 3.0, 1.0, 1.0] and x[0].tile(2).tolist() == [3.0, 1.0, 3.0, 1.0]
-    assert [part.shape for part in ag.zeros((6, 2)).split(2)] == [(3, 2), (3, 2)]
-    assert x[0].sort().tolist() == [1.0, 3.0] and x[0].argsort().tolist() == [1, 0]
-
-
 @pytest.mark.net
 async def test_the_service_of_the_readme() -> None:
     module = load("# readme_service.py")

@@ -14,7 +14,7 @@ from aiograd.array_functions.names import PARAMETERS, parameters_of, with_other_
 from aiograd.errors import ArgumentTypeError, InPlaceError, ModifiedError, ShapeError, UnknownNameError
 from tests.ported_scripts import EXPECTED, SCRIPTS, namespace, port, same
 
-DOCS = Path(__file__).parent.parent / "docs" / "from-pytorch.md"
+DOCS = Path(__file__).parent.parent / "docs" / "guides" / "from-pytorch.md"
 
 
 @pytest.mark.parametrize("name", SCRIPTS)

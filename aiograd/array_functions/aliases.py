@@ -1,7 +1,7 @@
 """Names that numpy and PyTorch have for functions of the standard: a table, ``name = function``.
 
 A name is here where it means the same as there. Where the two libraries mean different things by a name, numpy's meaning is meant; the
-table in ``docs/from-pytorch.md`` lists those.
+table in ``docs/guides/from-pytorch.md`` lists those.
 """
 
 from __future__ import annotations

@@ -80,6 +80,9 @@ def scatter(x: ArrayLike, /, *arguments: Any, axis: int | None = None, index: An
         axis: an axis of `x`.
         index: integers; see Note [Indices that are smaller]. No place should be named twice.
         src: at least as large as `index`, or something that broadcasts to its shape.
+
+    Returns:
+        A Tensor of the shape and dtype of `x`.
     """
     target, along, chosen, values = _arguments("scatter", x, arguments, axis, index, src)
     return _onto(target, chosen, along, lambda part: call(row("scatter"), (part, chosen, values), {"axis": along}))
@@ -102,6 +105,12 @@ def scatter_reduce(x: ArrayLike, /, axis: int, index: ArrayLike, src: ArrayLike,
         axis, index, src: as of `scatter`; a place may be named any number of times.
         reduce: "sum", "prod", "mean", "amax" or "amin". A product takes memory for as many elements per place as the fullest place has.
         include_self: True if what is in `x` takes part; False if only `src` counts where something is put.
+
+    Returns:
+        A Tensor of the shape and dtype of `x`.
+
+    Raises:
+        ArgumentError: another `reduce`.
     """
     if reduce not in _REDUCTIONS:
         raise ArgumentError(f"scatter_reduce(reduce={reduce!r}): expected one of {', '.join(map(repr, _REDUCTIONS))}")

@@ -37,26 +37,58 @@ class Normal(Distribution):
         self._require("scale", self.scale, lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """``loc + scale * e``, where `e` is standard normal."""
+        """``loc + scale * e``, where `e` is standard normal.
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
+        """
         shape = self._shape(sample_shape)
         noise = self._generator.normal(shape, dtype=self.loc.dtype)
         return self.loc + self.scale * (noise if self.loc.device == "cpu" else noise.to(self.loc.device))
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density."""
+        """The logarithm of the density.
+
+        Args:
+            value: a draw, or an array of them.
+
+        Returns:
+            A Tensor of the batch shape, broadcast with that of `value`.
+        """
         z = (as_tensor(value) - self.loc) / self.scale
         return -0.5 * (z * z) - log(self.scale) - HALF_LOG_2PI
 
     def entropy(self) -> Tensor:
-        """``log(scale) + log(2 * pi * e) / 2``."""
+        """``log(scale) + log(2 * pi * e) / 2``.
+
+        Returns:
+            A Tensor of the batch shape, in nats.
+        """
         return log(self.scale) + (0.5 + HALF_LOG_2PI)
 
     def cdf(self, value: Any) -> Tensor:
-        """The probability of a draw up to a value."""
+        """The probability of a draw up to a value.
+
+        Args:
+            value: an array that broadcasts.
+
+        Returns:
+            Probabilities.
+        """
         return ndtr((as_tensor(value) - self.loc) / self.scale)
 
     def icdf(self, value: Any) -> Tensor:
-        """The value up to which a draw comes with a probability."""
+        """The value up to which a draw comes with a probability.
+
+        Args:
+            value: probabilities, an array that broadcasts.
+
+        Returns:
+            Values.
+        """
         return self.loc + self.scale * erfinv(2.0 * as_tensor(value) - 1.0) * math.sqrt(2.0)
 
     @property
@@ -86,19 +118,37 @@ class Uniform(Distribution):
         self._require("high - low", (self.high - self.low).detach(), lambda x: x > 0, "numbers above 0")
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """``low + (high - low) * u``, where `u` is uniform in [0, 1)."""
+        """``low + (high - low) * u``, where `u` is uniform in [0, 1).
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
+        """
         noise = self._generator.uniform(self._shape(sample_shape), dtype=self.low.dtype)
         return self.low + (self.high - self.low) * drawn(noise.numpy(), self.low)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the density; -inf outside of the interval."""
+        """The logarithm of the density; -inf outside of the interval.
+
+        Args:
+            value: a draw, or an array of them.
+
+        Returns:
+            A Tensor of the batch shape, broadcast with that of `value`.
+        """
         x = as_tensor(value)
         inside = logical_and(greater_equal(x, self.low), less(x, self.high))
         result: Tensor = where(inside, -log(self.high - self.low), -np.inf)
         return result
 
     def entropy(self) -> Tensor:
-        """``log(high - low)``."""
+        """``log(high - low)``.
+
+        Returns:
+            A Tensor of the batch shape, in nats.
+        """
         return log(self.high - self.low)
 
     @property

@@ -57,12 +57,26 @@ class Bernoulli(Distribution):
         return self._given if self._by_logits else logit(self._given)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Zeros and ones, in the dtype of the parameter."""
+        """Zeros and ones, in the dtype of the parameter.
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
+        """
         places = self._generator.uniform(self._shape(sample_shape), dtype=np.float64).numpy()
         return drawn(places < host_array(self.probs.detach().to("cpu")), self._given)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the probability of 0 or 1."""
+        """The logarithm of the probability of 0 or 1.
+
+        Args:
+            value: a draw, or an array of them.
+
+        Returns:
+            A Tensor of the batch shape, broadcast with that of `value`.
+        """
         x = as_tensor(value)
         self._require("value", x, lambda x: (x == 0) | (x == 1), "0 or 1")
         x = x if x.dtype == self._given.dtype else x.astype(self._given.dtype)
@@ -72,7 +86,11 @@ class Bernoulli(Distribution):
         return result
 
     def entropy(self) -> Tensor:
-        """The entropy."""
+        """The entropy.
+
+        Returns:
+            A Tensor of the batch shape, in nats.
+        """
         p = self.probs
         if self._by_logits:
             return xlogy_free(p, softplus(-self._given)) + xlogy_free(1.0 - p, softplus(self._given))
@@ -140,14 +158,28 @@ class Categorical(_OverClasses):
         super().__init__("Categorical", probs, logits, validate_args, False, generator)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Classes, int64."""
+        """Classes, int64.
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
+        """
         shape = self._shape(sample_shape)
         count = math.prod(shape[: len(shape) - len(self.batch_shape)])
         result: Tensor = make(np.moveaxis(self._classes(count), -1, 0).reshape(shape))
         return result if self.probs.device == "cpu" else result.to(self.probs.device)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the probability of a class."""
+        """The logarithm of the probability of a class.
+
+        Args:
+            value: a draw, or an array of them.
+
+        Returns:
+            A Tensor of the batch shape, broadcast with that of `value`.
+        """
         x = as_tensor(value)
         count = self.probs.shape[-1]
         self._require("value", x, lambda x: (x >= 0) & (x < count) & (x == np.floor(x)), f"a class from 0 to {count - 1}")
@@ -157,7 +189,11 @@ class Categorical(_OverClasses):
         return gather(logits, -1, broadcast_to(x, shape).unsqueeze(-1)).squeeze(-1)
 
     def entropy(self) -> Tensor:
-        """The entropy."""
+        """The entropy.
+
+        Returns:
+            A Tensor of the batch shape, in nats.
+        """
         return self._entropy_of_one()
 
 
@@ -168,6 +204,9 @@ class Multinomial(_OverClasses):
         total_count: how many draws.
         probs, logits: as of `Categorical`.
         validate_args, generator: as of `Distribution`.
+
+    Raises:
+        ArgumentError: no such `total_count`.
     """
 
     def __init__(
@@ -179,7 +218,14 @@ class Multinomial(_OverClasses):
         super().__init__("Multinomial", probs, logits, validate_args, True, generator)
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """Counts (..., classes), in the dtype of the parameter."""
+        """Counts (..., classes), in the dtype of the parameter.
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
+        """
         shape = self._shape(sample_shape)
         several, k = math.prod(shape[: len(shape) - len(self.batch_shape) - 1]), shape[-1]
         found = self._classes(several * self.total_count).reshape(*self.batch_shape, several, self.total_count)
@@ -187,7 +233,14 @@ class Multinomial(_OverClasses):
         return drawn(np.moveaxis(counts, -2, 0).reshape(shape), self.probs)
 
     def log_prob(self, value: Any) -> Tensor:
-        """The logarithm of the probability of counts."""
+        """The logarithm of the probability of counts.
+
+        Args:
+            value: a draw, or an array of them.
+
+        Returns:
+            A Tensor of the batch shape, broadcast with that of `value`.
+        """
         x = as_tensor(value)
         total = self.total_count
         self._require("value", x, lambda x: (x >= 0) & (x.sum(-1, keepdims=True) == total), f"counts whose sum is {total}")
@@ -195,7 +248,11 @@ class Multinomial(_OverClasses):
         return math.lgamma(total + 1.0) - gammaln(counts + 1.0).sum(-1) + xlogy_free(counts, logits).sum(-1)
 
     def entropy(self) -> Tensor:
-        """The entropy, by a sum over all counts of each class."""
+        """The entropy, by a sum over all counts of each class.
+
+        Returns:
+            A Tensor of the batch shape, in nats.
+        """
         n = self.total_count
         counts = np.arange(1.0, n + 1.0).reshape(-1, *(1,) * self.probs.ndim)
         ways = np.array([math.lgamma(n + 1.0) - math.lgamma(c + 1.0) - math.lgamma(n - c + 1.0) for c in range(1, n + 1)]).reshape(counts.shape)

@@ -41,12 +41,25 @@ class Distribution:
         self.generator = generator
 
     def sample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
-        """A draw, or an array of them, outside of any graph."""
+        """A draw, or an array of them, outside of any graph.
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
+        """
         with no_grad():
             return self.rsample(sample_shape).detach()
 
     def rsample(self, sample_shape: int | Sequence[int] = ()) -> Tensor:
         """A draw as a differentiable function of the parameters.
+
+        Args:
+            sample_shape: how many draws, as a shape; () is one.
+
+        Returns:
+            A Tensor of shape ``sample_shape + batch_shape + event_shape``.
 
         Raises:
             NoRuleError: the distribution has none.
@@ -56,13 +69,23 @@ class Distribution:
     def log_prob(self, value: Any) -> Tensor:
         """The logarithm of density or probability at a value, of the batch shape (broadcast with that of `value`).
 
+        Args:
+            value: a draw, or an array of them.
+
+        Returns:
+            A Tensor of the batch shape, broadcast with that of `value`.
+
         Raises:
             ArgumentError: a value on the host outside of the support, if `validate_args`.
         """
         raise NotImplementedError(f"{type(self).__name__} defines no log_prob()")
 
     def entropy(self) -> Tensor:
-        """The entropy, of the batch shape, in nats."""
+        """The entropy, of the batch shape, in nats.
+
+        Returns:
+            A Tensor of the batch shape, in nats.
+        """
         raise NotImplementedError(f"{type(self).__name__} defines no entropy()")
 
     @property

@@ -24,7 +24,15 @@ _TABLE: dict[tuple[type, type], Callable[[Any, Any], Tensor]] = {}
 
 
 def register_kl(p: type[Distribution], q: type[Distribution]) -> Callable[[D], D]:
-    """Decorator: the function computes the divergence of a distribution of class `q` from one of class `p`."""
+    """Decorator: the function computes the divergence of a distribution of class `q` from one of class `p`.
+
+    Args:
+        p: class of the first distribution.
+        q: class of the second.
+
+    Returns:
+        The decorator.
+    """
 
     def register(function: D) -> D:
         _TABLE[p, q] = function
@@ -35,6 +43,13 @@ def register_kl(p: type[Distribution], q: type[Distribution]) -> Callable[[D], D
 
 def kl_divergence(p: Distribution, q: Distribution) -> Tensor:
     """The mean under `p` of the logarithm of its density over that of `q`, of the batch shape.
+
+    Args:
+        p: the first distribution.
+        q: the second.
+
+    Returns:
+        A Tensor of the batch shape, in nats.
 
     Raises:
         ArgumentTypeError: no formula is known for the two classes.

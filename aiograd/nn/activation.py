@@ -138,6 +138,7 @@ class Softplus(Module):
     Args:
         beta: sharpness.
         threshold: see `aiograd.nn.functional.softplus`.
+        inplace: False; True is refused, since gradients need the values.
     """
 
     def __init__(self, beta: float = 1.0, threshold: float | None = None) -> None:
@@ -250,11 +251,17 @@ class Softmin(Module):
         self.dim = dim
 
     def forward(self, input: Any) -> Tensor:
-        """Along the axis."""
+        """Apply the function along the axis.
+
+        Args:
+            input: any shape with that axis.
+
+        Returns:
+            A Tensor, of the same shape unless the class says otherwise.
+        """
         return functional.softmin(input, self.dim)
 
     def extra_repr(self) -> str:
-        """The axis."""
         return f"dim={self.dim}"
 
 
@@ -269,22 +276,39 @@ class GLU(Module):
         self.dim = dim
 
     def forward(self, input: Any) -> Tensor:
-        """Along the axis."""
+        """Apply the function along the axis.
+
+        Args:
+            input: any shape with that axis.
+
+        Returns:
+            A Tensor, of the same shape unless the class says otherwise.
+        """
         return functional.glu(input, self.dim)
 
     def extra_repr(self) -> str:
-        """The axis."""
         return f"dim={self.dim}"
 
 
 class SELU(Module):
-    """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer."""
+    """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("SELU", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.selu(input)
 
 
@@ -293,6 +317,7 @@ class CELU(Module):
 
     Args:
         alpha: the limit on the negative side.
+        inplace: False; True is refused, since gradients need the values.
     """
 
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
@@ -300,22 +325,39 @@ class CELU(Module):
         self.alpha = alpha
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.celu(input, self.alpha)
 
     def extra_repr(self) -> str:
-        """The limit."""
         return f"alpha={self.alpha}"
 
 
 class Mish(Module):
-    """``x * tanh(softplus(x))``."""
+    """``x * tanh(softplus(x))``.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("Mish", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.mish(input)
 
 
@@ -323,7 +365,14 @@ class Tanhshrink(Module):
     """``x - tanh(x)``."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.tanhshrink(input)
 
 
@@ -331,7 +380,14 @@ class Softsign(Module):
     """``x / (1 + |x|)``."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.softsign(input)
 
 
@@ -339,5 +395,12 @@ class LogSigmoid(Module):
     """``log(sigmoid(x))``, accurate for large negative `x`."""
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.logsigmoid(input)

@@ -90,7 +90,6 @@ class _Convolution(Module):
         return functional.pad(input, flat, mode=self.padding_mode), (0,) * self._axes
 
     def extra_repr(self) -> str:
-        """The arguments that differ from the defaults."""
         ones, zeros = (1,) * self._axes, (0,) * self._axes
         given = {"stride": (self.stride, ones), "padding": (self.padding, zeros), "dilation": (self.dilation, ones), "groups": (self.groups, 1)}
         given["padding_mode"] = (self.padding_mode, "zeros")
@@ -136,7 +135,14 @@ class Conv1d(_Convolution):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
 
     def forward(self, input: Any) -> Tensor:
-        """The correlation of lines with the kernels."""
+        """The correlation of lines with the kernels.
+
+        Args:
+            input: (N, in_channels, L) or (in_channels, L).
+
+        Returns:
+            (N, out_channels, L') or (out_channels, L').
+        """
         x, padding = self._padded(input)
         return functional.conv1d(x, self.weight, self.bias, self.stride[0], padding, self.dilation[0], self.groups)
 
@@ -180,7 +186,14 @@ class Conv2d(_Convolution):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
 
     def forward(self, input: Any) -> Tensor:
-        """The correlation of images with the kernels."""
+        """The correlation of images with the kernels.
+
+        Args:
+            input: (N, in_channels, H, W) or (in_channels, H, W).
+
+        Returns:
+            (N, out_channels, H', W') or (out_channels, H', W').
+        """
         x, padding = self._padded(input)
         return functional.conv2d(x, self.weight, self.bias, self.stride, padding, self.dilation, self.groups)  # type: ignore[arg-type]
 
@@ -211,7 +224,6 @@ class _Transposed(_Convolution):
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
 
     def extra_repr(self) -> str:
-        """The arguments that differ from the defaults."""
         return super().extra_repr() + (f", output_padding={self.output_padding}" if any(self.output_padding) else "")
 
 
@@ -236,7 +248,14 @@ class ConvTranspose1d(_Transposed):
     _axes = 1
 
     def forward(self, input: Any) -> Tensor:
-        """The transposed convolution of lines."""
+        """The transposed convolution of lines.
+
+        Args:
+            input: (N, in_channels, L) or (in_channels, L).
+
+        Returns:
+            (N, out_channels, L') or (out_channels, L').
+        """
         space: Any = self.padding
         return functional.conv_transpose1d(
             input, self.weight, self.bias, self.stride[0], space, self.output_padding[0], self.groups, self.dilation[0]
@@ -262,6 +281,13 @@ class ConvTranspose2d(_Transposed):
     """
 
     def forward(self, input: Any) -> Tensor:
-        """The transposed convolution of images."""
+        """The transposed convolution of images.
+
+        Args:
+            input: (N, in_channels, H, W) or (in_channels, H, W).
+
+        Returns:
+            (N, out_channels, H', W') or (out_channels, H', W').
+        """
         settings: Any = (self.stride, self.padding, self.output_padding, self.groups, self.dilation)
         return functional.conv_transpose2d(input, self.weight, self.bias, *settings)

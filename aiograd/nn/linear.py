@@ -134,9 +134,15 @@ class Unflatten(Module):
         self.unflattened_size = tuple(unflattened_size)
 
     def forward(self, input: Tensor) -> Tensor:
-        """`input` with more axes."""
+        """`input` with more axes.
+
+        Args:
+            input: any shape with that axis.
+
+        Returns:
+            A Tensor with the same elements.
+        """
         return input.unflatten(self.dim, self.unflattened_size)
 
     def extra_repr(self) -> str:
-        """The axis and the extents."""
         return f"dim={self.dim}, unflattened_size={self.unflattened_size}"

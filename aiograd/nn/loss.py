@@ -182,7 +182,15 @@ class BCELoss(_Loss):
         self.register_buffer("weight", weight)
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of probabilities of one shape."""
+        """The loss of probabilities of one shape.
+
+        Args:
+            input: probabilities.
+            target: probabilities of the same shape.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.binary_cross_entropy(input, target, self.weight, self.reduction)
 
 
@@ -199,7 +207,15 @@ class KLDivLoss(_Loss):
         self.log_target = log_target
 
     def forward(self, input: Any, target: Any) -> Tensor:
-        """The loss of log-probabilities and probabilities of one shape."""
+        """The loss of log-probabilities and probabilities of one shape.
+
+        Args:
+            input: log-probabilities.
+            target: probabilities of the same shape, or their logarithms with `log_target`.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
         return functional.kl_div(input, target, self.reduction, self.log_target)
 
 

@@ -56,11 +56,25 @@ class ParameterList(Module):
         return index % len(self)
 
     def append(self, value: Any) -> ParameterList:
-        """Add one at the end; returns the list."""
+        """Add one at the end; returns the list.
+
+        Args:
+            value: a Parameter or a Tensor.
+
+        Returns:
+            The list itself.
+        """
         return self.extend([value])
 
     def extend(self, values: Iterable[Any]) -> ParameterList:
-        """Add several at the end; returns the list."""
+        """Add several at the end; returns the list.
+
+        Args:
+            values: Parameters or Tensors.
+
+        Returns:
+            The list itself.
+        """
         found = [_as_parameter("ParameterList", value) for value in values]
         self.__dict__.update({str(i): value for i, value in enumerate(found, len(self))})
         return self
@@ -68,13 +82,19 @@ class ParameterList(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """A list computes nothing.
 
+        Args:
+            *args: no matter.
+            **kwargs: no matter.
+
+        Returns:
+            Nothing.
+
         Raises:
             ArgumentTypeError: always.
         """
         raise ArgumentTypeError("ParameterList holds parameters and computes nothing: call a module that uses them")
 
     def extra_repr(self) -> str:
-        """The parameters."""
         return _described((str(i), p) for i, p in enumerate(self))
 
 
@@ -113,29 +133,60 @@ class ParameterDict(Module):
         return name in self._items()
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The parameter of a name, or `default`."""
+        """The parameter of a name, or `default`.
+
+        Args:
+            name: the name.
+            default: the value where there is none.
+
+        Returns:
+            The Parameter, or `default`.
+        """
         return self._items().get(name, default)
 
     def pop(self, name: str) -> Parameter:
-        """Take one out."""
+        """Take one out.
+
+        Args:
+            name: the name.
+
+        Returns:
+            The Parameter.
+        """
         parameter = self[name]
         del self.__dict__[name]
         return parameter
 
     def keys(self) -> Iterable[str]:
-        """The names."""
+        """The names.
+
+        Returns:
+            An iterable over names, in order.
+        """
         return self._items().keys()
 
     def values(self) -> Iterable[Parameter]:
-        """The parameters."""
+        """The parameters.
+
+        Returns:
+            An iterable over Parameters, in order.
+        """
         return self._items().values()
 
     def items(self) -> Iterable[tuple[str, Parameter]]:
-        """Names and parameters."""
+        """Names and parameters.
+
+        Returns:
+            An iterable over pairs, in order.
+        """
         return self._items().items()
 
     def update(self, parameters: Mapping[str, Any]) -> None:
-        """Add or replace several; all of them, or none if one cannot be a parameter."""
+        """Add or replace several; all of them, or none if one cannot be a parameter.
+
+        Args:
+            parameters: Parameters or Tensors by name.
+        """
         found = {name: _as_parameter("ParameterDict", value) for name, value in parameters.items()}
         for name, value in found.items():
             self.register_parameter(name, value)
@@ -143,11 +194,17 @@ class ParameterDict(Module):
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """A dict computes nothing.
 
+        Args:
+            *args: no matter.
+            **kwargs: no matter.
+
+        Returns:
+            Nothing.
+
         Raises:
             ArgumentTypeError: always.
         """
         raise ArgumentTypeError("ParameterDict holds parameters and computes nothing: call a module that uses them")
 
     def extra_repr(self) -> str:
-        """The parameters."""
         return _described(self.items())

@@ -12,13 +12,24 @@ from aiograd.tensors.tensor import Tensor
 
 
 class ReLU6(Module):
-    """``min(max(x, 0), 6)``."""
+    """``min(max(x, 0), 6)``.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("ReLU6", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.relu6(input)
 
 
@@ -27,6 +38,7 @@ class Hardtanh(Module):
 
     Args:
         min_val, max_val: the limits.
+        inplace: False; True is refused, since gradients need the values.
     """
 
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
@@ -35,33 +47,61 @@ class Hardtanh(Module):
         self.max_val = max_val
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.hardtanh(input, self.min_val, self.max_val)
 
     def extra_repr(self) -> str:
-        """The limits."""
         return f"min_val={self.min_val}, max_val={self.max_val}"
 
 
 class Hardsigmoid(Module):
-    """``min(max(x / 6 + 1 / 2, 0), 1)``."""
+    """``min(max(x / 6 + 1 / 2, 0), 1)``.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("Hardsigmoid", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.hardsigmoid(input)
 
 
 class Hardswish(Module):
-    """``x * hardsigmoid(x)``."""
+    """``x * hardsigmoid(x)``.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
 
     def __init__(self, inplace: bool = False) -> None:
         refuse_inplace("Hardswish", inplace)
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.hardswish(input)
 
 
@@ -70,7 +110,6 @@ class _Shrink(Module):
         self.lambd = lambd
 
     def extra_repr(self) -> str:
-        """The threshold."""
         return f"lambd={self.lambd}"
 
 
@@ -82,7 +121,14 @@ class Hardshrink(_Shrink):
     """
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.hardshrink(input, self.lambd)
 
 
@@ -94,7 +140,14 @@ class Softshrink(_Shrink):
     """
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.softshrink(input, self.lambd)
 
 
@@ -104,6 +157,7 @@ class Threshold(Module):
     Args:
         threshold: the threshold.
         value: takes the place of all that is not above it.
+        inplace: False; True is refused, since gradients need the values.
     """
 
     def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
@@ -112,11 +166,17 @@ class Threshold(Module):
         self.value = value
 
     def forward(self, input: Any) -> Tensor:
-        """Elementwise."""
+        """Apply the function to each element.
+
+        Args:
+            input: any shape.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.threshold(input, self.threshold, self.value)
 
     def extra_repr(self) -> str:
-        """Threshold and value."""
         return f"threshold={self.threshold}, value={self.value}"
 
 
@@ -144,9 +204,15 @@ class PReLU(Module):
         init.constant_(self.weight, self.init)
 
     def forward(self, input: Any) -> Tensor:
-        """Of (N, C, ...), or any shape with one slope."""
+        """Of (N, C, ...), or any shape with one slope.
+
+        Args:
+            input: (N, C, ...), or any shape with one slope.
+
+        Returns:
+            A Tensor of the same shape.
+        """
         return functional.prelu(input, self.weight)
 
     def extra_repr(self) -> str:
-        """The number of slopes."""
         return f"num_parameters={self.num_parameters}"

@@ -20,7 +20,6 @@ class _MaxPool(Module):
         self.ceil_mode = ceil_mode
 
     def extra_repr(self) -> str:
-        """The window."""
         more = ", ceil_mode=True" if self.ceil_mode else ""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}, dilation={self.dilation}{more}"
 
@@ -37,7 +36,14 @@ class MaxPool1d(_MaxPool):
     """
 
     def forward(self, input: Any) -> Tensor:
-        """The maxima."""
+        """The maxima.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.max_pool1d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
@@ -53,7 +59,14 @@ class MaxPool2d(_MaxPool):
     """
 
     def forward(self, input: Any) -> Tensor:
-        """The maxima."""
+        """The maxima.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.max_pool2d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
 
 
@@ -66,7 +79,6 @@ class _AvgPool(Module):
         self.count_include_pad = count_include_pad
 
     def extra_repr(self) -> str:
-        """The window."""
         return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}{', ceil_mode=True' if self.ceil_mode else ''}"
 
 
@@ -82,7 +94,14 @@ class AvgPool1d(_AvgPool):
     """
 
     def forward(self, input: Any) -> Tensor:
-        """The means."""
+        """The means.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.avg_pool1d(input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad)
 
 
@@ -111,7 +130,14 @@ class AvgPool2d(_AvgPool):
         self.divisor_override = divisor_override
 
     def forward(self, input: Any) -> Tensor:
-        """The means."""
+        """The means.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.avg_pool2d(
             input, self.kernel_size, self.stride, self.padding, self.ceil_mode, self.count_include_pad, self.divisor_override
         )
@@ -128,11 +154,17 @@ class AdaptiveAvgPool1d(Module):
         self.output_size = output_size
 
     def forward(self, input: Any) -> Tensor:
-        """The means."""
+        """The means.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.adaptive_avg_pool1d(input, self.output_size)
 
     def extra_repr(self) -> str:
-        """How many windows."""
         return f"output_size={self.output_size}"
 
 
@@ -147,11 +179,17 @@ class AdaptiveAvgPool2d(Module):
         self.output_size = output_size
 
     def forward(self, input: Any) -> Tensor:
-        """The means."""
+        """The means.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.adaptive_avg_pool2d(input, self.output_size)
 
     def extra_repr(self) -> str:
-        """How many windows."""
         return f"output_size={self.output_size}"
 
 
@@ -172,9 +210,15 @@ class Upsample(Module):
         self.align_corners = align_corners
 
     def forward(self, input: Any) -> Tensor:
-        """In the new size."""
+        """In the new size.
+
+        Args:
+            input: as in the class.
+
+        Returns:
+            A Tensor with the axes of `input`.
+        """
         return functional.interpolate(input, self.size, self.scale_factor, self.mode, self.align_corners)
 
     def extra_repr(self) -> str:
-        """The size and the mode."""
         return f"{f'size={self.size}' if self.scale_factor is None else f'scale_factor={self.scale_factor}'}, mode={self.mode!r}"

@@ -134,7 +134,6 @@ class _Recurrent(Module):
         return given
 
     def extra_repr(self) -> str:
-        """Extents."""
         given = {"num_layers": (self.num_layers, 1), "bias": (self.bias, True), "batch_first": (self.batch_first, False)}
         given |= {"dropout": (self.dropout, 0.0), "bidirectional": (self.bidirectional, False)}  # type: ignore[dict-item]
         return f"{self.input_size}, {self.hidden_size}" + "".join(f", {name}={value}" for name, (value, default) in given.items() if value != default)
@@ -201,6 +200,9 @@ class RNN(_Recurrent):
         dropout: probability with which states between layers are dropped in training.
         bidirectional: True to run both ways; outputs of the two are concatenated.
         dtype, device, generator: as of `LSTM`.
+
+    Raises:
+        ArgumentError: another nonlinearity.
     """
 
     def __init__(
@@ -229,5 +231,4 @@ class RNN(_Recurrent):
         return call(_rnn, (x, *before, *weights), {"nonlinearity": self.nonlinearity})  # type: ignore[no-any-return]
 
     def extra_repr(self) -> str:
-        """Extents."""
         return super().extra_repr() + ("" if self.nonlinearity == "tanh" else f", nonlinearity={self.nonlinearity}")

@@ -68,7 +68,6 @@ class _Cell(Module):
         return functional.linear(x, self.weight_ih, self.bias_ih), functional.linear(given[0], self.weight_hh, self.bias_hh), given
 
     def extra_repr(self) -> str:
-        """Extents."""
         return f"{self.input_size}, {self.hidden_size}" + ("" if self.bias_ih is not None else ", bias=False")
 
 
@@ -85,7 +84,15 @@ class LSTMCell(_Cell):
     _gates = 4
 
     def forward(self, input: Any, hx: tuple[Any, Any] | None = None) -> tuple[Tensor, Tensor]:
-        """New hidden and cell states from an input (N, I) or (I,) and the old ones (zeros if None)."""
+        """New hidden and cell states from an input (N, I) or (I,) and the old ones (zeros if None).
+
+        Args:
+            input: (N, I) or (I,).
+            hx: the old hidden and cell states, (N, H) or (H,) each; None: zeros.
+
+        Returns:
+            The new hidden and cell states.
+        """
         gi, gh, (_, c) = self._contributions(input, *((None, None) if hx is None else hx))
         return call(_lstm_cell, (gi + gh, c), {})  # type: ignore[no-any-return]
 
@@ -103,7 +110,15 @@ class GRUCell(_Cell):
     _gates = 3
 
     def forward(self, input: Any, hx: Any = None) -> Tensor:
-        """The new state from an input (N, I) or (I,) and the old one (zeros if None)."""
+        """The new state from an input (N, I) or (I,) and the old one (zeros if None).
+
+        Args:
+            input: (N, I) or (I,).
+            hx: the old state, (N, H) or (H,); None: zeros.
+
+        Returns:
+            The new state, of the shape of the old one.
+        """
         gi, gh, (h,) = self._contributions(input, hx)
         return call(_gru_cell, (gi, gh, h), {})  # type: ignore[no-any-return]
 
@@ -117,6 +132,9 @@ class RNNCell(_Cell):
         nonlinearity: "tanh" or "relu".
         dtype, device: of the parameters.
         generator: draws their first values.
+
+    Raises:
+        ArgumentError: another nonlinearity.
     """
 
     def __init__(
@@ -136,6 +154,14 @@ class RNNCell(_Cell):
         super().__init__(input_size, hidden_size, bias, dtype=dtype, device=device, generator=generator)
 
     def forward(self, input: Any, hx: Any = None) -> Tensor:
-        """The new state from an input (N, I) or (I,) and the old one (zeros if None)."""
+        """The new state from an input (N, I) or (I,) and the old one (zeros if None).
+
+        Args:
+            input: (N, I) or (I,).
+            hx: the old state, (N, H) or (H,); None: zeros.
+
+        Returns:
+            The new state, of the shape of the old one.
+        """
         gi, gh, _ = self._contributions(input, hx)
         return functional.tanh(gi + gh) if self.nonlinearity == "tanh" else functional.relu(gi + gh)

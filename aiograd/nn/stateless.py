@@ -41,6 +41,7 @@ def functional_call(
 
     Raises:
         ArgumentError: a path that the module does not have, one given twice, a shape that differs, or one that is missing with `strict`.
+        ArgumentTypeError: something else than a module, mappings and tensors.
     """
     given: dict[str, Any] = {}
     for mapping in [parameters_and_buffers] if isinstance(parameters_and_buffers, Mapping) else parameters_and_buffers:

@@ -98,7 +98,17 @@ class TransformerEncoderLayer(_TransformerLayer):
     _attentions = ("self_attn",)
 
     def forward(self, src: Tensor, src_mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool = False) -> Tensor:
-        """One layer; masks as in `MultiHeadAttention`."""
+        """One layer; masks as in `MultiHeadAttention`.
+
+        Args:
+            src: (L, N, E), or (N, L, E) with `batch_first`.
+            src_mask: True, or minus infinity, where attention is left out; or None.
+            src_key_padding_mask: True where a position is left out, (N, L); or None.
+            is_causal: each position sees itself and those before it.
+
+        Returns:
+            A Tensor of the shape of `src`.
+        """
         return self._blocks(src, [lambda x: self._attend(1, x, None, src_mask, src_key_padding_mask, is_causal), self._feed])
 
 
@@ -132,7 +142,18 @@ class TransformerDecoderLayer(_TransformerLayer):
         tgt_is_causal: bool = False,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """One layer; masks as in `MultiHeadAttention`, of attention to itself (``tgt_...``) and to `memory`."""
+        """One layer; masks as in `MultiHeadAttention`, of attention to itself (``tgt_...``) and to `memory`.
+
+        Args:
+            tgt: (T, N, E), or (N, T, E) with `batch_first`.
+            memory: the encoder's output, laid out as `tgt`.
+            tgt_mask, memory_mask: True, or minus infinity, where attention is left out; or None.
+            tgt_key_padding_mask, memory_key_padding_mask: True where a position is left out; or None.
+            tgt_is_causal, memory_is_causal: each position sees itself and those before it.
+
+        Returns:
+            A Tensor of the shape of `tgt`.
+        """
         return self._blocks(
             tgt,
             [
@@ -174,7 +195,17 @@ class TransformerEncoder(_TransformerStack):
         super().__init__(encoder_layer, num_layers, norm)
 
     def forward(self, src: Tensor, mask: Any = None, src_key_padding_mask: Any = None, is_causal: bool | None = None) -> Tensor:
-        """All layers; masks as in `MultiHeadAttention`."""
+        """All layers; masks as in `MultiHeadAttention`.
+
+        Args:
+            src: (L, N, E), or (N, L, E) where the layers have `batch_first`.
+            mask: True, or minus infinity, where attention is left out; or None.
+            src_key_padding_mask: True where a position is left out, (N, L); or None.
+            is_causal: each position sees itself and those before it.
+
+        Returns:
+            A Tensor of the shape of `src`.
+        """
         return self._through(src, mask, src_key_padding_mask, bool(is_causal))
 
 
@@ -201,6 +232,17 @@ class TransformerDecoder(_TransformerStack):
         tgt_is_causal: bool | None = None,
         memory_is_causal: bool = False,
     ) -> Tensor:
-        """All layers; masks as in `TransformerDecoderLayer`."""
+        """All layers; masks as in `TransformerDecoderLayer`.
+
+        Args:
+            tgt: (T, N, E), or (N, T, E) where the layers have `batch_first`.
+            memory: the encoder's output, laid out as `tgt`.
+            tgt_mask, memory_mask: True, or minus infinity, where attention is left out; or None.
+            tgt_key_padding_mask, memory_key_padding_mask: True where a position is left out; or None.
+            tgt_is_causal, memory_is_causal: each position sees itself and those before it.
+
+        Returns:
+            A Tensor of the shape of `tgt`.
+        """
         masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
         return self._through(tgt, memory, *masks, bool(tgt_is_causal), memory_is_causal)

@@ -24,6 +24,10 @@ class ExponentialMovingAverage:
         model: a module; it is copied.
         decay: in [0, 1).
         use_buffers: True to average floating buffers (running statistics) as well; otherwise buffers are copied.
+
+    Raises:
+        ArgumentError: no such `decay`.
+        ArgumentTypeError: `model` is no module.
     """
 
     def __init__(self, model: Any, decay: float = 0.999, *, use_buffers: bool = False) -> None:
@@ -42,6 +46,9 @@ class ExponentialMovingAverage:
 
     def update_parameters(self, model: Any) -> None:
         """Move towards the weights of `model`; call it after the optimizer's step.
+
+        Args:
+            model: the model that is averaged.
 
         Raises:
             ArgumentError: it has other parameters or buffers than the model that was copied; nothing has changed.
@@ -66,11 +73,18 @@ class ExponentialMovingAverage:
         return [(own[name], other[name]) for name in own]
 
     def state_dict(self) -> dict[str, Any]:
-        """The averaged state of the model and the number of updates."""
+        """The averaged state of the model and the number of updates.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         return {"module": self.module.state_dict(), "n_averaged": self.n_averaged}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue from a `state_dict`.
+
+        Args:
+            state: the state.
 
         Raises:
             ArgumentError: it does not fit; nothing has changed.

@@ -98,7 +98,16 @@ class LBFGS(Optimizer):
         return first
 
     async def astep(self, closure: Closure) -> Any:  # type: ignore[override]
-        """As `step`."""
+        """As `step`.
+
+        Args:
+            closure: as of `step`.
+
+        Returns:
+            The result of `step`.
+
+        Cancelled, as `step`.
+        """
         return await self.step(closure)
 
     @property

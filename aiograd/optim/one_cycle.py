@@ -36,6 +36,7 @@ class OneCycleLR(LRScheduler):
         base_momentum, max_momentum: its ends; one for all groups, or one each.
         div_factor, final_div_factor: see above.
         three_phase: True to come down to the start as long as it went up, and then to the end.
+        epochs, steps_per_epoch: their product is the number of steps where `total_steps` is not given.
 
     Raises:
         ArgumentError: an argument that makes no sense, or no momentum to cycle.
@@ -102,7 +103,6 @@ class OneCycleLR(LRScheduler):
         super().step()
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         values = {"initial": base_lr, "max": self.max_lrs[group], "min": base_lr / self.final_div_factor}
         phase, part = self._place(epoch)
         return self._between(values[phase.rates[0]], values[phase.rates[1]], part)

@@ -66,7 +66,11 @@ class ReduceLROnPlateau:
         self.last_epoch = 0
 
     def step(self, metrics: Any) -> None:
-        """Take the measure of one more step, a number or a Tensor of one."""
+        """Take the measure of one more step, a number or a Tensor of one.
+
+        Args:
+            metrics: the measure.
+        """
         trace = current_mode().trace
         if trace is not None:
             trace.acts("step of a schedule", ReduceLROnPlateau.step, self, metrics)
@@ -87,22 +91,44 @@ class ReduceLROnPlateau:
             self.cooldown_counter, self.num_bad_epochs = self.cooldown, 0
 
     def is_better(self, measure: float) -> bool:
-        """True if a measure is better than the best so far by more than the threshold."""
+        """True if a measure is better than the best so far by more than the threshold.
+
+        Args:
+            measure: the measure.
+
+        Returns:
+            True or False.
+        """
         sign = 1.0 if self.mode == "max" else -1.0
         if self.threshold_mode == "rel":
             return sign * measure > sign * self.best * (1.0 + sign * self.threshold)
         return sign * measure > sign * self.best + self.threshold
 
     def get_last_lr(self) -> list[float]:
-        """The rates of the groups now."""
+        """The rates of the groups now.
+
+        Returns:
+            The rates.
+        """
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands; its arguments are not part of it, nor are the rates, which the optimizer's state has."""
+        """Where the schedule stands; its arguments are not part of it, nor are the rates, which the optimizer's state has.
+
+        Returns:
+            A dict for `load_state_dict`.
+        """
         return {name: getattr(self, name) for name in ("best", "num_bad_epochs", "cooldown_counter", "last_epoch")}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a `state_dict`."""
+        """Continue from a `state_dict`.
+
+        Args:
+            state: the state.
+
+        Raises:
+            ArgumentError: no such state.
+        """
         own = self.state_dict()
         if not isinstance(state, Mapping) or not own.keys() <= state.keys():
             raise ArgumentError(f"ReduceLROnPlateau.load_state_dict: expected {', '.join(own)}")

@@ -225,6 +225,15 @@ class CosineAnnealingWarmRestarts(LRScheduler):
     """Down to `eta_min` along half a cosine within `T_0` steps, then again from the start, each time `T_mult` times as long.
 
     Source: Loshchilov and Hutter, SGDR: stochastic gradient descent with warm restarts (2017).
+
+    Args:
+        optimizer: the optimizer.
+        T_0: steps of the first cosine, at least 1.
+        T_mult: by how much each is longer than the one before, at least 1.
+        eta_min: the rate at the bottom.
+
+    Raises:
+        ArgumentError: a number below 1.
     """
 
     def __init__(self, optimizer: Optimizer, T_0: int, T_mult: int = 1, eta_min: float = 0.0) -> None:
@@ -236,7 +245,6 @@ class CosineAnnealingWarmRestarts(LRScheduler):
         super().__init__(optimizer)
 
     def lr_at(self, base_lr: float, epoch: int, group: int) -> float:
-        """The rate of a group after `epoch` steps."""
         length = self.T_0
         if self.T_mult == 1:
             epoch %= length

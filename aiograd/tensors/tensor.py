@@ -389,6 +389,13 @@ class Tensor(TensorMethods, TensorCore):
         Returns:
             The tensor on the device; itself if it is there.
 
+        Args:
+            device: the device.
+            stream: None.
+
+        Returns:
+            A Tensor; the tensor itself if it is there.
+
         Raises:
             DeviceError: no such device. ArgumentError: a stream.
         """

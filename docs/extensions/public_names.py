@@ -30,7 +30,8 @@ class Public(SphinxDirective):
     def run(self) -> list[nodes.Node]:
         module, *prefixes = self.arguments
         if prefixes:
-            chosen = [name for prefix in prefixes for name in public_names(module) if name.is_defined_in(prefix)]
+            found = [name for prefix in prefixes for name in public_names(module) if name.is_defined_in(prefix)]
+            chosen = [*{name.name: name for name in found}.values()]  # once, where the first of the prefixes is
         else:
             chosen = [*public_names(module)]
         if not chosen:

@@ -98,6 +98,13 @@ class Group:
     If a member is lost, gives up (an error, a deadline, a cancellation) or calls something else, the group has failed: all operations on all members
     raise, and `without` and `with_` make a new group.
 
+    Args:
+        owner: the worker's groups.
+        name, names: see below.
+        key: names the group in messages; made from `nonces`.
+        principal: on whose behalf the members speak.
+        nonces: random bytes of each member.
+
     Attributes:
         name: of the group.
         rank: of this worker: its place in `names`.
@@ -189,6 +196,7 @@ class Group:
 
         Raises:
             As `all_reduce`.
+            ArgumentError: an array without rows.
         """
         reduction = check_reduction("reduce_scatter", op)
         values = _data_of("reduce_scatter", [array], REDUCED_KINDS[reduction])
@@ -226,6 +234,8 @@ class Group:
 
         Raises:
             As `all_reduce`.
+            ArgumentError: no such root.
+            ArgumentTypeError: the root gives no arrays.
         """
         if isinstance(root, bool) or not isinstance(root, int) or not 0 <= root < self.size:
             raise ArgumentError(f"broadcast(root={root!r}): expected a rank from 0 to {self.size - 1}")
@@ -236,7 +246,14 @@ class Group:
         return self._begin(Operation(OperationKind.BROADCAST, "", root, specs_of(values)), values, timeout, single)
 
     def barrier(self, *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
-        """Wait until every rank has called it. To be awaited; cancelling makes the group fail on every member. Raises as `all_reduce`."""
+        """Wait until every rank has called it. To be awaited; cancelling makes the group fail on every member. Raises as `all_reduce`.
+
+        Args:
+            timeout: as of `all_reduce`.
+
+        Returns:
+            To be awaited.
+        """
         return self._barrier(self._begin(Operation(OperationKind.BARRIER), [], timeout))
 
     @staticmethod
@@ -249,6 +266,9 @@ class Group:
         Args:
             name: of the member that is lost, or is to leave.
             timeout: seconds until all have joined.
+
+        Returns:
+            The new group. Cancelled, this group is over all the same.
 
         Raises:
             ArgumentError: there is no such member. Otherwise as `join_group`.
@@ -265,6 +285,9 @@ class Group:
         Args:
             name: of the worker that joins.
             timeout: seconds until all have joined.
+
+        Returns:
+            The new group. Cancelled, this group is over all the same.
 
         Raises:
             ArgumentError: it is a member already. Otherwise as `join_group`.
@@ -430,8 +453,18 @@ class Group:
     async def piece(self, rank: int, number: int, value: tuple[Any, ...]) -> Any:
         """A message of another rank; waits until the operation has begun here.
 
+        Args:
+            rank: of the sender.
+            number: of the operation.
+            value: the message.
+
         Returns:
             The message to that rank that is the answer, or None.
+
+        Raises:
+            ProtocolError: a message of an operation that is over.
+
+        Cancelling changes nothing.
         """
         while number >= self._next or number in self._unstarted:
             fault = self._fault(number)
@@ -450,7 +483,12 @@ class Group:
         return running.exchange.operation.to_wire(), answer.round, answer.part, answer.piece, [WireTensor(array) for array in answer.arrays]
 
     def left(self, rank: int, number: int) -> None:
-        """A member has left after operation ``number - 1``."""
+        """A member has left after operation ``number - 1``.
+
+        Args:
+            rank: of the member.
+            number: of the first operation in which it takes no part.
+        """
         self._left[rank] = number
         if number < self._next and any(other >= number for other in self._running):
             self.fail(CollectiveError(f"group {self.name!r}: {self.names[rank]} (rank {rank}) has left it", worker=self.names[rank]), tell=False)
@@ -461,6 +499,7 @@ class Group:
 
         Args:
             tell: tell the other members.
+            error: the reason.
         """
         if self._error is not None:
             return

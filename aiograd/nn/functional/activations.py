@@ -150,12 +150,29 @@ def selu(input: ArrayLike) -> Tensor:
     """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer.
 
     Source: Klambauer et al., Self-normalizing neural networks (2017).
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
     """
     return functions.elu(input, alpha=SELU_ALPHA) * SELU_SCALE
 
 
 def celu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
-    """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere."""
+    """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere.
+
+    Args:
+        input: any shape.
+        alpha: the limit for large negative elements is ``-alpha``; not 0.
+
+    Returns:
+        A Tensor of the shape of `input`.
+
+    Raises:
+        ArgumentError: `alpha` is 0.
+    """
     if alpha == 0:
         raise ArgumentError("celu(alpha=0): expected another number than 0")
     x = as_tensor(input)
@@ -165,13 +182,27 @@ def celu(input: ArrayLike, alpha: float = 1.0) -> Tensor:
 
 
 def mish(input: ArrayLike) -> Tensor:
-    """``x * tanh(softplus(x))``."""
+    """``x * tanh(softplus(x))``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     return x * _tanh(functions.softplus(x))
 
 
 def tanhshrink(input: ArrayLike) -> Tensor:
-    """``x - tanh(x)``."""
+    """``x - tanh(x)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     return x - _tanh(x)
 
@@ -182,12 +213,27 @@ def logit(input: ArrayLike, eps: float | None = None) -> Tensor:
     Args:
         input: in [0, 1].
         eps: numbers are limited to [eps, 1 - eps] first; None: they are not.
+
+    Returns:
+        A Tensor of the shape of `input`.
     """
     return _logit(input, eps)
 
 
 def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """The first half along an axis (the last by default) times the sigmoid of the second half."""
+    """The first half along an axis (the last by default) times the sigmoid of the second half.
+
+    Args:
+        input: any shape with an even length along the axis.
+        dim: the axis; the last by default.
+        axis: another name of `dim`.
+
+    Returns:
+        A Tensor of half the length along the axis.
+
+    Raises:
+        ShapeError: the length is odd.
+    """
     x, along = as_tensor(input), axis_of("glu", dim, axis)
     if not x.ndim or x.shape[along] % 2:
         raise ShapeError(f"glu: found shape {list(x.shape)}, expected an even length along axis {along}")
@@ -196,7 +242,17 @@ def glu(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) ->
 
 
 def softmin(input: ArrayLike, dim: int | None = None, *, axis: int | None = None) -> Tensor:
-    """``softmax(-x)`` along an axis, the last by default."""
+    """``softmax(-x)`` along an axis, the last by default.
+
+    Args:
+        input: any shape.
+        dim: the axis along which the results add up to 1; the last by default.
+        axis: another name of `dim`.
+        dtype: cast to this first.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return functions.softmax(-as_tensor(input), axis=axis_of("softmin", dim, axis))
 
 

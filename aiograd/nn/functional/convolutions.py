@@ -75,6 +75,9 @@ def conv1d(
         stride, dilation: ints.
         padding: zeros on both sides; "valid" is none, "same" keeps the length (stride 1).
         groups: channels fall into so many groups that do not mix.
+
+    Returns:
+        (N, out, L') or (out, L').
     """
     space: Any = padding if isinstance(padding, str) else flat(padding, "padding", 0)
     image, kernel = as_plane("conv1d", input), _kernel("conv1d", weight)
@@ -104,6 +107,10 @@ def conv_transpose2d(
 
     Returns:
         (N, out, H', W') with ``H' = (H - 1) * stride - 2 * padding + dilation * (kh - 1) + output_padding + 1``.
+
+    Raises:
+        ArgumentError: numbers that make no sense.
+        ShapeError: shapes that do not fit.
     """
     x, alone = batched("conv_transpose2d", input)
     kernel = as_tensor(weight)
@@ -135,7 +142,17 @@ def conv_transpose1d(
     groups: int = 1,
     dilation: Single = 1,
 ) -> Tensor:
-    """Transposed convolution along one axis: input (N, in, L) or (in, L), weight (in, out / groups, k), the rest as `conv_transpose2d`."""
+    """Transposed convolution along one axis: input (N, in, L) or (in, L), weight (in, out / groups, k), the rest as `conv_transpose2d`.
+
+    Args:
+        input: (N, in, L) or (in, L).
+        weight: (in, out / groups, k).
+        bias: (out,) or None.
+        stride, padding, output_padding, groups, dilation: as of `conv_transpose2d`, a number each.
+
+    Returns:
+        (N, out, L') or (out, L').
+    """
     return conv_transpose2d(
         as_plane("conv_transpose1d", input), _kernel("conv_transpose1d", weight), bias, flat(stride, "stride", 1), flat(padding, "padding", 0),
         flat(output_padding, "output_padding", 0), groups, flat(dilation, "dilation", 1),

@@ -202,6 +202,9 @@ def binary_cross_entropy(input: ArrayLike, target: ArrayLike, weight: ArrayLike 
         target: in [0, 1].
         weight: broadcasts: how much each element counts, or None.
         reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or elements of the shape of `input` where `reduction` is "none".
     """
     loss: Tensor = call(_probabilities, _same_shape("binary_cross_entropy", input, target), {})
     return _reduced("binary_cross_entropy", loss if weight is None else loss * _plain(weight), reduction)

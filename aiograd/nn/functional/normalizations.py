@@ -148,6 +148,12 @@ def instance_norm(
         weight, bias: (C,) or None.
         use_input_stats: True to measure, rather than use the running statistics.
         momentum, eps: as of `batch_norm`.
+
+    Returns:
+        A Tensor of the shape of `input`.
+
+    Raises:
+        ShapeError: one value per channel, or too few axes.
     """
     x = as_tensor(input)
     if not use_input_stats:

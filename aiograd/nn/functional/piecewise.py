@@ -14,7 +14,19 @@ from aiograd.tensors.tensor import Tensor
 
 
 def hardtanh(input: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> Tensor:
-    """`x` between the limits, the nearer limit elsewhere."""
+    """`x` between the limits, the nearer limit elsewhere.
+
+    Args:
+        input: any shape.
+        min_val: the lower limit.
+        max_val: the upper limit, above the lower one.
+
+    Returns:
+        A Tensor of the shape of `input`.
+
+    Raises:
+        ArgumentError: no such limits.
+    """
     if not min_val < max_val:
         raise ArgumentError(f"hardtanh(min_val={min_val}, max_val={max_val}): expected a first limit below the second")
     x = as_tensor(input)
@@ -23,31 +35,71 @@ def hardtanh(input: ArrayLike, min_val: float = -1.0, max_val: float = 1.0) -> T
 
 
 def relu6(input: ArrayLike) -> Tensor:
-    """``min(max(x, 0), 6)``."""
+    """``min(max(x, 0), 6)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return hardtanh(input, 0.0, 6.0)
 
 
 def hardsigmoid(input: ArrayLike) -> Tensor:
-    """``min(max(x / 6 + 1 / 2, 0), 1)``."""
+    """``min(max(x / 6 + 1 / 2, 0), 1)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     return hardtanh(input, -3.0, 3.0) / 6.0 + 0.5
 
 
 def hardswish(input: ArrayLike) -> Tensor:
-    """``x * hardsigmoid(x)``."""
+    """``x * hardsigmoid(x)``.
+
+    Args:
+        input: any shape.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     out: Tensor = where(less_equal(x, -3.0), 0.0, where(greater_equal(x, 3.0), x, x * (x / 6.0 + 0.5)))
     return out
 
 
 def hardshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
-    """`x` where its magnitude is above `lambd`, 0 elsewhere."""
+    """`x` where its magnitude is above `lambd`, 0 elsewhere.
+
+    Args:
+        input: any shape.
+        lambd: the limit.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     out: Tensor = where(less_equal(abs(x.detach()), lambd), 0.0, x)
     return out
 
 
 def softshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
-    """`x` moved towards 0 by `lambd`, 0 where that would cross it."""
+    """`x` moved towards 0 by `lambd`, 0 where that would cross it.
+
+    Args:
+        input: any shape.
+        lambd: at least 0.
+
+    Returns:
+        A Tensor of the shape of `input`.
+
+    Raises:
+        ArgumentError: `lambd` is below 0.
+    """
     if not lambd >= 0:
         raise ArgumentError(f"softshrink(lambd={lambd}): expected a number of at least 0")
     x = as_tensor(input)
@@ -57,7 +109,16 @@ def softshrink(input: ArrayLike, lambd: float = 0.5) -> Tensor:
 
 
 def threshold(input: ArrayLike, threshold: float, value: float) -> Tensor:
-    """`x` where it is above `threshold`, `value` elsewhere."""
+    """`x` where it is above `threshold`, `value` elsewhere.
+
+    Args:
+        input: any shape.
+        threshold: the threshold.
+        value: the value of elements that are not above it.
+
+    Returns:
+        A Tensor of the shape of `input`.
+    """
     x = as_tensor(input)
     out: Tensor = where(less_equal(x, threshold), value, x)
     return out
@@ -69,6 +130,12 @@ def prelu(input: ArrayLike, weight: ArrayLike) -> Tensor:
     Args:
         input: (N, C, ...), or any shape with one weight.
         weight: () or (1,), or (C,), one per channel.
+
+    Returns:
+        A Tensor of the shape of `input`.
+
+    Raises:
+        ShapeError: neither one slope nor one per channel.
     """
     x, slopes = as_tensor(input), as_tensor(weight)
     if slopes.size != 1 and (slopes.ndim != 1 or x.ndim < 2 or x.shape[1] != slopes.size):

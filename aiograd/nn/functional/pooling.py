@@ -52,6 +52,9 @@ def max_pool2d(
         kernel_size, stride, dilation: an int or (height, width).
         padding: on both sides, below every value.
         ceil_mode: True if a last window may reach over the edge.
+
+    Returns:
+        (N, C, H', W') or (C, H', W').
     """
     x, alone = batched("max_pool2d", input)
     if ceil_mode:
@@ -78,6 +81,12 @@ def avg_pool2d(
         ceil_mode: True if a last window may reach over the edge; what lies beyond the padding never counts.
         count_include_pad: True if padding counts as values.
         divisor_override: the divisor of the sums, instead.
+
+    Returns:
+        (N, C, H', W') or (C, H', W').
+
+    Raises:
+        ArgumentError: the divisor is 0.
     """
     x, alone = batched("avg_pool2d", input)
     options: dict[str, Any] = {"kernel_size": kernel_size, "stride": stride, "padding": padding}
@@ -108,7 +117,19 @@ def _counts(length: int, windows: int, size: int, stride: int, padding: int, wit
 def max_pool1d(
     input: ArrayLike, kernel_size: Single, stride: Single | None = None, padding: Single = 0, dilation: Single = 1, ceil_mode: bool = False
 ) -> Tensor:
-    """The maximum of each window of lines; arguments as of `max_pool2d`."""
+    """The maximum of each window of lines; arguments as of `max_pool2d`.
+
+    Args:
+        input: (N, C, L) or (C, L).
+        kernel_size: length of the window.
+        stride: distance of windows; None: that of `kernel_size`.
+        padding: border on both sides, which is never the maximum.
+        dilation: distance of the elements of a window.
+        ceil_mode: True if a last window may reach over the edge.
+
+    Returns:
+        (N, C, L') or (C, L').
+    """
     steps = None if stride is None else flat(stride, "stride", 1)
     size, space, apart = flat(kernel_size, "kernel_size", 1), flat(padding, "padding", 0), flat(dilation, "dilation", 1)
     return max_pool2d(as_plane("max_pool1d", input), size, steps, space, apart, ceil_mode).squeeze(-2)
@@ -122,7 +143,19 @@ def avg_pool1d(
     ceil_mode: bool = False,
     count_include_pad: bool = True,
 ) -> Tensor:
-    """The mean of each window of lines; arguments as of `avg_pool2d`."""
+    """The mean of each window of lines; arguments as of `avg_pool2d`.
+
+    Args:
+        input: (N, C, L) or (C, L).
+        kernel_size: length of the window.
+        stride: distance of windows; None: that of `kernel_size`.
+        padding: zeros on both sides.
+        ceil_mode: True if a last window may reach over the edge.
+        count_include_pad: True if padding counts as values.
+
+    Returns:
+        (N, C, L') or (C, L').
+    """
     steps = None if stride is None else flat(stride, "stride", 1)
     image = as_plane("avg_pool1d", input)
     return avg_pool2d(image, flat(kernel_size, "kernel_size", 1), steps, flat(padding, "padding", 0), ceil_mode, count_include_pad).squeeze(-2)
@@ -135,6 +168,12 @@ def adaptive_avg_pool2d(input: ArrayLike, output_size: int | tuple[int | None, i
         input: images.
         output_size: (height, width), or one number for both; None keeps what the image has. Window i of n covers i / n to (i + 1) / n of the
             extent, rounded outwards.
+
+    Returns:
+        (N, C, H', W') or (C, H', W').
+
+    Raises:
+        ShapeError: extents that are not above 0.
     """
     x, alone = batched("adaptive_avg_pool2d", input)
     wanted = output_size if isinstance(output_size, (tuple, list)) else (output_size, output_size)
@@ -163,5 +202,13 @@ def _means(x: Tensor, windows: int, axis: int) -> Tensor:
 
 
 def adaptive_avg_pool1d(input: ArrayLike, output_size: Single) -> Tensor:
-    """Means of windows that share a line out; see `adaptive_avg_pool2d`."""
+    """Means of windows that share a line out; see `adaptive_avg_pool2d`.
+
+    Args:
+        input: (N, C, L) or (C, L).
+        output_size: how many windows.
+
+    Returns:
+        (N, C, L') or (C, L').
+    """
     return adaptive_avg_pool2d(as_plane("adaptive_avg_pool1d", input), flat(output_size, "output_size", 1)).squeeze(-2)

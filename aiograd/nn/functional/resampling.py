@@ -34,6 +34,13 @@ def interpolate(
         mode: "nearest", "nearest-exact" (of pixels that are areas), "linear" for lines, "bilinear" for images.
         align_corners: for the last two: True if the first and last pixels keep their places.
         recompute_scale_factor: True to go by the new extents rather than by `scale_factor`.
+
+    Returns:
+        (N, C, L') or (N, C, H', W').
+
+    Raises:
+        ArgumentError: another mode, or sizes that make no sense.
+        ShapeError: another number of axes.
     """
     x = as_tensor(input)
     if mode not in _MODES:
