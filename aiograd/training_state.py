@@ -49,11 +49,18 @@ class TrainingState:
         self.parts = parts
 
     def state_dict(self) -> dict[str, Any]:
-        """The states of all parts, and of the default generator; they share memory with the parts."""
+        """The states of all parts, and of the default generator; they share memory with the parts.
+
+        Returns:
+            A dict for `load_state_dict`: the states by name.
+        """
         return {**{name: part.state_dict() for name, part in self.parts.items()}, _RANDOM: default_generator().state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Put all parts, and the default generator, into their states.
+
+        Args:
+            state: the states by name.
 
         Raises:
             ArgumentError: parts are missing or unexpected, or a state does not fit its part; all parts are as they were.
@@ -74,18 +81,28 @@ class TrainingState:
             raise
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write everything to a file, replacing an older one atomically. Blocks while it writes; see `asave`."""
+        """Write everything to a file, replacing an older one atomically. Blocks while it writes; see `asave`.
+
+        Args:
+            path: of the file.
+        """
         save(self.state_dict(), path)
 
     async def asave(self, path: str | os.PathLike[str]) -> None:
-        """As `save`, on the engine's executor: of the states at the moment of the call.
+        """Write everything to a file on the engine's executor: the states of the moment of the call.
 
         Cancelled, it waits no longer; the file is the old one or the new one.
+
+        Args:
+            path: of the file.
         """
         await offload(save, map_tree(lambda tensor: tensor.clone(), self.state_dict(), TensorCore), path)
 
     def restore(self, path: str | os.PathLike[str]) -> None:
         """Read a file that `save` wrote, and put everything into that state.
+
+        Args:
+            path: of the file.
 
         Raises:
             FileNotFoundError, ArgumentError: as of `aiograd.load`, or the state does not fit; everything is as it was.

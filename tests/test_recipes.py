@@ -100,7 +100,7 @@ def test_every_block_is_run_by_a_test() -> None:
     cooked = {code for codes in RECIPES.values() for code in codes} | {*cells}
     for code in blocks("python"):
         start = code.split("\n")[0]
-        known = (start, start[:60], f"{start.split(' = ')[0]} = ")
+        known = (start, start[:60], f"{start.split(' = ')[0]} = ", start.split("  ")[0])
         assert code in cooked or any(f'{how}("{each}")' in here for each in known for how in ("block", "load")), f"no test runs the block {start!r}"
 
 
@@ -124,6 +124,14 @@ def test_the_first_lines(first: str, count: int, capsys: pytest.CaptureFixture[s
     claimed = "".join(re.findall(r"# (?=[-t])(.*)", first))
     assert len(numbers(printed)) == count
     np.testing.assert_allclose(numbers(printed), numbers(claimed), rtol=1e-6 if count == 3 else 1e-8, atol=2e-9)
+
+
+def test_what_a_ported_script_looks_like() -> None:
+    made = "parameters = [torch.tensor([1.0, 2.0], requires_grad=True)]\n    loss, another_loss = (parameters[0].sum() * i for i in (1, 2))"
+    code = block("import aiograd as torch").replace("    ...\n", f"    global grads, parameters\n    {made}\n")
+    names: dict[str, Any] = {}
+    start(code, names)
+    assert names["parameters"][0].grad.tolist() == [1.0, 1.0] and names["grads"][0].tolist() == [2.0, 2.0]
 
 
 def test_a_compiled_function(capsys: pytest.CaptureFixture[str]) -> None:

@@ -129,15 +129,15 @@ def isnan(x: ArrayLike, /) -> Tensor:
 
 
 def isposinf(x: ArrayLike, /) -> Tensor:
-    """True where the elements are positive infinity."""
+    """True for elements that are positive infinity."""
     return _equal(x, np.inf)
 
 
 def isneginf(x: ArrayLike, /) -> Tensor:
-    """True where the elements are negative infinity."""
+    """True for elements that are negative infinity."""
     return _equal(x, -np.inf)
 
 
 def isreal(x: ArrayLike, /) -> Tensor:
-    """True where the imaginary parts are zero."""
+    """True for elements whose imaginary part is zero."""
     return _equal(call(row("imag"), (as_tensor(x),), {}), 0)

@@ -126,7 +126,7 @@ def _check_length(name: str, n: int) -> None:
 
 
 def fftshift(x: ArrayLike, /, *, axes: int | Sequence[int] | None = None) -> Tensor:
-    """With frequency 0 moved from the first place to the middle."""
+    """Move frequency 0 from the first place to the middle."""
     return rows.np_fftshift(_signal("fftshift", x), axes)  # type: ignore[no-any-return]
 
 

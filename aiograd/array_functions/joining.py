@@ -73,17 +73,17 @@ def block_diag(*matrices: ArrayLike) -> Tensor:
 
 
 def atleast_1d(x: ArrayLike, /) -> Tensor:
-    """Add an axis to a number."""
+    """Add an axis to a number; others have at least one."""
     return shape.np_atleast_1d(as_tensor(x))  # type: ignore[no-any-return]
 
 
 def atleast_2d(x: ArrayLike, /) -> Tensor:
-    """Add axes until there are two; a vector becomes a row."""
+    """Add axes in front until there are two; a vector becomes a row."""
     return shape.np_atleast_2d(as_tensor(x))  # type: ignore[no-any-return]
 
 
 def atleast_3d(x: ArrayLike, /) -> Tensor:
-    """Add axes until there are three, as numpy does."""
+    """Add axes until there are three, as in numpy."""
     return shape.np_atleast_3d(as_tensor(x))  # type: ignore[no-any-return]
 
 
@@ -186,7 +186,7 @@ def rollaxis(x: ArrayLike, /, axis: int, start: int = 0) -> Tensor:
 
 
 def partition(x: ArrayLike, kth: int | Sequence[int], /, axis: int | None = -1) -> Tensor:
-    """Put the element at `kth` where sorting would put it, smaller ones before and larger ones behind; here all are sorted."""
+    """Put the element at `kth` where sorting would put it, smaller ones before and larger ones behind: sorted, here."""
     return calculus.np_partition(as_tensor(x), kth, axis)  # type: ignore[no-any-return]
 
 

@@ -66,7 +66,7 @@ def tile(x: Tensor, /, *repetitions: Any) -> Tensor:
 
 
 def flip(x: Tensor, /, *axis: Any) -> Tensor:
-    """The elements in reverse order along axes, given as ints or as one tuple; along all when none are given."""
+    """Reverse the order along axes, given as ints or as one tuple; along all if none are given."""
     axes = _flat(axis)
     return manipulation.flip(x, axis=None if not axes or axes == (None,) else axes)
 

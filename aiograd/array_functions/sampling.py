@@ -98,7 +98,7 @@ def randn_like(
 def randint_like(
     x: ArrayLike, /, low: int, high: int | None = None, *, generator: Generator | None = None, dtype: Any = None, device: str | None = None
 ) -> Tensor:
-    """Numbers as of `randint`, of the shape, dtype and device of `x`."""
+    """Integers as of `randint`, of the shape, dtype and device of `x`."""
     like = as_tensor(x)
     return randint(low, high, like.shape, generator=generator, dtype=dtype or like.dtype, device=device or like.device)
 

@@ -76,14 +76,14 @@ def corrcoef(x: ArrayLike, /) -> Tensor:
 
 
 def bincount(x: ArrayLike, /, weights: ArrayLike | None = None, minlength: int = 0) -> Tensor:
-    """Count how often each of 0, 1, ... occurs in a vector of integers, or the sums of the weights of those elements."""
+    """The number of times that each of 0, 1, ... occurs in a vector of integers, or the sums of the weights of those elements."""
     given = None if weights is None else as_tensor(weights)
     counts = statistics.bincount(values_of(x), given, minlength=minlength)
     return counts if given is not None else make(counts)  # type: ignore[no-any-return]
 
 
 def histc(x: ArrayLike, /, bins: int = 100, min: float = 0, max: float = 0) -> Tensor:
-    """Count the elements that lie in each of `bins` intervals between `min` and `max` (those of the elements where both are equal); no gradient."""
+    """The number of elements in each of `bins` intervals between `min` and `max` (those of the elements where both are equal); no gradient."""
     values = as_tensor(x).detach().numpy()
     ends = (values.min(), values.max()) if min == max and values.size else (min, max)
     if bins < 1 or ends[0] > ends[1]:

@@ -98,7 +98,7 @@ class LBFGS(Optimizer):
         return first
 
     async def astep(self, closure: Closure) -> Any:  # type: ignore[override]
-        """As `step`.
+        """Take a step; another name of `step`.
 
         Args:
             closure: as of `step`.

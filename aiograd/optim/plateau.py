@@ -12,7 +12,7 @@ from aiograd.optim.optimizer import Optimizer
 
 
 class ReduceLROnPlateau:
-    """Times `factor` when the measure given to `step` has not got better for more than `patience` steps.
+    """Multiply the rates by `factor` when the measure given to `step` has not got better for more than `patience` steps.
 
     It depends on what is measured, not on the number of steps alone: so it is no `LRScheduler`, and no part of a `SequentialLR`.
 
@@ -113,7 +113,7 @@ class ReduceLROnPlateau:
         return [group["lr"] for group in self.optimizer.param_groups]
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the schedule stands; its arguments are not part of it, nor are the rates, which the optimizer's state has.
+        """The number of steps and the best measure; the arguments are not part of it, nor are the rates, which the optimizer's state has.
 
         Returns:
             A dict for `load_state_dict`.
