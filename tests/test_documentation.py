@@ -20,7 +20,6 @@ import pytest
 from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
-import aiograd as ag
 from aiograd import cli
 from tests.documentation import TEXTS, blocks
 from tests.public_names import MODULES, NAMESPACES, public_names
