@@ -111,7 +111,7 @@ for thread in threads: thread.start()
 for thread in threads: thread.join()
 assert len(found) == 8, found
 from aiograd.distributed.objects.object_server import ADAPTERS, OPTIMIZERS
-assert ADAPTERS.keys() == {"pipeline.host"} and OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW"}
+assert ADAPTERS.keys() == {"pipeline.host"} and OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam"}
 """
     _python("-W", "error", "-c", script)
 
@@ -122,7 +122,7 @@ assert ADAPTERS.keys() == {"pipeline.host"} and OPTIMIZERS.keys() == {"SGD", "Ad
 )
 def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
     made = "from aiograd.distributed.objects.object_server import ADAPTERS, OPTIMIZERS; print(*ADAPTERS, *OPTIMIZERS)"
-    assert _python("-c", f"{statement}; {made}").split() == ["pipeline.host", "SGD", "Adam", "AdamW"]
+    assert _python("-c", f"{statement}; {made}").split() == ["pipeline.host", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam"]
 
 
 def test_every_public_name_is_listed_and_no_other_is_there() -> None:

@@ -1,4 +1,4 @@
-"""Recorded: a coroutine that runs while a function is recorded, and is asked at every suspension if it waits for something that a program repeats.
+"""RecordedCoroutine: a coroutine that is run while it is recorded, and asked at every suspension if it waits for something that a program repeats.
 
 The coroutine runs in the task that awaits it, as it would by itself. Whenever it suspends, the chain of coroutines that it waits for is looked
 through: if one of them belongs to a pass that the recorder knows, that pass waits. Anything else ends the recording, see `ProgramRecorder.waits`.
@@ -13,7 +13,7 @@ from aiograd.compiler.lines import described_line, is_of_package
 from aiograd.compiler.recording import ProgramRecorder
 
 
-class Recorded:
+class RecordedCoroutine:
     """Awaited in place of a coroutine.
 
     Args:

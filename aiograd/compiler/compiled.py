@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
-from aiograd.compiler.awaiting import Recorded
+from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import ProgramCode, next_use
@@ -111,7 +111,7 @@ class CompiledFunction:
         recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
         self._refuse_async_blocks(recorder)
         with ModeScope(trace=recorder), _recursion_ends(self._name):
-            result = await Recorded(self.function(*args, **kwargs), recorder)
+            result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
         return self._keep(key, recorder, guards, result)
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]) -> tuple[Any, Any]:
