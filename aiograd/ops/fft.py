@@ -45,6 +45,8 @@ def _rfft(x: Array, /, axis: int = -1, norm: Norm = "backward") -> Array:
 
 def _irfft(x: Array, /, n: int, axis: int = -1, norm: Norm = "backward") -> Array:
     """The real array of length `n` along `axis` whose `rfft` is `x`, which has n // 2 + 1 elements there."""
+    if x.shape[axis] != n // 2 + 1:
+        raise ArgumentError(f"irfft: {x.shape[axis]} frequencies along axis {axis}, expected {n // 2 + 1} for a result of length {n}")
     return np.fft.irfft(x, n, axis=axis, norm=norm)
 
 

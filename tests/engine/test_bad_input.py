@@ -59,7 +59,7 @@ def test_every_error_is_also_the_builtin_that_a_caller_would_catch(cls: type[Exc
         (lambda x: np.concatenate([x, ag.tensor([[1.0]])]), ShapeError, "dimension"),
         (lambda x: np.exp(x, dtype="nonsense"), ArgumentTypeError, "nonsense"),
         (lambda x: np.linalg.inv(x), (ArgumentError, np.linalg.LinAlgError), "dimension"),
-        (lambda x: np.fft.fft(x.detach().requires_grad_()), errors.NoRuleError, "has no row in aiograd's tables"),
+        (lambda x: np.unwrap(x.detach().requires_grad_()), errors.NoRuleError, "has no row in aiograd's tables"),
         (lambda x: np.sum(x, axis="a"), ArgumentTypeError, "sum"),
         (lambda x: x.item(), ShapeError, "only tensors of one element"),
         (lambda x: bool(x), ShapeError, "ambiguous"),
