@@ -240,3 +240,12 @@ def test_aliases_are_the_functions() -> None:
 def test_wrong_arguments_end_in_a_typed_error(call: Callable[[], Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         call()
+
+
+def test_a_complete_qr_of_a_tall_matrix_has_values_and_no_derivative() -> None:
+    x = ag.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    q, r = ag.linalg.qr(x, mode="complete")
+    assert q.shape == (3, 3) and r.shape == (3, 2)
+    np.testing.assert_allclose((q @ r).numpy(), x.numpy())
+    with pytest.raises(ag.errors.NoRuleError, match="additional columns are arbitrary"):
+        ag.linalg.qr(x.requires_grad_(), mode="complete")

@@ -15,6 +15,7 @@ from aiograd.ops import decomposition, matrix_functions, norms
 from aiograd.ops import linalg as linalg_rows
 from aiograd.ops.decomposition import EighResult, QRResult, SlogdetResult, SVDResult
 from aiograd.ops.matrix_functions import EigResult, LstsqResult
+from aiograd.tensors.core import host_array, make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -108,7 +109,10 @@ def pinv(x: ArrayLike, /, *, rtol: float | None = None) -> Tensor:
 
 def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
     """``x = Q @ R`` with orthonormal columns in Q and an upper triangular R."""
-    return decomposition.qr(_matrix("qr", x), mode=mode)
+    matrix = _matrix("qr", x)
+    if mode == "complete" and matrix.shape[-2] > matrix.shape[-1] and not matrix.requires_grad:  # nothing is asked of a derivative
+        return QRResult(*map(make, np.linalg.qr(host_array(matrix), "complete")))
+    return decomposition.qr(matrix, mode=mode)
 
 
 def slogdet(x: ArrayLike, /) -> SlogdetResult:
