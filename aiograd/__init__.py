@@ -20,17 +20,11 @@ import sys as _sys
 import typing as _typing
 
 from aiograd import assembly as _assembly
-from aiograd import data as data
 from aiograd import devices as _devices
-from aiograd import distributions as distributions
 from aiograd import errors as errors
 from aiograd import graph as graph
 from aiograd import kernels as kernels
 from aiograd import log_fields as log_fields
-from aiograd import nn as nn
-from aiograd import optim as optim
-from aiograd import parallel as parallel
-from aiograd import scalars as scalars
 from aiograd.array_functions import __array_api_version__ as __array_api_version__
 from aiograd.array_functions import __array_namespace_info__ as __array_namespace_info__
 from aiograd.array_functions import abs as abs
@@ -404,11 +398,7 @@ from aiograd.array_functions import where as where
 from aiograd.array_functions import xlogy as xlogy
 from aiograd.array_functions import zeros as zeros
 from aiograd.array_functions import zeros_like as zeros_like
-from aiograd.checkpointing import checkpoint as checkpoint
-from aiograd.compiler import compile as compile
-from aiograd.compiler.program import DRAWING as _DRAWING
 from aiograd.devices import device as device
-from aiograd.distributions.drawing import multinomial as multinomial
 from aiograd.engine.graph_task import GraphTask as GraphTask
 from aiograd.engine.run import Engine as Engine
 from aiograd.engine.run import aclose_default_engine as aclose_default_engine
@@ -417,13 +407,6 @@ from aiograd.engine.run import run as run
 from aiograd.engine.run import tuned_gc as tuned_gc
 from aiograd.function import Function as Function
 from aiograd.function import once_differentiable as once_differentiable
-from aiograd.functional import hessian as hessian
-from aiograd.functional import jacobian as jacobian
-from aiograd.functional import jvp as jvp
-from aiograd.functional import value_and_grad as value_and_grad
-from aiograd.functional import vjp as vjp
-from aiograd.gradient_check import gradcheck as gradcheck
-from aiograd.gradient_check import gradgradcheck as gradgradcheck
 from aiograd.lazy import on_first_use as _on_first_use
 from aiograd.modes import detect_anomaly as detect_anomaly
 from aiograd.modes import enable_grad as enable_grad
@@ -432,17 +415,12 @@ from aiograd.modes import is_grad_enabled as is_grad_enabled
 from aiograd.modes import no_grad as no_grad
 from aiograd.modes import set_default_dtype as set_default_dtype
 from aiograd.modes import set_grad_enabled as set_grad_enabled
-from aiograd.nn.stateless import functional_call as functional_call
 from aiograd.offloading import offload as offload
 from aiograd.offloading import ready as ready
 from aiograd.progress import progress as progress
 from aiograd.random import Generator as Generator
 from aiograd.random import default_generator as default_generator
 from aiograd.random import seed as seed
-from aiograd.scalars import log as log
-from aiograd.serialization import load as load
-from aiograd.serialization import load_metadata as load_metadata
-from aiograd.serialization import save as save
 from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.passes import backward as backward
 from aiograd.tensors.passes import grad as grad
@@ -450,27 +428,77 @@ from aiograd.tensors.tensor import Tensor as Tensor
 from aiograd.tensors.tensor import asarray as asarray
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
-from aiograd.training_state import TrainingState as TrainingState
 from aiograd.version import __version__ as __version__
 
 #: PyTorch's name
 as_tensor = asarray
 
-# most programs need none of these
-_PARTS = ("autograd", "cuda", "dashboard", "distributed", "pipeline", "profiler", "viz")
+# Parts that many programs do not need: imported when they are first asked for.
+_PARTS = (
+    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "isolation",
+    "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+)  # fmt: skip
+_HOMES = {
+    "TrainingState": "training_state",
+    "checkpoint": "checkpointing",
+    "compile": "compiler",
+    "functional_call": "nn.stateless",
+    "gradcheck": "gradient_check",
+    "gradgradcheck": "gradient_check",
+    "hessian": "functional",
+    "jacobian": "functional",
+    "jvp": "functional",
+    "load": "serialization",
+    "load_metadata": "serialization",
+    "log": "scalars",
+    "multinomial": "distributions.drawing",
+    "save": "serialization",
+    "value_and_grad": "functional",
+    "vjp": "functional",
+    "vmap": "batching.vmap",
+}
 if _typing.TYPE_CHECKING:
     from aiograd import autograd as autograd
+    from aiograd import checkpointing as checkpointing
+    from aiograd import compiler as compiler
     from aiograd import cuda as cuda
     from aiograd import dashboard as dashboard
+    from aiograd import data as data
     from aiograd import distributed as distributed
+    from aiograd import distributions as distributions
+    from aiograd import functional as functional
+    from aiograd import gradient_check as gradient_check
+    from aiograd import isolation as isolation
+    from aiograd import nn as nn
+    from aiograd import optim as optim
+    from aiograd import parallel as parallel
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
+    from aiograd import scalars as scalars
+    from aiograd import serialization as serialization
+    from aiograd import training_state as training_state
     from aiograd import viz as viz
     from aiograd.batching.vmap import vmap as vmap
+    from aiograd.checkpointing import checkpoint as checkpoint
+    from aiograd.compiler import compile as compile
+    from aiograd.distributions.drawing import multinomial as multinomial
+    from aiograd.functional import hessian as hessian
+    from aiograd.functional import jacobian as jacobian
+    from aiograd.functional import jvp as jvp
+    from aiograd.functional import value_and_grad as value_and_grad
+    from aiograd.functional import vjp as vjp
+    from aiograd.gradient_check import gradcheck as gradcheck
+    from aiograd.gradient_check import gradgradcheck as gradgradcheck
+    from aiograd.nn.stateless import functional_call as functional_call
+    from aiograd.scalars import log as log
+    from aiograd.serialization import load as load
+    from aiograd.serialization import load_metadata as load_metadata
+    from aiograd.serialization import save as save
+    from aiograd.training_state import TrainingState as TrainingState
 else:
-    __getattr__, __dir__ = _on_first_use(__name__, {"vmap": "aiograd.batching.vmap"}, modules=_PARTS)
+    __getattr__, __dir__ = _on_first_use(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()}, modules=_PARTS)
 
-__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS, "vmap"})
+__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS, *_HOMES})
 
 
 # the one place that sees both sides: what workers make on request, and where devices come from
@@ -478,9 +506,14 @@ _here = _sys.modules[__name__]
 
 
 def _equip_workers() -> None:
+    optim = _here.optim
     _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.RAdam)
     _here.distributed.register_face(lambda core: _here.dashboard.DashboardFace(core))
     _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
+
+
+def _let_programs_be_drawn() -> None:
+    _here.compiler.program.DRAWING.append(lambda: _here.viz)
 
 
 def _cuda_device(ordinal: _builtins.int) -> _typing.Any:
@@ -488,5 +521,5 @@ def _cuda_device(ordinal: _builtins.int) -> _typing.Any:
 
 
 _assembly.when_imported("distributed", _equip_workers)
-_DRAWING.append(lambda: _here.viz)
+_assembly.when_imported("compiler", _let_programs_be_drawn)
 _devices.register_device_kind("cuda", _cuda_device)

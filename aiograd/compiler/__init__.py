@@ -1,5 +1,6 @@
 """Compiled functions: `compile` records the rows that a function runs, once per signature, and from then on runs them as one program.
 
+==================  ===============================================================================================
 `compiled`          the callable that users get: signatures, guards, statistics
 `signature`         of the arguments: their structure, and what a program depends on
 `surroundings`      Tensors that the function finds by name, and guards against one that is replaced
@@ -8,33 +9,24 @@
 `awaiting`          a coroutine while it is recorded
 `lines`             the user's lines
 `program`           statements and values: the data, pure
-`forward_code`      the forward as Python text
-`backward_code`     the backward as Python text, made by the first pass that runs it
-`source`            text to function: the only one that calls ``compile``
-`program_code`      a program with its code, ready to be called
-`steps`             programs in parts: calls between rows, segments
-`reached`           the statements that a pass runs
-`profiled`          programs under a profiler
-`node`              the backward node of one call
-==================  ===============================================================================================
-=======
-==================  ===============================================================================================
-`compiled`          the callable that users get: signatures, guards, statistics
-`signature`         of the arguments: their structure, and what a program depends on
-`surroundings`      Tensors that the function finds by name, and guards against one that is replaced
-`recording`         an eager run as statements; what cannot be repeated
-`program`           statements and values: the data, pure
 `calls`             a function of arrays as calls of numpy: the data, pure
 `tracing`           recording arrays: what a row's forward or rule calls
 `forward_code`      the forward as calls
 `backward_code`     the backward as calls, made by the first pass that runs it
 `passes`            calls to fewer and cheaper calls of the same bits
 `source`            calls to text to function: the only one that calls ``compile``
+`program_code`      a program with its code, ready to be called
+`steps`             programs in parts: calls between rows, segments
+`reached`           the statements that a pass runs
+`profiled`          programs under a profiler
 `node`              the backward node of one call
 ==================  ===============================================================================================
 """
 
+from aiograd import assembly as _assembly
 from aiograd.compiler.compiled import CompiledFunction, CompiledStatistics, compile
 from aiograd.compiler.program import Program, Statement
 
 __all__ = ["CompiledFunction", "CompiledStatistics", "Program", "Statement", "compile"]
+
+_assembly.imported("compiler")
