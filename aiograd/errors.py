@@ -74,9 +74,15 @@ attribute ``committed`` (True when the gradients of the pass had been committed 
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from aiograd.late import LateModule
+
+if TYPE_CHECKING:
+    import difflib
+else:
+    difflib = LateModule("difflib")
 
 
 class AiogradError(Exception):

@@ -6,7 +6,14 @@ Text is escaped here and nowhere else. Colours are those of the page, so light a
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from html import escape
+from typing import TYPE_CHECKING
+
+from aiograd.late import LateModule
+
+if TYPE_CHECKING:
+    import html
+else:
+    html = LateModule("html")
 
 _HEAD = '<div style="font-weight:600;margin:0.2em 0">'
 _CELL = "text-align:left;padding:0.15em 0.7em;white-space:pre"
@@ -14,7 +21,7 @@ _CELL = "text-align:left;padding:0.15em 0.7em;white-space:pre"
 
 def card(heading: str, text: str) -> str:
     """A heading with preformatted text below it."""
-    return f'<div>{_HEAD}{escape(heading)}</div><pre style="margin:0">{escape(text)}</pre></div>'
+    return f'<div>{_HEAD}{html.escape(heading)}</div><pre style="margin:0">{html.escape(text)}</pre></div>'
 
 
 def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]], colours: Sequence[Sequence[str]] | None = None) -> str:
@@ -26,14 +33,14 @@ def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]], c
         rows: the cells.
         colours: the background of each cell, a CSS colour, or "" for none; None: no cell has one.
     """
-    lines = [f"<div>{_HEAD}{escape(heading)}</div>", '<table style="border-collapse:collapse">']
-    lines.append("<tr>" + "".join(f'<th style="{_CELL}">{escape(title)}</th>' for title in columns) + "</tr>")
+    lines = [f"<div>{_HEAD}{html.escape(heading)}</div>", '<table style="border-collapse:collapse">']
+    lines.append("<tr>" + "".join(f'<th style="{_CELL}">{html.escape(title)}</th>' for title in columns) + "</tr>")
     for i, row in enumerate(rows):
         cells = []
         for j, cell in enumerate(row):
             colour = "" if colours is None else colours[i][j]
             style = f"{_CELL};background:{colour};color:#1f2328" if colour else _CELL
-            cells.append(f'<td style="{style}">{escape(cell)}</td>')
+            cells.append(f'<td style="{style}">{html.escape(cell)}</td>')
         lines.append(f"<tr>{''.join(cells)}</tr>")
     return "".join([*lines, "</table></div>"])
 
@@ -41,5 +48,5 @@ def table(heading: str, columns: Sequence[str], rows: Iterable[Sequence[str]], c
 def tree(heading: str, children: Sequence[str]) -> str:
     """A heading that unfolds into its children, which are HTML."""
     if not children:
-        return f'<div style="margin-left:1.1em"><code>{escape(heading)}</code></div>'
-    return f'<details open style="margin-left:0.4em"><summary><code>{escape(heading)}</code></summary>{"".join(children)}</details>'
+        return f'<div style="margin-left:1.1em"><code>{html.escape(heading)}</code></div>'
+    return f'<details open style="margin-left:0.4em"><summary><code>{html.escape(heading)}</code></summary>{"".join(children)}</details>'

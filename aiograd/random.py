@@ -417,8 +417,18 @@ def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
 
 
 _default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
-#: the generator of tasks and threads that have set none; seeded by the system until `seed` is called
-_process_default = Generator()
+#: the generator of tasks and threads that have set none; made when it is first asked for, from fresh entropy, unless `seed` was called
+_process_default: Generator | None = None
+_making_default = threading.Lock()
+
+
+def _default_of_process() -> Generator:
+    global _process_default
+    if _process_default is None:
+        with _making_default:
+            if _process_default is None:
+                _process_default = Generator()
+    return _process_default
 
 
 def default_generator() -> Generator:
@@ -430,7 +440,7 @@ def default_generator() -> Generator:
     recordings, source = _tapes()
     generator = None if source is None else source.next_default()
     if generator is None:
-        generator = _default.get() or _process_default
+        generator = _default.get() or _default_of_process()
     for recording in recordings:
         recording.draws.defaults.append(generator)
     return generator

@@ -31,7 +31,7 @@ LEVELS: Mapping[str, int] = {
     name: level
     for level, names in enumerate(
         (
-            "version types errors top_level assembly lazy caller trees notebook progress tracing log_fields",
+            "version types errors top_level assembly late lazy caller trees notebook progress tracing log_fields",
             "ops kernels",
             "graph modes devices",
             "engine transaction",
@@ -84,7 +84,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
 }  # fmt: skip
 
 #: optional packages, which may be imported where they are first needed
-OPTIONAL = frozenset({"prometheus_client", "numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
+OPTIONAL = frozenset({"prometheus_client", "uvloop", "numba", "ray", "threadpoolctl", "ml_dtypes", "cuda", "numba_cuda", "sklearn", "tqdm"})
 
 #: modules that decide and leave the doing to others, and what they therefore cannot need
 SANS_IO = (

@@ -8,8 +8,7 @@ from __future__ import annotations
 import builtins
 import math
 import sys
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,8 +48,7 @@ def can_cast(from_: Any, to: Any, /) -> builtins.bool:
     return np.can_cast(from_.dtype if isinstance(from_, TensorCore) else from_, to)
 
 
-@dataclass(frozen=True, slots=True)
-class FloatLimits:
+class FloatLimits(NamedTuple):
     """Limits of a floating dtype, as Python numbers; for a complex one those of its parts."""
 
     bits: builtins.int

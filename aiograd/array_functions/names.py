@@ -15,8 +15,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 from aiograd.errors import ArgumentTypeError
 
@@ -47,8 +46,7 @@ _OWN = frozenset(own for names in PARAMETERS.values() for own in names)
 SHAPES = frozenset("zeros ones empty rand randn".split())
 
 
-@dataclass(frozen=True, slots=True)
-class Parameters:
+class Parameters(NamedTuple):
     """The parameters of a function: their names, how many are positional only, and the name of the one that gathers the rest (``*shape``)."""
 
     names: tuple[str, ...]

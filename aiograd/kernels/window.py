@@ -5,9 +5,8 @@ Convolution, pooling and im2col share it, so that one place says how many window
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from aiograd.errors import ArgumentError, ShapeError
 
@@ -27,8 +26,7 @@ def pair(value: Pair | list[int], name: str) -> tuple[int, int]:
     return int(value), int(value)
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
+class Window(NamedTuple):
     """Kernel size, stride, zero padding on both sides, and dilation; each (height, width)."""
 
     size: tuple[int, int]

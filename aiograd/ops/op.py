@@ -30,9 +30,8 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any, Literal, TypeGuard
+from types import FunctionType, MappingProxyType
+from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
@@ -47,8 +46,7 @@ UFUNCS: dict[np.ufunc, Op] = {}
 FUNCTIONS: dict[Callable[..., Any], Callable[..., Any]] = {}
 
 
-@dataclass(frozen=True, slots=True)
-class Fused:
+class Fused(NamedTuple):
     """A compiled or hand-fused pair of kernels for a row, used when the pass is not itself differentiated.
 
     `forward` takes the row's arguments and returns ``(out, *residuals)``; `rules` are as the row's own and may also name
@@ -58,8 +56,8 @@ class Fused:
 
     forward: Callable[..., tuple[Any, ...]]
     residuals: tuple[str, ...]
-    rules: Mapping[str, Rule] = field(default_factory=dict)
-    joint: Mapping[tuple[str, ...], Rule] = field(default_factory=dict)
+    rules: Mapping[str, Rule] = MappingProxyType({})
+    joint: Mapping[tuple[str, ...], Rule] = MappingProxyType({})
     cost: float | Callable[..., float] | None = None
 
 

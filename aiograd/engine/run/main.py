@@ -12,11 +12,6 @@ from aiograd.engine.run.loop import loop_is_running
 from aiograd.engine.run.tuned_gc import tuned_gc
 from aiograd.errors import ArgumentTypeError, LoopError
 
-try:
-    import uvloop
-except ImportError:  # it does not exist for every platform
-    uvloop = None  # type: ignore[assignment]
-
 
 def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: bool = True) -> Any:
     """Run a coroutine to its end on a fresh event loop, uvloop's where it is installed, and close the default engine.
@@ -51,4 +46,8 @@ async def _main(main: Coroutine[Any, Any, Any], tune_gc: bool) -> Any:
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    return None if uvloop is None else uvloop.new_event_loop
+    try:
+        import uvloop  # a program that runs on another loop does without it
+    except ImportError:  # it does not exist for every platform
+        return None
+    return uvloop.new_event_loop

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class EngineStatistics:
+class EngineStatistics(NamedTuple):
     """Counts of an engine's passes since it was made, and the lag of its loop: ``begun == committed + failed + cancelled + in_flight``."""
 
     #: passes that began
