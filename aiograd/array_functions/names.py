@@ -56,18 +56,19 @@ class Parameters(NamedTuple):
 
 def parameters_of(function: Callable[..., Any]) -> Parameters:
     """The parameters that a function written in Python has."""
-    code = inspect.unwrap(function).__code__
+    code = (inspect.unwrap(function) if hasattr(function, "__wrapped__") else function).__code__
     count = code.co_argcount + code.co_kwonlyargcount
     return Parameters(
         code.co_varnames[:count], code.co_posonlyargcount, code.co_varnames[count] if code.co_flags & inspect.CO_VARARGS else None
     )
 
 
+@functools.cache  # what is a function of the package is often a method too
 def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, accepting the other names of its parameters; itself where none has any."""
-    parameters = parameters_of(function)
     gathers = function.__name__ in SHAPES
-    if not gathers and _OWN.isdisjoint((*parameters.names, parameters.gathering)):
+    parameters = parameters_of(function)
+    if not gathers and _OWN.isdisjoint(parameters.names) and parameters.gathering not in _OWN:
         return function
     names = frozenset(parameters.names[parameters.positional :])
 
