@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import email
 import importlib.metadata
 import pydoc
@@ -76,14 +77,18 @@ def test_readme_and_licence_are_there() -> None:
 @pytest.mark.parametrize("flags", [(), ("-O",)])
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
-    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.demo"}
+    heavy |= {"uvloop", "safetensors", "dataclasses", "difflib", "html", "json", "csv"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.demo", "aiograd.batching", "numpy.random"}
     loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
-    assert "aiograd.nn" in loaded
+    assert "aiograd.tensors" in loaded
     assert not loaded & parts
     assert not {name.partition(".")[0] for name in loaded} & heavy
 
 
-LATE = ("cuda", "dashboard", "distributed", "pipeline", "profiler", "viz")
+LATE = (
+    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "isolation",
+    "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+)  # fmt: skip
 
 
 @pytest.mark.proc
@@ -95,6 +100,23 @@ assert {name!r} in dir(ag) and {name!r} in ag.__all__
 assert ag.{name} is sys.modules["aiograd.{name}"] is ag.__dict__[{name!r}]
 """
     _python("-W", "error", "-c", script)
+
+
+def test_type_checkers_see_the_names_that_are_imported_on_first_access() -> None:
+    tree = ast.parse(Path(aiograd.__file__).read_text())
+    (block,) = [node.body for node in tree.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)]
+    seen = {(node.module, alias.asname) for node in block if isinstance(node, ast.ImportFrom) for alias in node.names}
+    homes = {(f"aiograd.{home}", name) for name, home in aiograd._HOMES.items()}
+    assert seen == {("aiograd", name) for name in aiograd._PARTS} | homes
+    assert set(LATE) == set(aiograd._PARTS)
+    assert {name for _, name in seen} <= {*aiograd.__all__} & {*dir(aiograd)}
+
+
+@pytest.mark.proc
+def test_a_compiled_function_draws_itself_however_the_compiler_is_imported() -> None:
+    for statement in ("from aiograd import compile", "from aiograd.compiler.compiled import compile"):
+        script = f"{statement}; import aiograd as ag; f = compile(lambda x: x * x); f(ag.ones(2)); print(f.programs[0].dot())"
+        assert _python("-W", "error", "-c", script).startswith("digraph")
 
 
 @pytest.mark.proc
