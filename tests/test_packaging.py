@@ -85,6 +85,21 @@ def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     assert not {name.partition(".")[0] for name in loaded} & heavy
 
 
+@pytest.mark.proc
+def test_a_worker_starts_without_what_only_other_commands_need() -> None:
+    script = """
+import sys
+from aiograd.cli import main
+try:
+    main(["worker", "--help"])
+except SystemExit:
+    print("loaded", *sys.modules)
+"""
+    loaded = set(_python("-c", script).partition("loaded ")[2].split())
+    assert "aiograd.distributed" in loaded
+    assert not loaded & {"aiograd.demo", "aiograd.nn", "aiograd.profiler", "aiograd.cuda", "aiograd.cli.doctor", "aiograd.compiler", "aiograd.data"}
+
+
 LATE = (
     "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "isolation",
     "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",

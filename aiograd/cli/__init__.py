@@ -9,13 +9,17 @@ import argparse
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from aiograd import __version__
-from aiograd.cli.demo import add_demo
-from aiograd.cli.doctor import doctor
-from aiograd.cli.trace import trace
 from aiograd.cli.worker import add_worker
 from aiograd.errors import AiogradError
+from aiograd.late import LateModule
+
+if TYPE_CHECKING:
+    from aiograd.cli import demo, doctor, trace
+else:  # a worker needs none of these, and is the sooner there
+    demo, doctor, trace = LateModule("aiograd.cli.demo"), LateModule("aiograd.cli.doctor"), LateModule("aiograd.cli.trace")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -27,18 +31,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="aiograd", description="Autograd for async Python.")
     parser.add_argument("--version", action="version", version=f"aiograd {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="command")
-    add_demo(commands)
+    words = sys.argv[1:] if arguments is None else list(arguments)
+    if words[:1] != ["worker"]:
+        demo.add_demo(commands)
     add_worker(commands)
 
     traces = commands.add_parser("trace", help="merge Chrome traces, or print a table of one")
     traces.add_argument("traces", nargs="+", type=Path, metavar="TRACE.json", help="files written by the profiler")
     traces.add_argument("-o", "--output", type=Path, help="write the merged trace here; open it in ui.perfetto.dev")
     traces.add_argument("-n", "--limit", type=int, default=20, help="rows of the table (default 20)")
-    traces.set_defaults(run=trace)
+    traces.set_defaults(run=lambda options: trace.trace(options))
 
-    commands.add_parser("doctor", help="print what this installation has and whether it works").set_defaults(run=doctor)
+    health = commands.add_parser("doctor", help="print what this installation has and whether it works")
+    health.set_defaults(run=lambda options: doctor.doctor(options))
 
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(words)
     command: Callable[[argparse.Namespace], int] = options.run
     try:
         return command(options)

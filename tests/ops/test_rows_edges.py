@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -150,3 +151,19 @@ async def test_gradients_of_numbers_taken_for_vectors() -> None:
 def test_what_has_no_value_is_a_typed_error_at_the_call(call: Callable[[], Any], error: type[Exception]) -> None:
     with pytest.raises(error):
         call()
+
+
+def test_rows_have_the_parameters_that_inspect_finds() -> None:
+    checked = 0
+    for op in ROWS.values():
+        if not isinstance(op.forward, np.ufunc):
+            parameters = inspect.signature(op.forward).parameters.values()
+            kinds = {kind: tuple(p.name for p in parameters if p.kind is kind) for kind in {p.kind for p in parameters}}
+            assert op.arrays == kinds.get(inspect.Parameter.POSITIONAL_ONLY, ()), op
+            assert (() if op.variadic is None else (op.variadic,)) == kinds.get(inspect.Parameter.VAR_POSITIONAL, ()), op
+            assert op.defaults == {p.name: p.default for p in parameters if p.default is not p.empty}, op
+            assert {*op.statics} == {p.name for p in parameters} - {*op.arrays, op.variadic}, op
+        for _, rule, names in op.rule_plan(op.rules, op.joint):
+            assert names == (*inspect.signature(rule).parameters,)[1:], op
+            checked += 1
+    assert checked > 200
