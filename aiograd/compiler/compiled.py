@@ -20,9 +20,10 @@ from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
 from aiograd.compiler.awaiting import RecordedCoroutine
+from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function
 from aiograd.compiler.program import Program
-from aiograd.compiler.program_code import ProgramCode, next_use
+from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recording import ProgramRecorder, others_in
 from aiograd.compiler.signature import describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
@@ -35,6 +36,9 @@ from aiograd.tensors.core import TensorCore
 from aiograd.trees import leaves_of, map_tree
 
 F = TypeVar("F", bound=Callable[..., Any])
+
+#: of how many signatures the arguments are compared without a look into the table
+CHECKED = 4
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,8 @@ class CompiledFunction:
         self._name = getattr(function, "__name__", None) or type(function).__name__
         #: by signature; several where they differ in plain attributes of modules, such as ``training``
         self._codes: dict[Any, tuple[ProgramCode | StepCode, ...]] = {}
+        #: functions that know calls by their arguments, each with the code for them; the newest first
+        self._checked: tuple[tuple[Callable[..., Any], ProgramCode | StepCode], ...] = ()
         self._breaks: dict[Any, str] = {}
         self._recordings = self._eager = self._past_runs = 0
         self._has_warned = self._has_told = False
@@ -121,10 +127,16 @@ class CompiledFunction:
             if mode.trace is None:
                 self._eager += 1
             return None, None
+        for check, code in self._checked:
+            found = check(args, kwargs, mode)
+            if found is not None and code.fit() is Fit.SAME:
+                inputs += found
+                return None, code
         key = (signature_of(args, kwargs, inputs), mode.grad, mode.dtype, selected(), shared_arrays(inputs))
         for code in self._codes.get(key, ()):
             fit = code.fit()
             if fit is Fit.SAME:
+                self._add_check(code, arguments_check(args, kwargs, inputs, mode))
                 return key, code
             if fit is Fit.STALE:
                 with self._lock:
@@ -133,6 +145,14 @@ class CompiledFunction:
             self._eager += 1
             return None, None
         return key, None
+
+    def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
+        """Look for calls like this one first, see `aiograd.compiler.guard_code`."""
+        if check is None or code.checks_of_arguments >= MOST_CHECKS:
+            return
+        with self._lock:
+            code.checks_of_arguments += 1
+            self._checked = ((check, code), *self._checked[: CHECKED - 1])
 
     # ---------------------------------------------------------------- recording
 
@@ -198,6 +218,7 @@ class CompiledFunction:
 
     def _forget(self, key: Any, code: ProgramCode | StepCode) -> None:
         left = tuple([each for each in self._codes.get(key, ()) if each is not code])
+        self._checked = tuple([entry for entry in self._checked if entry[1] is not code])
         if len(left) < len(self._codes.get(key, ())):
             self._past_runs += code.runs
         if left:
@@ -243,6 +264,7 @@ class CompiledFunction:
         with self._lock:
             self._past_runs += sum(code.runs for code in self._all())
             self._codes.clear()
+            self._checked = ()
             self._breaks.clear()
             self._has_warned = self._has_told = False
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiograd.compiler.forward_code import compile_forward, saved_names, sources
+from aiograd.compiler.guard_code import surroundings_check
 from aiograd.compiler.node import ProgramNode, estimate, explain, output_counters
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program
@@ -18,6 +19,10 @@ from aiograd.tensors.core import TENSOR_CLASS, refresh
 
 #: numbers the runs of all programs, so that the least used is known
 next_use = itertools.count(1).__next__
+
+
+#: how often the short comparison of a program is made anew, which takes longer than the long one
+MOST_CHECKS = 4
 
 
 class GuardedCode:
@@ -38,9 +43,26 @@ class GuardedCode:
         ]
         self.used = 0
         self.runs = 0
+        #: says at once that nothing has changed, see `aiograd.compiler.guard_code`; made at the first run, and anew where other objects are as good
+        self._check: Callable[[], Any] = _unknown
+        self._checks_made = 0
+        #: how often a function was made that knows the arguments of its calls
+        self.checks_of_arguments = 0
 
     def fit(self) -> Fit:
         """How what the program was made for compares with what is now."""
+        if self._check():
+            return Fit.SAME
+        found = self.compared()
+        if found is Fit.SAME and self._checks_made < MOST_CHECKS:
+            self._checks_made += 1
+            check = surroundings_check([(tensor, records) for tensor, _, _, _, records in self.captured], self.guards)
+            if self.compared() is Fit.SAME:  # nothing has changed meanwhile, in another thread
+                self._check = check
+        return found
+
+    def compared(self) -> Fit:
+        """As `fit`, by looking through everything."""
         for tensor, shape, strides, dtype, records in self.captured:
             if tensor._x is not None:
                 refresh(tensor)
@@ -55,6 +77,10 @@ class GuardedCode:
             if fit is Fit.OTHER:
                 found = fit
         return found
+
+
+def _unknown() -> None:
+    """Nothing is known."""
 
 
 class ProgramCode(GuardedCode):

@@ -36,6 +36,13 @@ def load(code: ArrayCode) -> tuple[Callable[..., Any], str]:
     return function, text
 
 
+def load_checks(name: str, text: str, names: Names) -> Callable[..., Any]:
+    """The function `name` of a text that compares objects; no traceback goes through it, so it is not registered."""
+    exec(compile(text, f"<aiograd checks {next(_numbers)}>", "exec"), names.namespace)  # noqa: S102 - see the module
+    function: Callable[..., Any] = names.namespace[name]
+    return function
+
+
 def text_of(code: ArrayCode, names: Names) -> str:
     """The text of a function of straight-line calls, with a comment per statement."""
     heads = [parameter.name if isinstance(parameter, Ref) else parameter[0] for parameter in code.parameters]

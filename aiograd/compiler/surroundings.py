@@ -13,18 +13,21 @@ Note [What is looked through]
 from __future__ import annotations
 
 import enum
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FunctionType, ModuleType
 from typing import Any
 
 from aiograd.tensors.core import TensorCore
 
+#: how many objects deep
 DEPTH = 3
-_PLAIN = (int, float, str)
-_OPAQUE = (ModuleType, type, bytes, complex, type(None), *_PLAIN)
+#: numbers, flags and strings
+PLAIN: tuple[type[Any], ...] = (int, float, str)
+_OPAQUE = (ModuleType, type, bytes, complex, type(None), *PLAIN)
 #: of a list or tuple, the numbers that are looked at
-_FIRST = 16
+FIRST = 16
 
 #: an object whose attributes have to be what they were, and these
 Guard = tuple[Any, dict[str, Any]]
@@ -58,17 +61,37 @@ def fit_of(owner: Any, attributes: dict[str, Any]) -> Fit:
     return fit
 
 
+class Root:
+    """An object that a search begins with, called to get it.
+
+    Args:
+        text: of the expression that gives it, with ``{}`` for `holder`.
+        holder: a cell, a function's globals, or the object itself.
+        read: returns it; None: there is none at the moment.
+    """
+
+    __slots__ = ("text", "holder", "_read")
+
+    def __init__(self, text: str, holder: Any, read: Callable[[], Any]) -> None:
+        self.text = text
+        self.holder = holder
+        self._read = read
+
+    def __call__(self) -> Any:
+        return self._read()
+
+
 class NamedTensors:
     """The Tensors that a function finds by name, as attributes, so that they are compared as those of other objects are.
 
     Args:
-        roots: functions that give the objects to begin with, by name.
+        roots: where to begin, by name.
     """
 
     #: the leaves that count
     kind: type[Any] | tuple[type[Any], ...] = TensorCore
 
-    def __init__(self, roots: dict[str, Any]) -> None:
+    def __init__(self, roots: dict[str, Root]) -> None:
         self.roots = roots
 
     @property
@@ -83,7 +106,7 @@ class NamedTensors:
 class NamedNumbers(NamedTensors):
     """The numbers, flags and strings that a function finds by name."""
 
-    kind = _PLAIN
+    kind = PLAIN
 
 
 def unchanged(guards: list[Guard]) -> bool:
@@ -112,20 +135,20 @@ def guards_of(function: Any, args: tuple[Any, ...]) -> list[Guard]:
         function: that is compiled.
         args: of the call; the first may be the object that `function` is a method of.
     """
-    roots: dict[str, Any] = {}
+    roots: dict[str, Root] = {}
     plain = inspect.unwrap(getattr(function, "__func__", function))
     if isinstance(plain, FunctionType):
         for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-            roots[name] = _reader(cell)
+            roots[name] = Root("{}.cell_contents", cell, _reader(cell))
         names = plain.__globals__
         for name in plain.__code__.co_names:
             if name in names and not isinstance(names[name], _OPAQUE):
-                roots[f"global {name}"] = lambda name=name: names.get(name)
+                roots[f"global {name}"] = Root(f"{{}}.get({name!r})", names, functools.partial(names.get, name))
     owner = getattr(function, "__self__", args[0] if args else None)
     if owner is not None and not isinstance(owner, TensorCore):
-        roots["self"] = lambda: owner
+        roots["self"] = Root("{}", owner, lambda: owner)
     if not isinstance(plain, FunctionType) and not isinstance(function, _OPAQUE):
-        roots["the callable"] = lambda: function
+        roots["the callable"] = Root("{}", function, lambda: function)
     named = [NamedTensors(roots), NamedNumbers(dict(roots))]
     modules = {id(module): module for root in roots.values() for module in _modules(root())}
     return [*((each, each.__dict__) for each in named), *((module, dict(module.__dict__)) for module in modules.values())]
@@ -157,17 +180,30 @@ def _modules(value: Any) -> Iterator[Any]:
 def _leaves(value: Any, kind: type[Any] | tuple[type[Any], ...], depth: int) -> Iterator[Any]:
     if isinstance(value, kind):
         yield value
-    elif depth == 0 or isinstance(value, (TensorCore, *_OPAQUE)) or _is_module(value) or hasattr(value, "param_groups"):
-        return
-    elif isinstance(value, (tuple, list)):
-        for item in value if kind is TensorCore else value[:_FIRST]:
+    elif depth and (found := contents_of(value)) is not None:
+        items = found[1] if kind is TensorCore or not isinstance(value, (tuple, list)) else found[1][:FIRST]
+        for item in items:
             yield from _leaves(item, kind, depth - 1)
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _leaves(item, kind, depth - 1)
-    elif isinstance(value, FunctionType):
-        for cell in value.__closure__ or ():
-            yield from _leaves(_reader(cell)(), kind, depth - 1)
-    elif hasattr(value, "__dict__"):
-        for item in list(vars(value).values()):
-            yield from _leaves(item, kind, depth - 1)
+
+
+def contents_of(value: Any) -> tuple[str, list[Any]] | None:
+    """The objects that a search looks through next.
+
+    Returns:
+        The text of an expression that gives them again, with ``{}`` for `value`, empty where they stay the same; and the objects. None for a value
+        that is not looked into.
+    """
+    if isinstance(value, (TensorCore, *_OPAQUE)) or _is_module(value) or hasattr(value, "param_groups"):
+        return None
+    if isinstance(value, tuple):
+        return "", list(value)
+    if isinstance(value, list):
+        return "{}", list(value)
+    if isinstance(value, dict):
+        return "{}.values()", list(value.values())
+    if isinstance(value, FunctionType):
+        cells = value.__closure__ or ()
+        return ("[cell.cell_contents for cell in {}.__closure__]" if cells else ""), [_reader(cell)() for cell in cells]
+    if hasattr(value, "__dict__"):
+        return "{}.__dict__.values()", list(vars(value).values())
+    return None
