@@ -23,7 +23,7 @@ from aiograd.tensors.core import TensorCore, make, refresh
 
 #: from how many items of a list, or captured Tensors, on they are compared in a loop; every line of text takes time to compile
 _MANY = 32
-_PLAIN_CLASSES = frozenset(PLAIN + (bool,))
+_PLAIN_CLASSES = frozenset((*PLAIN, bool))
 
 
 class _CannotCheck(Exception):
@@ -106,7 +106,8 @@ def arguments_check(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[
     if shared_arrays(inputs):
         return None
     checks = _Arguments()
-    checks.refuse(f"mode.grad is not {mode.grad}", f"mode.dtype is not {checks.of(mode.dtype)}", f"{checks.of(selected)}() is not {checks.of(selected())}")
+    kernels = f"{checks.of(selected)}() is not {checks.of(selected())}"
+    checks.refuse(f"mode.grad is not {mode.grad}", f"mode.dtype is not {checks.of(mode.dtype)}", kernels)
     try:
         for name, value in zip(checks.unpack("args", len(args)), args, strict=True):
             checks.part(name, value)

@@ -47,7 +47,7 @@ class ProgramNode(Node):
 
     __slots__ = ("code", "_arrays", "tensors", "versions", "counters", "_ran", "_gone", "_released")
 
-    is_builtin = True
+    is_builtin = is_program = True
     holds_data = True
     is_divisible = False
     is_traceable = True

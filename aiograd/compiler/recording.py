@@ -205,12 +205,7 @@ class ProgramRecorder:
             return _ArgumentPlace(len(taken) - 1)
 
         tree = map_tree(place, (args, kwargs), TensorCore)
-
-        def again(*tensors: Any) -> Any:
-            args, kwargs = map_tree(lambda place: tensors[place.index], tree, _ArgumentPlace)
-            return function(*args, **kwargs)
-
-        return again, tuple(taken)
+        return _caller(function, *tree), tuple(taken)
 
     def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
         if call is None or self.broken is not None:
@@ -384,6 +379,26 @@ class _ArgumentPlace:
 
     def __init__(self, index: int) -> None:
         self.index = index
+
+
+def _caller(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+    """A function of Tensors that calls `function` with them in their places among arguments."""
+
+    def again(*tensors: Any) -> Any:
+        filled, named = map_tree(lambda place: tensors[place.index], (args, kwargs), _ArgumentPlace)
+        return function(*filled, **named)
+
+    def flat(*tensors: Any) -> Any:
+        filled = [*args]
+        for i, index in places:
+            filled[i] = tensors[index]
+        return function(*filled, **kwargs)
+
+    has_trees = any(isinstance(each, (tuple, list, dict, slice)) for each in (*args, *kwargs.values()))
+    if has_trees or any(isinstance(each, _ArgumentPlace) for each in kwargs.values()):
+        return again
+    places = [(i, each.index) for i, each in enumerate(args) if isinstance(each, _ArgumentPlace)]
+    return flat
 
 
 def _gradient_of(leaf: Any) -> Any:

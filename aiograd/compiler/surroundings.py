@@ -25,7 +25,7 @@ from aiograd.tensors.core import TensorCore
 DEPTH = 3
 #: numbers, flags and strings
 PLAIN: tuple[type[Any], ...] = (int, float, str)
-_OPAQUE = (ModuleType, type, bytes, complex, type(None), *PLAIN)
+_OPAQUE: tuple[type[Any], ...] = (ModuleType, type, bytes, complex, type(None), *PLAIN)
 #: of a list or tuple, the numbers that are looked at
 FIRST = 16
 

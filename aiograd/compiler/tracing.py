@@ -75,7 +75,15 @@ class Recorded(NDArrayOperatorsMixin):
             return self.tracer.add(Form.ATTRIBUTE, name, name, (self,), {}, getattr(self.value, name))
         if name in _METHODS:
             return lambda *args, **options: self._method(name, args, options)
+        if name == "dot" and self.value.ndim == 2:
+            return self._dot
         raise Untraceable(name)
+
+    def _dot(self, other: Any) -> Any:
+        if type(other) is not Recorded or other.value.ndim != 2:
+            raise Untraceable("dot")
+        result = np.dot(self.value, other.value)
+        return self.tracer.add(Form.CALL, np.dot, "dot", (self, other), {}, result, fresh=True)
 
     def _method(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if name not in _NEW or options.get("copy", True) is not True:

@@ -120,6 +120,8 @@ class Node:
     #: True for a row with a low cost per element: its shape alone decides if it is small (see `aiograd.engine.placement`)
     is_cheap = False
     is_leaf = False
+    #: True for a node of the host that stands for many rows, so that it may well be a whole graph
+    is_program = False
     #: the node stands for several uses of some of its targets: its gradients depend on whose come first in their sums (`run_repeats`)
     has_repeats = False
     #: True if the node sends gradients to another worker (outlet) or receives them from one (inlet)

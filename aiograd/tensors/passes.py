@@ -89,7 +89,10 @@ def _kept_already(grad: Any) -> None:
 
 
 async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_graph: bool, create_graph: bool) -> None:
-    running = current_engine().run(
+    engine = current_engine()
+    if inputs is None and len(roots) == 1 and not create_graph and engine.run_at_once(roots[0], seeds[0], keep_graph):
+        return
+    running = engine.run(
         new_graph_task(roots, seeds, inputs=inputs, accumulate=True, keepers=keepers, keep_graph=keep_graph, create_graph=create_graph)
     )
     del roots, seeds
@@ -241,6 +244,9 @@ def roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> 
     Raises:
         NoGraphError, ShapeError, ArgumentError, DeviceMismatchError: they do not fit; the message starts with `what`.
     """
+    if grads is None and isinstance(tensors, TensorCore):
+        edge = edge_of(what, 0, tensors)
+        return [edge], [_seed(what, 0, tensors, edge, None, create_graph)]
     if isinstance(tensors, TensorCore):
         listed: list[Any] = [tensors]
         given = [grads]

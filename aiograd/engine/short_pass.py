@@ -1,0 +1,65 @@
+"""The shortest pass: over one node whose edges all lead to leaves, the program of a compiled function.
+
+Note [No pass to speak of]
+    Nothing can happen between the node and its leaves: no other node, no user code, no pause. So there is no plan and no GraphTask; gradients are
+    computed, staged and committed as the walk does it (`aiograd.engine.walk`), in one synchronous step, during a turn on the loop. Where anything
+    about the graph or the mode asks for more, the pass takes the usual path from its beginning.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.engine.placement import RulePlacement
+from aiograd.engine.validate import fit
+from aiograd.graph.accumulate_grad import Staged, commit, own
+from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.ops.slice_gradient import dense
+from aiograd.types import Array
+
+#: more leaves are staged with pauses
+MOST_LEAVES = 64
+
+#: the marker of values that a pass which succeeded has released
+_RELEASED = ReleasedVariables()
+
+
+def is_short(node: Node, placement: RulePlacement) -> bool:
+    """True if a pass over everything reachable from a node is one step without user code that is short enough for the loop."""
+    if not node.is_program or not 0 < len(node.next_nodes) <= MOST_LEAVES or not placement.allows_sweep(node):
+        return False
+    for child in node.next_nodes:
+        if child is not None and not (child.is_leaf and placement.allows_sweep(child)):
+            return False
+    return True
+
+
+def run_short(node: Node, nr: int, seed: Array, keep_graph: bool) -> None:
+    """Compute the gradients of a node's leaves and commit them: all, or none if it raises.
+
+    Args:
+        node: for which `is_short`.
+        nr: number of its input at which the pass begins.
+        seed: the gradient of that.
+        keep_graph: keep the node's saved values.
+    """
+    grads: list[Any] = [None] * node.num_inputs
+    grads[nr] = seed
+    outputs = node.vjp(grads)  # type: ignore[attr-defined]
+    sums: dict[Any, Any] = {}
+    for index, leaf in enumerate(node.next_nodes):
+        out = outputs[index]
+        if leaf is not None and out is not None:
+            if out.shape != leaf.shape or out.dtype is not leaf.dtype:  # type: ignore[attr-defined]
+                out = fit(out, leaf.shape, leaf.dtype, node, index)  # type: ignore[attr-defined]
+            out = dense(out)
+            sums[leaf] = sums[leaf] + out if leaf in sums else out
+    if node.holds_data and not keep_graph:
+        node._saved = _RELEASED  # type: ignore[attr-defined]
+    outputs = out = None  # the arrays have one owner now, see `own`
+    staged = []
+    for leaf in [*sums]:
+        grad = sums.pop(leaf)
+        staged.append(Staged(leaf, own(grad)))
+        grad = None
+    commit(staged)
