@@ -5,6 +5,8 @@ Note [One budget for all passes]
     loop. While the budget lasts, a turn that ends is given to the next pass at once; when it is spent, passes queue (first
     come, first served), the loop runs a few rounds for all other tasks, and the next pass in the queue gets a fresh budget. So a thousand
     passes in flight, or a training loop of many passes too short to be sliced, block the loop no longer than one pass does.
+    A pass that was given the rest of a budget and has used it up keeps its place: it stays first in the queue, so each gets a whole
+    budget in its turn.
 
     Three rounds rather than one: a timer or a socket needs two rounds until the coroutine behind it runs.
 
@@ -31,13 +33,15 @@ class LoopBudget:
         clock: the clock that measures the budget, in seconds.
     """
 
-    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_waiters", "_open", "_opened", "_context", "deadline", "lag", "longest_lag")
+    __slots__ = ("_loop", "_budget", "_clock", "_busy", "_has_rest", "_waiters", "_open", "_opened", "_context", "deadline", "lag", "longest_lag")
 
     def __init__(self, loop: Callable[[], Any], budget: float, clock: Callable[[], float]) -> None:
         self._loop = loop
         self._budget = budget
         self._clock = clock
         self._busy = False
+        #: True if the pass that has the turn was given the rest of a budget
+        self._has_rest = False
         #: futures of the passes that wait for a turn; cancelled ones are skipped
         self._waiters: deque[Any] = deque()
         #: context of the callbacks that count rounds; empty, because the context of the task that opened the budget would keep its pass alive
@@ -62,12 +66,16 @@ class LoopBudget:
         elif self._clock() > self.deadline:
             return False
         self._busy = True
+        self._has_rest = False
         return True
 
-    async def wait(self) -> None:
-        """Wait for a turn. Cancelling gives up the place in the queue."""
+    async def wait(self, *, first: bool = False) -> None:
+        """Wait for a turn, at the end of the queue or as its first. Cancelling gives up the place in the queue."""
         future = self._loop().create_future()
-        self._waiters.append(future)
+        if first:
+            self._waiters.appendleft(future)
+        else:
+            self._waiters.append(future)
         if not self._open:
             self._open_budget()
         try:
@@ -87,8 +95,9 @@ class LoopBudget:
 
     async def pause(self) -> None:
         """Let the loop run its rounds and take a turn again. If cancelled, the caller has no turn any more."""
+        first = self._has_rest
         self.release()
-        await self.wait()
+        await self.wait(first=first)
 
     def _open_budget(self) -> None:
         self._open = True
@@ -115,5 +124,6 @@ class LoopBudget:
             future = self._waiters.popleft()
             if not future.done():
                 self._busy = True
+                self._has_rest = not fresh
                 future.set_result(fresh)
                 return
