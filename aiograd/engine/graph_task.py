@@ -391,7 +391,8 @@ class GraphTask:
     def release_graph(self) -> Iterator[None]:
         """Release the saved values of a failed pass, unless the graph is kept; yields now and then. A second pass over the graph names this error.
 
-        Values that another pass has released are skipped (that pass may still be running), and a pass that never began releases nothing.
+        Values that another pass has released are skipped (that pass may still be running), and a pass that never began releases nothing. One
+        that fails after the commit leaves the graph as one that succeeds does.
 
         Returns:
             An iterator that releases some nodes with each step.
@@ -407,6 +408,8 @@ class GraphTask:
             return
         text = str(error).split("\n", 1)[0][:200]
         self.released.reason = f"{type(error).__name__}: {text}" if text else type(error).__name__
+        if self.committed:
+            return  # its nodes have run and released what they saved
         for visited, node in enumerate(plan.dependencies):
             if node is not plan.root or plan.runs(node) or node in plan.captures.at:
                 node.release_variables(self.released)

@@ -66,14 +66,17 @@ class Ledger:
         """
         dependencies, expected = self._plan.dependencies, self._plan.expected
         arrived: dict[Node, int] = {}
+        #: when the last of its gradients arrived: below 0, in the order of edges, as nodes have run in descending order
+        latest: dict[Node, int] = {}
         for visited, node in enumerate(dependencies, 1):
             if not visited % DISCOVER_STRIDE:
                 yield
             if not node.is_leaf and node._seq >= last:
                 self.completed_nodes += 1
-                for child in node.next_nodes:
+                for index, child in enumerate(node.next_nodes):
                     if child is not None and (child.is_leaf or child._seq < last):
                         arrived[child] = arrived.get(child, 0) + 1
+                        latest[child] = max(latest.get(child, -(1 << 128)), index - (node._seq << 32))
         for visited, (node, count) in enumerate(arrived.items(), 1):
             if not visited % DISCOVER_STRIDE:
                 yield
@@ -85,11 +88,11 @@ class Ledger:
                 buffer.sums, buffer.position = grads, count
             else:
                 del found
-                self._push(node, grads)
+                self._push(node, grads, latest[node])
 
-    def _push(self, node: Node, grads: list[Any]) -> None:
+    def _push(self, node: Node, grads: list[Any], arrival: int | None = None) -> None:
         self.outstanding += 1
-        self._ready.push(node, grads)
+        self._ready.push(node, grads, arrival)
 
     def has_ready(self) -> bool:
         """True if a node is ready for `pop`."""

@@ -24,9 +24,10 @@ class ReadyQueue:
         self._heap: list[tuple[int, int, Node, list[Any]]] = []
         self._arrivals = 0
 
-    def push(self, node: Node, grads: list[Any]) -> None:
-        """Add a node whose inputs are complete."""
-        self._arrivals = arrival = self._arrivals + 1
+    def push(self, node: Node, grads: list[Any], arrival: int | None = None) -> None:
+        """Add a node whose inputs are complete. Of leaves the one with the lowest `arrival` comes first; None: it is the last so far."""
+        if arrival is None:
+            self._arrivals = arrival = self._arrivals + 1
         heappush(self._heap, (-node.sequence_nr, arrival, node, grads))
 
     def pop(self) -> tuple[Node, list[Any]]:

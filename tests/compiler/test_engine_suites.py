@@ -41,15 +41,21 @@ def through(name: str, function: Callable[..., Any]) -> tuple[Callable[..., Any]
 OPERATORS_THROUGH = {name: through(name, getattr(ag.Tensor, name)) for name in (*(f"__{operator}__" for operator in OPERATORS), *METHODS)}
 
 
-#: a program of as many statements as a chain has links
-CHAIN, _ = through("chain", chain)
+LINKS, _ = through("chain", chain)
+
+
+def chain_of_programs(x: ag.Tensor, length: int, factor: float = 1.0) -> ag.Tensor:
+    """As `chain`: programs of three statements each, so that there are steps between them."""
+    for start in range(0, length, 3):
+        x = LINKS(x, min(3, length - start), factor)
+    return x
 
 
 @pytest.fixture(autouse=True)
 def _compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, (run, _) in OPERATORS_THROUGH.items():
         monkeypatch.setattr(ag.Tensor, name, run)
-    monkeypatch.setattr(test_async_cancellation, "chain", CHAIN)
+    monkeypatch.setattr(test_async_cancellation, "chain", chain_of_programs)
 
 
 #: graphs so large that the eager suite is enough: programs of one row each cost several times a row

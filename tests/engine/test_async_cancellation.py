@@ -299,7 +299,7 @@ async def executed(world: World) -> None:
 
 
 SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
-    "plain": (plain, {"budget": 4}),
+    "plain": (plain, {"budget": 1}),
     "long": (long, {"budget": 1}),
     "hooked": (hooked, {"budget": 2}),
     "async rules": (async_rules, {"budget": 3}),
@@ -311,7 +311,7 @@ SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "unpacking": (unpacking, {"budget": 3}),
     "second order": (second_order, {"budget": 3}),
     "nested": (nested, {"budget": 3}),
-    "after the commit": (after_the_commit, {"budget": 3}),
+    "after the commit": (after_the_commit, {"budget": 1}),
     "executed": (executed, {"budget": 3}),
 }
 

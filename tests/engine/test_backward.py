@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import warnings
 from typing import Any
@@ -308,6 +309,28 @@ async def test_after_a_failed_pass_the_graph_is_spent_and_says_why() -> None:
     handle.remove()
     with pytest.raises(GraphFreedError, match="The first pass ended with: ZeroDivisionError: the hook failed"):
         await y.sum().backward()
+
+
+@pytest.mark.parametrize("saves_data", [False, True])
+async def test_a_pass_cancelled_after_the_commit_leaves_the_graph_of_one_that_has_happened(saves_data: bool) -> None:
+    """Nodes that saved nothing run again; the others say how the first pass ended."""
+    x = leaf([1.0, 2.0])
+
+    async def cancelled(_: Any) -> None:
+        raise asyncio.CancelledError
+
+    handle = x.register_post_accumulate_grad_hook(cancelled)
+    loss = (x * x if saves_data else x + x).sum()
+    with pytest.raises(asyncio.CancelledError) as raised:
+        await loss.backward()
+    assert raised.value.committed
+    handle.remove()
+    if saves_data:
+        with pytest.raises(GraphFreedError, match="The first pass ended with: CancelledError"):
+            await loss.backward()
+    else:
+        await loss.backward()
+        same(x.grad, [4.0, 4.0])
 
 
 async def test_after_a_failed_pass_a_kept_graph_can_be_used() -> None:

@@ -19,7 +19,6 @@ from aiograd.engine.sweep import sweep
 from aiograd.engine.walk import GraphWalk
 from aiograd.errors import UnusedInputError
 from aiograd.graph import get_gradient_edge
-from aiograd.graph.node import Node
 from tests.engine.cases import bits, leaf
 
 SEEDS = 200
@@ -51,7 +50,6 @@ def swept(monkeypatch: pytest.MonkeyPatch) -> list[GraphTask]:
 
     monkeypatch.setattr(driver, "sweep", spy)
     monkeypatch.setattr(driver, "GraphWalk", Spy)
-    monkeypatch.setattr(Node, "any_reordered", False)  # another test may have made such a node
     return tasks
 
 

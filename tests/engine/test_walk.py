@@ -16,7 +16,6 @@ from aiograd.engine.run import current_engine, driver, new_graph_task
 from aiograd.engine.walk import GraphWalk
 from aiograd.errors import GraphError, GraphFreedError, ModifiedError
 from aiograd.graph import get_gradient_edge
-from aiograd.graph.node import Node
 from tests.engine.cases import bits, chain, leaf, ticking
 from tests.engine.test_plan import new_general_task, program
 
@@ -36,7 +35,6 @@ def walks(monkeypatch: pytest.MonkeyPatch) -> list[GraphWalk]:
             yield from super().run()
 
     monkeypatch.setattr(driver, "GraphWalk", Spy)
-    monkeypatch.setattr(Node, "any_reordered", False)  # another test may have made such a node
     return begun
 
 
