@@ -251,7 +251,7 @@ class Calls:
         profiler = None if function.startswith(UNOBSERVED) else core.recorder(caller, seen)
         modes: dict[str, Any] = {"grad": grad, "profiler": profiler}
         about: dict[str, Any] = {"client.address": caller.name} if context is None else {"client.address": caller.name, "aiograd.context": context.id}
-        serving = self._observe("serve", function, _label_of_served(function, args), caller.name, profiler, "SERVER", seen.traceparent, **about)
+        serving = self._observe("serve", function, _label(function, args), caller.name, profiler, "SERVER", seen.traceparent, **about)
         if context is None:
             with ModeScope(**modes), serving:
                 return await self._serve(caller, target, args, kwargs, None, 0, grad)
@@ -371,20 +371,20 @@ def _late(error: DeadlineError, what: str) -> DeadlineError:
     return error if error.path else DeadlineError(f"{what}: {error}")
 
 
-def _label_of_served(function: str, args: list[Any]) -> str:
-    """As `_label`, of arguments that nobody has checked."""
-    if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference) and isinstance(args[1], str):
-        return f"{args[0].type_name}.{args[1]}"
-    return str(args[0]) if function == "aiograd.reference.create" and args and isinstance(args[0], str) else function
-
-
 def _label(function: str, args: list[Any]) -> str:
-    """The name of the called function for messages; for functions of references, the class or method behind them."""
-    if function == "aiograd.reference.create":
-        return str(args[0])
-    if function.startswith("aiograd.reference."):
-        method = args[1] if function == "aiograd.reference.call" else function.rpartition(".")[2]
-        return f"{args[0].type_name}.{method}"
+    """The name of the called function for messages and spans; for functions of references, the class or method behind them.
+
+    Args:
+        function: as in the message.
+        args: may be of any types and any number: nobody has checked them yet.
+    """
+    first, method = (*args, None, None)[:2]
+    if function == "aiograd.reference.create" and isinstance(first, str):
+        return f"{first:.80}"
+    if function.startswith("aiograd.reference.") and isinstance(first, RemoteRef | WireReference):
+        method = method if function == "aiograd.reference.call" else function.rpartition(".")[2]
+        if isinstance(method, str):
+            return f"{first.type_name:.80}.{method:.80}"
     return function
 
 
