@@ -8,8 +8,8 @@ Note [Trail]
 
 from __future__ import annotations
 
+import time
 from contextlib import AbstractContextManager
-from time import perf_counter_ns
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
@@ -95,11 +95,11 @@ class observe:
     def __enter__(self) -> Self:
         if self._span is not None:
             self._span.__enter__()
-        self._began = perf_counter_ns()
+        self._began = time.perf_counter_ns()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._meter.histograms[self._category].add((perf_counter_ns() - self._began) / 1e9, error is not None)
+        self._meter.histograms[self._category].add((time.perf_counter_ns() - self._began) / 1e9, error is not None)
         if self._span is not None:
             self._span.__exit__(kind, error, trace)
         if self._profiler is not None:
