@@ -14,13 +14,14 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.distributed.autograd import discovery
 from aiograd.distributed.rpc.effects import NOT_KNOWN
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DeadlineError, DistributedError, NotExposedError, WorkerLostError
 from aiograd.testing import Faults, SimulatedNetwork, simulated_run
 from tests.distributed.memory import MemoryChannel, Switchboard
-from tests.distributed.workers import SECRET, leaf, values
+from tests.distributed.workers import SECRET, leaf, values, view
 from tests.distributed.world import World, simulate, turns
 
 SILENCE = Limits().silence
@@ -309,8 +310,12 @@ def test_a_first_request_is_not_run_twice_where_its_answer_was_lost() -> None:
     simulate(main)
 
 
+@pytest.mark.parametrize("foresight", [0, discovery.FORESIGHT], ids=["asked", "foreseen"])
 @pytest.mark.parametrize("seconds", [0.5, 2.0, 10.0])
-def test_in_the_middle_of_a_pass(seconds: float) -> None:
+def test_in_the_middle_of_a_pass(seconds: float, foresight: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker that is asked what takes part has not prepared yet and gives the pass up; one that has the gradients waits for the decision."""
+    monkeypatch.setattr(discovery, "FORESIGHT", foresight)
+
     async def main(two: Two, a: dist.Worker) -> None:
         x = leaf(2)
         async with a.context() as ctx:
@@ -318,9 +323,9 @@ def test_in_the_middle_of_a_pass(seconds: float) -> None:
             running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
             await asyncio.sleep(0.003)
             await two.hold_up(seconds)
-            if seconds < SILENCE:
+            if seconds < SILENCE or foresight:
                 await running
-                assert values(ctx.grads[x]) == [3]
+                assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
             else:
                 with pytest.raises(DistributedError):
                     await running

@@ -129,7 +129,10 @@ async def test_a_profile_shows_every_action(name: str) -> None:
     await pipe.eval(data(8)[0])
     with ag.profiler.profile() as profile:
         await pipe.step(*data(8))
-    scopes = [event for event in profile.events if event.category == "scope"]
+    (step,) = [event for event in profile.events if event.operation == "PP:step"]
+    assert step.name == f"PP:step {order.name}" and step.category == "scope"
+    scopes = [event for event in profile.events if event.category == "scope" and event is not step]
+    assert all(step.start <= event.start and event.end <= step.end for event in scopes)
     assert sorted(event.name for event in scopes) == sorted(f"PP:{action}" for row in order.lower().ranks for action in row if action)
     assert {event.task_name for event in scopes} == {"aiograd:rank 0", "aiograd:rank 1"}
     for event in scopes:
