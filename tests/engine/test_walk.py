@@ -16,6 +16,7 @@ from aiograd.engine.run import current_engine, driver, new_graph_task
 from aiograd.engine.walk import GraphWalk
 from aiograd.errors import GraphError, GraphFreedError, ModifiedError
 from aiograd.graph import get_gradient_edge
+from aiograd.graph.node import Node
 from tests.engine.cases import bits, chain, leaf, ticking
 from tests.engine.test_plan import new_general_task, program
 
@@ -166,3 +167,18 @@ async def test_nodes_without_the_order_of_recording_are_an_error(walks: list[Gra
     with pytest.raises(GraphError, match="not numbered in the order of recording"):
         await loss.backward()
     assert x.grad is None
+
+
+async def test_leaves_that_were_reached_before_the_walk_ended_are_staged_first() -> None:
+    """As on the general path: by the time the hook of the last leaf is awaited nothing else is left to do, so it is awaited in the caller's task."""
+    tasks: list[Any] = []
+
+    async def hook(g: Any) -> None:
+        tasks.append(asyncio.current_task())
+
+    x, y = leaf([1.0, 2.0]), leaf([1.0, 2.0])
+    x.register_hook(hook)
+    for reordered in (False, True):
+        Node.any_reordered = reordered
+        await (x * 2.0 + y * 1.0).sum().backward()
+    assert tasks == [asyncio.current_task()] * 2
