@@ -71,7 +71,7 @@ class _Checks:
     def differs(self, name: str, value: Any) -> str:
         """The condition that something is not what it was; numbers, flags and strings count by value."""
         known = self.of(value)
-        if not isinstance(value, PLAIN):
+        if not isinstance(value, PLAIN) or (value == 0.0 and value.__class__ is float):  # 0.0 is equal to -0.0: the long way compares them
             return f"{name} is not {known}"
         return f"({name} is not {known} and ({name}.__class__ is not {self.of(value.__class__)} or {name} != {known}))"
 

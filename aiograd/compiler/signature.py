@@ -37,7 +37,7 @@ def _part(value: Any, inputs: list[TensorCore]) -> Any:
         return data.shape, data.dtype, value._node is not None, strides
     cls = value.__class__
     if cls in _PLAIN:
-        return cls, value
+        return cls, str(value) if value == 0.0 and cls is float else value  # 0.0 is another number than -0.0
     if isinstance(value, np.ndarray):
         tensor = make(value)
         inputs.append(tensor)
@@ -90,4 +90,4 @@ def _described(part: Any) -> str:
         return "{" + ", ".join(f"{name!r}: {_described(item)}" for name, item in value) + "}"
     if issubclass(cls, (tuple, list)):
         return f"{cls.__name__}({', '.join(map(_described, value))})"
-    return repr(value)
+    return str(value) if cls is float else repr(value)

@@ -56,9 +56,14 @@ def fit_of(owner: Any, attributes: dict[str, Any]) -> Fit:
             continue
         if not isinstance(value, (int, float, str)) or not isinstance(found, (int, float, str)):
             return Fit.STALE
-        if found.__class__ is not value.__class__ or found != value:
+        if not is_same_value(found, value):
             fit = Fit.OTHER
     return fit
+
+
+def is_same_value(a: Any, b: Any) -> bool:
+    """True if two numbers, flags or strings are of one type and equal; 0.0 is another number than -0.0."""
+    return a.__class__ is b.__class__ and a == b and (a != 0.0 or a.__class__ is not float or str(a) == str(b))
 
 
 class Root:
@@ -115,7 +120,8 @@ def unchanged(guards: list[Guard]) -> bool:
         if isinstance(owner, NamedNumbers):
             now = owner.__dict__
             for name in [*owner.roots]:
-                if _of_root(now, name) != _of_root(attributes, name):
+                before, after = _of_root(attributes, name), _of_root(now, name)
+                if before.keys() != after.keys() or not all(is_same_value(after[key], value) for key, value in before.items()):
                     del owner.roots[name]
             for key in attributes.keys() - owner.__dict__.keys():
                 del attributes[key]
@@ -124,8 +130,8 @@ def unchanged(guards: list[Guard]) -> bool:
     return True
 
 
-def _of_root(attributes: dict[str, Any], name: str) -> dict[str, tuple[type[Any], Any]]:
-    return {key: (type(value), value) for key, value in attributes.items() if key.rpartition(" ")[0] == name}
+def _of_root(attributes: dict[str, Any], name: str) -> dict[str, Any]:
+    return {key: value for key, value in attributes.items() if key.rpartition(" ")[0] == name}
 
 
 def guards_of(function: Any, args: tuple[Any, ...]) -> list[Guard]:

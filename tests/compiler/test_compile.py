@@ -581,3 +581,16 @@ async def test_the_program_can_be_read() -> None:
             log(ag.asarray([0.0]))
     text = "".join(traceback.format_exception(caught.value))
     assert "v0 = log(i0)" in text and "statement `v0 = log(i0)" in text and any(name.startswith("<aiograd program") for name in linecache.cache)
+
+
+def test_zeros_of_either_sign_are_different_numbers() -> None:
+    scale = 0.0
+
+    @ag.compile
+    def scaled(x: ag.Tensor, factor: float) -> ag.Tensor:
+        return (x * factor) * 1.0 + x * scale
+
+    x = ag.tensor([2.0, 3.0])
+    for factor, scale in ((0.0, 0.0), (-0.0, -0.0), (0.0, -0.0), (-0.0, 0.0), (-0.0, -0.0), (0.0, 0.0)) * 2:
+        expected = (x * factor) * 1.0 + x * scale
+        assert np.signbit(scaled(x, factor).numpy()).tolist() == np.signbit(expected.numpy()).tolist()
