@@ -238,7 +238,12 @@ class OpNode(Node):
         cost, fused = self.row.op.cost, self.fused
         if fused is not None and fused.cost is not None and size >= THRESHOLD and selected() == "numba":
             cost = fused.cost
-        return float(cost(self._main_shape(), shapes)) if callable(cost) else cost * size
+        if not callable(cost):
+            return cost * size
+        try:
+            return float(cost(self._main_shape(), shapes))
+        except (IndexError, ValueError):  # it wants the shape of an argument that is not known
+            return float(size)
 
     def _main_shape(self) -> Shape:
         return self.shape
