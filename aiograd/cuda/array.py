@@ -123,6 +123,8 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
             result = kernel(*args, **kwargs)
             if result is not NotImplemented:
                 return result
+        if op.name in tables.ROWS_ON_HOST:
+            return tables.ARRAY_OPERATIONS.on_host(op.name, op.forward, args, kwargs)
         try:
             return op.forward(*args, **kwargs)
         except UnaskedCopyError:  # it is no composition of numpy functions

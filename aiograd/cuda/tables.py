@@ -40,6 +40,8 @@ FUNCTIONS: dict[Any, Callable[..., Any]] = {}
 METHODS: dict[tuple[Any, str], Callable[..., Any]] = {}
 #: name of a row -> a forward for CudaArrays
 ROW_KERNELS: dict[str, Callable[..., Any]] = {}
+#: rows that are computed by the host as a whole: their forwards look at values
+ROWS_ON_HOST = frozenset({"eig", "eigvals", "expm"})
 #: name of a row -> forward with residuals, and rules
 FUSED: dict[str, Fused] = {}
 
