@@ -375,15 +375,6 @@ async def test_microbatches_are_not_held_longer_than_the_first_stage_needs_them(
     assert alive == [0, 0, 0] and len(arrays) == 3
 
 
-async def left(modules: Any) -> list[int]:
-    """The arrays that are still there when threads, which let go of theirs after they have delivered, have come to the end of what they did."""
-    for _ in range(2000):
-        if not any(module.count() for module in modules):
-            break
-        await asyncio.sleep(0.005)
-    return [module.count() for module in modules]
-
-
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("where", ["loop", "executor"])
 async def test_a_step_that_fails_leaves_nothing_behind(where: Any) -> None:
@@ -392,7 +383,7 @@ async def test_a_step_that_fails_leaves_nothing_behind(where: Any) -> None:
     pipe = Pipeline([Stage(module, where=where) for module in modules], ZERO_BUBBLE, loss_fn=mean_square)
     with pytest.raises(PipelineError):
         await pipe.step(*data(8))
-    assert await left(modules) == [0, 0]
+    assert [module.count() for module in modules] == [0, 0]
     assert len(modules[0].arrays) >= 3
 
 
@@ -413,7 +404,7 @@ async def test_a_step_that_is_cancelled_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     del running
-    assert await left(modules) == [0, 0]
+    assert [module.count() for module in modules] == [0, 0]
 
 
 @pytest.mark.usefixtures("without_collector")
