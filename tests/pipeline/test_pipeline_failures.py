@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -375,6 +376,14 @@ async def test_microbatches_are_not_held_longer_than_the_first_stage_needs_them(
     assert alive == [0, 0, 0] and len(arrays) == 3
 
 
+async def abandoned_jobs_ended() -> None:
+    """Wait for the jobs that a step has abandoned: they run to their end with their arrays, and the loop drops their results."""
+    for thread in threading.enumerate():
+        if getattr(thread, "is_retired", False):
+            thread.join()
+    await asyncio.sleep(0)
+
+
 @pytest.mark.usefixtures("without_collector")
 @pytest.mark.parametrize("where", ["loop", "executor"])
 async def test_a_step_that_fails_leaves_nothing_behind(where: Any) -> None:
@@ -383,8 +392,47 @@ async def test_a_step_that_fails_leaves_nothing_behind(where: Any) -> None:
     pipe = Pipeline([Stage(module, where=where) for module in modules], ZERO_BUBBLE, loss_fn=mean_square)
     with pytest.raises(PipelineError):
         await pipe.step(*data(8))
+    await abandoned_jobs_ended()
     assert [module.count() for module in modules] == [0, 0]
     assert len(modules[0].arrays) >= 3
+
+
+class Held(Watched):
+    """Waits in its fourth forward until it is let go."""
+
+    def __init__(self, inner: Any, is_held: threading.Event, may_end: threading.Event) -> None:
+        super().__init__(inner)
+        self.is_held, self.may_end = is_held, may_end
+
+    def forward(self, x: Any) -> Any:
+        out = super().forward(x)
+        if len(self.alive) == 4:
+            self.is_held.set()
+            self.may_end.wait()
+        return out
+
+
+@pytest.mark.usefixtures("without_collector")
+async def test_a_job_that_a_failed_step_has_abandoned_takes_its_arrays_with_it() -> None:
+    first, second = blocks(2)
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def fails(x: Any) -> Any:
+        if len(modules[1].alive) == 2:
+            is_held.wait()
+            raise ValueError("enough")
+        return modules[1](x)
+
+    modules = [Held(first, is_held, may_end), Watched(second)]
+    try:
+        with pytest.raises(PipelineError):
+            stages = [Stage(module, where="executor") for module in (modules[0], fails)]
+            await Pipeline(stages, ZERO_BUBBLE, loss_fn=mean_square).step(*data(8))
+        assert [module.count() for module in modules] == [1, 0]
+    finally:
+        may_end.set()
+    await abandoned_jobs_ended()
+    assert [module.count() for module in modules] == [0, 0]
 
 
 @pytest.mark.usefixtures("without_collector")
@@ -404,6 +452,7 @@ async def test_a_step_that_is_cancelled_leaves_nothing_behind() -> None:
     with pytest.raises(asyncio.CancelledError):
         await running
     del running
+    await abandoned_jobs_ended()
     assert [module.count() for module in modules] == [0, 0]
 
 
