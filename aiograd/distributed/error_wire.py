@@ -17,6 +17,7 @@ Note [Errors of untrusted peers]
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import re
 import traceback
@@ -164,7 +165,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
         value["committed"] = True
     for name, kind in form.attributes.items():
         value["." + name] = _plain(getattr(error, name), kind)
-    expected = isinstance(error, DistributedError)
+    expected = isinstance(error, (DistributedError, asyncio.CancelledError))  # a pass that was given up cancels what it called
     level = logging.DEBUG if expected else logging.WARNING
     if logger.isEnabledFor(level):
         story = "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "replace").decode()  # a text may hold what no stream takes

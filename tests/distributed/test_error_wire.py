@@ -230,6 +230,12 @@ def test_the_traceback_stays_in_the_log(caplog: pytest.LogCaptureFixture) -> Non
     assert "second line" in record.getMessage() and "Traceback" in record.getMessage()
 
 
+def test_a_cancelled_call_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.DEBUG, "aiograd.distributed")
+    assert to_wire(asyncio.CancelledError(), "w1", "f", "c0ffee")["code"] == "cancelled"
+    assert [record.levelno for record in caplog.records] == [logging.DEBUG]
+
+
 def test_the_log_holds_nothing_that_a_stream_cannot_take(caplog: pytest.LogCaptureFixture) -> None:
     to_wire(ValueError("lone \ud800 surrogate"), "w1", "f", "c0ffee")
     (record,) = caplog.records
