@@ -6,7 +6,9 @@ Recipes and the parts of one long example are run by ``test_recipes.py``, names 
 from __future__ import annotations
 
 import contextlib
+import csv
 import json
+import os
 import re
 import subprocess
 import sys
@@ -81,6 +83,17 @@ def test_a_ported_script(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "ported.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     printed, claimed = (int(re.findall(r"(\d+)% right", text)[0]) for text in (done.stdout, after("# ported.py", "text")))
     assert abs(printed - claimed) <= 5 and (tmp_path / "net.safetensors").stat().st_size > 0
+
+
+@pytest.mark.proc
+def test_a_monitored_run(tmp_path: Path) -> None:
+    (tmp_path / "monitored.py").write_text(block("# monitored.py"))
+    command = [sys.executable, "monitored.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=os.environ | {"STEPS": "5"}, capture_output=True, text=True, check=True)
+    assert re.fullmatch(r"http://127\.0\.0\.1:\d+/dashboard\?token=\w+\n", done.stdout) and done.stderr == ""
+    rows = list(csv.DictReader((tmp_path / "run.csv").read_text().splitlines()))
+    assert [(row["name"], row["step"]) for row in rows] == [("loss", str(step)) for step in range(5)]
+    assert float(rows[-1]["value"]) < float(rows[0]["value"]) and len(list((tmp_path / "runs" / "today").iterdir())) == 1
 
 
 @pytest.mark.net

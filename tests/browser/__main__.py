@@ -1,7 +1,7 @@
 """Drives headless Chromium through the demo, in which a worker is killed, and through a cluster of unfriendly names; keeps screenshots in ``out/``.
 
 Exits with 1 and says what was wrong if: a row, a panel or a state does not appear, zoom or keys do nothing, the console has an error, a request
-leaves the machine, or anything is shown without the token.
+leaves the machine, or anything is shown without the token. Also has TensorBoard and promtool read what is written for them.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import os
 import re
 import shutil
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from urllib.parse import urlsplit
 
 import aiograd as ag
 from aiograd import distributed as dist
+from tests.browser import readers
 
 OUT = Path("out/dashboard")
 SECONDS = 90_000.0  # milliseconds, as playwright counts
@@ -254,6 +256,11 @@ async def main() -> int:
             if not only or part.__name__ in only:
                 await part(browser, checks)
         await browser.close()
+    if not only:
+        print("other programs")
+        with tempfile.TemporaryDirectory() as folder:
+            readers.read_event_files(Path(folder), checks.check)
+        await readers.read_metrics(checks.check)
     print(f"screenshots in {OUT}; " + (f"{len(checks.failures)} checks FAILED" if checks.failures else "all as it should be"))
     return 1 if checks.failures else 0
 
