@@ -6,7 +6,8 @@ Note [Commands instead of awaits]
     node whose hooks are all synchronous is evaluated without ever suspending, in the documented order; only a node that waits for something
     becomes concurrent with the others. The same generator serves asyncio, a simulated loop and a test that drives it by hand.
 
-Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. The rule of a leaf stages its gradient. Where
+Order at a node: hooks of the tensor, retained gradient, capture, node prehooks, rule, node posthooks. The rule of a leaf stages its gradient, unless
+a reducer takes it (see `aiograd.graph.reducing`). Where
 the gradient of a non-leaf is accumulated and its node is not run, its prehooks run all the same, as they do before a leaf accumulates.
 
 Source: PyTorch ``engine.cpp`` evaluate_function, ``function.h`` Note [Hooks ordering].
@@ -135,6 +136,8 @@ def evaluate(task: GraphTask, node: Node, grads: list[Any]) -> Evaluation:
     if not runs:
         return []
     given = list(grads)
+    if extra is not None and extra.reducer is not None and extra.reducer.take(task, node, grads[0]):
+        grads = [None]  # the reducer stages what becomes of it
     values = None
     saved = getattr(node, "_saved", None)
     if saved.__class__ is Packed:

@@ -15,6 +15,7 @@ Source: PyTorch ``engine.cpp`` and ``graph_task.h``.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
@@ -29,9 +30,10 @@ from aiograd.engine.renumbering import RecordedNodes
 from aiograd.engine.selection import Selection
 from aiograd.engine.staged_commit import Keeper, StagedCommit
 from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
-from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
 from aiograd.graph.boundary import to_array, to_tensor
 from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.graph.reducing import LEAF_REDUCERS, CommitGuard
 from aiograd.graph.running import CURRENT
 from aiograd.types import Array
 
@@ -62,6 +64,8 @@ class GraphTask:
     recorded: RecordedNodes | None = None
     #: the driver, in a pass that receives gradients from other workers
     runner: GraphTaskRunner | None = None
+    #: who else takes part in the end of the pass; see `aiograd.graph.reducing`
+    guards: tuple[CommitGuard, ...] = ()
     #: the error of `fail_externally`, until the driver raises it
     external_error: BaseException | None = None
     completed: bool = False
@@ -265,7 +269,35 @@ class GraphTask:
             leaf: the leaf.
             grads: its gradient, in a list of one.
         """
-        self.staged.stage(leaf, grads, leaf if self.hooks is None else self.hooks.grad_target(leaf))
+        self.staged.stage(leaf, grads, self.grad_target(leaf))
+
+    def grad_target(self, leaf: AccumulateGrad) -> GradTarget:
+        """The object in whose `grad` the gradient of a leaf accumulates.
+
+        Args:
+            leaf: the leaf.
+
+        Returns:
+            The leaf itself, unless the pass is part of a larger one.
+        """
+        return leaf if self.hooks is None else self.hooks.grad_target(leaf)
+
+    def stage_reduced(self, leaf: AccumulateGrad, staged: Staged) -> None:
+        """Stage a gradient that a reducer has taken out of the pass and combined with others.
+
+        Args:
+            leaf: the leaf.
+            staged: its gradient, with `grad_target` as target.
+        """
+        self.staged.gradients[leaf] = staged
+
+    def join(self, guard: CommitGuard) -> None:
+        """Let somebody take part in the end of the pass.
+
+        Args:
+            guard: awaited before the commit.
+        """
+        self.guards += (guard,)
 
     def release_saved(self, node: Node) -> None:
         """Release the saved values of a node that has run, unless another pass needs them.
@@ -416,9 +448,20 @@ class GraphTask:
             if not visited % DISCOVER_STRIDE:
                 yield
 
+    def tell_reducers(self) -> None:
+        """Tell those who reduce the gradients of leaves that the pass has failed. See Note [Reduced leaves] in `reducing`."""
+        reducers = tuple(LEAF_REDUCERS)
+        if reducers and self.error is not None and not self.committed:
+            with contextlib.suppress(UnusedInputError):
+                for _ in self._walk:  # where it was interrupted
+                    pass
+                for reducer in reducers:
+                    reducer.pass_failed(self, self.error)
+
     def finish(self) -> None:
         """End the pass: drop every reference to the graph."""
         self.completed = True
+        self.guards = ()
         self.hooks = self.runner = self.ledger = self.recorded = self._shared_hook_state = None
         self.plan.finish(self.error is None)
         self.callbacks.clear()

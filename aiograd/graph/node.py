@@ -28,6 +28,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
+from aiograd.graph.reducing import LeafReducer
 from aiograd.graph.running import CURRENT
 from aiograd.types import Array, Shape
 
@@ -73,9 +74,9 @@ class ReleasedVariables:
 
 
 class NodeExtra:
-    """State that few nodes have: hooks, metadata dict, a priority set by hand, a record for anomaly mode."""
+    """State that few nodes have: hooks, metadata dict, a priority set by hand, a record for anomaly mode, a reducer."""
 
-    __slots__ = ("tensor_hooks", "retain_hooks", "prehooks", "posthooks", "metadata", "priority", "reordered", "anomaly", "recorder")
+    __slots__ = ("tensor_hooks", "retain_hooks", "prehooks", "posthooks", "metadata", "priority", "reordered", "anomaly", "recorder", "reducer")
 
     def __init__(self) -> None:
         #: input number -> hooks on the tensor
@@ -91,6 +92,8 @@ class NodeExtra:
         self.anomaly: tuple[str, Node | None] | None = None
         #: (thread id, task name) that recorded the node, known in anomaly and profiler mode
         self.recorder: tuple[int, str | None] | None = None
+        #: of a leaf: what combines its gradients with those of other processes; see `aiograd.graph.reducing`
+        self.reducer: LeafReducer | None = None
 
 
 class Node:

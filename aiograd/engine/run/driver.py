@@ -148,6 +148,9 @@ class PassDriver:
             await self.general(walk)
             if task.recorded is not None:
                 task.recorded.renumber(outer)
+            for guard in task.guards:
+                self.close()
+                await guard.finish()
             await self.arrive()
             await self.restage()
             hooks = task.hooks
@@ -157,7 +160,11 @@ class PassDriver:
             if hooks is not None and not hooks.is_local:
                 self.close()
                 await hooks.before_commit()
-            task.commit()
+            for guard in task.guards:
+                self.close()
+                await guard.commit()
+            if not task.committed:
+                task.commit()
             await self.after_commit(leaves)
 
     # ---------------------------------------------------------------- the general path
@@ -429,6 +436,7 @@ class PassDriver:
         if self.was_interrupted() and isinstance(error, asyncio.CancelledError):
             instead = EngineClosedError("the Engine was closed while a pass was running on it: await passes before leaving its block")
         task.fail(instead or error, is_cancelled=instead is None and isinstance(error, asyncio.CancelledError))
+        task.tell_reducers()
         try:
             cancelled = await self.abort()
         finally:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import numpy as np
@@ -26,24 +25,11 @@ from aiograd.errors import (
     UnknownPeerError,
     WorkerLostError,
 )
+from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import SECRET, simulate, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
 NAMES = ("w0", "w1", "w2")
-
-
-@contextlib.asynccontextmanager
-async def groups(*names: str, **options: Any) -> AsyncIterator[tuple[list[dist.Worker], list[dist.Group]]]:
-    """A group of workers, closed on all of them at the end."""
-    async with workers(*names, **options) as opened:
-        joined = await asyncio.gather(*(dist.join_group(worker, names) for worker in opened))
-        yield list(opened), list(joined)
-        await asyncio.gather(*(group.aclose() for group in joined))
-
-
-async def everywhere(joined: list[dist.Group], operation: Callable[[dist.Group], Coroutine[Any, Any, Any]]) -> list[Any]:
-    """The results, or errors, of an operation that all members carry out."""
-    return await asyncio.gather(*map(operation, joined), return_exceptions=True)
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 5])
@@ -222,9 +208,7 @@ async def test_a_member_may_leave_as_soon_as_it_has_its_result() -> None:
 
 async def test_joining_with_other_names_is_an_error_on_both() -> None:
     async with workers(*NAMES) as opened:
-        errors = await asyncio.gather(
-            dist.join_group(opened[0], ["w0", "w1"]), dist.join_group(opened[1], ["w1", "w0"]), return_exceptions=True
-        )
+        errors = await asyncio.gather(dist.join_group(opened[0], ["w0", "w1"]), dist.join_group(opened[1], ["w1", "w0"]), return_exceptions=True)
         assert all(isinstance(error, CollectiveError) and "the same names in the same order" in str(error) for error in errors)
         joined = await asyncio.gather(dist.join_group(opened[0], ["w0", "w1"]), dist.join_group(opened[1], ["w0", "w1"]))
         assert await everywhere(list(joined), lambda group: group.all_reduce(np.ones(1))) == [2.0] * 2

@@ -1,0 +1,310 @@
+"""GradientReducer: combines the gradients of replicas of the same parameters, over a group of workers, while backward runs.
+
+Note [A reduced pass]
+    The complete gradient of a leaf goes into its bucket instead of being staged (see `aiograd.graph.reducing`). Buckets are reduced in one
+    order, each as soon as it and all before it are complete, so every rank begins the same collectives in the same order, whatever becomes ready
+    first. Parameters that the pass does not reach on this rank count as zeros. When the pass has nothing else to do it waits for the buckets, stages
+    what came out, and commits. So a failure before that leaves no trace.
+
+Note [Gradients that were not reduced]
+    Passes while `GradientReducer.is_enabled` is False accumulate as usual. The next pass that is reduced then combines all that a leaf has by
+    then, its gradient and that of the pass, and puts the result in its place. Otherwise only the gradients of the pass are combined, and are added
+    to the leaf's, which is the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from typing import Any, Protocol
+
+from aiograd.devices import device
+from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
+from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError, GraphError
+from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
+from aiograd.graph.boundary import BOUNDARY
+from aiograd.graph.reducing import LEAF_REDUCERS
+from aiograd.tensors.core import TensorCore
+from aiograd.types import Array
+
+
+class ReducingGroup(Protocol):
+    """The part of a `Group` that a reducer uses."""
+
+    name: str
+    rank: int
+    size: int
+    names: tuple[str, ...]
+
+    def all_reduce(self, arrays: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_reduce`."""
+
+    def fail(self, error: DistributedError, tell: bool = True) -> None:
+        """See `Group.fail`."""
+
+
+class ReducedPass:
+    """The gradients of one pass on their way through the group.
+
+    It does not depend on the engine: `take` gradients in any order, then await `results`.
+
+    Args:
+        group: the workers.
+        buckets: of the parameters.
+        op: "sum" or "mean".
+        timeout: seconds for each bucket; None: the worker's default.
+        marks: travel with the first bucket, see `marks`.
+    """
+
+    def __init__(
+        self, group: ReducingGroup, buckets: GradientBuckets, op: str = "mean", timeout: float | None = None, marks: Sequence[bool] = ()
+    ) -> None:
+        self._group = group
+        self._bucket_of = buckets.bucket_of
+        self._op = op
+        self._timeout = timeout
+        self._marks = marks
+        self._buckets = buckets.empty()
+        self._taken: set[int] = set()
+        self._reducing: list[asyncio.Task[Any]] = []
+        #: combined marks, once there are results
+        self.marks: list[float] = []
+
+    def take(self, index: int, grad: Array | None) -> None:
+        """Take the gradient of a parameter, which must not change any more; begins to reduce what is complete.
+
+        Args:
+            index: of the parameter.
+            grad: None: it has none on this rank.
+        """
+        self._taken.add(index)
+        self._buckets[self._bucket_of[index]].put(index, grad)
+        while len(self._reducing) < len(self._buckets) and not self._buckets[len(self._reducing)].missing:
+            number = len(self._reducing)
+            arrays = self._buckets[number].arrays(() if number else self._marks)
+            running = self._group.all_reduce(arrays, self._op, timeout=self._timeout)
+            task = asyncio.get_running_loop().create_task(running, name=f"aiograd:reduce bucket {number}")
+            task.add_done_callback(_look_at)
+            self._reducing.append(task)
+
+    def take_rest(self) -> None:
+        """All other parameters have no gradients on this rank."""
+        for index in self._bucket_of:
+            if index not in self._taken:
+                self.take(index, None)
+
+    async def results(self) -> list[Array | None]:
+        """The combined gradients in the order of the parameters, None for those that had none on any rank. Cancelling makes the group fail."""
+        reducing = self._reducing
+        try:
+            found: dict[int, Array | None] = {}
+            for bucket, task in zip(self._buckets, reducing, strict=True):
+                grads, marks = bucket.split(await task)
+                found |= grads
+                self.marks += marks
+        except BaseException:
+            self.cancel()
+            await asyncio.gather(*reducing, return_exceptions=True)
+            raise
+        return [found[index] for index in range(len(found))]
+
+    def cancel(self) -> None:
+        """Give up. Where a bucket is under way, the group fails."""
+        for task in self._reducing:
+            task.cancel()
+
+
+class Replacing(Staged):
+    """A gradient that contains the one that the target had when it was taken. See Note [Gradients that were not reduced]."""
+
+    __slots__ = ("seen",)
+
+    def __init__(self, target: GradTarget, grad: Array, seen: Any) -> None:
+        #: the target's gradient when the one of the pass was taken
+        self.seen = seen
+        super().__init__(target, grad)
+
+    def add_up(self) -> None:
+        """Compute `total`: the combined gradient, and anything that another pass has added to the target's meanwhile."""
+        super().add_up()
+        self.total = self.grad if self.base is self.seen or self.base is None else self.total - self.seen
+
+
+class GradientReducer:
+    """Combines the gradients of a module's parameters with those of the same parameters on other workers, in every backward pass.
+
+    Attach it; from then on ``await loss.backward()`` on all members of the group leaves the same gradients on all of them, to the bit. Every member
+    runs the same passes in the same order, one at a time.
+
+    Args:
+        group: the workers.
+        parameters: leaves that require grad, in the same order on every member.
+        bucket_bytes: see `GradientBuckets`.
+        op: "mean" or "sum", which are associated in the order of the ranks.
+        timeout: seconds that a bucket may take; None: the worker's default.
+        commit: awaited when everything is staged, with the function that writes the gradients, which it calls if all members do so; None: they
+            are written once this member has all of them.
+
+    Attributes:
+        is_enabled: False: gradients are not combined. See Note [Gradients that were not reduced].
+
+    Raises:
+        ArgumentError: a parameter twice, one that does not require grad, or none at all. ArgumentTypeError: something else than a Tensor.
+    """
+
+    def __init__(
+        self,
+        group: ReducingGroup,
+        parameters: Iterable[Any],
+        *,
+        bucket_bytes: int = BUCKET_BYTES,
+        op: str = "mean",
+        timeout: float | None = None,
+        commit: Callable[[Callable[[], None]], Coroutine[Any, Any, None]] | None = None,
+    ) -> None:
+        self.group = group
+        self.op = op
+        self.timeout = timeout
+        self.commit = commit
+        self.is_enabled = True
+        self.leaves = [_leaf_of(parameter) for parameter in parameters]
+        self.index_of = {leaf: index for index, leaf in enumerate(self.leaves)}
+        if len(self.index_of) < len(self.leaves):
+            raise ArgumentError("a parameter stands twice among those whose gradients are to be reduced")
+        self.buckets = GradientBuckets([ParameterSpec(leaf.shape, leaf.dtype) for leaf in self.leaves], bucket_bytes)
+        #: True if leaves may have gradients that were not reduced
+        self.has_unreduced = False
+        self._pass: _PassEnd | None = None
+
+    def attach(self) -> None:
+        """Reduce the gradients of all passes from now on. Takes the place of another reducer that the parameters may have."""
+        for leaf in self.leaves:
+            leaf.extra.reducer = self
+        LEAF_REDUCERS.add(self)
+
+    def detach(self) -> None:
+        """Leave passes alone from now on. Idempotent."""
+        for leaf in self.leaves:
+            if leaf.extra.reducer is self:
+                leaf.extra.reducer = None
+        LEAF_REDUCERS.discard(self)
+
+    # ---------------------------------------------------------------- called by passes
+
+    def take(self, task: GraphTask, leaf: AccumulateGrad, grad: Any) -> bool:
+        """See `LeafReducer.take`."""
+        if not self.is_enabled:
+            self.has_unreduced = True
+            return False
+        if self._pass is None or self._pass.task is not task:
+            self._pass = self._begin(task)
+        self._pass.take(leaf, grad)
+        return True
+
+    def _begin(self, task: GraphTask) -> _PassEnd:
+        if self._pass is not None:
+            raise GraphError(f"two passes over parameters that group {self.group.name!r} shares run at once: await one before the next is begun")
+        if task.create_graph:
+            raise GraphError("create_graph=True: gradients that are combined over several workers cannot be differentiated; turn the combining off")
+        if task.hooks is not None and not task.hooks.is_local:
+            raise GraphError("a pass of a distributed context reaches parameters whose gradients are combined over a group; turn the combining off")
+        if task.guards:
+            raise GraphError("one pass reaches the parameters of two modules whose gradients are combined; put both into one module")
+        begun = _PassEnd(self, task)
+        task.join(begun)
+        return begun
+
+    def pass_failed(self, task: GraphTask, error: BaseException) -> None:
+        """See `LeafReducer.pass_failed`."""
+        is_mine = self._pass is not None and self._pass.task is task
+        if self._pass is not None and is_mine:
+            self._pass.reduced.cancel()
+            self._pass = None
+        if is_mine or (self.is_enabled and task.plan.accumulate and any(map(task.will_run, self.leaves))):
+            if isinstance(error, DistributedError):
+                self.group.fail(error)
+                return
+            name = self.group.names[self.group.rank]
+            what = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
+            text = f"group {self.group.name!r}: the backward pass on {name} (rank {self.group.rank}) {what}"
+            self.group.fail(CollectiveError(text, worker=name))
+
+    def pass_ended(self) -> None:
+        """The pass is committed."""
+        self._pass = None
+        self.has_unreduced = False
+
+
+class _PassEnd:
+    """A pass whose gradients are reduced: takes part in its end."""
+
+    def __init__(self, reducer: GradientReducer, task: GraphTask) -> None:
+        self.reducer = reducer
+        self.task = task
+        #: gradients include those that leaves had
+        self.replaces = reducer.has_unreduced
+        self.reduced = ReducedPass(reducer.group, reducer.buckets, reducer.op, reducer.timeout, (self.replaces,))
+        self._seen: dict[int, Any] = {}
+        for index, leaf in enumerate(reducer.leaves):
+            if not task.will_run(leaf):
+                self._put(index, leaf, None)
+
+    def take(self, leaf: AccumulateGrad, grad: Any) -> None:
+        self._put(self.reducer.index_of[leaf], leaf, grad)
+
+    def _put(self, index: int, leaf: AccumulateGrad, grad: Any) -> None:
+        if self.replaces:
+            self._seen[index] = seen = self.task.grad_target(leaf).grad
+            if seen is not None:
+                seen = BOUNDARY.unwrap(seen) if BOUNDARY.is_tensor(seen) else seen
+                grad = seen if grad is None else seen + grad
+        self.reduced.take(index, grad)
+
+    async def finish(self) -> None:
+        """See `CommitGuard.finish`."""
+        reducer = self.reducer
+        self.reduced.take_rest()
+        grads = await self.reduced.results()
+        (mark,) = self.reduced.marks
+        if mark not in (0, reducer.group.size if reducer.op == "sum" else 1):
+            raise CollectiveError(f"group {reducer.group.name!r}: some members have gradients of passes that were not reduced, and others have none")
+        for index, (leaf, grad) in enumerate(zip(reducer.leaves, grads, strict=True)):
+            if grad is None:
+                continue
+            there, target = device(leaf.device), self.task.grad_target(leaf)
+            if there is not None:
+                grad = there.from_host(grad)
+            if self.replaces:
+                staged: Staged = Replacing(target, grad, self._seen[index])
+            elif target.grad is not None and grad.nbytes > FOLD_INLINE_BYTES:
+                staged = await current_engine().offload(functools.partial(Staged, target, grad))
+            else:
+                staged = Staged(target, grad)
+            self.task.stage_reduced(leaf, staged)
+
+    async def commit(self) -> None:
+        """See `CommitGuard.commit`."""
+        reducer = self.reducer
+        if reducer.commit is None:
+            self.task.commit()
+        else:
+            await reducer.commit(self.task.commit)
+        reducer.pass_ended()
+
+
+def _look_at(task: asyncio.Task[Any]) -> None:
+    """Look at the error of a task, so that it is not reported as never looked at: the pass has failed with another one."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _leaf_of(parameter: Any) -> AccumulateGrad:
+    if not isinstance(parameter, TensorCore):
+        raise ArgumentTypeError(f"expected the parameters whose gradients are to be reduced, found {type(parameter).__name__}")
+    if not isinstance(parameter._node, AccumulateGrad):
+        raise ArgumentError(f"a parameter of shape {list(parameter.shape)} does not require grad, so it has no gradient to reduce")
+    return parameter._node
