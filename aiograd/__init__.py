@@ -435,8 +435,8 @@ as_tensor = asarray
 
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
-    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "isolation",
-    "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "interop",
+    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "training_state",
@@ -468,6 +468,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import distributions as distributions
     from aiograd import functional as functional
     from aiograd import gradient_check as gradient_check
+    from aiograd import interop as interop
     from aiograd import isolation as isolation
     from aiograd import nn as nn
     from aiograd import optim as optim

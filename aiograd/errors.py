@@ -25,6 +25,7 @@
     │   └── ArgumentTypeError (TypeError) a call with wrong types or dtypes
     │       └── NoRuleError           a numpy function, or an argument of one, for which there is no derivative
     ├── UnknownNameError (AttributeError) a tensor or a package has no attribute of that name; names the nearest
+    ├── MissingExtraError (ImportError) a library that an extra brings is not installed; names the extra
     ├── ModeError (RuntimeError)       a mode was left in another context than it was entered in
     ├── LoopError (RuntimeError)       no running event loop where one is needed, or the wrong one
     ├── NotReadyError (RuntimeError)   reading a value that is still being computed, inside a running loop
@@ -213,6 +214,10 @@ class UnknownNameError(AiogradError, AttributeError):
         public = [other for other in self.known() if not other.startswith("_")]
         near = [] if name.startswith("_") else difflib.get_close_matches(name, public, 1, 0.6)
         return f"{owner} has no attribute {name!r}" + (f"; the nearest is {near[0]!r}" if near else "")
+
+
+class MissingExtraError(AiogradError, ImportError):
+    """A library that comes with an extra is not installed."""
 
 
 class ModeError(AiogradError, RuntimeError):

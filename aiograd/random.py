@@ -417,6 +417,9 @@ def _tensor(array: Any, dtype: np.dtype[Any]) -> Tensor:
 
 
 _default: ContextVar[Generator | None] = ContextVar("aiograd_default_generator", default=None)
+#: True within `drawing_from`
+_is_scoped: ContextVar[bool] = ContextVar("aiograd_default_generator_of_a_block", default=False)
+_foreign_lock = threading.Lock()
 #: the generator of tasks and threads that have set none; made when it is first asked for, from fresh entropy, unless `seed` was called
 _process_default: Generator | None = None
 _making_default = threading.Lock()
@@ -471,11 +474,53 @@ def seed(number: int | Sequence[int]) -> Generator:
 @contextmanager
 def drawing_from(generator: Generator) -> Iterator[None]:
     """Within the block `generator` is the default generator of the running task, and of those it starts."""
-    token = _default.set(generator)
+    token, within = _default.set(generator), _is_scoped.set(True)
     try:
         yield
     finally:
         _default.reset(token)
+        _is_scoped.reset(within)
+
+
+@contextmanager
+def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed: Callable[[int], Any]) -> Iterator[None]:
+    """A block that draws from the random numbers of another library, whose generator belongs to the process.
+
+    As a rule it draws from where that generator is. Where a region is recomputed, it draws what it drew the first time; where the default generator
+    is that of a block (`drawing_from`), the other one is seeded from it. In both cases it is put back afterwards, and one block runs at a time.
+
+    Args:
+        state: returns the state of the other generator.
+        go_to: puts it into such a state.
+        reseed: seeds it with an int.
+    """
+    recordings, source = _tapes()
+    is_scoped = source is None and _is_scoped.get()
+    if not recordings and source is None and not is_scoped:
+        yield
+        return
+    with _foreign_lock:
+        before = state()
+        try:
+            if source is not None:
+                again = source.next_foreign()
+                if again is not None:
+                    go_to(again)
+            elif is_scoped:
+                reseed(int(default_generator().integers(0, 2**63 - 1).item()))
+            if recordings:
+                began = state()
+                for recording in recordings:
+                    recording.draws.foreign.append(began)
+            yield
+        finally:
+            if source is not None or is_scoped:
+                go_to(before)
+
+
+def is_replaying() -> bool:
+    """True if the running code is computed for a second time, and repeats what it drew the first time."""
+    return _tapes()[1] is not None
 
 
 # -------------------------------------------------------------------- replay
@@ -484,11 +529,13 @@ def drawing_from(generator: Generator) -> Iterator[None]:
 class Draws:
     """The recorded draws of a region: the state before each draw, by generator, and the default generator at each use of it."""
 
-    __slots__ = ("states", "defaults")
+    __slots__ = ("states", "defaults", "foreign")
 
     def __init__(self) -> None:
         self.states: dict[Generator, list[BitGeneratorState]] = {}
         self.defaults: list[Generator] = []
+        #: states of other libraries' generators, in the order of the calls that drew from them
+        self.foreign: list[Any] = []
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -503,13 +550,14 @@ class Draws:
 class Replay:
     """Repeats the recorded `draws`; no generator advances. Any number of replays of the same draws may run at once."""
 
-    __slots__ = ("draws", "clones", "drawn", "uses")
+    __slots__ = ("draws", "clones", "drawn", "uses", "foreign_uses")
 
     def __init__(self, draws: Draws) -> None:
         self.draws = draws
         self.clones: dict[Generator, RandomStream] = {}
         self.drawn: dict[Generator, int] = {}
         self.uses = 0
+        self.foreign_uses = 0
 
     @contextmanager
     def playing(self) -> Iterator[None]:
@@ -536,6 +584,11 @@ class Replay:
         """The default generator of the same use in the recorded region; None past its last use."""
         k, self.uses = self.uses, self.uses + 1
         return self.draws.defaults[k] if k < len(self.draws.defaults) else None
+
+    def next_foreign(self) -> Any:
+        """The state of the other library's generator at the same call of the recorded region; None past the last."""
+        k, self.foreign_uses = self.foreign_uses, self.foreign_uses + 1
+        return self.draws.foreign[k] if k < len(self.draws.foreign) else None
 
 
 class _Recording(NamedTuple):

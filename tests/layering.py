@@ -37,7 +37,7 @@ LEVELS: Mapping[str, int] = {
             "engine transaction",
             "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars",
             "nn optim distributions parallel pipeline distributed cuda serialization compiler",
-            "profiler viz testing data training_state dashboard",
+            "profiler viz testing data training_state dashboard interop",
             "__init__ __main__ cli demo",
         )
     )
@@ -77,7 +77,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "pytest_asyncio": ("testing.pytest_plugin",),
     "ray": ("distributed.cluster.ray_connection", "distributed.cluster.ray_worker"),
     "_thread": (),  # threads are started by `threading`, which lists them
-    "torch": (),
+    "torch": ("interop.torch",),
     "sklearn": ("demo",),
     "tqdm": ("demo", "progress"),
     "scipy": (),
@@ -110,7 +110,7 @@ BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "exec": ("tensors.codegen", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
     "compile": ("tensors.codegen", "compiler.source", "cuda.generate", "cuda.driver.simulated_block"),
     "__import__": (),
-    "importlib.import_module": ("data.serving", "distributed.cluster.loading", "kernels.selection", "cuda.loading"),
+    "importlib.import_module": ("data.serving", "distributed.cluster.loading", "kernels.selection", "cuda.loading", "interop.extras"),
     "np.load": (),
     "numpy.load": (),
 }

@@ -101,8 +101,8 @@ except SystemExit:
 
 
 LATE = (
-    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "isolation",
-    "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "interop",
+    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
 )  # fmt: skip
 
 

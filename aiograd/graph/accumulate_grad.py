@@ -53,6 +53,8 @@ class AccumulateGrad(Node):
     is_leaf = True
     is_single = True
     num_inputs = 1
+    #: True if the gradient is for another library alone: it accumulates here, and neither ``.grad`` of the leaf nor optimizers see it
+    is_hidden = False
 
     def __init__(self, shape: Shape, dtype: np.dtype[Any], device: str, leaf: Any) -> None:
         self.next_nodes = ()
@@ -206,14 +208,15 @@ def own(grad: Array) -> Array:
     """`grad` itself where the caller holds the only reference to an array of its own, else a copy.
 
     Call it as ``x = own(holder.pop())`` or with a single local name: the number of references is part of the test. A Tensor (the pass
-    records a graph) is immutable to the engine and passes through.
+    records a graph) is immutable to the engine and passes through. An array over the memory of another library's is its own if that says
+    so (``__aiograd_gives__``).
     """
     if grad.__class__ is not np.ndarray:
         if isinstance(grad, np.generic):
             return np.asarray(grad)
         if BOUNDARY.is_tensor(grad):
             return grad
-    if sys.getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad)):
+    if sys.getrefcount(grad) <= SOLE_OWNER and (grad.base is None or _is_whole(grad) or getattr(grad.base, "__aiograd_gives__", False)):
         return grad
     return np.array(grad, order="C") if grad.__class__ is np.ndarray else np.copy(grad)
 

@@ -137,6 +137,8 @@ class Node:
     num_inputs = 1
     #: True if the engine can compute only the outputs that a pass wants
     is_traceable = False
+    #: True if the node is to be told, by ``leave(outputs)``, that its next run is one half of a split backward, to keep what serves the other
+    divides_itself = False
     #: times that edges of any node of the process were replaced
     edits = 0
     #: True once any node of the process has got edges against the order of sequence numbers (which turns pruning by number off)

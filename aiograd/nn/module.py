@@ -248,7 +248,7 @@ class Module:
         Returns:
             An iterator over pairs of path and Parameter.
         """
-        return self._parts(_own_parameters, prefix, recurse, remove_duplicate)
+        return self._parts(lambda module: module._own_parameters(), prefix, recurse, remove_duplicate)
 
     def parameters(self, recurse: bool = True) -> Iterator[Parameter]:
         """Parameters of this module and those below it.
@@ -272,7 +272,7 @@ class Module:
         Returns:
             An iterator over pairs of path and Tensor.
         """
-        return self._parts(_own_buffers, prefix, recurse, remove_duplicate)
+        return self._parts(lambda module: module._own_buffers(), prefix, recurse, remove_duplicate)
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         """Buffers of this module and those below it.
@@ -296,6 +296,15 @@ class Module:
                 seen.add(id(value))
                 yield f"{path}.{name}" if path else name, value
 
+    def _own_parameters(self) -> list[tuple[str, Any]]:
+        """The Parameters of this module itself by name; a module that stands for several names those below it by their paths."""
+        return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Parameter)]
+
+    def _own_buffers(self, only_state: bool = False) -> list[tuple[str, Any]]:
+        """As `_own_parameters`, the buffers; with `only_state` those that belong to the state."""
+        found = [(name, getattr(self, name, None)) for name, is_state in self._buffer_names.items() if is_state or not only_state]
+        return [(name, value) for name, value in found if value is not None]
+
     # ---------------------------------------------------------------- state
 
     def _state(self, prefix: str) -> dict[str, Tensor]:
@@ -303,8 +312,8 @@ class Module:
         state: dict[str, Tensor] = {}
         for path, module in self.named_modules(prefix, remove_duplicate=False):
             dot = f"{path}." if path else ""
-            state |= {dot + name: value for name, value in _own_parameters(module)}
-            state |= {dot + name: value for name, value in _own_buffers(module) if module._buffer_names[name]}
+            state |= {dot + name: value for name, value in module._own_parameters()}
+            state |= {dot + name: value for name, value in module._own_buffers(only_state=True)}
         return state
 
     def state_dict(self, prefix: str = "") -> dict[str, Tensor]:
@@ -483,15 +492,6 @@ def _tree(name: str, module: Module) -> str:
     children = [_tree(child_name, child) for child_name, child in module.__dict__.items() if isinstance(child, Module)]
     heading = f"{name}: " if name else ""
     return notebook.tree(f"{heading}{type(module).__name__}({module.extra_repr()}), {count:,} parameters", children)
-
-
-def _own_parameters(module: Module) -> list[tuple[str, Any]]:
-    return [(name, value) for name, value in module.__dict__.items() if isinstance(value, Parameter)]
-
-
-def _own_buffers(module: Module) -> list[tuple[str, Any]]:
-    found = [(name, getattr(module, name, None)) for name in module._buffer_names]
-    return [(name, value) for name, value in found if value is not None]
 
 
 def _indented(text: str) -> str:

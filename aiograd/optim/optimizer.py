@@ -406,7 +406,7 @@ def _pairs(params: list[Tensor], gradients: Mapping[Tensor, Any] | None) -> list
                 _check_gradient(p, grad)
         else:
             node: Any = p._node
-            grad = node.grad if node is not None else p.grad
+            grad = p.grad if node is None or node.is_hidden else node.grad
         if grad is not None:
             pairs.append((p, grad._data if isinstance(grad, TensorCore) else grad))
     return pairs

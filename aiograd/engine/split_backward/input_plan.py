@@ -98,6 +98,8 @@ class InputPlan(Selection):
                 first = [i for i, child in enumerate(node.next_nodes) if child in upper]
                 if first and node.shares_work(first, left):  # type: ignore[attr-defined]
                     self._undivided.add(node)
+            elif node.divides_itself:
+                node.leave(left)  # type: ignore[attr-defined]
         self.kept = self.divided.keys() - self._undivided
 
     def _put_in_order(self, nodes: list[Node]) -> Iterator[None]:

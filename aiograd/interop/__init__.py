@@ -1,0 +1,15 @@
+"""Models and tensors of other libraries in a graph of aiograd, and the other way: one package for each library.
+
+A library is imported when something of its package is first used, so the packages can be imported where it is not installed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from aiograd.lazy import on_first_use
+
+if TYPE_CHECKING:
+    from aiograd.interop import torch as torch
+else:
+    __getattr__, __dir__ = on_first_use(__name__, modules=("torch",))

@@ -1,0 +1,326 @@
+"""TorchNode: the node of one call of a wrapped module.
+
+Note [Where it runs]
+    Nobody knows the cost of a torch module from its shapes. But its forward has run when the node is made, and backward takes about twice as long.
+    Where that is more than the loop should wait, the node runs on the executor, where torch lets go of the interpreter's lock, as one of user code.
+    A small one is run as rows are, by the short paths of a pass; torch's graph is then kept until the node has run, and not freed bit by bit.
+
+Note [Gradients are given away]
+    Gradients that torch has made belong to nobody else, and the engine may take them over instead of copying them. Those that are the memory of
+    something else (a gradient that passes through, one for two sources, an expanded one) are copied here.
+
+Note [Higher orders]
+    With ``create_graph`` torch records the computation of the gradients, from the same sources and the gradients that came. That is the graph of
+    another `TorchNode`, whose edges are those of this one and of the gradients that came.
+
+Note [Recomputed]
+    Under saved-tensor hooks, those of a checkpoint among them, what the node saves are the inputs. Torch's graph is dropped, and backward calls the
+    module once more: with the same random numbers, and buffers are left as they are. A parameter that has been written to since is an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from aiograd.engine.placement import INLINE_NS
+from aiograd.errors import ModifiedError
+from aiograd.graph.current import CURRENT
+from aiograd.graph.node import InputMetadata, Node, ReleasedVariables, _next_sequence
+from aiograd.graph.saved import Packed
+from aiograd.interop.extras import from_extra
+from aiograd.interop.torch.conversion import array_over, dtype_over, name_of_device, over_array, tensor_over
+from aiograd.interop.torch.graph import TorchGraph
+from aiograd.interop.torch.halves import WeightHalf
+from aiograd.modes import Mode, current_mode
+from aiograd.tensors.attach import note
+
+if TYPE_CHECKING:
+    import torch
+else:
+    torch = from_extra("torch", "torch")
+
+
+class Recomputed:
+    """A call that is made again in backward. See Note [Recomputed].
+
+    Args:
+        call: takes the unpacked inputs and returns the call's `TorchGraph`.
+        parameters: torch parameters.
+    """
+
+    __slots__ = ("call", "versions")
+
+    def __init__(self, call: Callable[[Sequence[Any]], TorchGraph], parameters: Sequence[Any]) -> None:
+        self.call = call
+        self.versions = [(parameter, parameter._version) for parameter in parameters]
+
+    def graph(self, values: Sequence[Any], name: str) -> TorchGraph:
+        """Call the module again.
+
+        Raises:
+            ModifiedError: a parameter has changed since.
+        """
+        for parameter, version in self.versions:
+            if parameter._version != version:
+                raise ModifiedError(
+                    f"one of the variables needed for gradient computation has been modified by an inplace operation: a parameter of shape "
+                    f"{list(parameter.shape)}, with which {name} would be computed again, is at version {parameter._version}; expected version "
+                    f"{version} instead. Step optimizers after all passes."
+                )
+        return self.call(values)
+
+
+class TorchNode(Node):
+    """The backward node of one call of a torch module.
+
+    Args:
+        edges: where the gradients of the sources go: pairs of node and input number.
+        graph: torch's graph of the call.
+        line: the line of the call.
+        elapsed_ns: nanoseconds that the forward took.
+    """
+
+    __slots__ = ("metadata_list", "forward_line", "device", "_graph", "_packed", "_left", "_weight_half", "_cost")
+
+    holds_data = True
+    is_async = False
+    is_traceable = True
+    divides_itself = True
+    wants_executor = True
+    num_inputs = property(lambda self: len(self.metadata_list))
+
+    def __init__(self, edges: Sequence[tuple[Node, int]], graph: TorchGraph, line: str | None, elapsed_ns: int) -> None:
+        self.next_nodes, self.next_nrs = zip(*edges, strict=True)
+        self._seq = _next_sequence()
+        self._extra = None
+        self.metadata_list = tuple([InputMetadata(tuple(out.shape), dtype_over(out.dtype), name_of_device(out.device)) for out in graph.outputs])
+        self.forward_line = line
+        self.device = self.metadata_list[0].device
+        self._graph: TorchGraph | Recomputed | ReleasedVariables = graph
+        self._packed: Any = ()
+        #: numbers of the edges that the next run leaves to a weight half
+        self._left: tuple[int, ...] = ()
+        #: the gradients that the node was given then, and the work that is left
+        self._weight_half: tuple[Sequence[Any], WeightHalf] | None = None
+        self._cost = elapsed_ns.bit_length()
+
+    @property
+    def name(self) -> str:
+        """``TorchBackward``."""
+        return "TorchBackward"
+
+    @property
+    def input_metadata(self) -> tuple[InputMetadata | None, ...]:
+        """Shape, dtype and device of each output that requires grad."""
+        return self.metadata_list
+
+    def metadata_of(self, input_nr: int) -> InputMetadata | None:
+        """Shape, dtype and device of an output.
+
+        Args:
+            input_nr: its number among those that require grad.
+
+        Returns:
+            An `InputMetadata`.
+        """
+        return self.metadata_list[input_nr]
+
+    # ---------------------------------------------------------------- saved values
+
+    @property
+    def _saved(self) -> Any:
+        """The inputs, where saved-tensor hooks have packed them; set to a `ReleasedVariables` by a pass that is done with the node."""
+        return self._packed
+
+    @_saved.setter
+    def _saved(self, released: ReleasedVariables) -> None:
+        self.release_variables(released)
+
+    def recompute(self, call: Recomputed, packed: tuple[Any, ...]) -> None:
+        """Keep the inputs in the place of torch's graph.
+
+        Args:
+            call: makes the graph again.
+            packed: the inputs, as saved-tensor hooks have packed them.
+        """
+        self._graph, self._packed = call, Packed(packed)
+        _ = self.extra  # a sweep unpacks nothing, and passes by nodes that have an extra
+
+    def release_variables(self, released: ReleasedVariables | None = None) -> None:
+        """Let go of torch's graph.
+
+        Args:
+            released: the reason.
+        """
+        if not isinstance(self._graph, ReleasedVariables):
+            self._graph = released or ReleasedVariables()
+            self._weight_half = None
+            self._packed = ()
+
+    # ---------------------------------------------------------------- running
+
+    def leave(self, outputs: tuple[int, ...]) -> None:
+        """Leave the gradients of some edges to a weight half when the node runs next; see `aiograd.engine.split_backward`.
+
+        Args:
+            outputs: numbers of the edges.
+        """
+        self._left = outputs
+
+    def apply(self, grads: Sequence[Any], values: tuple[Any, ...] | None = None) -> Any:
+        """Gradients of the inputs and parameters.
+
+        Args:
+            grads: one for each output that requires grad, None where none arrived.
+            values: unpacked inputs, where saved-tensor hooks have packed them.
+
+        Returns:
+            Arrays, or Tensors where the pass records a graph.
+
+        Raises:
+            GraphFreedError: an earlier pass has released the graph. ModifiedError: something that torch has saved was modified in place.
+        """
+        current = CURRENT.get()
+        task = None if current is None else current.task
+        needs = [task is None or task.should_compute(self, i) for i in range(len(self.next_nodes))]
+        return self._run(grads, needs, values, keep=task is None or task.keep_graph, create_graph=task is not None and task.create_graph)
+
+    def _run(
+        self, grads: Sequence[Any], needs: Sequence[bool], values: tuple[Any, ...] | None = None, *, keep: bool = True, create_graph: bool = False
+    ) -> Sequence[Any]:
+        """One gradient for each edge, None where there is no need of it."""
+        graph = self._graph
+        if isinstance(graph, ReleasedVariables):
+            raise graph.error(self.name)
+        wanted = [i for i, need in enumerate(needs) if need]
+        left, self._left = self._left, ()
+        half = self._weight_half
+        if half is not None and _are_same(half[0], grads):
+            if not keep:
+                self._weight_half = None
+            return _placed(wanted, given_away(half[1].run(wanted, keep=keep), []), len(needs))
+        if isinstance(graph, Recomputed):
+            graph = graph.graph(values or (), self.name)
+        if create_graph:
+            return self._recorded(graph, grads, wanted)
+        given = [None if grad is None else over_array(grad) for grad in grads]
+        if left and wanted:
+            results, rest = WeightHalf.divide(graph, given, wanted, left)
+            self._weight_half = (tuple(grads), rest)
+        else:
+            results = graph.gradients(given, wanted, keep=keep)
+        return _placed(wanted, given_away(results, given), len(needs))
+
+    def _recorded(self, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
+        """The gradients as Tensors of a node of their own. See Note [Higher orders]."""
+        sources, given = [*graph.sources], []
+        edges: list[tuple[Any, int]] = [*zip(self.next_nodes, self.next_nrs, strict=True)]
+        for grad in grads:
+            each = None if grad is None else over_array(grad._data)
+            if each is not None and grad._node is not None:
+                each.requires_grad_()
+                sources.append(each)
+                edges.append((grad._node, grad._nr))
+            given.append(each)
+        results = graph.gradients(given, wanted, keep=True, create_graph=True)
+        again = TorchGraph((), sources, graph.watched)
+        return _placed(wanted, recorded(results, again, edges, current_mode(), self.forward_line, 1 << self._cost), len(self.next_nodes))
+
+
+class SmallTorchNode(TorchNode):
+    """The node of a call that took so little time that its backward may run on the loop, as rows do. See Note [Where it runs]."""
+
+    __slots__ = ()
+
+    is_builtin = is_program = is_divisible = True
+
+    def vjp(self, g: Sequence[Any]) -> Sequence[Any]:
+        """Gradients of all edges."""
+        return self._run(g, [True] * len(self.next_nodes))
+
+    def vjp_part(self, g: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
+        """Gradients of the edges with `needs`."""
+        return self._run(g, needs)
+
+    def apply(self, grads: Sequence[Any], values: tuple[Any, ...] | None = None) -> Any:
+        """As `vjp`."""
+        return self._run(grads, [True] * len(self.next_nodes), values)
+
+    def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
+        """As `vjp_part`, with unpacked inputs; with `create_graph` on Tensors."""
+        return self._run(grads, needs, values, create_graph=create_graph)
+
+    def cost_key(self) -> Any:
+        """The key of the estimate: the order of magnitude of the forward's time."""
+        return "torch", self._cost
+
+    def estimate(self) -> float:
+        """Estimated nanoseconds of one run."""
+        return float(backward_ns(1 << self._cost))
+
+
+def backward_ns(elapsed_ns: int) -> int:
+    """Estimated nanoseconds of the backward of a call that took so many."""
+    return 20_000 + 2 * elapsed_ns
+
+
+def recorded(
+    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int
+) -> list[Any]:
+    """Tensors over torch tensors (None stays None), with a node for those that require grad.
+
+    Args:
+        results: torch tensors.
+        graph: gets those that require grad as its outputs.
+        edges: where the gradients of the graph's sources go.
+        mode: the caller's.
+        line: the line of the call.
+        elapsed_ns: nanoseconds that the forward took.
+    """
+    tensors = [None if result is None else tensor_over(result.detach()) for result in results]
+    carriers = [i for i, result in enumerate(results) if result is not None and result.requires_grad]
+    if carriers:
+        graph.outputs = [results[i] for i in carriers]
+        is_small = backward_ns(elapsed_ns) < INLINE_NS and all(each.device.type == "cpu" for each in graph.outputs)
+        node = (SmallTorchNode if is_small else TorchNode)(edges, graph, line, elapsed_ns)
+        for nr, i in enumerate(carriers):
+            tensor: Any = tensors[i]
+            tensor._node, tensor._nr = node, nr
+        if not mode.plain:
+            note(node, mode)
+    return tensors
+
+
+def given_away(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
+    """Arrays of gradients (None stays None), each the only one over its memory. See Note [Gradients are given away]."""
+    taken = {each.untyped_storage().data_ptr() for each in given if each is not None}
+    arrays: list[Any] = []
+    for result in results:
+        if result is None:
+            arrays.append(None)
+            continue
+        if result.layout is not torch.strided:
+            result = result.to_dense()
+        place = result.untyped_storage().data_ptr()
+        if place in taken or result.is_conj() or result.is_neg() or result.numel() * result.itemsize != result.untyped_storage().nbytes():
+            result = result.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+            place = result.untyped_storage().data_ptr()
+        taken.add(place)
+        result.__aiograd_gives__ = True
+        arrays.append(array_over(result))
+    return arrays
+
+
+def _placed(wanted: Sequence[int], results: Sequence[Any], count: int) -> tuple[Any, ...]:
+    """One entry for each edge, None where nothing is wanted."""
+    if len(results) == count:
+        return tuple(results)
+    outputs: list[Any] = [None] * count
+    for i, result in zip(wanted, results, strict=True):
+        outputs[i] = result
+    return tuple(outputs)
+
+
+def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:
+    return all(a is b for a, b in zip(some, others, strict=True))

@@ -1,0 +1,210 @@
+"""Torch modules as nodes: values, gradients, memory and state are those of torch alone."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from tests.tolerance import assert_close
+
+torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
+interop: Any = ag.interop.torch
+
+nn = torch.nn
+
+
+class Several(nn.Module):  # type: ignore[misc,name-defined]
+    """Several inputs, named and nested ones, and outputs of all kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        self.register_buffer("scale", torch.full((), 2.0))
+
+    def forward(self, x: Any, pair: Any, *, index: Any = None, factor: float = 1.0) -> Any:
+        y = self.linear(x) * factor * self.scale + pair["a"] * pair["b"][0]
+        picked = y if index is None else y[index]
+        return {"picked": picked.tanh(), "rest": (y.argmax(1), y.detach() * 2, None, [y.sum(0)])}
+
+
+def same(ours: Any, theirs: Any, what: object = "") -> None:
+    """The same bits, shapes and dtypes."""
+    if theirs is None:
+        assert ours is None, what
+        return
+    found, wanted = ours.detach().numpy(), theirs.detach().numpy()
+    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
+    np.testing.assert_array_equal(found, wanted, err_msg=str(what))
+
+
+def draw(*shape: int, dtype: Any = np.float32, at: int = 0) -> Any:
+    return np.random.default_rng(at).normal(size=shape).astype(dtype)
+
+
+def integers(*shape: int, below: int = 7) -> Any:
+    return np.random.default_rng(1).integers(0, below, shape)
+
+
+#: name -> a module, and arrays to call it with
+LAYERS: dict[str, tuple[Any, tuple[Any, ...]]] = {
+    "linear": (lambda: nn.Linear(5, 3), (draw(4, 5),)),
+    "linear without bias": (lambda: nn.Linear(5, 3, bias=False), (draw(2, 4, 5),)),
+    "bilinear": (lambda: nn.Bilinear(3, 4, 2), (draw(5, 3), draw(5, 4))),
+    "conv1d": (lambda: nn.Conv1d(3, 4, 3, padding=1, stride=2), (draw(2, 3, 9),)),
+    "conv2d": (lambda: nn.Conv2d(3, 6, 3, padding=1), (draw(2, 3, 8, 8),)),
+    "conv2d, groups and dilation": (lambda: nn.Conv2d(4, 4, 3, groups=4, dilation=2), (draw(2, 4, 9, 9),)),
+    "conv3d": (lambda: nn.Conv3d(2, 3, 2), (draw(1, 2, 4, 4, 4),)),
+    "conv transpose": (lambda: nn.ConvTranspose2d(3, 2, 3, stride=2), (draw(2, 3, 5, 5),)),
+    "channels last": (lambda: nn.Conv2d(3, 6, 3).to(memory_format=torch.channels_last), (draw(2, 3, 8, 8),)),
+    "max pool": (lambda: nn.MaxPool2d(2), (draw(2, 3, 8, 8),)),
+    "avg pool": (lambda: nn.AdaptiveAvgPool2d(3), (draw(2, 3, 8, 8),)),
+    "batch norm": (lambda: nn.BatchNorm1d(5), (draw(8, 5),)),
+    "batch norm 2d": (lambda: nn.BatchNorm2d(3), (draw(4, 3, 5, 5),)),
+    "batch norm, eval": (lambda: nn.BatchNorm1d(5).eval(), (draw(8, 5),)),
+    "layer norm": (lambda: nn.LayerNorm(6), (draw(4, 6),)),
+    "group norm": (lambda: nn.GroupNorm(2, 6), (draw(3, 6, 4),)),
+    "instance norm": (lambda: nn.InstanceNorm2d(3, affine=True), (draw(2, 3, 5, 5),)),
+    "rms norm": (lambda: nn.RMSNorm(6), (draw(4, 6),)),
+    "embedding": (lambda: nn.Embedding(7, 4), (integers(3, 5),)),
+    "embedding, sparse": (lambda: nn.Embedding(7, 4, sparse=True), (integers(3, 5),)),
+    "embedding bag": (lambda: nn.EmbeddingBag(7, 4, mode="mean"), (integers(3, 5),)),
+    "rnn": (lambda: nn.RNN(4, 5, num_layers=2), (draw(6, 3, 4),)),
+    "lstm": (lambda: nn.LSTM(4, 5, bidirectional=True, batch_first=True), (draw(3, 6, 4),)),
+    "gru": (lambda: nn.GRU(4, 5), (draw(6, 3, 4), draw(1, 3, 5))),
+    "lstm cell": (lambda: nn.LSTMCell(4, 5), (draw(3, 4),)),
+    "attention": (lambda: nn.MultiheadAttention(8, 2, batch_first=True), (draw(2, 5, 8), draw(2, 5, 8, at=1), draw(2, 5, 8, at=2))),
+    "encoder layer": (lambda: nn.TransformerEncoderLayer(8, 2, 16, batch_first=True), (draw(2, 5, 8),)),
+    "decoder layer": (lambda: nn.TransformerDecoderLayer(8, 2, 16, batch_first=True), (draw(2, 5, 8), draw(2, 4, 8))),
+    "transformer, eval": (lambda: nn.Transformer(8, 2, 1, 1, 16, batch_first=True).eval(), (draw(2, 5, 8), draw(2, 4, 8))),
+    "dropout": (lambda: nn.Dropout(0.4), (draw(6, 8),)),
+    "dropout, eval": (lambda: nn.Dropout(0.4).eval(), (draw(6, 8),)),
+    "alpha dropout": (lambda: nn.AlphaDropout(0.4), (draw(6, 8),)),
+    "dropout 2d": (lambda: nn.Dropout2d(0.4), (draw(3, 4, 2, 2),)),
+    "prelu": (lambda: nn.PReLU(3), (draw(4, 3),)),
+    "rrelu": (lambda: nn.RReLU(), (draw(4, 3),)),
+    "gelu": (lambda: nn.GELU(), (draw(4, 3),)),
+    "softmax": (lambda: nn.Softmax(dim=1), (draw(4, 3),)),
+    "cosine": (lambda: nn.CosineSimilarity(), (draw(4, 3), draw(4, 3, at=1))),
+    "upsample": (lambda: nn.Upsample(scale_factor=2, mode="bilinear"), (draw(1, 2, 3, 3),)),
+    "pixel shuffle": (lambda: nn.PixelShuffle(2), (draw(1, 8, 3, 3),)),
+    "unfold": (lambda: nn.Unfold(2), (draw(1, 2, 4, 4),)),
+    "cross entropy": (lambda: nn.CrossEntropyLoss(), (draw(6, 7), integers(6))),
+    "huber": (lambda: nn.HuberLoss(), (draw(6, 7), draw(6, 7, at=1))),
+    "ctc": (lambda: nn.CTCLoss(), (draw(10, 2, 7), integers(2, 4, below=6) + 1, np.array([10, 10]), np.array([4, 3]))),
+    "weight norm": (lambda: nn.utils.parametrizations.weight_norm(nn.Linear(5, 3)), (draw(4, 5),)),
+    "spectral norm": (lambda: nn.utils.parametrizations.spectral_norm(nn.Linear(5, 3)), (draw(4, 5),)),
+    "in place inside": (lambda: nn.Sequential(nn.Linear(5, 4), nn.ReLU(inplace=True), nn.Linear(4, 2)), (draw(4, 5),)),
+    "tied": (lambda: Tied(), (draw(4, 5),)),
+    "float64": (lambda: nn.Linear(5, 3).double(), (draw(4, 5, dtype=np.float64),)),
+    "half": (lambda: nn.Linear(5, 3).half(), (draw(4, 5, dtype=np.float16),)),
+    "complex": (lambda: nn.Linear(5, 3, dtype=torch.complex64), (draw(4, 5).astype(np.complex64),)),
+    "scalar": (lambda: nn.Softplus(), (draw(),)),
+    "no rows": (lambda: nn.Linear(5, 3), (draw(0, 5),)),
+}  # fmt: skip
+
+
+class Tied(nn.Module):  # type: ignore[misc,name-defined]
+    """One parameter under two names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.second.weight = self.first.weight
+
+    def forward(self, x: Any) -> Any:
+        return self.second(self.first(x).tanh())
+
+
+def pair_of(make: Any) -> tuple[Any, Any]:
+    """A torch module, and a wrapped copy of it."""
+    torch.manual_seed(0)
+    module = make()
+    return module, interop.wrap(copy.deepcopy(module))
+
+
+def flat(result: Any, kind: type) -> list[Any]:
+    return ag.trees.leaves_of(result, kind)
+
+
+@pytest.mark.parametrize("name", LAYERS)
+async def test_values_and_gradients_are_those_of_torch(name: str) -> None:
+    make, arrays = LAYERS[name]
+    module, layer = pair_of(make)
+    floating = [array.dtype.kind in "fc" for array in arrays]
+    theirs = [torch.from_numpy(array.copy()).requires_grad_(need) for array, need in zip(arrays, floating, strict=True)]
+    ours = [ag.tensor(array, dtype=array.dtype, requires_grad=need) for array, need in zip(arrays, floating, strict=True)]
+    for step in range(2):  # the second adds to the gradients of the first
+        torch.manual_seed(step)
+        expected = flat(module(*theirs), torch.Tensor)
+        torch.manual_seed(step)
+        found = flat(layer(*ours), ag.Tensor)
+        assert [each.requires_grad for each in found] == [each.requires_grad for each in expected]
+        for ours_out, theirs_out in zip(found, expected, strict=True):
+            same(ours_out, theirs_out, name)
+        carriers = [i for i, each in enumerate(expected) if each.requires_grad]
+        grads = [np.full(expected[i].shape, 0.5 + i, expected[i].detach().numpy().dtype) for i in carriers]
+        torch.autograd.backward([expected[i] for i in carriers], [torch.from_numpy(grad.copy()) for grad in grads])
+        await ag.backward([found[i] for i in carriers], [ag.asarray(grad) for grad in grads])
+    for mine, other in zip(ours, theirs, strict=True):
+        same(mine.grad, other.grad, name)
+    for (path, parameter), other in zip(layer.named_parameters(), module.parameters(), strict=True):
+        wanted = other.grad.to_dense() if other.grad is not None and other.grad.is_sparse else other.grad
+        same(parameter.grad, wanted, f"{name}: {path}")
+        same(parameter.grad, layer.module.get_parameter(path).grad, f"{name}: {path}")
+    for path, buffer in module.named_buffers():
+        same(dict(layer.named_buffers())[path], buffer, path)
+
+
+async def test_arguments_and_results_of_all_kinds() -> None:
+    module, layer = pair_of(Several)
+    x, a, b, index = draw(3, 4), draw(3, 4, at=1), draw(4, at=2), np.array([2, 0])
+    theirs = [torch.from_numpy(array.copy()).requires_grad_() for array in (x, a, b)]
+    expected = module(theirs[0], {"a": theirs[1], "b": (theirs[2],)}, index=torch.from_numpy(index), factor=3.0)
+    ours = [ag.tensor(array, requires_grad=True) for array in (x, a, b)]
+    found = layer(ours[0], {"a": ours[1], "b": (ours[2],)}, index=index, factor=3.0)
+    assert found.keys() == expected.keys() and type(found["rest"]) is tuple and found["rest"][2] is None and type(found["rest"][3]) is list
+    numbers, outside = found["rest"][0], found["rest"][1]
+    assert numbers.dtype == np.int64 and not numbers.requires_grad and not outside.requires_grad and outside.is_leaf
+    (expected["picked"].sum() + expected["rest"][3][0].sum()).backward()
+    await (found["picked"].sum() + found["rest"][3][0].sum()).backward()
+    for mine, other in zip((*ours, *layer.parameters()), (*theirs, *module.parameters()), strict=True):
+        assert_close(mine.grad.numpy(), other.grad.numpy())
+
+
+async def test_second_derivatives() -> None:
+    torch.manual_seed(0)
+    module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Softplus()).double()
+    layer = interop.wrap(module)
+    x = ag.tensor(draw(5, 3, dtype=np.float64), requires_grad=True)
+    assert await ag.gradcheck(layer, (x,))
+    assert await ag.gradgradcheck(layer, (x,))
+    parameters = list(layer.parameters())
+    given = torch.from_numpy(x.detach().numpy()).requires_grad_()
+    (g,) = torch.autograd.grad(module(given).sum(), given, create_graph=True)
+    expected = torch.autograd.grad((g * g).sum(), [given, *module.parameters()], allow_unused=True)
+    (ours,) = await ag.grad(layer(x).sum(), [x], create_graph=True)
+    found = await ag.grad((ours * ours).sum(), [x, *parameters], allow_unused=True)
+    for mine, other in zip(found, expected, strict=True):
+        assert (mine is None) == (other is None)
+        if other is not None:
+            assert_close(mine.numpy(), other.numpy())
+
+
+async def test_a_wrapped_module_between_rows_and_another() -> None:
+    torch.manual_seed(0)
+    first, second = nn.Linear(4, 8), nn.Linear(8, 2)
+    x = draw(3, 4)
+    given = torch.from_numpy(x.copy()).requires_grad_()
+    second(first(given).relu()).sum().backward()
+    expected = [given.grad.clone(), *[p.grad.clone() for module in (first, second) for p in module.parameters()]]
+    model = ag.nn.Sequential(interop.wrap(first), ag.nn.ReLU(), interop.wrap(second))
+    model.zero_grad()
+    ours = ag.tensor(x, requires_grad=True)
+    await model(ours).sum().backward()
+    for mine, other in zip((ours, *model.parameters()), expected, strict=True):
+        same(mine.grad, other)
+    assert list(model.state_dict()) == ["0.weight", "0.bias", "2.weight", "2.bias"]
