@@ -17,7 +17,6 @@ Note [Errors of untrusted peers]
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import re
 import traceback
@@ -142,6 +141,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
         A value that `encode` takes and `from_wire` turns back into an exception.
     """
     word, form = _form_of(error)
+    is_cancelled = type(error).__name__ == "CancelledError"
     path = error.path if isinstance(error, DistributedError) else ()
     value: dict[str, Any] = {
         "error": word,
@@ -150,7 +150,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
         "worker": worker,
         "function": _clean(str(getattr(error, "_aiograd_function", function)), NAME),  # of a backward pass: the node that raised it
         "id": correlation_id,
-        "code": "cancelled" if type(error).__name__ == "CancelledError" else "raised",
+        "code": "cancelled" if is_cancelled else "raised",
         "path": list(path),
     }
     if isinstance(error, DistributedError) and (path or isinstance(error, RemoteError)):  # it was forwarded: see Note [Contents of an error message]
@@ -165,7 +165,7 @@ def to_wire(error: BaseException, worker: str, function: str, correlation_id: st
         value["committed"] = True
     for name, kind in form.attributes.items():
         value["." + name] = _plain(getattr(error, name), kind)
-    expected = isinstance(error, (DistributedError, asyncio.CancelledError))  # a pass that was given up cancels what it called
+    expected = is_cancelled or isinstance(error, DistributedError)  # a pass that was given up cancels what it called
     level = logging.DEBUG if expected else logging.WARNING
     if logger.isEnabledFor(level):
         story = "".join(traceback.format_exception(error)).rstrip().encode("utf-8", "replace").decode()  # a text may hold what no stream takes
