@@ -27,7 +27,7 @@ class DashboardOptions:
 
     token: str | None = None
     interval: float = 0.5
-    events_per_second: int = 500
+    events_per_second: int = 250
 
     def __post_init__(self) -> None:
         check_number("DashboardOptions: interval", self.interval, 60.0)
