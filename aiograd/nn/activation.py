@@ -2,83 +2,100 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, ClassVar
 
 from aiograd.nn import functional
 from aiograd.nn.module import Module, refuse_inplace
 from aiograd.tensors.tensor import Tensor
 
 
-class ReLU(Module):
+class Activation(Module):
+    """A function of `aiograd.nn.functional` as a module; its settings are attributes.
+
+    Attributes:
+        function: the function, of the input and the settings.
+        settings: names of the attributes that it takes, in its order.
+    """
+
+    function: ClassVar[Callable[..., Tensor]]
+    settings: ClassVar[tuple[str, ...]] = ()
+
+    def forward(self, input: Any) -> Tensor:
+        """Apply the function to each element, or along its axis.
+
+        Args:
+            input: any shape, which has the axis if there is one.
+
+        Returns:
+            A Tensor of the same shape; of `GLU`, of half the length along the axis.
+        """
+        return self.function(input, *[getattr(self, name) for name in self.settings])
+
+    def extra_repr(self) -> str:
+        values = ((name, getattr(self, name)) for name in self.settings)
+        return ", ".join(f"{name}={value!r}" for name, value in values if value is not None)
+
+
+class InplaceActivation(Activation):
+    """An activation whose PyTorch form has ``inplace`` as its only argument.
+
+    Args:
+        inplace: False; True is refused, since gradients need the values.
+    """
+
+    def __init__(self, inplace: bool = False) -> None:
+        refuse_inplace(type(self).__name__, inplace)
+
+
+class AxisActivation(Activation):
+    """A function along an axis.
+
+    Args:
+        dim: the axis, the last by default.
+    """
+
+    settings = ("dim",)
+
+    def __init__(self, dim: int = -1) -> None:
+        self.dim = dim
+
+
+class ReLU(InplaceActivation):
     """``max(x, 0)``.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("ReLU", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.relu(input)
+    function = staticmethod(functional.relu)
 
 
-class GELU(Module):
+class GELU(Activation):
     """``x`` times the probability of a standard normal below it.
 
     Args:
         approximate: "none" or "tanh".
     """
 
+    function = staticmethod(functional.gelu)
+    settings = ("approximate",)
+
     def __init__(self, approximate: str = "none") -> None:
         self.approximate = approximate
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
 
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.gelu(input, self.approximate)
-
-    def extra_repr(self) -> str:
-        return f"approximate={self.approximate!r}"
-
-
-class SiLU(Module):
+class SiLU(InplaceActivation):
     """``x * sigmoid(x)``.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("SiLU", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.silu(input)
+    function = staticmethod(functional.silu)
 
 
-class ELU(Module):
+class ELU(Activation):
     """`x` where positive, ``alpha * (exp(x) - 1)`` elsewhere.
 
     Args:
@@ -86,26 +103,15 @@ class ELU(Module):
         inplace: False; True is refused, since gradients need the values.
     """
 
+    function = staticmethod(functional.elu)
+    settings = ("alpha",)
+
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        refuse_inplace("ELU", inplace)
+        refuse_inplace(type(self).__name__, inplace)
         self.alpha = alpha
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
 
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.elu(input, self.alpha)
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}"
-
-
-class LeakyReLU(Module):
+class LeakyReLU(Activation):
     """`x` where positive, ``negative_slope * x`` elsewhere.
 
     Args:
@@ -113,206 +119,93 @@ class LeakyReLU(Module):
         inplace: False; True is refused, since gradients need the values.
     """
 
+    function = staticmethod(functional.leaky_relu)
+    settings = ("negative_slope",)
+
     def __init__(self, negative_slope: float = 0.01, inplace: bool = False) -> None:
-        refuse_inplace("LeakyReLU", inplace)
+        refuse_inplace(type(self).__name__, inplace)
         self.negative_slope = negative_slope
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
 
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.leaky_relu(input, self.negative_slope)
-
-    def extra_repr(self) -> str:
-        return f"negative_slope={self.negative_slope}"
-
-
-class Softplus(Module):
+class Softplus(Activation):
     """``log(1 + exp(beta * x)) / beta``.
 
     Args:
         beta: sharpness.
         threshold: see `aiograd.nn.functional.softplus`.
-        inplace: False; True is refused, since gradients need the values.
     """
+
+    function = staticmethod(functional.softplus)
+    settings = ("beta", "threshold")
 
     def __init__(self, beta: float = 1.0, threshold: float | None = None) -> None:
         self.beta = beta
         self.threshold = threshold
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
 
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.softplus(input, self.beta, self.threshold)
-
-    def extra_repr(self) -> str:
-        return f"beta={self.beta}" + ("" if self.threshold is None else f", threshold={self.threshold}")
-
-
-class Tanh(Module):
+class Tanh(Activation):
     """Hyperbolic tangent."""
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.tanh(input)
+    function = staticmethod(functional.tanh)
 
 
-class Sigmoid(Module):
+class Sigmoid(Activation):
     """``1 / (1 + exp(-x))``."""
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.sigmoid(input)
+    function = staticmethod(functional.sigmoid)
 
 
-class Softmax(Module):
+class Softmax(AxisActivation):
     """``exp(x) / sum(exp(x))`` along an axis.
 
     Args:
         dim: the axis, the last by default.
     """
 
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function along the axis.
-
-        Args:
-            input: any shape with that axis.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.softmax(input, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+    function = staticmethod(functional.softmax)
 
 
-class LogSoftmax(Module):
+class LogSoftmax(AxisActivation):
     """``log(softmax(x))`` along an axis.
 
     Args:
         dim: the axis, the last by default.
     """
 
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function along the axis.
-
-        Args:
-            input: any shape with that axis.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.log_softmax(input, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+    function = staticmethod(functional.log_softmax)
 
 
-class Softmin(Module):
+class Softmin(AxisActivation):
     """``softmax(-x)`` along an axis.
 
     Args:
         dim: the axis, the last by default.
     """
 
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function along the axis.
-
-        Args:
-            input: any shape with that axis.
-
-        Returns:
-            A Tensor, of the same shape unless the class says otherwise.
-        """
-        return functional.softmin(input, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+    function = staticmethod(functional.softmin)
 
 
-class GLU(Module):
+class GLU(AxisActivation):
     """The first half along an axis times the sigmoid of the second half.
 
     Args:
         dim: the axis, the last by default.
     """
 
-    def __init__(self, dim: int = -1) -> None:
-        self.dim = dim
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function along the axis.
-
-        Args:
-            input: any shape with that axis.
-
-        Returns:
-            A Tensor, of the same shape unless the class says otherwise.
-        """
-        return functional.glu(input, self.dim)
-
-    def extra_repr(self) -> str:
-        return f"dim={self.dim}"
+    function = staticmethod(functional.glu)
 
 
-class SELU(Module):
+class SELU(InplaceActivation):
     """``scale * elu(x, alpha)`` with the two numbers that keep mean 0 and variance 1 from layer to layer.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("SELU", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.selu(input)
+    function = staticmethod(functional.selu)
 
 
-class CELU(Module):
+class CELU(Activation):
     """`x` where positive, ``alpha * (exp(x / alpha) - 1)`` elsewhere.
 
     Args:
@@ -320,87 +213,37 @@ class CELU(Module):
         inplace: False; True is refused, since gradients need the values.
     """
 
+    function = staticmethod(functional.celu)
+    settings = ("alpha",)
+
     def __init__(self, alpha: float = 1.0, inplace: bool = False) -> None:
-        refuse_inplace("CELU", inplace)
+        refuse_inplace(type(self).__name__, inplace)
         self.alpha = alpha
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
 
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.celu(input, self.alpha)
-
-    def extra_repr(self) -> str:
-        return f"alpha={self.alpha}"
-
-
-class Mish(Module):
+class Mish(InplaceActivation):
     """``x * tanh(softplus(x))``.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("Mish", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.mish(input)
+    function = staticmethod(functional.mish)
 
 
-class Tanhshrink(Module):
+class Tanhshrink(Activation):
     """``x - tanh(x)``."""
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.tanhshrink(input)
+    function = staticmethod(functional.tanhshrink)
 
 
-class Softsign(Module):
+class Softsign(Activation):
     """``x / (1 + |x|)``."""
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.softsign(input)
+    function = staticmethod(functional.softsign)
 
 
-class LogSigmoid(Module):
+class LogSigmoid(Activation):
     """``log(sigmoid(x))``, accurate for large negative `x`."""
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.logsigmoid(input)
+    function = staticmethod(functional.logsigmoid)

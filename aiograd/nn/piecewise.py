@@ -5,35 +5,24 @@ from __future__ import annotations
 from typing import Any
 
 from aiograd.nn import functional, init
+from aiograd.nn.activation import Activation, InplaceActivation
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module, refuse_inplace
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors.tensor import Tensor
 
 
-class ReLU6(Module):
+class ReLU6(InplaceActivation):
     """``min(max(x, 0), 6)``.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("ReLU6", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.relu6(input)
+    function = staticmethod(functional.relu6)
 
 
-class Hardtanh(Module):
+class Hardtanh(Activation):
     """`x` between the limits, the nearer limit elsewhere.
 
     Args:
@@ -41,76 +30,40 @@ class Hardtanh(Module):
         inplace: False; True is refused, since gradients need the values.
     """
 
+    function = staticmethod(functional.hardtanh)
+    settings = ("min_val", "max_val")
+
     def __init__(self, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> None:
-        refuse_inplace("Hardtanh", inplace)
+        refuse_inplace(type(self).__name__, inplace)
         self.min_val = min_val
         self.max_val = max_val
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
 
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.hardtanh(input, self.min_val, self.max_val)
-
-    def extra_repr(self) -> str:
-        return f"min_val={self.min_val}, max_val={self.max_val}"
-
-
-class Hardsigmoid(Module):
+class Hardsigmoid(InplaceActivation):
     """``min(max(x / 6 + 1 / 2, 0), 1)``.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("Hardsigmoid", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.hardsigmoid(input)
+    function = staticmethod(functional.hardsigmoid)
 
 
-class Hardswish(Module):
+class Hardswish(InplaceActivation):
     """``x * hardsigmoid(x)``.
 
     Args:
         inplace: False; True is refused, since gradients need the values.
     """
 
-    def __init__(self, inplace: bool = False) -> None:
-        refuse_inplace("Hardswish", inplace)
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.hardswish(input)
+    function = staticmethod(functional.hardswish)
 
 
-class _Shrink(Module):
+class _Shrink(Activation):
+    settings = ("lambd",)
+
     def __init__(self, lambd: float = 0.5) -> None:
         self.lambd = lambd
-
-    def extra_repr(self) -> str:
-        return f"lambd={self.lambd}"
 
 
 class Hardshrink(_Shrink):
@@ -120,16 +73,7 @@ class Hardshrink(_Shrink):
         lambd: the threshold.
     """
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.hardshrink(input, self.lambd)
+    function = staticmethod(functional.hardshrink)
 
 
 class Softshrink(_Shrink):
@@ -139,19 +83,10 @@ class Softshrink(_Shrink):
         lambd: how far.
     """
 
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.softshrink(input, self.lambd)
+    function = staticmethod(functional.softshrink)
 
 
-class Threshold(Module):
+class Threshold(Activation):
     """`x` where it is above a threshold, another value elsewhere.
 
     Args:
@@ -160,24 +95,13 @@ class Threshold(Module):
         inplace: False; True is refused, since gradients need the values.
     """
 
+    function = staticmethod(functional.threshold)
+    settings = ("threshold", "value")
+
     def __init__(self, threshold: float, value: float, inplace: bool = False) -> None:
-        refuse_inplace("Threshold", inplace)
+        refuse_inplace(type(self).__name__, inplace)
         self.threshold = threshold
         self.value = value
-
-    def forward(self, input: Any) -> Tensor:
-        """Apply the function to each element.
-
-        Args:
-            input: any shape.
-
-        Returns:
-            A Tensor of the same shape.
-        """
-        return functional.threshold(input, self.threshold, self.value)
-
-    def extra_repr(self) -> str:
-        return f"threshold={self.threshold}, value={self.value}"
 
 
 class PReLU(Module):
