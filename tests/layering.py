@@ -35,7 +35,7 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph modes devices",
             "engine transaction",
-            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars",
+            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars steps",
             "nn optim distributions parallel pipeline distributed cuda serialization compiler",
             "profiler viz testing data training_state dashboard interop",
             "__init__ __main__ cli demo",
@@ -62,11 +62,11 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
-        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "cuda.executor", "testing", "cli", "demo", "__main__",
+        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "steps", "cuda.executor", "testing", "cli", "demo", "__main__",
         "dashboard.collector", "dashboard.reporter",
         *(f"distributed.{name}" for name in (
-            "worker worker_core calls membership autograd objects cluster collectives.group collectives.group_server data_parallel.reducer "
-            "moe.runtime rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.timers"
+            "worker worker_core calls membership autograd objects cluster data_parallel collectives.group collectives.group_server moe.runtime "
+            "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.timers"
         ).split()),
     ),
     "uvloop": ("engine.run", "cli", "__main__"),

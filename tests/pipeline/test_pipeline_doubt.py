@@ -17,7 +17,7 @@ from aiograd import distributed as dist
 from aiograd.distributed.rpc.keyring import Keyring, kid_of
 from aiograd.errors import CommitUnknown, DistributedError, PipelineError, RemoteError, StepError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
-from aiograd.pipeline.run.session import kept_for
+from aiograd.steps.session import kept_for
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.distributed.workers import SECRET
 from tests.pipeline.models import blocks, data, gradients, mean_square, serial, values
@@ -333,7 +333,7 @@ def test_a_worker_that_is_not_told_asks_the_others(homes: str) -> None:
             await step(world)
         assert caught.value.committed and caught.value.workers == ("b",)
         for again in (lambda: step(world), lambda: world.pipe.eval(BATCH[0]), world.pipe.settle):
-            with pytest.raises(CommitUnknown, match="earlier step of the pipeline was committed, but not confirmed by b") as caught:
+            with pytest.raises(CommitUnknown, match="earlier step of a pipeline was committed, but not confirmed by b") as caught:
                 await again()
             assert not getattr(caught.value, "committed", False)
         with pytest.raises(CommitUnknown, match="gradients on b may not be complete") as caught:

@@ -2,14 +2,13 @@
 
 ===================  =========================================================================================
 `pipeline`           the public face
-`coordinator`        all hosts of a pipeline: what they do together, the commit, the replacement of lost ones
+`coordinator`        all hosts of a pipeline: what they do together, the replacement of lost ones; the commit is that of `aiograd.steps`
 `host`               the ranks that live in one process, from step to step; also on workers
-`assignment`             what those ranks have to do
-`session`            one step of theirs, and what a host does while it hears nothing of who decides
+`stage_assignment`   what those ranks have to do
+`session`            one step of theirs: the values for ranks beside its transaction
 `step_execution`     those ranks while they carry it out
 `outbox`             values on their way to other processes
 `mailbox`            values that wait for a rank
-`pending_decisions`  what was decided about steps, told to hosts until they acknowledge it
 `together`           coroutines that stand or fall together
 ===================  =========================================================================================
 """

@@ -1,13 +1,8 @@
 """PipelineCoordinator: all the hosts of one pipeline: the one in this process and those on workers, and what they do together.
 
-Note [Commit across workers]
-    Every host prepares a step; then all are asked once more whether they are still there, and say for how long they keep what they have prepared;
-    while that holds this process commits its own gradients, which is the moment of decision, and tells the others. A worker that is lost before
-    that moment makes the step fail and nothing has changed anywhere. One that is lost after it leaves it unknown whether it has committed:
-    `CommitUnknown`. See Note [Until it is acknowledged] in `pending_decisions`, and `aiograd.transaction`, which decides all that.
-
 Note [Replacing a worker]
-    With `respawn` the loss of a worker before that moment is no failure. Its stages are put somewhere else, with the same parameters, and carry out
+    With `respawn` the loss of a worker before a step is decided (see Note [Commit across workers] in `aiograd.steps.coordinator`) is no failure.
+    Its stages are put somewhere else, with the same parameters, and carry out
     the step from its start, since its sums of weight gradients are gone, and so every backward that it had done has to be done again, with the
     forward before it; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked now and
     then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in
@@ -24,24 +19,22 @@ from typing import Any
 
 from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.engine.evaluate import suspends
-from aiograd.engine.run import current_engine
-from aiograd.engine.run.ending import end
-from aiograd.engine.run.failures import mark_committed
-from aiograd.errors import (
-    ArgumentError,
-    ArgumentTypeError,
-    DistributedError,
-    PipelineError,
-)
+from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.run.host import StageHost
-from aiograd.pipeline.run.outbox import GONE, PAUSE
-from aiograd.pipeline.run.pending_decisions import PendingDecisions
-from aiograd.pipeline.run.session import StepSession
+from aiograd.pipeline.run.session import PipelineSession
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.step.stage import Stage, as_stage
 from aiograd.pipeline.step.step_random import StepRandom
-from aiograd.transaction import Ask, Collect, Coordinator, Failed, ParticipantsJoined, ParticipantsLeft, Prepared, TransactionState
+from aiograd.steps.coordinator import GONE, StepCoordinator
+from aiograd.steps.session import PAUSE
+from aiograd.transaction import ParticipantsJoined, ParticipantsLeft
+
+#: the advice to whoever has to wait until a commit is confirmed
+SETTLING = (
+    "Call the pipeline's settle() once they can be reached; where it says the same again, restore all workers from one checkpoint and make a new "
+    "Pipeline"
+)
 
 
 class RemoteHost:
@@ -67,7 +60,7 @@ class RemoteHost:
         return f"rank {' and '.join(map(str, sorted(self.ranks)))} on worker {self.owner}"
 
 
-class PipelineCoordinator:
+class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
     """All the hosts of one pipeline.
 
     Args:
@@ -80,11 +73,12 @@ class PipelineCoordinator:
         ArgumentError: the stages of one rank live in different places.
     """
 
+    local: StageHost
+
     def __init__(self, assignment: StageAssignment, respawn: Callable[[int], Any] | None, worker: Any, timeout: float | None) -> None:
         self.assignment = assignment
         self.stages = dict(assignment.stages)
         self._respawn = respawn
-        self._timeout = timeout
         self._worker = worker
         homes: dict[int, str | None] = {}
         for index, stage in assignment.stages.items():
@@ -95,11 +89,9 @@ class PipelineCoordinator:
                 )
             if owner is not None and self._worker is None:
                 self._worker = getattr(stage.module, "worker", None)
+        local = StageHost([], self._part(assignment.stages, {rank for rank, owner in homes.items() if owner is None}))
+        super().__init__(local, timeout, SETTLING)
         self.remotes = self._remotes(owner for owner in homes.values())
-        self.local = StageHost([], self._part(assignment.stages, {rank for rank, owner in homes.items() if owner is None}))
-        self.pending = PendingDecisions(timeout)
-        self.local.unconfirmed = self.pending.unconfirmed
-        self._local_ref: Any = None
         #: how often each rank has been replaced
         self._generations = dict.fromkeys(homes, 0)
         #: of the random numbers of the running step
@@ -108,10 +100,12 @@ class PipelineCoordinator:
         #: hosts that are not done with the running step, and whether all are
         self._busy = 0
         self._quiet = asyncio.Event()
-        #: for how many seconds hosts keep what they have prepared, and how long it took to ask them
-        self._promised = self._took = 0.0
         if self.remotes and self.local_ranks and self._worker is None:
             raise ArgumentError("Pipeline: stages on other workers send values to stages here; pass this process's Worker as worker=...")
+
+    @property
+    def _replaces(self) -> bool:
+        return self._respawn is not None
 
     @property
     def local_ranks(self) -> set[int]:
@@ -158,38 +152,15 @@ class PipelineCoordinator:
             places |= {str(rank): [self._generations[rank], self._local_ref] for rank in self.local_ranks - ranks}
         return places
 
-    async def aclose(self) -> None:
-        """Let every worker forget its host. Those that cannot be reached are left alone."""
-        if not self.pending.are_acknowledged:
-            await self._quietly([self.settle()])
-        refs = [remote.ref for remote in self.remotes if remote.ref is not None]
-        if self._local_ref is not None:
-            refs.append(self._local_ref)
-        for remote in self.remotes:
-            remote.ref = None
-        self._local_ref = None
-        await self._quietly(ref.delete() for ref in refs)
-
-    async def _quietly(self, coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
-        """Run what may fail with nobody to mind, for a moment at most."""
-        tasks = [asyncio.get_running_loop().create_task(_ignoring(coroutine), name="aiograd:pipeline:farewell") for coroutine in coroutines]
-        if tasks:
-            grace = current_engine().cancel_grace
-            try:
-                await asyncio.wait(tasks, timeout=grace)
-            finally:
-                await end(tasks, grace)
-
     # ---------------------------------------------------------------- a step
 
-    def open(self, step: int) -> StepSession:
+    def open(self, step: int) -> PipelineSession:
         """Begin a step; values for it can be put into the session."""
-        session = self.local._begin(step)
-        session.handle(ParticipantsJoined([remote.name for remote in self.remotes if remote.ref is not None]))
+        session = super().open(step)
         session.outbox.route(self.peers(self.local_ranks))
         return session
 
-    async def run(self, session: StepSession, trains: bool) -> dict[str, Any]:
+    async def run(self, session: PipelineSession, trains: bool) -> dict[str, Any]:
         """Carry out a step on every host, up to the commit.
 
         Returns:
@@ -217,31 +188,6 @@ class PipelineCoordinator:
         except BaseException:
             await self.abort(session)
             raise
-
-    def _to_ask(self, session: StepSession) -> list[RemoteHost]:
-        """The hosts that are to be asked whether they are prepared, and still there; none: all are."""
-        now = asyncio.get_running_loop().time()
-        names = {name for command in session.transaction.handle(Collect(), now) if isinstance(command, Ask) for name in command.peers}
-        if session.state is TransactionState.ABORTED:  # this process was frozen, or the network is: what they have said may not hold any more
-            raise self._lapsed()
-        return [remote for remote in self.remotes if remote.name in names]
-
-    async def _collect(self, session: StepSession, asked: list[RemoteHost]) -> list[RemoteHost]:
-        """Ask hosts whether they are prepared; returns those that are lost and may be replaced."""
-        now = asyncio.get_running_loop().time
-        began = now()
-        kept = await together({remote.name: self._is_prepared(remote, session.step) for remote in asked})
-        self._promised, self._took = min(kept.values()), now() - began
-        for name, seconds in kept.items():
-            if seconds:
-                session.handle(Prepared(began + seconds, name))
-        return [remote for remote in asked if not kept[remote.name]]
-
-    def _lapsed(self) -> PipelineError:
-        return PipelineError(
-            f"a step of a pipeline was given up: workers keep it for {self._promised:g} s, and asking them whether it is prepared took "
-            f"{self._took:g} s. Nothing has changed; give the workers a longer lease (Limits.lease)"
-        )
 
     async def _run(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
         try:
@@ -272,18 +218,6 @@ class PipelineCoordinator:
         self._busy -= 1
         if not self._busy:
             self._quiet.set()
-
-    async def _is_prepared(self, remote: RemoteHost, step: int) -> float:
-        """For how many seconds a host keeps the step that it has prepared; 0: it is lost, and may be replaced."""
-        try:
-            seconds = await remote.ref.call("check", step, timeout=self._timeout)
-            if isinstance(seconds, float) and seconds > 0:
-                return seconds
-        except GONE:
-            if self._respawn is None:
-                raise
-            return 0.0
-        raise PipelineError(f"worker {remote.owner} has dropped a step of a pipeline that it had prepared")
 
     async def _run_elsewhere(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
         """A worker is lost that counts as busy: see Note [Replacing a worker]."""
@@ -319,67 +253,6 @@ class PipelineCoordinator:
         await asyncio.gather(self.local.reroute(step, peers), *map(_ignoring_loss, others))
         return replacements
 
-    # ---------------------------------------------------------------- its end
-
-    async def commit(self, session: StepSession) -> None:
-        """Write the gradients of a prepared step on every host. Cancelling does not stop it once it has begun.
-
-        Raises:
-            CommitUnknown: a worker did not confirm. Exceptions of post-accumulate hooks. Both with ``committed`` True.
-        """
-        try:
-            execution = self.local._commit(session)
-            if session.state is not TransactionState.COMMITTED:
-                raise self._lapsed()
-        except BaseException:
-            await self.abort(session)
-            raise
-        self._decided(session)
-        failure: Exception | None = None
-        try:
-            if self.remotes:
-                telling = asyncio.get_running_loop().create_task(self._tell(session.step), name="aiograd:pipeline:commit")
-                try:
-                    await asyncio.shield(telling)
-                except asyncio.CancelledError:
-                    await _finish(telling)
-                    raise
-                except Exception as error:  # what happened elsewhere is no reason not to call the hooks here
-                    failure = error
-            await self.local._after_commit(execution)
-            if failure is not None:
-                raise failure
-        except BaseException as error:
-            mark_committed(error)
-            raise
-
-    async def _tell(self, step: int) -> None:
-        for error in (await self.pending.tell(step, "a step of a pipeline")).values():
-            raise error
-
-    async def settle(self) -> None:
-        """Tell hosts what became of earlier steps, as far as they have not confirmed it. Cancelled midway, the next time goes on.
-
-        Raises:
-            CommitUnknown: some still do not confirm a commit. WorkerLostError: cannot be told of a step that was given up.
-        """
-        if self.pending.are_acknowledged:
-            return
-        for error in (await self.pending.tell(None, "an earlier step of the pipeline")).values():
-            if self._respawn is None or not isinstance(error, GONE):  # else the worker is replaced when it does not run the next step
-                raise error
-
-    async def abort(self, session: StepSession) -> None:
-        """Drop a step on every host."""
-        session.handle(Failed())
-        self._decided(session)
-        await self._quietly(self.pending.telling(session.step).values())
-
-    def _decided(self, session: StepSession) -> None:
-        """See that hosts are told what was decided."""
-        if isinstance(session.transaction, Coordinator):
-            self.pending.add(session.step, session.transaction, [remote for remote in self.remotes if remote.ref is not None])
-
 
 def owner_of(stage: Stage) -> str | None:
     """Name of the worker that a stage lives on; None for this process."""
@@ -407,26 +280,8 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return results
 
 
-async def _ignoring(coroutine: Coroutine[Any, Any, Any]) -> None:
-    try:
-        await coroutine
-    except DistributedError:
-        return
-
-
 async def _ignoring_loss(coroutine: Coroutine[Any, Any, Any]) -> None:
     try:
         await coroutine
     except GONE:
         return  # whoever runs a step there will see
-
-
-async def _finish(task: asyncio.Task[None]) -> None:
-    """Wait for a task, whatever is cancelled meanwhile."""
-    while not task.done():
-        try:
-            await asyncio.wait([task])
-        except asyncio.CancelledError:
-            continue
-    if not task.cancelled():
-        task.exception()

@@ -13,15 +13,11 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from aiograd.errors import ArgumentError, PipelineError, ReferenceLostError, UnknownPeerError, WorkerLostError
+from aiograd.errors import ArgumentError, PipelineError, UnknownPeerError
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
-
-#: how it shows that a worker, or what it had in its memory, is gone
-GONE = (WorkerLostError, ReferenceLostError)
-
-#: seconds until what could not be delivered is tried again
-PAUSE = 0.25
+from aiograd.steps.coordinator import GONE
+from aiograd.steps.session import PAUSE
 
 _KINDS = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple}
 

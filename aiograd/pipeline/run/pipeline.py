@@ -8,7 +8,8 @@
 
 Note [One commit point]
     Each step has a `GradientAccumulator`. When every rank is done its sums are written to the leaves in one synchronous step;
-    before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in `coordinator`.
+    before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in
+    `aiograd.steps.coordinator`.
 
 Note [Scaling]
     Losses are means over their microbatches as a rule, so that the mean of the losses is the loss of the batch: 1/m scales the seed of each
@@ -30,7 +31,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, Pipeline
 from aiograd.modes import current_mode, no_grad
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
 from aiograd.pipeline.run.coordinator import PipelineCoordinator, owner_of
-from aiograd.pipeline.run.session import StepSession
+from aiograd.pipeline.run.session import PipelineSession
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import ExecutedAction
 from aiograd.pipeline.schedule.action import Action, ActionKind
@@ -314,7 +315,7 @@ class Pipeline:
 
     # ---------------------------------------------------------------- parts
 
-    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> StepSession:
+    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineSession:
         """A new step, with the microbatches on their way to the first stage and the targets to the last."""
         if self._closed:
             raise PipelineError("this Pipeline has been closed; make a new one")

@@ -1,79 +1,21 @@
-"""StepSession: one step, as one host sees it, from the first value that comes for it to its end: the driver of its transaction.
-
-Note [In doubt]
-    A host on a worker that has prepared a step may neither commit nor drop it by itself. So while it waits, it asks the process that has the pipeline
-    now and then, and where that does not answer, the hosts that it exchanges values with: see `aiograd.transaction.states`. One that never heard of
-    the step settles it, since nothing can have been decided without that host, which then refuses the step for good. If nobody can tell until the
-    lease ends, the gradients are dropped and the step stays in doubt on this host: it takes no further steps, and no optimizer steps its
-    parameters, until it is told that the step was not committed, or the pipeline lets go of the host.
-
-Note [Lease]
-    The lease is that of the worker (`Limits.lease`), and begins anew with each sign of life. A step whose values have come but that nobody has asked
-    to run is dropped when it ends. One that runs is bounded by the request that runs it, which ends with its deadline or with contact to the
-    pipeline. A prepared step is kept for `kept_for(lease)` at least, which the pipeline is told: it decides while that holds.
-"""
+"""PipelineSession: one step of a pipeline, as one host sees it: its transaction, and the values for the ranks that live there."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Callable, Coroutine, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable
+from typing import Any
 
-from aiograd.errors import DistributedError
-from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.pipeline.run.mailbox import Mailbox
-from aiograd.pipeline.run.outbox import PAUSE, StepOutbox
-from aiograd.pipeline.run.step_execution import StepExecution
+from aiograd.pipeline.run.outbox import StepOutbox
 from aiograd.pipeline.step.rank import Key
-from aiograd.transaction import (
-    Applied,
-    Apply,
-    ApplyFailed,
-    Ask,
-    ClearDoubt,
-    Coordinator,
-    Drop,
-    Failed,
-    Heard,
-    Outcome,
-    OutcomeReply,
-    OwnerClosed,
-    Participant,
-    Prepared,
-    Tick,
-    TransactionEvent,
-    TransactionState,
-    Unanswered,
-)
+from aiograd.steps.session import HostWorker, StepSession
 
-#: the name of the pipeline's own process among the participants of a step
-DRIVER = "this process"
-#: seconds between two rounds of questions at most, and the part of the lease that they take at most
-BETWEEN, PART = 1.0, 8
+#: whose steps they are, in messages
+SUBJECT = "a pipeline"
 
 
-class HostWorker(Protocol):
-    """The worker that a host lives on."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def lease(self) -> float:
-        """Seconds for which it keeps something for a peer that it does not hear from."""
-
-    def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
-        """Run something apart from any request, as long as the worker is open."""
-
-
-def kept_for(lease: float) -> float:
-    """Seconds for which a prepared step is kept without a sign of life, at least."""
-    return lease * (PART - 2) / PART
-
-
-class StepSession:
-    """One step, as one host sees it.
+class PipelineSession(StepSession):
+    """One step of a pipeline, as one host sees it.
 
     Args:
         step: its number.
@@ -83,82 +25,14 @@ class StepSession:
         on_end: told when the step is over here.
     """
 
-    __slots__ = (
-        "step", "mailboxes", "outbox", "execution", "runner", "transaction", "has_begun", "trains", "keeps_outputs", "driver", "leaves", "watcher",
-        "_worker", "_on_end", "_pause", "_hosts", "_woken",
-    )  # fmt: skip
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs")
 
-    def __init__(self, step: int, ranks: Iterable[int], recovers: bool, worker: HostWorker | None, on_end: Callable[[StepSession], None]) -> None:
-        self.step = step
+    def __init__(self, step: int, ranks: Iterable[int], recovers: bool, worker: HostWorker | None, on_end: Callable[[Any], None]) -> None:
         self.mailboxes = {rank: Mailbox() for rank in ranks}
         self.outbox = StepOutbox(step, recovers)
-        self.execution: StepExecution | None = None
-        #: the task that carries it out, and whether there has been one
-        self.runner: asyncio.Task[Any] | None = None
-        self.has_begun = False
-        #: with backward
-        self.trains = False
         #: the outputs are wanted, too
         self.keeps_outputs = False
-        #: the driver's own host, if it can be asked
-        self.driver: Any = None
-        #: whose gradients are prepared
-        self.leaves: frozenset[AccumulateGrad] = frozenset()
-        #: sees to it that the step does not stay for ever
-        self.watcher: asyncio.Task[None] | None = None
-        self._worker = worker
-        self._on_end = on_end
-        self._pause = PAUSE if worker is None else min(worker.lease / PART, BETWEEN)
-        #: whom to ask, by name
-        self._hosts: dict[str, Any] = {}
-        self._woken = asyncio.Event()
-        self.transaction: Coordinator | Participant
-        if worker is None:
-            self.transaction = Coordinator(DRIVER, pause=PAUSE)
-        else:
-            kept = kept_for(worker.lease)
-            due = asyncio.get_running_loop().time() + kept
-            self.transaction = Participant("", lease=kept - self._pause, pause=self._pause, due=due)
-            self.watcher = worker.keep(self._watch(), f"pipeline step {step}")
-
-    @property
-    def state(self) -> TransactionState:
-        """How far the transaction is here."""
-        return self.transaction.state
-
-    def begin(self, trains: bool, driver: Any) -> None:
-        """The step is carried out from now on.
-
-        Args:
-            trains: with backward.
-            driver: the host of the process that decides; None: it cannot be asked.
-        """
-        self.runner = asyncio.current_task()
-        self.has_begun = True
-        self.trains = trains
-        self.driver = driver
-        if isinstance(self.transaction, Participant):
-            self.transaction.coordinator = "" if driver is None else DRIVER
-            self.transaction.is_read_only = not trains
-            self.transaction.due = None
-            self._woken.set()
-
-    def end(self, execution: StepExecution) -> None:
-        """Everything has been carried out."""
-        self.runner = None
-        self.execution = execution
-        self.leaves = execution.leaves
-        if isinstance(self.transaction, Participant):
-            self.handle(Prepared(asyncio.get_running_loop().time() + self._pause))
-
-    def hear(self) -> None:
-        """There is a sign of life of whoever drives the step."""
-        if isinstance(self.transaction, Participant):
-            self.handle(Heard())
-
-    def give_up(self) -> None:
-        """Drop the step, whatever was decided; what is committed stays."""
-        self.handle(Failed() if isinstance(self.transaction, Coordinator) else OwnerClosed())
+        super().__init__(step, SUBJECT, worker, on_end)
 
     def put(self, rank: int, key: Key, value: Any) -> None:
         """Hand a value to a rank, here or elsewhere."""
@@ -168,90 +42,10 @@ class StepSession:
         else:
             self.outbox.post(rank, key, value)
 
-    # ---------------------------------------------------------------- events and commands
+    def _others(self) -> Iterable[Any]:
+        return self.outbox.hosts
 
-    def handle(self, event: TransactionEvent) -> StepExecution | None:
-        """Give the transaction an event, and do what it wants, except to tell other hosts.
-
-        Returns:
-            What was committed by that; its hooks have to be called yet.
-
-        Raises:
-            TransactionError: the event cannot happen now. The exception of a failed commit; nothing has changed then.
-        """
-        committed = None
-        for command in self.transaction.handle(event, asyncio.get_running_loop().time()):
-            match command:
-                case Apply():
-                    committed = self._commit()
-                case Drop():
-                    self._drop()
-                case ClearDoubt():
-                    self.leaves = frozenset()
-                case Ask(peers) if self._worker is not None:
-                    for peer in peers:
-                        self._worker.keep(self._ask(peer), f"pipeline step {self.step}: outcome")
-        self._woken.set()
-        return committed
-
-    def _commit(self) -> StepExecution | None:
-        execution = self.execution
-        try:
-            if execution is not None:
-                execution.commit()
-        except BaseException:
-            self.handle(ApplyFailed())
-            raise
-        self.handle(Applied())
-        self._drop()
-        return execution
-
-    def _drop(self) -> None:
-        """The step is over: let go of everything."""
-        if self.state is not TransactionState.IN_DOUBT:
-            self.leaves = frozenset()
-        self.execution = None
+    def _let_go(self) -> None:
         self.outbox.close()
         for mailbox in self.mailboxes.values():
             mailbox.clear()
-        if self.runner is not None:
-            self.runner.cancel()
-        self.runner = None
-        if self.watcher is not None and self.watcher is not asyncio.current_task():
-            self.watcher.cancel()
-        self.watcher = None
-        self._on_end(self)
-
-    # ---------------------------------------------------------------- time, and questions
-
-    async def _watch(self) -> None:
-        """Tell the transaction when it is time. Cancelled when the step is over."""
-        now = asyncio.get_running_loop().time
-        while self.watcher is not None:
-            self._woken.clear()
-            try:
-                async with asyncio.timeout_at(self.transaction.due):
-                    await self._woken.wait()
-            except TimeoutError:
-                due = self.transaction.due
-                if due is not None and due <= now():
-                    self._look_around()
-                    self.handle(Tick())
-
-    def _look_around(self) -> None:
-        """Note who may know what became of the step."""
-        others = [host for host in self.outbox.hosts if host != self.driver]
-        self._hosts = {f"host {number}": host for number, host in enumerate(others)}
-        if isinstance(self.transaction, Participant):
-            self.transaction.others = tuple(self._hosts)
-
-    async def _ask(self, peer: str) -> None:
-        host = self.driver if peer == DRIVER else self._hosts[peer]
-        event: TransactionEvent = Unanswered(peer)
-        try:
-            event = OutcomeReply(peer, Outcome(await host.call("outcome", self.step, timeout=self._pause)))
-        except (DistributedError, MemoryError, ValueError):
-            pass
-        execution = self.handle(event)
-        if execution is not None:
-            await execution.after_commit()

@@ -2,7 +2,7 @@
 
 Note [Until it is acknowledged]
     A host that has prepared a step takes no other before it knows what became of this one. So a decision that a host has not acknowledged is kept,
-    and told again before the pipeline begins anything else. That a commit is not acknowledged means doubt: whether the host has written its
+    and told again before anything else is begun. That a commit is not acknowledged means doubt: whether the host has written its
     gradients is not known. It may have, or do so when it is told or finds out by itself (see Note [In doubt] in `session`); or it has lost them,
     and then it never acknowledges.
 """
@@ -28,7 +28,7 @@ class Told(Protocol):
 
     @property
     def name(self) -> str:
-        """Its own among those of the pipeline."""
+        """Its own among those that take part."""
 
 
 class PendingDecisions:
@@ -36,10 +36,12 @@ class PendingDecisions:
 
     Args:
         timeout: seconds for telling one; None: the worker's default.
+        settling: the advice to whoever has to wait until a commit is confirmed.
     """
 
-    def __init__(self, timeout: float | None) -> None:
+    def __init__(self, timeout: float | None, settling: str) -> None:
         self._timeout = timeout
+        self._settling = settling
         #: by step, in order: a host that is in doubt listens to nothing about later steps
         self._steps: dict[int, tuple[Coordinator, Mapping[str, Told]]] = {}
 
@@ -87,8 +89,14 @@ class PendingDecisions:
                         found[host] = self._tell(host, step)
         return found
 
+    async def attempt(self, step: int | None) -> dict[Told, BaseException]:
+        """The same, all side by side; returns what failed, by host."""
+        telling = self.telling(step)
+        outcomes = await asyncio.gather(*telling.values(), return_exceptions=True)
+        return {host: outcome for host, outcome in zip(telling, outcomes, strict=True) if isinstance(outcome, BaseException)}
+
     async def tell(self, step: int | None, what: str) -> dict[Told, BaseException]:
-        """The same, all side by side; returns what failed, where no commit is left unacknowledged.
+        """The same, where no commit is left unacknowledged.
 
         Args:
             what: was committed; for the error.
@@ -96,15 +104,12 @@ class PendingDecisions:
         Raises:
             CommitUnknown: a commit is not acknowledged.
         """
-        telling = self.telling(step)
-        outcomes = await asyncio.gather(*telling.values(), return_exceptions=True)
-        failed = {host: outcome for host, outcome in zip(telling, outcomes, strict=True) if isinstance(outcome, BaseException)}
+        failed = await self.attempt(step)
         unknown = self.unconfirmed()
         if unknown:
             first = next((error for host, error in failed.items() if host.owner in unknown), None)
             raise CommitUnknown(
-                f"{what} was committed, but not confirmed by {', '.join(unknown)} ({first}): it is in doubt there. Call the pipeline's settle() once "
-                "they can be reached; where it says the same again, restore all workers from one checkpoint and make a new Pipeline",
+                f"{what} was committed, but not confirmed by {', '.join(unknown)} ({first}): it is in doubt there. {self._settling}",
                 workers=unknown,
             ) from first
         return failed
