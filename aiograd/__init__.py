@@ -511,6 +511,7 @@ def _equip_workers() -> None:
     _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.RAdam)
     _here.distributed.register_face(lambda core: _here.dashboard.DashboardFace(core))
     _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
+    _here.distributed.register_adapter(_assembly.REPLICA_HOST_ADAPTER, lambda: _here.distributed.data_parallel.ReplicaHost)
 
 
 def _let_programs_be_drawn() -> None:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 #: name of the adapter by which workers make hosts of the stages of a pipeline
 STAGE_HOST_ADAPTER = "pipeline.host"
+#: name of the adapter by which workers make hosts of data-parallel replicas
+REPLICA_HOST_ADAPTER = "data_parallel.replica"
 
 _errands: dict[str, Callable[[], None]] = {}
 

@@ -31,6 +31,7 @@ Objects that live on other workers: `Worker.remote`, `RemoteRef`, `RemoteModule`
 `objects`             references, modules, optimizers and adapters, and the transfer of states
 `rpc`                 requests and answers between workers by name: sessions, frames, handshake, HTTP
 `collectives`         operations that all workers of a group carry out together
+`data_parallel`       replicas of a module that train on shards of a batch
 `cluster`             processes of this machine, workers that join, Ray
 `moe`                 mixtures of experts
 ====================  ==========================================================================================================
@@ -69,23 +70,26 @@ from aiograd.distributed.worker import Worker as Worker
 from aiograd.lazy import on_first_use as _on_first_use
 
 if TYPE_CHECKING:
+    from aiograd.distributed import data_parallel as data_parallel
     from aiograd.distributed import moe as moe
     from aiograd.distributed.cluster import Cluster as Cluster
     from aiograd.distributed.cluster import JoinCluster as JoinCluster
     from aiograd.distributed.cluster import LocalCluster as LocalCluster
     from aiograd.distributed.cluster import RayCluster as RayCluster
     from aiograd.distributed.cluster import make_cluster as make_cluster
+    from aiograd.distributed.data_parallel import DataParallel as DataParallel
 else:  # a worker needs none of these, and is the sooner there
     __getattr__, __dir__ = _on_first_use(
         __name__,
         {
             "Cluster": "aiograd.distributed.cluster.protocol",
+            "DataParallel": "aiograd.distributed.data_parallel",
             "JoinCluster": "aiograd.distributed.cluster.join",
             "LocalCluster": "aiograd.distributed.cluster.local",
             "RayCluster": "aiograd.distributed.cluster.ray_cluster",
             "make_cluster": "aiograd.distributed.cluster.factory",
         },
-        modules=("cluster", "moe"),
+        modules=("cluster", "data_parallel", "moe"),
     )
 
 assembly.imported("distributed")

@@ -47,6 +47,8 @@ class StepHost(Generic[S]):
         self._worker = worker
         self._session: S | None = None
         self._committed: History[int] = History(REMEMBERED)
+        #: steps up to this one are forgotten
+        self._forgotten = 0
         #: names of the workers that have not confirmed a commit, as the process that decides tells its own host
         self.unconfirmed: Callable[[], Sequence[str]] = tuple
 
@@ -70,6 +72,8 @@ class StepHost(Generic[S]):
         """The `Outcome` of a step here, or how far it is. See Note [In doubt] in `session`."""
         if step in self._committed:
             return Outcome.COMMITTED.value
+        if step <= self._forgotten:
+            return Outcome.UNKNOWN.value
         session = self._session
         if session is None or session.step < step:
             if self._worker is None:
@@ -133,6 +137,8 @@ class StepHost(Generic[S]):
             CommitUnknown: an earlier step is in doubt here.
         """
         session = self._session
+        if step <= self._forgotten:
+            return None
         if session is not None and session.step >= step:
             return session if session.step == step and session.state not in (TransactionState.ABORTED, TransactionState.IN_DOUBT) else None
         if session is not None:
@@ -142,6 +148,13 @@ class StepHost(Generic[S]):
             session.give_up()
         self._session = session = self._make_session(step)
         return session
+
+    def _forget_step(self) -> None:
+        """Let go of the last step, whatever was decided about it: what became of it does not matter here any more."""
+        session, self._session = self._session, None
+        if session is not None:
+            self._forgotten = session.step
+            session.give_up()
 
     def _commit(self, session: S) -> PreparedStep | None:
         """This process, which decides, is prepared as well: commit a step here, unless what others have promised is over by now."""

@@ -1,8 +1,20 @@
-"""Data parallelism: replicas of one module on several workers, whose gradients are combined while backward runs.
+"""Data parallelism: replicas of one module on several workers, which train on a shard of each batch and stay equal to the bit.
 
 =============================  ====================================================================================================
+`controller`                   replicas that one process drives (`DataParallel`)
+`coordinator`                  all replicas as that process sees them: a step, its commit, who joins and who is lost
+`replica_host`                 one replica on its worker, as that process asks it
+`replica`                      the module, the optimizer and what else makes up the state of a replica
+`replica_step`                 one step of it, up to the commit
+`staged_optimizer`             an optimizer step whose result waits until it is written or dropped
+`replica_state`                states of replicas as arrays and an outline, on their way to others; pure
+`distributed_data_parallel`    the same program on every worker (`DistributedDataParallel`)
 `buckets`                      parameters in buckets that are reduced together; pure
 `reducer`                      gradients of a pass on their way through a group of workers
-`distributed_data_parallel`    the same program on every worker (`DistributedDataParallel`)
 =============================  ====================================================================================================
 """
+
+from __future__ import annotations
+
+from aiograd.distributed.data_parallel.controller import DataParallel as DataParallel
+from aiograd.distributed.data_parallel.replica_host import ReplicaHost as ReplicaHost

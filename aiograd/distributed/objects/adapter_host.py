@@ -34,6 +34,11 @@ class AdapterHost:
         return self._core.name
 
     @property
+    def worker(self) -> Any:
+        """The worker itself, a `Worker`, for adapters that join groups."""
+        return self._core.worker
+
+    @property
     def lease(self) -> float:
         """Seconds for which the worker keeps something for a peer that it does not hear from."""
         return self._core.limits.lease_seconds

@@ -1,0 +1,369 @@
+"""DataParallel: replicas of one module on several workers, driven by one process."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+import numpy as np
+
+from aiograd import tracing
+from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
+from aiograd.distributed.objects.chunks import flatten, join, unflatten
+from aiograd.distributed.objects.module import RemoteModule
+from aiograd.distributed.objects.state_transfer import fetch, store
+from aiograd.distributed.rpc.keyring import check_name
+from aiograd.distributed.worker import Worker
+from aiograd.engine.run import check_can_run
+from aiograd.engine.run.failures import clear_frames
+from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError
+from aiograd.modes import current_mode, no_grad
+from aiograd.random import default_generator
+from aiograd.tensors.core import TensorCore
+from aiograd.tensors.tensor import asarray
+
+#: seeds are two numbers below this
+_WORD = 2**63
+
+
+class DataParallel:
+    """Replicas of one module on several workers, which train on a shard of each batch and stay equal to the bit. Made by `create`.
+
+    ::
+
+        async with await dist.DataParallel.create(driver, names, Net, optimizer=ag.optim.AdamW, optimizer_options={"lr": 1e-3}) as replicas:
+            for x, target in batches:
+                shards = list(zip(np.array_split(x, len(names)), np.array_split(target, len(names))))
+                losses = await replicas.step(shards)
+            state = await replicas.state_dict()
+
+    A step computes the loss of each shard on its replica, adds up the gradients between the workers, in the order of the replicas, and lets the
+    optimizer of each replica take the same step. All replicas have taken it, or none. The result has the bits of one process that adds up the
+    gradients of the shards in that order.
+
+    A worker that is lost makes the step fail on all replicas; then `remove` it, or wait until it runs again and `add` it, and take the step again.
+    The state of a new replica comes from one that is there.
+    """
+
+    def __init__(self, coordinator: ReplicaCoordinator, seed: Sequence[int]) -> None:
+        self._coordinator = coordinator
+        self._seed = tuple(seed)
+        self._turn = asyncio.Lock()
+        self._is_closed = False
+
+    @classmethod
+    async def create(
+        cls,
+        driver: Worker,
+        names: Sequence[str],
+        module: type[Any] | str,
+        /,
+        *args: Any,
+        optimizer: Any,
+        optimizer_options: Mapping[str, Any] | None = None,
+        method: str = "loss",
+        clip_norm: float | None = None,
+        accumulate: int = 1,
+        timeout: float | None = None,
+    ) -> Self:
+        """Make replicas on workers; all begin with the state of the first.
+
+        Cancelled or failed, no replica is left on workers that can be reached.
+
+        Args:
+            driver: this process's worker, which knows the others; these know each other.
+            names: of the workers; their order is that in which gradients are added up.
+            module: the class, or its name: a module that the workers' service exposes with ``@service.reference``.
+            *args: of the class.
+            optimizer: class of the optimizer: one of ``ag.optim``, or one that the workers' services expose and that is derived from
+                ``ag.optim.Optimizer``.
+            optimizer_options: of the optimizer, such as ``{"lr": 1e-3}``.
+            method: name of the method that computes the loss, ``module.loss(*shard)``: a 0-d Tensor, the mean over the rows of the shard.
+                ``def`` runs on the executor, ``async def`` on the loop.
+            clip_norm: gradients are scaled so that their norm, over all parameters, is at most this; None: they are not.
+            accumulate: number of steps whose gradients, each divided by this number, are added up before the optimizer takes a step.
+            timeout: seconds for each request to a worker; None: the driver's default.
+
+        Returns:
+            The replicas; leave them with ``async with`` or `aclose`.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the arguments cannot be used, or the models on the workers are not alike. WorkerLostError,
+            UnknownPeerError: a worker cannot be reached. RemoteError: a model or an optimizer could not be made.
+        """
+        if not isinstance(driver, Worker):
+            raise ArgumentTypeError(f"DataParallel: expected this process's dist.Worker, found {type(driver).__name__}")
+        given = _checked_names(names)
+        optimizer_name = getattr(optimizer, "__name__", optimizer)
+        if not isinstance(optimizer_name, str):
+            raise ArgumentTypeError(f"DataParallel: expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
+        if not isinstance(method, str) or not method or method.startswith("_"):
+            raise ArgumentError(f"DataParallel(method={method!r}): expected the name of a public method of the module")
+        options = {"method": method, "clip_norm": _checked_norm(clip_norm), "accumulate": _checked_count(accumulate)}
+        coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
+        seed = default_generator().fork().integers(0, _WORD - 1, 2).tolist()
+        try:
+            coordinator.remotes = await coordinator.make(given)
+            await coordinator.check_equal(coordinator.remotes)
+            if len(given) > 1:
+                await coordinator.synchronise(coordinator.remotes)
+            await coordinator.get_ready()
+        except BaseException:
+            await coordinator.aclose()
+            raise
+        return cls(coordinator, seed)
+
+    def __repr__(self) -> str:
+        return f"<DataParallel: replicas on {', '.join(self.names)}>"
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()
+
+    async def aclose(self) -> None:
+        """Let the workers forget the replicas. Waits for a step that is under way. Idempotent; cancelled, some may keep theirs."""
+        async with self._turn:
+            self._is_closed = True
+            await self._coordinator.aclose()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the workers, in the order in which gradients are added up."""
+        return tuple(each.owner for each in self._coordinator.remotes)
+
+    # ---------------------------------------------------------------- training
+
+    async def step(self, shards: Sequence[Any]) -> list[Any]:
+        """Forward, backward and a step of the optimizer, for one batch.
+
+        Either all replicas have taken the step, or it raises and none has: parameters, optimizer and buffers are as they were. Buffers, such as
+        running statistics, are those of the first replica afterwards, on all. No ``grad`` is touched. Random numbers, such as those of dropout, are
+        drawn by replica and step, the same when a step is taken again. Steps run one after the other. Cancelling withdraws the step, unless it
+        is decided already: then it is carried out, and the error that is raised has ``committed`` True.
+
+        Args:
+            shards: for each replica, in the order of `names`, a tuple of arrays: the arguments of the loss. A shard weighs by the rows
+                of its first array, so the gradient is that of the mean over all rows. One without rows takes no part.
+
+        Returns:
+            The loss of each replica, the mean over the rows of its shard: 0-d Tensors, NaN where there are none.
+
+        Raises:
+            WorkerLostError: the replica on `worker` is lost; nothing has changed on the others: `remove` it, or `add` it anew. RemoteError: the loss
+            failed on a replica. DeadlineError: it took too long. CommitUnknown: the step was decided, and no replica could be reached to confirm
+            it (``committed`` is True). ArgumentError, ArgumentTypeError: no such shards. ModeError: grad mode is off.
+        """
+        check_can_run("DataParallel.step()")
+        if not current_mode().grad:
+            raise ModeError("DataParallel.step() computes gradients, but grad mode is off; call eval() for the forward alone")
+        try:
+            async with self._turn:
+                coordinator = self._open()
+                given = self._checked_shards("step", shards)
+                rows = [_rows_of(index, shard) for index, shard in enumerate(given)]
+                if not sum(rows):
+                    raise ArgumentError("DataParallel.step: no shard has any rows")
+                weights = [count / sum(rows) / self._coordinator.accumulate for count in rows]
+                with tracing.span("data-parallel step", attributes={"aiograd.replicas": len(given)}):
+                    return await coordinator.step(given, weights, self._seed)
+        except BaseException as error:
+            clear_frames(error, "aiograd.distributed.data_parallel.")
+            raise
+
+    async def eval(self, shards: Sequence[Any]) -> list[Any]:
+        """Forward of a batch in evaluation mode, without gradients: ``module(*shard)`` on each replica. Cancelling stops it on all.
+
+        Args:
+            shards: as of `step`, with the arguments of the module's ``forward``.
+
+        Returns:
+            The output of each replica.
+
+        Raises:
+            As `step`.
+        """
+        check_can_run("DataParallel.eval()")
+        with no_grad():
+            async with self._turn:
+                coordinator = self._open()
+                given = self._checked_shards("eval", shards)
+                return await coordinator.evaluate(given)
+
+    # ---------------------------------------------------------------- states
+
+    async def state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """A copy, in this process, of the parameters and buffers of a replica by name. It needs one replica that can be reached.
+
+        Cancelling changes nothing.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            Tensors by name.
+        """
+        async with self._turn:
+            replica = await self._open().source()
+            return await RemoteModule(self._coordinator.driver, replica.owner, replica.module).state_dict(timeout=timeout)
+
+    async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Put all replicas into a state that was read before.
+
+        Cancelled or failed, either no replica has it, or all have before the next step.
+
+        Args:
+            state: Tensors or arrays by name.
+            timeout: seconds for sending it.
+
+        Raises:
+            RemoteError: names or shapes do not fit; nothing has changed. WorkerLostError: a replica is lost.
+        """
+        async with self._turn:
+            coordinator = self._open()
+            first = await coordinator.begin_load()
+            await RemoteModule(coordinator.driver, first.owner, first.module).load_state_dict(state, timeout=timeout)
+            await coordinator.end_load()
+
+    async def optimizer_state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
+        """A copy, in this process, of the state of a replica's optimizer, as its ``state_dict`` gives it.
+
+        Cancelling changes nothing.
+
+        Args:
+            timeout: seconds.
+
+        Returns:
+            A dict for `load_optimizer_state_dict`, or for ``load_state_dict`` of an optimizer of this process.
+        """
+        async with self._turn:
+            replica = await self._open().source()
+            function = "aiograd.optimizer.state_dict"
+            head, chunks = await fetch(self._coordinator.driver, replica.optimizer, function, timeout)
+            return {"state": dict(unflatten(join(chunks))), "param_groups": head["groups"]}
+
+    async def load_optimizer_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
+        """Put the optimizers of all replicas into a state that was read before.
+
+        Cancelled or failed, either no replica has it, or all have before the next step.
+
+        Args:
+            state: as from `optimizer_state_dict`.
+            timeout: seconds for sending it.
+
+        Raises:
+            ArgumentError: it is no such state. RemoteError: it does not fit; nothing has changed. WorkerLostError: a replica is lost.
+        """
+        if not isinstance(state, Mapping) or not isinstance(state.get("state"), Mapping) or "param_groups" not in state:
+            raise ArgumentError("load_optimizer_state_dict: expected a dict with 'state' and 'param_groups', as optimizer_state_dict() returns it")
+        async with self._turn:
+            coordinator = self._open()
+            first = await coordinator.begin_load()
+            head = {"taken": 0, "groups": [dict(group) for group in state["param_groups"]]}
+            values = {int(number): {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
+            function = "aiograd.optimizer.load_state_dict"
+            await store(coordinator.driver, first.optimizer, function, flatten(values.items()), timeout, head)
+            await coordinator.end_load()
+
+    # ---------------------------------------------------------------- who takes part
+
+    async def remove(self, name: str) -> None:
+        """Go on without the replica on a worker, which may be lost. The others keep their order, and nobody else does anything.
+
+        Cancelled, the replica is removed all the same, but its worker may not know.
+
+        Args:
+            name: of the worker.
+
+        Raises:
+            ArgumentError: there is no such replica, or no other.
+        """
+        async with self._turn:
+            coordinator = self._open()
+            replica = coordinator.find(name)
+            if replica is None:
+                raise ArgumentError(f"DataParallel.remove({name!r}): there is no replica of this name; there are {', '.join(self.names)}")
+            if len(coordinator.remotes) == 1:
+                raise ArgumentError(f"DataParallel.remove({name!r}): it is the last replica; call aclose() to end")
+            await coordinator.leave(replica)
+
+    async def add(self, name: str) -> None:
+        """Take in another replica, with the state of one that is there. Its rank is the last.
+
+        Where there was one on this worker, and it is lost, the new one takes its place and its rank; if it is not lost, nothing happens.
+        Cancelled or failed, the replicas are those of before.
+
+        Args:
+            name: of the worker, which the driver and the other workers know.
+
+        Raises:
+            ArgumentError: the model there is not like the others. WorkerLostError: the worker cannot be reached. DistributedError: no replica is left
+            that has the state.
+        """
+        check_name("DataParallel.add", name)
+        async with self._turn:
+            await self._open().enter(name)
+
+    # ---------------------------------------------------------------- checks
+
+    def _open(self) -> ReplicaCoordinator:
+        if self._is_closed:
+            raise EngineClosedError("these DataParallel replicas have been closed; make new ones")
+        return self._coordinator
+
+    def _checked_shards(self, what: str, shards: Any) -> list[list[Any]]:
+        if not isinstance(shards, Sequence) or isinstance(shards, str):
+            raise ArgumentTypeError(f"DataParallel.{what}: expected a list with a tuple of arrays for each replica, found {type(shards).__name__}")
+        if len(shards) != len(self.names):
+            raise ArgumentError(
+                f"DataParallel.{what}: got {len(shards)} shards for {len(self.names)} replicas ({', '.join(self.names)}); expected one for each"
+            )
+        return [[_sendable(value) for value in (shard if isinstance(shard, (tuple, list)) else (shard,))] for shard in shards]
+
+
+def _sendable(value: Any) -> Any:
+    """A value as it can be sent: arrays as Tensors."""
+    if isinstance(value, (np.ndarray, np.generic)):
+        return asarray(value)
+    if isinstance(value, TensorCore) and value.requires_grad:
+        raise ArgumentError(f"an argument of shape {list(value.shape)} requires grad, and the replicas are on other workers: detach() it")
+    return value
+
+
+def _rows_of(index: int, shard: Sequence[Any]) -> int:
+    first = shard[0] if shard else None
+    if not isinstance(first, TensorCore) or not first.ndim:
+        found = "nothing" if not shard else "a 0-d Tensor" if isinstance(first, TensorCore) else f"a {type(first).__name__}"
+        raise ArgumentError(f"DataParallel.step: shard {index} begins with {found}; expected an array with rows along its first axis")
+    return int(first.shape[0])
+
+
+def _checked_names(names: Any) -> list[str]:
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ArgumentTypeError(f"DataParallel: expected a list of names of workers, found {type(names).__name__}")
+    for name in names:
+        check_name("DataParallel", name)
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ArgumentError(f"DataParallel: {', '.join(doubled)} stands twice among the names; a worker has one replica")
+    if not names:
+        raise ArgumentError("DataParallel: expected the name of at least one worker, found none")
+    return list(names)
+
+
+def _checked_norm(clip_norm: Any) -> float | None:
+    if clip_norm is None:
+        return None
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)) or not 0 < clip_norm < math.inf:
+        raise ArgumentError(f"DataParallel(clip_norm={clip_norm!r}): expected a number above 0, or None")
+    return float(clip_norm)
+
+
+def _checked_count(accumulate: Any) -> int:
+    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
+        raise ArgumentError(f"DataParallel(accumulate={accumulate!r}): expected a number of steps of at least 1")
+    return accumulate

@@ -1,0 +1,386 @@
+"""ReplicaCoordinator: all replicas as the process that drives them sees them: their steps, who joins and who is lost.
+
+Note [Equal replicas]
+    Replicas begin with one state and change it by the same commits, so whoever has the highest version has the state of all. When everything goes
+    well nobody asks. After a failure, a loss or a change of the membership, before anything else: hosts are told what was decided and not confirmed,
+    all are asked for their versions, those that are behind get the state of one that is not, and all join a new group. So it does not matter how
+    the failure came about.
+
+Note [Lost after the decision]
+    A step that is decided was taken, as soon as one replica confirms it: a replica that was lost before it could confirm settles it when it is
+    reached again, or it is removed, or made anew with the state of another. Where nobody confirms because all were out of reach it is not known
+    (`CommitUnknown`). Where all of them had given the step up before they heard of the decision, nobody has taken it, and it may be tried again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiograd.assembly import REPLICA_HOST_ADAPTER
+from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost, ReplicaSession
+from aiograd.distributed.data_parallel.replica_state import difference
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.distributed.worker import Worker
+from aiograd.engine.run.failures import mark_committed
+from aiograd.engine.run.together import together
+from aiograd.errors import ArgumentError, CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
+from aiograd.steps.coordinator import StepCoordinator
+from aiograd.transaction import Prepared
+
+#: the advice to whoever has to wait until a commit is confirmed
+SETTLING = "The next call settles it, once they can be reached"
+
+
+class RemoteReplica:
+    """A replica on a worker.
+
+    Args:
+        owner: name of the worker.
+        module, optimizer, ref: the module, its optimizer and its host there.
+    """
+
+    def __init__(self, owner: str, module: RemoteRef, optimizer: RemoteRef, ref: RemoteRef) -> None:
+        self.owner = owner
+        self.module = module
+        self.optimizer = optimizer
+        self.ref: Any = ref
+
+    @property
+    def name(self) -> str:
+        """Its name in messages."""
+        return f"the replica on {self.owner}"
+
+
+class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
+    """All replicas.
+
+    Args:
+        driver: this process's worker.
+        module_class, args: of the module.
+        optimizer, optimizer_options: of the optimizer, the class by its name.
+        options: for `ReplicaHost`.
+        timeout: seconds for each request; None: the driver's default.
+    """
+
+    def __init__(
+        self,
+        driver: Worker,
+        module_class: Any,
+        args: Sequence[Any],
+        optimizer: str,
+        optimizer_options: Mapping[str, Any],
+        options: Mapping[str, Any],
+        timeout: float | None,
+    ) -> None:
+        super().__init__(ReplicaHost([], {}), timeout, SETTLING)
+        self.driver = driver
+        self._module_class = module_class
+        self._args = args
+        self._optimizer = optimizer
+        self._optimizer_options = dict(optimizer_options)
+        self._options = dict(options)
+        #: steps until the optimizer takes one
+        self.accumulate = int(options["accumulate"])
+        self._group = f"data-parallel-{driver._core.entropy(8).hex()}"
+        self._gatherings = 0
+        self._steps = 0
+        #: versions of the state: that of all replicas, as far as is known; and how often a state was loaded
+        self.version = (0, 0)
+        #: nothing has happened since all have joined
+        self._is_ready = False
+
+    # ---------------------------------------------------------------- replicas
+
+    def find(self, name: str) -> RemoteReplica | None:
+        """The replica on a worker."""
+        return next((each for each in self.remotes if each.owner == name), None)
+
+    async def ask(self, replica: RemoteReplica, method: str, *args: Any) -> Any:
+        """Ask the host of a replica for something.
+
+        Raises:
+            WorkerLostError: its worker is lost, or was restarted.
+        """
+        try:
+            return await replica.ref.call(method, *args, timeout=self._timeout)
+        except ReferenceLostError as error:
+            raise _restarted(replica, error) from error
+
+    async def make(self, names: Sequence[str]) -> list[RemoteReplica]:
+        """Make replicas on workers. Cancelled or failed, none is left."""
+        made: list[RemoteReplica] = []
+        try:
+            await together([self._make(name, made) for name in names])
+        except BaseException:
+            await self.drop(made)
+            raise
+        return sorted(made, key=lambda each: names.index(each.owner))
+
+    async def _make(self, name: str, made: list[RemoteReplica]) -> None:
+        refs: list[RemoteRef] = []
+        driver, timeout = self.driver, self._timeout
+        try:
+            refs.append(await driver.remote(name, self._module_class, *self._args, timeout=timeout))
+            create = "aiograd.optimizer.create"
+            refs.append(await driver.call(name, create, self._optimizer, refs[:1], self._optimizer_options, timeout=timeout))
+            options = {**self._options, "optimizer": refs[1]}
+            refs.append(await refs[0].adapt(REPLICA_HOST_ADAPTER, [], options, timeout=timeout))
+        except BaseException:
+            await self._quietly(ref.delete() for ref in refs)
+            raise
+        made.append(RemoteReplica(name, *refs))
+
+    async def drop(self, replicas: Sequence[RemoteReplica]) -> None:
+        """Let workers forget replicas, as far as they can be reached."""
+        await self._quietly(ref.delete() for each in replicas for ref in (each.ref, each.optimizer, each.module) if ref is not None)
+
+    async def check_equal(self, replicas: Sequence[RemoteReplica]) -> None:
+        """Raise unless the models of all are like that of the first.
+
+        Raises:
+            ArgumentError: they are not; says how.
+        """
+        first, *others = await together([self.ask(each, "outline") for each in replicas])
+        for replica, found in zip(replicas[1:], others, strict=True):
+            what = difference(first, found)
+            if what is not None:
+                raise ArgumentError(
+                    f"replicas of {_name_of(self._module_class)} differ: of the parameters and buffers on {replica.owner}, {what} as on "
+                    f"{replicas[0].owner}. Every worker has to make the same model from the same arguments"
+                )
+
+    async def aclose(self) -> None:
+        """Let every worker forget its replica. Those that cannot be reached are left alone."""
+        refs = [ref for each in self.remotes for ref in (each.optimizer, each.module)]
+        await super().aclose()
+        await self._quietly(ref.delete() for ref in refs)
+
+    async def leave(self, replica: RemoteReplica) -> None:
+        """Go on without a replica."""
+        self.remotes.remove(replica)
+        self.pending.forget(replica)
+        self._is_ready = False
+        await self.drop([replica])
+
+    async def enter(self, name: str) -> None:
+        """Take in a new replica, in place of a lost one of the same worker if there is one."""
+        before = self.find(name)
+        if before is not None and await self._is_there(before):
+            return
+        source = await self.source(before)
+        (made,) = await self.make([name])
+        try:
+            await self.check_equal([source, made])
+            await self.synchronise([source, made])
+        except BaseException:
+            await self.drop([made])
+            raise
+        self._is_ready = False
+        if before is None:
+            self.remotes.append(made)
+        else:
+            self.remotes[self.remotes.index(before)] = made
+            self.pending.forget(before)
+
+    async def _is_there(self, replica: RemoteReplica) -> bool:
+        try:
+            await self._version(replica)
+        except WorkerLostError:
+            return False
+        return True
+
+    # ---------------------------------------------------------------- states
+
+    async def synchronise(self, replicas: Sequence[RemoteReplica]) -> None:
+        """Give the state of the first of some replicas to the others."""
+        self._gatherings += 1
+        names, group = [each.owner for each in replicas], f"{self._group}-{self._gatherings}"
+        await together([self.ask(each, "synchronise", names, group) for each in replicas])
+
+    async def get_ready(self) -> None:
+        """See that all replicas are there, have the same state and are in one group. See Note [Equal replicas].
+
+        Raises:
+            WorkerLostError: a replica is lost. DistributedError: those that have the state of the last step are lost.
+        """
+        if self._is_ready:
+            return
+        if self._local_ref is None:
+            self._local_ref = self.driver.refer(self.local)
+        for host, error in (await self._tell_all(None)).items():
+            raise self._explained(host, error)
+        versions = dict(zip(self.remotes, await together([self._version(each) for each in self.remotes]), strict=True))
+        source = self._newest(versions)
+        for each, version in versions.items():
+            if version != self.version:
+                await self.synchronise([source, each])
+        names, refs = [each.owner for each in self.remotes], [each.ref for each in self.remotes]
+        others = [[ref for ref in refs if ref is not each.ref] for each in self.remotes]
+        asked = zip(self.remotes, others, strict=True)
+        await together([self.ask(each, "join", names, self._group, list(self.version), self._local_ref, rest) for each, rest in asked])
+        self._is_ready = True
+
+    async def source(self, excluded: RemoteReplica | None = None) -> RemoteReplica:
+        """A replica that has the state of all and can be reached.
+
+        Raises:
+            DistributedError: there is none.
+        """
+        await self._tell_all(None)
+        candidates = [each for each in self.remotes if each is not excluded]
+        found = await asyncio.gather(*map(self._version, candidates), return_exceptions=True)
+        versions: dict[RemoteReplica, tuple[int, int]] = {}
+        for each, version in zip(candidates, found, strict=True):
+            if isinstance(version, tuple):
+                versions[each] = version
+            elif not isinstance(version, DistributedError):
+                raise version
+        return self._newest(versions)
+
+    async def _version(self, replica: RemoteReplica) -> tuple[int, int]:
+        match await self.ask(replica, "version"):
+            case [int(loads), int(taken)]:
+                return loads, taken
+        raise ProtocolError(f"worker {replica.owner} gave a malformed answer about a data-parallel replica", code="replica")
+
+    def _newest(self, versions: Mapping[RemoteReplica, tuple[int, int]]) -> RemoteReplica:
+        """The first replica with the highest version."""
+        newest = max(versions.values(), default=(-1, -1))
+        if newest < self.version:
+            raise DistributedError(
+                f"no replica that can be reached has the state after step {self.version[1]}: those that had it are lost. Make new replicas, and load "
+                "a checkpoint"
+            )
+        self.version = newest
+        return next(each for each, version in versions.items() if version == newest)
+
+    async def begin_load(self) -> RemoteReplica:
+        """The replica that is to get a state from outside, which is then that of all; see `end_load`."""
+        await self.get_ready()
+        first = self.remotes[0]
+        self._is_ready = False
+        await self.ask(first, "begin_load", self.version[0] + 1)
+        return first
+
+    async def end_load(self) -> None:
+        """Give the state of the first replica to the others."""
+        await self.get_ready()
+
+    # ---------------------------------------------------------------- steps
+
+    async def step(self, shards: Sequence[list[Any]], weights: Sequence[float], seed: Sequence[int]) -> list[Any]:
+        """Take a step on all replicas, or on none.
+
+        Returns:
+            The loss of each.
+
+        Raises:
+            As `DataParallel.step`.
+        """
+        await self.get_ready()
+        self._steps += 1
+        session = self.open(self._steps)
+        try:
+            work = [
+                self._run(replica, session, shard, weight, [*seed, self.version[1], rank])
+                for rank, (replica, shard, weight) in enumerate(zip(self.remotes, shards, weights, strict=True))
+            ]
+            losses = await together(work)
+            while asked := self._to_ask(session):
+                await self._collect(session, asked)
+        except BaseException as error:
+            self._is_ready = False
+            await self.abort(session)
+            if isinstance(error, WorkerLostError):
+                raise self._explained(None, error) from error
+            raise
+        await self.commit(session)
+        return losses
+
+    async def evaluate(self, shards: Sequence[list[Any]]) -> list[Any]:
+        """The output of each replica for its shard."""
+        await self.get_ready()
+        try:
+            return await together([self.ask(each, "evaluate", shard) for each, shard in zip(self.remotes, shards, strict=True)])
+        except WorkerLostError as error:
+            self._is_ready = False
+            raise self._explained(None, error) from error
+
+    async def _run(self, replica: RemoteReplica, session: ReplicaSession, shard: list[Any], weight: float, seed: list[int]) -> Any:
+        now = asyncio.get_running_loop().time
+        began = now()
+        match await self.ask(replica, "run", session.step, shard, weight, seed):
+            case {"loss": loss, "kept": float(kept)}:
+                session.handle(Prepared(began + kept, replica.name))
+                self._promised, self._took = kept, now() - began
+                return loss
+        raise ProtocolError(f"worker {replica.owner} gave a malformed answer to a step of {SUBJECT}", code="replica")
+
+    async def commit(self, session: ReplicaSession) -> None:
+        """Take a prepared step on every replica. Cancelling does not stop it once it has begun. See Note [Lost after the decision].
+
+        Raises:
+            CommitUnknown: no replica has confirmed. DistributedError: all replicas had given it up; nothing has changed.
+        """
+        self._is_ready = False
+        await self._decide(session)
+        remotes = list(self.remotes)
+        try:
+            failed = await self._to_its_end(self._tell_all(session.step))
+        except BaseException as error:
+            mark_committed(error)
+            raise
+        if len(failed) < len(remotes):
+            loads, taken = self.version
+            self.version = loads, taken + 1
+            self._is_ready = not failed
+            return
+        unknown = self.pending.unconfirmed()
+        first = next(iter(failed.values()))
+        if not unknown:
+            raise DistributedError(f"a step of {SUBJECT} was given up: all replicas had dropped it before it was committed ({first})") from first
+        doubt = CommitUnknown(
+            f"a step of {SUBJECT} was committed, but no replica has confirmed it ({first}): it is in doubt on {', '.join(unknown)}. {SETTLING}",
+            workers=unknown,
+        )
+        mark_committed(doubt)
+        raise doubt from first
+
+    async def _tell_all(self, step: int | None) -> dict[RemoteReplica, BaseException]:
+        """Tell replicas what was decided about a step, or about all; returns those that have not confirmed it, with the error."""
+        failed: dict[RemoteReplica, BaseException] = {}
+        for host, error in (await self.pending.attempt(step)).items():
+            replica = next((each for each in self.remotes if each is host), None)
+            if replica is None:
+                continue
+            if isinstance(error, ReferenceLostError) or type(error) is DistributedError:
+                self.pending.forget(replica)  # it has nothing of the step any more: its version says so
+                if step is None and not isinstance(error, ReferenceLostError):
+                    continue
+            failed[replica] = error
+        return failed
+
+    def _explained(self, replica: RemoteReplica | None, error: BaseException) -> BaseException:
+        """An error with the advice for a replica that is lost."""
+        if replica is not None and isinstance(error, ReferenceLostError):
+            error = _restarted(replica, error)
+        if not isinstance(error, WorkerLostError) or self.find(error.worker) is None:
+            return error
+        name = error.worker
+        return WorkerLostError(
+            f"a step of {SUBJECT} was given up, and nothing has changed on any: {error}. Go on without it (`await replicas.remove({name!r})`), or "
+            f"once the worker runs again with a new replica there (`await replicas.add({name!r})`), and take the step again",
+            worker=name,
+            stage=error.stage,
+            is_gone=error.is_gone,
+        )
+
+
+def _restarted(replica: RemoteReplica, error: ReferenceLostError) -> WorkerLostError:
+    return WorkerLostError(f"{replica.name} is gone, since the worker was restarted: {error}", worker=replica.owner, stage="replica", is_gone=True)
+
+
+def _name_of(module_class: Any) -> str:
+    return str(getattr(module_class, "__name__", module_class))

@@ -1,0 +1,198 @@
+"""Replica: a module with its optimizer on one worker, equal to the others after every step."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from aiograd.distributed.data_parallel.replica_state import ReceivedState
+from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
+from aiograd.engine.evaluate import suspends
+from aiograd.engine.run import current_engine
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.modes import no_grad
+from aiograd.offloading import ready
+from aiograd.tensors import inplace
+from aiograd.types import Array
+
+
+class HoldsOptimizer(Protocol):
+    """The holder of the optimizer, through which its state is read and loaded."""
+
+    optimizer: Any
+
+
+class Replica:
+    """A module with its optimizer.
+
+    Args:
+        module: the module.
+        holder: of the optimizer.
+        method: name of the method that computes the loss of a shard.
+        clip_norm: the largest norm of all gradients together; None: any.
+        accumulate: steps of which the gradients are summed before the optimizer takes a step.
+
+    Raises:
+        ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, or another kind of optimizer is needed.
+    """
+
+    def __init__(self, module: Any, holder: HoldsOptimizer, method: str, clip_norm: float | None, accumulate: int) -> None:
+        if not callable(getattr(module, method, None)):
+            raise ArgumentTypeError(f"{type(module).__name__} has no method {method!r}: it computes the loss of a shard, a 0-d Tensor")
+        self.module = module
+        self.method = method
+        self.clip_norm = clip_norm
+        self.accumulate = accumulate
+        self.parameters: list[Any] = [each for each in module.parameters() if each.requires_grad]
+        if not self.parameters:
+            raise ArgumentError(f"{type(module).__name__} has no parameters that require grad, so there is nothing to train")
+        self._holder = holder
+        self.optimizer = StagedOptimizer(holder.optimizer, self.parameters)
+        holder.optimizer = self.optimizer.current
+        #: the sum of gradients of steps since the optimizer's last, by parameter
+        self.running: list[Array | None] = [None] * len(self.parameters)
+        #: how often a state was loaded, and the number of steps taken
+        self.loads = self.taken = 0
+        #: the call that runs on the executor; done when one that was given up has ended
+        self._running: ThreadCall | None = None
+        self._lingering: asyncio.Future[None] | None = None
+
+    @property
+    def version(self) -> tuple[int, int]:
+        """Grows with every change of the state; of two replicas the one with the greater version is ahead."""
+        return self.loads, self.taken
+
+    def committed(self, running: list[Array | None] | None) -> None:
+        """A step is written. `running`: the new sum of gradients; None: the optimizer has taken its step."""
+        self.taken += 1
+        if running is None:
+            self._holder.optimizer = self.optimizer.current
+            running = [None] * len(self.parameters)
+        self.running = running
+
+    def load(self, state: ReceivedState) -> None:
+        """Take the state of another replica.
+
+        Raises:
+            ArgumentError: the state of its optimizer does not fit.
+        """
+        self.optimizer.current.load_state_dict(state.optimizer)
+        state.write()
+        self.running = state.running
+        self.loads, self.taken = state.version
+
+    async def call(self, method: Any, shard: Sequence[Any]) -> Any:
+        """Call a function of the module: on the loop if it makes a coroutine, else on the executor. `release` has to follow, however it ends.
+
+        Args:
+            method: the function.
+            shard: its arguments.
+
+        Returns:
+            The result.
+        """
+        while self._lingering is not None:
+            await asyncio.wait([self._lingering])
+        forward = getattr(self.module, "forward", None)
+        if inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(forward):
+            value = method(*shard)
+        else:
+            self._running = ThreadCall(functools.partial(method, *shard))
+            value = await current_engine().offload(self._running)
+        value = await value if suspends(value) else value
+        return await ready(value)
+
+    def release(self, undo: Callable[[], None]) -> None:
+        """Undo the changes that a call has made to the module.
+
+        A function that runs on after it was given up would change the module behind the back of those who come next. So `undo` waits for it, and so
+        does the next call.
+        """
+        running, self._running = self._running, None
+        if running is None or not running.withdraw():
+            undo()
+            return
+        self._lingering = running.ended
+        running.ended.add_done_callback(functools.partial(self._undo, undo))
+
+    def _undo(self, undo: Callable[[], None], ended: asyncio.Future[None]) -> None:
+        self._lingering = None
+        undo()
+
+    async def evaluate(self, shard: Sequence[Any]) -> Any:
+        """The output of the module for a shard, without gradients and in evaluation mode; the mode is then as it was. Cancelling stops waiting."""
+        modes = [(each, each.training) for each in self.module.modules()]
+
+        def undo() -> None:
+            for each, training in modes:
+                each.training = training
+
+        self.module.eval()
+        try:
+            with no_grad():
+                return await self.call(self.module, shard)
+        finally:
+            self.release(undo)
+
+
+class ThreadCall:
+    """A function on a thread of the executor, which may outlast whoever waits for it.
+
+    Args:
+        function: called without arguments.
+    """
+
+    def __init__(self, function: Callable[[], Any]) -> None:
+        self._function = function
+        self._loop = asyncio.get_running_loop()
+        self._lock = threading.Lock()
+        self._has_begun = self._is_withdrawn = False
+        #: done when the function has returned, or raised
+        self.ended: asyncio.Future[None] = self._loop.create_future()
+
+    def __call__(self) -> Any:
+        with self._lock:
+            if self._is_withdrawn:
+                return None
+            self._has_begun = True
+        try:
+            return self._function()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is closed
+                self._loop.call_soon_threadsafe(self._end)
+
+    def _end(self) -> None:
+        if not self.ended.done():
+            self.ended.set_result(None)
+
+    def withdraw(self) -> bool:
+        """Nobody waits for it any more; returns True if it runs all the same, until `ended`."""
+        with self._lock:
+            self._is_withdrawn = True
+            return self._has_begun and not self.ended.done()
+
+
+class BufferSnapshot:
+    """The buffers of a module as they are now.
+
+    Args:
+        module: the module.
+    """
+
+    def __init__(self, module: Any) -> None:
+        #: each with the module that has it and its name there
+        self._held = [
+            (each, name, tensor, tensor._data.copy()) for each in module.modules() for name, tensor in each.named_buffers(recurse=False)
+        ]
+
+    def restore(self) -> None:
+        """Put them back."""
+        for each, name, tensor, values in self._held:
+            if getattr(each, name) is not tensor:
+                setattr(each, name, tensor)
+            inplace.write(tensor, values)

@@ -1,0 +1,198 @@
+"""ReplicaHost: one replica on its worker, as the process that drives the replicas asks it; in that process, the host that decides about steps.
+
+Note [Order of a replica's life]
+    A host is made around a module and its optimizer. Before the first step, and again after every failure and every change of the membership, all
+    hosts join a group (`join`), and say with which version of the state they do; a host whose state is behind gets that of another before
+    (`synchronise`). Then there are steps: `run` computes and reduces gradients and leaves the host prepared, `commit` writes, `abort` drops.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from aiograd.distributed.collectives.group import Group
+from aiograd.distributed.collectives.group_server import join_group
+from aiograd.distributed.data_parallel.replica import Replica
+from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state, outline_of
+from aiograd.distributed.data_parallel.replica_step import ReplicaStep
+from aiograd.distributed.objects.adapter_host import AdapterHost
+from aiograd.distributed.objects.references import RemoteRef
+from aiograd.errors import ArgumentError, DistributedError
+from aiograd.steps.host import StepHost
+from aiograd.steps.session import StepSession, kept_for
+
+SUBJECT = "data-parallel replicas"
+
+
+class ReplicaSession(StepSession):
+    """One step of replicas, as one of them sees it.
+
+    Args:
+        step: its number.
+        host: the replica.
+    """
+
+    __slots__ = ("_host",)
+
+    def __init__(self, step: int, host: ReplicaHost) -> None:
+        self._host = host
+        super().__init__(step, SUBJECT, host._worker, host._ended)
+
+    def _others(self) -> Sequence[Any]:
+        return self._host.others
+
+
+class ReplicaHost(StepHost[ReplicaSession]):
+    """A replica on its worker. See Note [Order of a replica's life].
+
+    Args:
+        modules: the module.
+        options: as `DataParallel.create` sends them.
+        worker: the worker; None in the process that drives the replicas, which decides about steps and has none of its own.
+
+    Raises:
+        ArgumentError: malformed options.
+    """
+
+    subject = SUBJECT
+    failure = DistributedError
+    advice = "The next step or call of DataParallel settles it."
+    restoring = "Its state comes from another replica before the next step."
+
+    _worker: AdapterHost | None
+
+    def __init__(self, modules: list[Any], options: dict[str, Any], worker: AdapterHost | None = None) -> None:
+        super().__init__(worker)
+        self._replica: Replica | None = None if worker is None else _make(modules, options)
+        #: it and the others, once it has joined them
+        self._group: Group | None = None
+        self._driver: Any = None
+        #: the hosts of the other replicas
+        self.others: list[Any] = []
+
+    def _make_session(self, step: int) -> ReplicaSession:
+        return ReplicaSession(step, self)
+
+    @property
+    def _own(self) -> tuple[Replica, AdapterHost]:
+        if self._replica is None or self._worker is None:
+            raise DistributedError("this host decides about steps of replicas; it has no replica")
+        return self._replica, self._worker
+
+    # ---------------------------------------------------------------- what the process that drives the replicas asks
+
+    async def outline(self) -> list[list[Any]]:
+        """The model's parameters and buffers, see `outline_of`."""
+        return outline_of(self._own[0].module)
+
+    async def version(self) -> list[int]:
+        """See `Replica.version`."""
+        return list(self._own[0].version)
+
+    async def begin_load(self, loads: int) -> bool:
+        """The state is about to be replaced from outside, which makes it newer than that of the others.
+
+        Args:
+            loads: how often states have been loaded then.
+        """
+        self._own[0].loads = loads
+        return True
+
+    async def synchronise(self, names: list[str], group: str) -> bool:
+        """Take the state of the first of some replicas, or give it. Cancelled or failed, the state is as it was.
+
+        Args:
+            names: of the workers; the first one's state is that of all then.
+            group: name for the group of these workers, which nothing else has.
+        """
+        replica, worker = self._own
+        async with await join_group(worker.worker, names, name=group) as gathered:
+            if gathered.rank == 0:
+                outline, arrays = flatten_state(replica.module, replica.optimizer.current.state_dict(), replica.running, replica.version)
+                await gathered.broadcast([outline])
+                await gathered.broadcast(arrays)
+            else:
+                (outline,) = await gathered.broadcast()
+                received = ReceivedState(outline, await gathered.broadcast(), replica.module, len(replica.parameters))
+                self._forget_step()
+                replica.load(received)
+            await gathered.barrier()
+        return True
+
+    async def join(self, names: list[str], group: str, version: list[int], driver: Any, others: list[Any]) -> bool:
+        """Join the other replicas; steps can be taken from then on. Earlier steps are over, whatever was known of them here.
+
+        Args:
+            names: of the workers, in the order of their ranks.
+            group: name of the group.
+            version: of the state that all have.
+            driver: the host that decides about steps.
+            others: the hosts of the other replicas.
+
+        Raises:
+            DistributedError: this replica has another state. Otherwise as `join_group`.
+        """
+        replica, worker = self._own
+        if list(replica.version) != version:
+            raise DistributedError(f"the replica on {worker.name} has version {replica.version} of the state, the others {version}")
+        self._forget_step()
+        if self._group is not None:
+            await self._group.aclose()
+        self._group = await join_group(worker.worker, names, name=group)
+        self._driver, self.others = driver, others
+        return True
+
+    async def run(self, step: int, shard: list[Any], weight: float, seed: list[int]) -> dict[str, Any]:
+        """Carry out a step up to the commit. Cancelling gives it up.
+
+        Args:
+            step: its number; see Note [Steps] in `aiograd.steps.host`.
+            shard, weight, seed: see `ReplicaStep.carry_out`.
+
+        Returns:
+            The loss, and for how many seconds from the request on the step is surely kept.
+
+        Raises:
+            DistributedError: the step comes too late, or the replica has joined no others. CommitUnknown: an earlier step is in doubt here.
+            Exceptions of the loss.
+        """
+        replica, worker = self._own
+        if self._group is None:
+            raise DistributedError(f"the replica on {worker.name} has not joined the others")
+        session = self._begin_to_run(step, self._driver)
+        try:
+            execution = ReplicaStep(replica, self._group)
+            loss = await execution.carry_out(shard, weight, seed)
+        except BaseException:
+            session.fail()
+            raise
+        session.end(execution)
+        return {"loss": loss, "kept": kept_for(worker.lease)}
+
+    async def evaluate(self, shard: list[Any]) -> Any:
+        """See `Replica.evaluate`."""
+        return await self._own[0].evaluate(shard)
+
+    # ---------------------------------------------------------------- inside
+
+    def _leave(self) -> None:
+        super()._leave()
+        if self._group is not None and self._worker is not None:
+            self._worker.keep(self._group.aclose(), "leaving the other replicas")
+
+
+def _make(modules: Sequence[Any], options: Mapping[str, Any]) -> Replica:
+    """The replica that a request describes."""
+    try:
+        (module,) = modules
+        optimizer, method = options["optimizer"], options["method"]
+        clip_norm, accumulate = options["clip_norm"], options["accumulate"]
+        if not isinstance(optimizer, RemoteRef) or method.__class__ is not str or method.startswith("_") or accumulate.__class__ is not int:
+            raise ValueError("an option of another type")
+        if accumulate < 1 or (clip_norm is not None and not (clip_norm.__class__ is float and clip_norm > 0 and math.isfinite(clip_norm))):
+            raise ValueError("a number out of range")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ArgumentError(f"a malformed request for a data-parallel replica: {type(error).__name__}: {error}") from error
+    return Replica(module, optimizer.local_value(), method, clip_norm, accumulate)

@@ -1,0 +1,161 @@
+"""ReplicaStep: one step of a replica, up to the commit.
+
+Note [A step of replicas]
+    The loss of a replica is the mean over the rows of its shard. Its backward begins with the shard's part of all rows, so that the sum over the
+    replicas, in the order of their ranks, is the gradient of the mean over the batch. Where the optimizer takes a step only after several of
+    these, rank 0 begins its contribution with the sum so far: then all that one process would add up is added in the order in which it would.
+    A parameter that no graph reaches contributes -0.0, which changes no sum.
+
+    Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients and the buffers (those of rank 0, for all)
+    wait beside the old ones until the step is committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Coroutine, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from aiograd.distributed.data_parallel.replica import BufferSnapshot, Replica
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.offloading import offload
+from aiograd.random import Generator, drawing_from
+from aiograd.tensors import inplace
+from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
+from aiograd.tensors.passes import grad
+from aiograd.tensors.tensor import asarray
+from aiograd.types import Array
+
+
+class SumGroup(Protocol):
+    """The part of a `Group` that a step uses."""
+
+    rank: int
+
+    def all_reduce(self, arrays: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """See `Group.all_reduce`."""
+
+    def broadcast(self, arrays: Any = None, root: int = 0, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """See `Group.broadcast`."""
+
+
+class ReplicaStep:
+    """One step of a replica. See Note [A step of replicas].
+
+    Args:
+        replica: the replica.
+        group: it and the others.
+        timeout: seconds for each exchange with the others; None: the worker's default.
+    """
+
+    #: gradients stay out of leaves
+    leaves: frozenset[AccumulateGrad] = frozenset()
+
+    def __init__(self, replica: Replica, group: SumGroup) -> None:
+        self._replica = replica
+        self._group = group
+        self._running: list[Array | None] | None = None
+        #: buffers as the loss has left them, and the buffers with the values that they are to have
+        self._statistics: list[Array] = []
+        self._buffers: list[tuple[Any, Array]] = []
+
+    async def carry_out(self, shard: Sequence[Any], weight: float, seed: Sequence[int]) -> Any:
+        """Do everything that can be done before the commit. Cancelling it makes the group fail.
+
+        Args:
+            shard: the arguments of the method that computes the loss.
+            weight: of the shard: its part of the rows of the batch; 0: it has none, and the loss is not computed.
+            seed: of the random numbers of the step on this replica.
+
+        Returns:
+            The loss, outside of any graph.
+        """
+        replica = self._replica
+        loss, grads = await self._gradients(shard, weight, seed)
+        reduced = await self._reduce(grads)
+        buffers = list(replica.module.buffers())
+        if buffers:
+            values = await self._group.broadcast(self._statistics if self._group.rank == 0 else None)
+            self._buffers = list(zip(buffers, values, strict=True))
+        if (replica.taken + 1) % replica.accumulate:
+            self._running = reduced
+            return loss
+        withdrawn: list[bool] = []
+        try:
+            await offload(self._update, reduced, withdrawn)
+        except BaseException:
+            withdrawn.append(True)
+            raise
+        return loss
+
+    async def _gradients(self, shard: Sequence[Any], weight: float, seed: Sequence[int]) -> tuple[Any, list[Array | None]]:
+        """The loss of the shard, and its weighted gradients by parameter. Buffers are as before, and `_statistics` has their new values."""
+        replica = self._replica
+        before = BufferSnapshot(replica.module)
+
+        def undo() -> None:
+            self._statistics = [buffer._data.copy() for buffer in replica.module.buffers()]
+            before.restore()
+
+        try:
+            if not weight:
+                return make(np.asarray(np.nan, replica.parameters[0].dtype)), [None] * len(replica.parameters)
+            with drawing_from(Generator(tuple(seed))):
+                loss = await replica.call(getattr(replica.module, replica.method), shard)
+            self._check(loss)
+            part = make(np.full(loss.shape, weight, loss.dtype)).to(loss.device)
+            grads = await grad(loss, replica.parameters, part, allow_unused=True)
+        finally:
+            replica.release(undo)
+        return loss.detach(), [None if each is None else each.detach()._data for each in grads]
+
+    def _check(self, loss: Any) -> None:
+        """Raise unless this is a loss."""
+        name = f"{type(self._replica.module).__name__}.{self._replica.method}"
+        expected = "expected a 0-d Tensor, the mean loss over the rows of the shard"
+        if not isinstance(loss, TensorCore):
+            raise ArgumentTypeError(f"{name} returned a {type(loss).__name__}; {expected}")
+        if loss.size != 1:
+            raise ArgumentError(f"{name} returned a Tensor of shape {list(loss.shape)}; {expected}")
+
+    async def _reduce(self, grads: Sequence[Array | None]) -> list[Array | None]:
+        """The sums of the replicas' gradients, in the order of the ranks; None for those that no replica has."""
+        replica = self._replica
+        arrays: list[Any] = []
+        flags: list[bool] = []
+        for parameter, mine, before in zip(replica.parameters, grads, replica.running, strict=True):
+            if self._group.rank == 0 and before is not None:
+                mine = before if mine is None else before + mine
+            flags.append(mine is not None)
+            arrays.append(np.negative(np.zeros(parameter.shape, parameter.dtype)) if mine is None else mine)
+        *sums, used = await self._group.all_reduce([*arrays, np.array(flags, np.float32)])
+        return [array if flag else None for array, flag in zip(sums, used.tolist(), strict=True)]
+
+    def _update(self, grads: Sequence[Array | None], withdrawn: Sequence[Any]) -> None:
+        """Clip the gradients and compute the optimizer's step."""
+        replica = self._replica
+        if replica.clip_norm is not None:
+            present = [index for index, each in enumerate(grads) if each is not None]
+            arrays = [grads[index] for index in present]
+            factor = factor_for(norm_of(sum_of((size_of(array, 2.0) for array in arrays), 2.0), 2.0), replica.clip_norm) if arrays else 1.0
+            if factor != 1.0:
+                clipped = dict(zip(present, scaled(arrays, factor), strict=True))
+                grads = [clipped.get(index) for index in range(len(grads))]
+        replica.optimizer.compute(
+            [None if each is None else asarray(each).to(parameter.device)._data for parameter, each in zip(replica.parameters, grads, strict=True)],
+            withdrawn,
+        )
+
+    def commit(self) -> None:
+        """Write the step."""
+        if self._running is None:
+            self._replica.optimizer.commit()
+        for buffer, values in self._buffers:
+            inplace.write(buffer, asarray(values).to(buffer.device)._data)
+        self._replica.committed(self._running)
+
+    async def after_commit(self) -> None:
+        """Nothing follows."""
