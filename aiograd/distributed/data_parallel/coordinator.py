@@ -23,6 +23,8 @@ from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost,
 from aiograd.distributed.data_parallel.replica_state import difference
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
+from aiograd.engine.run import current_engine
+from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
@@ -109,16 +111,27 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             raise _restarted(replica, error) from error
 
     async def make(self, names: Sequence[str]) -> list[RemoteReplica]:
-        """Make replicas on workers. Cancelled or failed, none is left."""
-        made: list[RemoteReplica] = []
+        """Make replicas on workers. Cancelled or failed, none is left, as far as workers answer in time."""
+        making = asyncio.get_running_loop().create_task(self._make_all(names), name="aiograd:replicas:make")
         try:
-            await together([self._make(name, made) for name in names])
-        except BaseException:
-            await self.drop(made)
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:  # what is being made can be dropped once it has a reference
+            await asyncio.wait([making], timeout=current_engine().cancel_grace)
+            await end([making], current_engine().cancel_grace)
+            if not making.cancelled() and making.exception() is None:
+                await self.drop(making.result())
             raise
-        return sorted(made, key=lambda each: names.index(each.owner))
 
-    async def _make(self, name: str, made: list[RemoteReplica]) -> None:
+    async def _make_all(self, names: Sequence[str]) -> list[RemoteReplica]:
+        """All that are asked for are waited for, whatever fails: what was given up midway could not be dropped."""
+        made = await asyncio.gather(*map(self._make, names), return_exceptions=True)
+        failed = [each for each in made if isinstance(each, BaseException)]
+        if failed:
+            await self.drop([each for each in made if not isinstance(each, BaseException)])
+            raise failed[0]
+        return [each for each in made if not isinstance(each, BaseException)]
+
+    async def _make(self, name: str) -> RemoteReplica:
         refs: list[RemoteRef] = []
         driver, timeout = self.driver, self._timeout
         try:
@@ -130,7 +143,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         except BaseException:
             await self._quietly(ref.delete() for ref in refs)
             raise
-        made.append(RemoteReplica(name, *refs))
+        return RemoteReplica(name, *refs)
 
     async def drop(self, replicas: Sequence[RemoteReplica]) -> None:
         """Let workers forget replicas, as far as they can be reached."""

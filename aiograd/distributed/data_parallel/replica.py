@@ -86,6 +86,11 @@ class Replica:
         self.running = state.running
         self.loads, self.taken = state.version
 
+    async def settled(self) -> None:
+        """Wait until no call that was given up runs on; see `release`. Cancelling stops the waiting."""
+        while self._lingering is not None:
+            await asyncio.wait([self._lingering])
+
     async def call(self, method: Any, shard: Sequence[Any]) -> Any:
         """Call a function of the module: on the loop if it makes a coroutine, else on the executor. `release` has to follow, however it ends.
 
@@ -96,8 +101,6 @@ class Replica:
         Returns:
             The result.
         """
-        while self._lingering is not None:
-            await asyncio.wait([self._lingering])
         forward = getattr(self.module, "forward", None)
         if inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(forward):
             value = method(*shard)
@@ -110,8 +113,8 @@ class Replica:
     def release(self, undo: Callable[[], None]) -> None:
         """Undo the changes that a call has made to the module.
 
-        A function that runs on after it was given up would change the module behind the back of those who come next. So `undo` waits for it, and so
-        does the next call.
+        A function that runs on after it was given up would change the module behind the back of those who come next. So `undo` waits for it, and
+        so has whoever is next (`settled`).
         """
         running, self._running = self._running, None
         if running is None or not running.withdraw():
@@ -126,6 +129,7 @@ class Replica:
 
     async def evaluate(self, shard: Sequence[Any]) -> Any:
         """The output of the module for a shard, without gradients and in evaluation mode; the mode is then as it was. Cancelling stops waiting."""
+        await self.settled()
         modes = [(each, each.training) for each in self.module.modules()]
 
         def undo() -> None:

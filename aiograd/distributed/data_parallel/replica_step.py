@@ -94,6 +94,7 @@ class ReplicaStep:
     async def _gradients(self, shard: Sequence[Any], weight: float, seed: Sequence[int]) -> tuple[Any, list[Array | None]]:
         """The loss of the shard, and its weighted gradients by parameter. Buffers are as before, and `_statistics` has their new values."""
         replica = self._replica
+        await replica.settled()
         before = BufferSnapshot(replica.module)
 
         def undo() -> None:

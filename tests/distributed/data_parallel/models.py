@@ -133,6 +133,30 @@ class Frozen(nn.Module):
         return x.sum()
 
 
+@service.reference
+class Unlike(nn.Module):
+    """A model that begins with other values on each worker."""
+
+    def __init__(self, number: int = -1) -> None:
+        given = number if number >= 0 else int(dist.current_worker().name[-1])
+        self.weight = nn.Parameter(ag.full((2,), float(given)))
+        self.register_buffer("hidden", ag.full((), float(given)), persistent=False)
+
+    def loss(self, x: Any) -> Any:
+        return (x @ self.weight).mean()
+
+
+@service.reference
+class Stepper:
+    """An optimizer of another kind."""
+
+    def __init__(self, params: Any, lr: float, momentum: float) -> None:
+        self.params = params
+
+    def step(self, gradients: Any = None) -> None:
+        raise NotImplementedError
+
+
 class FailingSGD(ag.optim.SGD):
     """An optimizer that fails after it has changed something."""
 
@@ -192,6 +216,13 @@ def replicas_behind(replicas: dist.DataParallel, opened: Sequence[dist.Worker]) 
         worker = next(each for each in opened if each.name == remote.owner)
         found.append(worker._objects.table._held[remote.ref.key].value)
     return found
+
+
+def all_bits(replicas: dist.DataParallel, opened: Sequence[dist.Worker]) -> list[dict[str, bytes]]:
+    """The states of all replicas, which have nothing in ``grad``."""
+    hosts = replicas_behind(replicas, opened)
+    assert all(parameter.grad is None for host in hosts for parameter in module_of(host).parameters())
+    return [bits(module_of(host).state_dict()) for host in hosts]
 
 
 def module_of(host: Any) -> Any:
