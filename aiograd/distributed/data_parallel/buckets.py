@@ -52,14 +52,14 @@ class Bucket:
             self._grads[index] = grad
 
     def arrays(self, marks: Sequence[bool] = ()) -> list[Array]:
-        """The arrays to be reduced: gradients, zeros where there is none, and flags.
+        """The arrays to be reduced: gradients, -0.0 where there is none (which changes no sum, not even the sign of a zero), and flags.
 
         Args:
             marks: further flags at the end.
         """
         grads, self._grads = self._grads, {}
         flags = np.array([*(index in grads for index in self.indices), *marks], self._specs[self.indices[0]].dtype)
-        return [*(grads[index] if index in grads else np.zeros(*self._specs[index]) for index in self.indices), flags]
+        return [*(grads[index] if index in grads else np.negative(np.zeros(*self._specs[index])) for index in self.indices), flags]
 
     def split(self, arrays: Sequence[Array]) -> tuple[dict[int, Array | None], list[float]]:
         """The reduced gradients by parameter, None where no rank had one; and the reduced marks."""

@@ -11,6 +11,7 @@ from typing import Any, Self
 import numpy as np
 
 from aiograd import tracing
+from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
@@ -67,6 +68,7 @@ class DataParallel:
         method: str = "loss",
         clip_norm: float | None = None,
         accumulate: int = 1,
+        bucket_bytes: int = BUCKET_BYTES,
         timeout: float | None = None,
     ) -> Self:
         """Make replicas on workers; all begin with the state of the first.
@@ -85,6 +87,7 @@ class DataParallel:
                 ``def`` runs on the executor, ``async def`` on the loop.
             clip_norm: gradients are scaled so that their norm, over all parameters, is at most this; None: they are not.
             accumulate: number of steps whose gradients, each divided by this number, are added up before the optimizer takes a step.
+            bucket_bytes: gradients are sent in buckets of so many bytes or a little more, each as soon as it is complete.
             timeout: seconds for each request to a worker; None: the driver's default.
 
         Returns:
@@ -102,7 +105,8 @@ class DataParallel:
             raise ArgumentTypeError(f"DataParallel: expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
         if not isinstance(method, str) or not method or method.startswith("_"):
             raise ArgumentError(f"DataParallel(method={method!r}): expected the name of a public method of the module")
-        options = {"method": method, "clip_norm": _checked_norm(clip_norm), "accumulate": _checked_count(accumulate)}
+        options = {"method": method, "clip_norm": _checked_norm(clip_norm), "accumulate": _checked_count("accumulate", accumulate)}
+        options["bucket_bytes"] = _checked_count("bucket_bytes", bucket_bytes)
         coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
         seed = default_generator().fork().integers(0, _WORD - 1, 2).tolist()
         try:
@@ -363,7 +367,7 @@ def _checked_norm(clip_norm: Any) -> float | None:
     return float(clip_norm)
 
 
-def _checked_count(accumulate: Any) -> int:
-    if isinstance(accumulate, bool) or not isinstance(accumulate, int) or accumulate < 1:
-        raise ArgumentError(f"DataParallel(accumulate={accumulate!r}): expected a number of steps of at least 1")
-    return accumulate
+def _checked_count(name: str, count: Any) -> int:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"DataParallel({name}={count!r}): expected a number of at least 1")
+    return count

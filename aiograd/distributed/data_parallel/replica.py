@@ -10,6 +10,9 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
+import numpy as np
+
+from aiograd.distributed.data_parallel.buckets import GradientBuckets, ParameterSpec
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.engine.evaluate import suspends
@@ -36,12 +39,13 @@ class Replica:
         method: name of the method that computes the loss of a shard.
         clip_norm: the largest norm of all gradients together; None: any.
         accumulate: steps of which the gradients are summed before the optimizer takes a step.
+        bucket_bytes: see `GradientBuckets`.
 
     Raises:
         ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, or another kind of optimizer is needed.
     """
 
-    def __init__(self, module: Any, holder: HoldsOptimizer, method: str, clip_norm: float | None, accumulate: int) -> None:
+    def __init__(self, module: Any, holder: HoldsOptimizer, method: str, clip_norm: float | None, accumulate: int, bucket_bytes: int) -> None:
         if not callable(getattr(module, method, None)):
             raise ArgumentTypeError(f"{type(module).__name__} has no method {method!r}: it computes the loss of a shard, a 0-d Tensor")
         self.module = module
@@ -51,6 +55,7 @@ class Replica:
         self.parameters: list[Any] = [each for each in module.parameters() if each.requires_grad]
         if not self.parameters:
             raise ArgumentError(f"{type(module).__name__} has no parameters that require grad, so there is nothing to train")
+        self.buckets = GradientBuckets([ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters], bucket_bytes)
         self._holder = holder
         self.optimizer = StagedOptimizer(holder.optimizer, self.parameters)
         holder.optimizer = self.optimizer.current

@@ -188,11 +188,11 @@ def _make(modules: Sequence[Any], options: Mapping[str, Any]) -> Replica:
     try:
         (module,) = modules
         optimizer, method = options["optimizer"], options["method"]
-        clip_norm, accumulate = options["clip_norm"], options["accumulate"]
+        clip_norm, accumulate, bucket_bytes = options["clip_norm"], options["accumulate"], options["bucket_bytes"]
         if not isinstance(optimizer, RemoteRef) or method.__class__ is not str or method.startswith("_") or accumulate.__class__ is not int:
             raise ValueError("an option of another type")
         if accumulate < 1 or (clip_norm is not None and not (clip_norm.__class__ is float and clip_norm > 0 and math.isfinite(clip_norm))):
             raise ValueError("a number out of range")
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"a malformed request for a data-parallel replica: {type(error).__name__}: {error}") from error
-    return Replica(module, optimizer.local_value(), method, clip_norm, accumulate)
+    return Replica(module, optimizer.local_value(), method, clip_norm, accumulate, bucket_bytes)

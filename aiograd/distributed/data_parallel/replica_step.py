@@ -4,7 +4,7 @@ Note [A step of replicas]
     The loss of a replica is the mean over the rows of its shard. Its backward begins with the shard's part of all rows, so that the sum over the
     replicas, in the order of their ranks, is the gradient of the mean over the batch. Where the optimizer takes a step only after several of
     these, rank 0 begins its contribution with the sum so far: then all that one process would add up is added in the order in which it would.
-    A parameter that no graph reaches contributes -0.0, which changes no sum.
+    Gradients are summed in buckets, while backward still runs.
 
     Gradients never get into ``grad``. New parameters, the state of the optimizer, the sum of gradients and the buffers (those of rank 0, for all)
     wait beside the old ones until the step is committed.
@@ -12,11 +12,14 @@ Note [A step of replicas]
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Any, Protocol
+import functools
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from aiograd.distributed.collectives.group import Group
+from aiograd.distributed.data_parallel.reducer import ReducedPass
 from aiograd.distributed.data_parallel.replica import BufferSnapshot, Replica
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
@@ -30,34 +33,23 @@ from aiograd.tensors.tensor import asarray
 from aiograd.types import Array
 
 
-class SumGroup(Protocol):
-    """The part of a `Group` that a step uses."""
-
-    rank: int
-
-    def all_reduce(self, arrays: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
-        """See `Group.all_reduce`."""
-
-    def broadcast(self, arrays: Any = None, root: int = 0, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
-        """See `Group.broadcast`."""
-
-
 class ReplicaStep:
     """One step of a replica. See Note [A step of replicas].
 
     Args:
         replica: the replica.
         group: it and the others.
-        timeout: seconds for each exchange with the others; None: the worker's default.
     """
 
     #: gradients stay out of leaves
     leaves: frozenset[AccumulateGrad] = frozenset()
 
-    def __init__(self, replica: Replica, group: SumGroup) -> None:
+    def __init__(self, replica: Replica, group: Group) -> None:
         self._replica = replica
         self._group = group
         self._running: list[Array | None] | None = None
+        #: parameters whose gradients are being summed
+        self._taken: set[int] = set()
         #: buffers as the loss has left them, and the buffers with the values that they are to have
         self._statistics: list[Array] = []
         self._buffers: list[tuple[Any, Array]] = []
@@ -74,8 +66,16 @@ class ReplicaStep:
             The loss, outside of any graph.
         """
         replica = self._replica
-        loss, grads = await self._gradients(shard, weight, seed)
-        reduced = await self._reduce(grads)
+        sums = ReducedPass(self._group, replica.buckets, "sum")
+        try:
+            loss = await self._backward(shard, weight, seed, sums)
+            for index in range(len(replica.parameters)):
+                if index not in self._taken:
+                    self._take(sums, index, None)
+            reduced = await sums.results()
+        except BaseException:
+            sums.cancel()
+            raise
         buffers = list(replica.module.buffers())
         if buffers:
             values = await self._group.broadcast(self._statistics if self._group.rank == 0 else None)
@@ -91,11 +91,15 @@ class ReplicaStep:
             raise
         return loss
 
-    async def _gradients(self, shard: Sequence[Any], weight: float, seed: Sequence[int]) -> tuple[Any, list[Array | None]]:
-        """The loss of the shard, and its weighted gradients by parameter. Buffers are as before, and `_statistics` has their new values."""
+    async def _backward(self, shard: Sequence[Any], weight: float, seed: Sequence[int], sums: ReducedPass) -> Any:
+        """The loss of the shard, whose weighted gradients are being summed when this returns.
+
+        Buffers are then as they were before, and `_statistics` has their new values.
+        """
         replica = self._replica
         await replica.settled()
         before = BufferSnapshot(replica.module)
+        hooks: list[Any] = []
 
         def undo() -> None:
             self._statistics = [buffer._data.copy() for buffer in replica.module.buffers()]
@@ -103,15 +107,28 @@ class ReplicaStep:
 
         try:
             if not weight:
-                return make(np.asarray(np.nan, replica.parameters[0].dtype)), [None] * len(replica.parameters)
+                return make(np.asarray(np.nan, replica.parameters[0].dtype))
             with drawing_from(Generator(tuple(seed))):
                 loss = await replica.call(getattr(replica.module, replica.method), shard)
             self._check(loss)
+            for index, parameter in enumerate(replica.parameters):
+                hooks.append(parameter.register_hook(functools.partial(self._take, sums, index)))
             part = make(np.full(loss.shape, weight, loss.dtype)).to(loss.device)
-            grads = await grad(loss, replica.parameters, part, allow_unused=True)
+            await grad(loss, replica.parameters, part, allow_unused=True)
         finally:
+            for hook in hooks:
+                hook.remove()
             replica.release(undo)
-        return loss.detach(), [None if each is None else each.detach()._data for each in grads]
+        return loss.detach()
+
+    def _take(self, sums: ReducedPass, index: int, mine: Any) -> None:
+        """The gradient of a parameter is complete, or there is none: let it be summed with the others."""
+        self._taken.add(index)
+        array = None if mine is None else mine.detach()._data
+        before = self._replica.running[index] if self._group.rank == 0 else None
+        if before is not None:
+            array = before if array is None else before + array
+        sums.take(index, array)
 
     def _check(self, loss: Any) -> None:
         """Raise unless this is a loss."""
@@ -121,19 +138,6 @@ class ReplicaStep:
             raise ArgumentTypeError(f"{name} returned a {type(loss).__name__}; {expected}")
         if loss.size != 1:
             raise ArgumentError(f"{name} returned a Tensor of shape {list(loss.shape)}; {expected}")
-
-    async def _reduce(self, grads: Sequence[Array | None]) -> list[Array | None]:
-        """The sums of the replicas' gradients, in the order of the ranks; None for those that no replica has."""
-        replica = self._replica
-        arrays: list[Any] = []
-        flags: list[bool] = []
-        for parameter, mine, before in zip(replica.parameters, grads, replica.running, strict=True):
-            if self._group.rank == 0 and before is not None:
-                mine = before if mine is None else before + mine
-            flags.append(mine is not None)
-            arrays.append(np.negative(np.zeros(parameter.shape, parameter.dtype)) if mine is None else mine)
-        *sums, used = await self._group.all_reduce([*arrays, np.array(flags, np.float32)])
-        return [array if flag else None for array, flag in zip(sums, used.tolist(), strict=True)]
 
     def _update(self, grads: Sequence[Array | None], withdrawn: Sequence[Any]) -> None:
         """Clip the gradients and compute the optimizer's step."""

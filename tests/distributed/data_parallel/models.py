@@ -133,6 +133,42 @@ class Frozen(nn.Module):
         return x.sum()
 
 
+class Wait(ag.Function):
+    """Nothing, whose backward waits until the module says so."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, module: Any) -> Any:
+        ctx.module = module
+        return x * 1.0
+
+    @staticmethod
+    async def backward(ctx: Any, grad: Any) -> Any:
+        await ctx.module.summed.wait()
+        ctx.module.order.append("first layer")
+        return grad, None
+
+
+@service.reference
+class Overlapping(nn.Module):
+    """The backward of its first layer waits until a sum has come in."""
+
+    def __init__(self) -> None:
+        self.first = nn.Linear(2, 2, bias=False, generator=ag.Generator(0))
+        self.second = nn.Linear(2, 1, bias=False, generator=ag.Generator(1))
+        self.order: list[str] = []
+        self.summed = asyncio.Event()
+
+    async def note(self, reducing: Any) -> Any:
+        self.order.append("begun")
+        result = await reducing
+        self.order.append("summed")
+        self.summed.set()
+        return result
+
+    async def loss(self, x: Any) -> Any:
+        return self.second(Wait.apply(self.first(x), self)).sum()
+
+
 @service.reference
 class Unlike(nn.Module):
     """A model that begins with other values on each worker."""

@@ -17,6 +17,7 @@ from tests.distributed.data_parallel.models import (
     BatchNet,
     Frozen,
     Net,
+    Overlapping,
     PartlyUsed,
     Stepper,
     Strange,
@@ -38,7 +39,9 @@ SGD = {"optimizer": ag.optim.SGD, "optimizer_options": {"lr": 0.1, "momentum": 0
 
 
 @contextlib.asynccontextmanager
-async def replicated(module: Any, *args: Any, names: tuple[str, ...] = NAMES, **options: Any) -> AsyncIterator[tuple[dist.DataParallel, list[dist.Worker]]]:
+async def replicated(
+    module: Any, *args: Any, names: tuple[str, ...] = NAMES, **options: Any
+) -> AsyncIterator[tuple[dist.DataParallel, list[dist.Worker]]]:
     """Replicas on workers of this process."""
     async with workers("driver", *names, service=service) as opened:
         options = {**SGD, **options}
@@ -63,6 +66,34 @@ async def test_steps_have_the_bits_of_one_process(count: int, optimizer: Any, op
     alone = Net()
     assert losses == await serial(alone, optimizer(alone.parameters(), **options), given)
     assert found == [bits(alone.state_dict())] * count
+
+
+@pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
+async def test_buckets_of_any_size_give_the_same_bits(bucket_bytes: int) -> None:
+    given = batches(5, (3, 1, 4))
+    async with replicated(Net, bucket_bytes=bucket_bytes, accumulate=2) as (replicas, opened):
+        for shards in given:
+            await replicas.step(shards)
+        found = all_bits(replicas, opened)
+    alone = Net()
+    await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, accumulate=2)
+    assert found == [bits(alone.state_dict())] * 3
+
+
+async def test_buckets_are_sent_while_backward_runs() -> None:
+    """Backward of the first layer waits until the gradients of the last have been summed."""
+    async with replicated(Overlapping, names=NAMES[:2], bucket_bytes=1, timeout=20.0) as (replicas, opened):
+        modules = [module_of(host) for host in replicas_behind(replicas, opened)]
+        groups = [host._group for host in replicas_behind(replicas, opened)]
+        for module, group in zip(modules, groups, strict=True):
+            original = group.all_reduce
+
+            def noted(arrays: Any, *args: Any, original: Any = original, module: Any = module, **options: Any) -> Any:
+                return module.note(original(arrays, *args, **options))
+
+            group.all_reduce = noted
+        await replicas.step([(np.ones((2, 2), np.float32),)] * 2)
+        assert [module.order for module in modules] == [["begun", "summed", "first layer", "begun", "summed"]] * 2
 
 
 async def test_the_loss_may_run_on_the_executor() -> None:
@@ -252,7 +283,8 @@ async def test_a_state_that_does_not_fit_changes_nothing() -> None:
 
 async def test_models_that_differ_are_one_error() -> None:
     async with workers("driver", *NAMES, service=service) as opened:
-        for kind, what in (("shape", r"number 0 is .*\[3, 2\], expected .*\[2, 2\]"), ("more", "has a further"), ("dtype", "float64.*expected.*float32")):
+        shapes, dtypes = r"number 0 is .*\[3, 2\], expected .*\[2, 2\]", "float64.*expected.*float32"
+        for kind, what in (("shape", shapes), ("more", "has a further"), ("dtype", dtypes)):
             with pytest.raises(ArgumentError, match=rf"replicas of Strange differ: .* on w1, .*{what}"):
                 await dist.DataParallel.create(opened[0], NAMES, Strange, kind, **SGD)
         assert [worker.statistics().references for worker in opened] == [0, 0, 0, 0]
@@ -275,6 +307,7 @@ async def test_what_create_refuses() -> None:
         for options, found in (
             ({"accumulate": 0}, "accumulate=0"),
             ({"accumulate": True}, "accumulate=True"),
+            ({"bucket_bytes": 0}, "bucket_bytes=0"),
             ({"clip_norm": -1.0}, "clip_norm=-1.0"),
             ({"clip_norm": float("nan")}, "clip_norm=nan"),
             ({"method": "_private"}, "public method"),
