@@ -108,6 +108,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
         (["resume.py"], "the same bits"),
         (["load_service.py"], "give the URL"),
         (["split_learning.py", "--epochs", "2"], "RemoteError: Error on Node"),
+        (["data_parallel.py", "--epochs", "2"], "the weights have the same bits as those of one process"),
         (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
         (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
         pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),

@@ -24,6 +24,7 @@ FOLDER = ROOT / "examples"
 EXAMPLES = {
     "split_learning.py": (["--epochs", "1"], 4, "have the same bits as before"),
     "pipeline_over_processes.py": (["--epochs", "1"], 4, "the weights of all stages have the same bits as those of one process"),
+    "data_parallel.py": (["--epochs", "2"], 5, "the weights have the same bits as those of one process"),
     "mixture_of_experts.py": (["--steps", "20"], 3, "runs again with new experts"),
 }
 

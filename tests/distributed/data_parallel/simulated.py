@@ -33,11 +33,10 @@ class World:
         replicas: int | None = None,
         *,
         module: Any = Net,
-        faults: Faults | None = None,
         seed: int = 1,
         **options: Any,
     ) -> None:
-        self.network = SimulatedNetwork(seed, faults=faults or Faults(latency=(0.001, 0.002)))
+        self.network = SimulatedNetwork(seed, faults=Faults(latency=(0.001, 0.002)))
         self.names = list(names)
         self.first = self.names[: replicas or len(names)]
         self.module = module
