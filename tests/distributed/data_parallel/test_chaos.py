@@ -1,8 +1,8 @@
 """Training by replicas on networks and workers that fail, seed by seed: no step is lost, taken twice or taken by some.
 
 Note [The oracle]
-    The driver notes which steps were taken, with their shards; of a step that ended with `CommitUnknown` it does not know. The replicas must then have
-    the bits of one process that has taken exactly these steps, with or without the unknown ones. A protection that is taken out is noticed.
+    The driver notes which steps were taken, with their shards; of a step that ended with `CommitUnknown` it does not know. The replicas must then
+    have the bits of one process that has taken exactly these steps, with or without the unknown ones. A protection that is taken out is noticed.
 """
 
 from __future__ import annotations
