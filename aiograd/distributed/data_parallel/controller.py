@@ -47,6 +47,9 @@ class DataParallel:
 
     A worker that is lost makes the step fail on all replicas; then `remove` it, or wait until it runs again and `add` it, and take the step again.
     The state of a new replica comes from one that is there.
+
+    Args:
+        coordinator, seed: as `create` makes them.
     """
 
     def __init__(self, coordinator: ReplicaCoordinator, seed: Sequence[int]) -> None:
