@@ -31,6 +31,8 @@ from aiograd.errors import ArgumentError, CommitUnknown, DistributedError, Proto
 from aiograd.steps.coordinator import StepCoordinator
 from aiograd.transaction import Prepared
 
+#: replicas that one which is in doubt may ask, beside this process
+NEIGHBOURS = 8
 #: the advice to whoever has to wait until a commit is confirmed
 SETTLING = "The next call settles it, once they can be reached"
 
@@ -230,7 +232,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             if version != self.version:
                 await self.synchronise([source, each])
         names, refs = [each.owner for each in self.remotes], [each.ref for each in self.remotes]
-        others = [[ref for ref in refs if ref is not each.ref] for each in self.remotes]
+        others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
         asked = zip(self.remotes, others, strict=True)
         await together([self.ask(each, "join", names, self._group, list(self.version), self._local_ref, rest) for each, rest in asked])
         self._is_ready = True

@@ -69,7 +69,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
         #: it and the others, once it has joined them
         self._group: Group | None = None
         self._driver: Any = None
-        #: the hosts of the other replicas
+        #: hosts of other replicas
         self.others: list[Any] = []
 
     def _make_session(self, step: int) -> ReplicaSession:
@@ -129,7 +129,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             group: name of the group.
             version: of the state that all have.
             driver: the host that decides about steps.
-            others: the hosts of the other replicas.
+            others: hosts of other replicas, to be asked what became of a step.
 
         Raises:
             DistributedError: this replica has another state. Otherwise as `join_group`.
