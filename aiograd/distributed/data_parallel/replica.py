@@ -7,7 +7,7 @@ import contextlib
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -63,6 +63,7 @@ class Replica:
         self.running: list[Array | None] = [None] * len(self.parameters)
         #: how often a state was loaded, and the number of steps taken
         self.loads = self.taken = 0
+        self._turn = asyncio.Lock()
         #: the call that runs on the executor; done when one that was given up has ended
         self._running: ThreadCall | None = None
         self._lingering: asyncio.Future[None] | None = None
@@ -91,10 +92,13 @@ class Replica:
         self.running = state.running
         self.loads, self.taken = state.version
 
-    async def settled(self) -> None:
-        """Wait until no call that was given up runs on; see `release`. Cancelling stops the waiting."""
-        while self._lingering is not None:
-            await asyncio.wait([self._lingering])
+    @contextlib.asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """A block in which nothing else uses the module; it begins when no call that was given up runs on any more, see `release`."""
+        async with self._turn:
+            while self._lingering is not None:
+                await asyncio.wait([self._lingering])
+            yield
 
     async def call(self, method: Any, shard: Sequence[Any]) -> Any:
         """Call a function of the module: on the loop if it makes a coroutine, else on the executor. `release` has to follow, however it ends.
@@ -119,7 +123,7 @@ class Replica:
         """Undo the changes that a call has made to the module.
 
         A function that runs on after it was given up would change the module behind the back of those who come next. So `undo` waits for it, and
-        so has whoever is next (`settled`).
+        so has whoever is next (`alone`).
         """
         running, self._running = self._running, None
         if running is None or not running.withdraw():
@@ -134,7 +138,6 @@ class Replica:
 
     async def evaluate(self, shard: Sequence[Any]) -> Any:
         """The output of the module for a shard, without gradients and in evaluation mode; the mode is then as it was. Cancelling stops waiting."""
-        await self.settled()
         modes = [(each, each.training) for each in self.module.modules()]
 
         def undo() -> None:

@@ -89,7 +89,9 @@ class ReplicaHost(StepHost[ReplicaSession]):
 
     async def version(self) -> list[int]:
         """See `Replica.version`."""
-        return list(self._own[0].version)
+        replica, _ = self._own
+        async with replica.alone():
+            return list(replica.version)
 
     async def begin_load(self, loads: int) -> bool:
         """The state is about to be replaced from outside, which makes it newer than that of the others.
@@ -97,7 +99,9 @@ class ReplicaHost(StepHost[ReplicaSession]):
         Args:
             loads: how often states have been loaded then.
         """
-        self._own[0].loads = loads
+        replica, _ = self._own
+        async with replica.alone():
+            replica.loads = loads
         return True
 
     async def synchronise(self, names: list[str], group: str) -> bool:
@@ -108,7 +112,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             group: name for the group of these workers, which nothing else has.
         """
         replica, worker = self._own
-        async with await join_group(worker.worker, names, name=group) as gathered:
+        async with replica.alone(), await join_group(worker.worker, names, name=group) as gathered:
             if gathered.rank == 0:
                 outline, arrays = flatten_state(replica.module, replica.optimizer.current.state_dict(), replica.running, replica.version)
                 await gathered.broadcast([outline])
@@ -163,8 +167,9 @@ class ReplicaHost(StepHost[ReplicaSession]):
             raise DistributedError(f"the replica on {worker.name} has not joined the others")
         session = self._begin_to_run(step, self._driver)
         try:
-            execution = ReplicaStep(replica, self._group)
-            loss = await execution.carry_out(shard, weight, seed)
+            async with replica.alone():
+                execution = ReplicaStep(replica, self._group)
+                loss = await execution.carry_out(shard, weight, seed)
         except BaseException:
             session.fail()
             raise
@@ -173,7 +178,9 @@ class ReplicaHost(StepHost[ReplicaSession]):
 
     async def evaluate(self, shard: list[Any]) -> Any:
         """See `Replica.evaluate`."""
-        return await self._own[0].evaluate(shard)
+        replica, _ = self._own
+        async with replica.alone():
+            return await replica.evaluate(shard)
 
     # ---------------------------------------------------------------- inside
 

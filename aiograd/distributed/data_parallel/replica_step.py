@@ -97,7 +97,6 @@ class ReplicaStep:
         Buffers are then as they were before, and `_statistics` has their new values.
         """
         replica = self._replica
-        await replica.settled()
         before = BufferSnapshot(replica.module)
         hooks: list[Any] = []
 
