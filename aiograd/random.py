@@ -518,6 +518,11 @@ def foreign_draws(state: Callable[[], Any], go_to: Callable[[Any], None], reseed
                 go_to(before)
 
 
+def draws_are_steered() -> bool:
+    """True if `foreign_draws` would do anything here."""
+    return _tape.get() is not None or _is_scoped.get()
+
+
 def is_replaying() -> bool:
     """True if the running code is computed for a second time, and repeats what it drew the first time."""
     return _tapes()[1] is not None

@@ -23,7 +23,7 @@ from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memo
 from aiograd.interop.torch.graph import TorchGraph, Watched
 from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
 from aiograd.modes import Mode, current_mode
-from aiograd.random import Draws, Replay, foreign_draws, is_replaying
+from aiograd.random import Draws, Replay, draws_are_steered, foreign_draws, is_replaying
 from aiograd.tensors.core import TensorCore, counter_of, refresh
 from aiograd.tensors.saved_hooks import pack_value
 from aiograd.trees import leaves_of, map_tree
@@ -54,7 +54,9 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     records = mode.grad and torch.is_grad_enabled()
     parameters = layer.shared_parameters()
     passed: list[Passed] = []
-    tree = map_tree(functools.partial(_pass, passed, records), (args, kwargs), (TensorCore, np.ndarray, torch.Tensor))
+    place = functools.partial(_pass, passed, records)
+    kinds = (TensorCore, np.ndarray, torch.Tensor)
+    tree = (map_tree(place, args, kinds), map_tree(place, kwargs, kinds) if kwargs else kwargs)
     trained = [parameter for parameter in parameters if parameter.torch_parameter.requires_grad] if records else []
     hooks = mode.saved_hooks if records else None
     states: list[Any] = []
@@ -62,7 +64,7 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     _check_inputs(layer, passed)
     returned: list[Any] = []
     result = map_tree(functools.partial(_take, layer, passed, returned), result, torch.Tensor)
-    line = _line(3) if records else None
+    line = _line() if records else None
     wanted = [each for each in passed if each.tensor._node is not None] if records else []
     edges = [*[(each.tensor._node, each.tensor._nr) for each in wanted], *[(parameter.leaf, 0) for parameter in trained]]
     sources = [*[each.given for each in wanted], *[parameter.torch_parameter for parameter in trained]]
@@ -102,21 +104,27 @@ def _pass(passed: list[Passed], records: bool, leaf: Any) -> Any:
 
 def _run(layer: Any, tree: Any, records: bool, given: Sequence[Any], states: list[Any] | None = None) -> tuple[Any, int]:
     """The result of the torch module, and the nanoseconds that it took; the state of the random numbers that it draws from goes to `states`."""
-    args, kwargs = tree
+    if states is None and not draws_are_steered() and records == torch.is_grad_enabled():
+        return _timed(layer, tree, given)
     with foreign_draws(random_state, go_to_state, torch.manual_seed), torch.set_grad_enabled(records):
         if states is not None:
             states.append(random_state())
         with _keeping_buffers(layer.module) if is_replaying() else nullcontext():
-            began = perf_counter_ns()
-            try:
-                return layer.module(*args, **kwargs), perf_counter_ns() - began
-            except AiogradError:
-                raise
-            except Exception as error:
-                raised = _explained(layer, error, [*given, *leaves_of(tree, torch.Tensor)])
-                if raised is None:
-                    raise
-                raise raised from error
+            return _timed(layer, tree, given)
+
+
+def _timed(layer: Any, tree: Any, given: Sequence[Any]) -> tuple[Any, int]:
+    args, kwargs = tree
+    began = perf_counter_ns()
+    try:
+        return layer.module(*args, **kwargs), perf_counter_ns() - began
+    except AiogradError:
+        raise
+    except Exception as error:
+        raised = _explained(layer, error, [*given, *leaves_of(tree, torch.Tensor)])
+        if raised is None:
+            raise
+        raise raised from error
 
 
 def _explained(layer: Any, error: Exception, given: Sequence[Any]) -> Exception | None:
@@ -179,18 +187,25 @@ def _take(layer: Any, passed: Sequence[Passed], returned: list[Any], result: Any
     """A placeholder for a torch tensor that the module has returned."""
     for number, other in enumerate(returned):
         if other is result:
-            return _Placeholder(number)
-    place = result.untyped_storage().data_ptr() if result.layout is torch.strided else 0
+            return _Placeholder(number)  # the same tensor twice
     for each in passed:
         if each.given is result:
             return _Itself(each.tensor)
-        if place and each.given.untyped_storage().data_ptr() == place:
+        if _is_view(result, each.given):
             raise InPlaceError(
                 f"the torch module {type(layer.module).__name__} returns a view of its input, of shape {list(result.shape)}: the two would share "
                 "memory behind the back of aiograd's graph. Return a copy (.clone()), or take the view of the Tensor outside of the module."
             )
     returned.append(result)
     return _Placeholder(len(returned) - 1)
+
+
+def _is_view(result: Any, given: Any) -> bool:
+    """True if two torch tensors share memory."""
+    if result.layout is not torch.strided:
+        return False
+    place = result.untyped_storage().data_ptr()
+    return place != 0 and bool(given.untyped_storage().data_ptr() == place)
 
 
 # -------------------------------------------------------------------- the same call again
@@ -256,9 +271,9 @@ def _recompute(node: TorchNode, layer: Any, tree: Any, passed: Sequence[Passed],
     node.recompute(Recomputed(again, parameters), tuple([pack_value(each.tensor, mode.saved_hooks) for each in passed]))
 
 
-def _line(depth: int) -> str | None:
-    """File and line of a caller, so many frames above."""
+def _line() -> tuple[str, int] | None:
+    """File and line of the code that called the module, three frames above `call`."""
     frame: Any = sys._getframe(1)
-    for _ in range(depth):
+    for _ in range(3):
         frame = frame and frame.f_back
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)

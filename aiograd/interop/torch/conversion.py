@@ -155,10 +155,14 @@ def array_over(tensor: Any) -> Any:
         ArgumentTypeError: numpy has no such dtype. DeviceError: aiograd has no such device.
     """
     try:
+        return tensor.numpy()
+    except (TypeError, RuntimeError):
+        pass  # elsewhere, sparse, conjugated, or of a dtype that numpy does not have
+    try:
         if tensor.device.type == "cpu":
             if tensor.layout is not torch.strided:
                 tensor = tensor.to_dense()
-            return tensor.resolve_conj().resolve_neg().numpy() if tensor.is_conj() or tensor.is_neg() else tensor.numpy()
+            return tensor.resolve_conj().resolve_neg().numpy()
     except TypeError as error:
         raise ArgumentTypeError(
             f"a torch tensor of dtype {tensor.dtype} and shape {list(tensor.shape)}: numpy, and so aiograd, has no such dtype. Cast it, or the "
@@ -195,14 +199,3 @@ def same_memory(tensor: TensorCore) -> tuple[Any, Any, int]:
         return found.detach(), None, 0
     counter = counter_of(tensor)
     return over_array(tensor._data), counter, counter[0]
-
-
-def dtype_over(dtype: Any) -> np.dtype[Any]:
-    """numpy's dtype for one of torch that numpy has."""
-    found = _DTYPES.get(dtype)
-    if found is None:
-        found = _DTYPES[dtype] = np.dtype(str(dtype).removeprefix("torch."))
-    return found
-
-
-_DTYPES: dict[Any, np.dtype[Any]] = {}

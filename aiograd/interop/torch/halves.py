@@ -84,8 +84,9 @@ class WeightHalf:
         given = [*self.ends]
         for edges, grads, ends in self.starts:
             arrived = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if grad is not None]
-            given += [(end, grad) for end, grad in zip(ends, run(arrived, ends, keep=True), strict=True) if grad is not None]
-        return run(given, [self.graph.sources[i] for i in wanted], keep=keep)
+            results = run(*_unzipped(arrived), ends, keep=True)
+            given += [(end, grad) for end, grad in zip(ends, results, strict=True) if grad is not None]
+        return run(*_unzipped(given), [self.graph.sources[i] for i in wanted], keep=keep)
 
 
 class _Cut:
@@ -149,6 +150,10 @@ def _above(nodes: Sequence[Any], parents: dict[Any, list[tuple[Any, int]]]) -> d
             found[node] = None
             stack += [parent for parent, _ in parents.get(node, ())]
     return found
+
+
+def _unzipped(pairs: Sequence[tuple[Any, Any]]) -> tuple[list[Any], list[Any]]:
+    return [first for first, _ in pairs], [second for _, second in pairs]
 
 
 def _edge(node: Any, nr: int) -> Any:

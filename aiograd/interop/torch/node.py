@@ -21,15 +21,16 @@ Note [Recomputed]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from aiograd.devices import device_name_of
 from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import ModifiedError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, ReleasedVariables, _next_sequence
 from aiograd.graph.saved import Packed
 from aiograd.interop.extras import from_extra
-from aiograd.interop.torch.conversion import array_over, dtype_over, name_of_device, over_array, tensor_over
+from aiograd.interop.torch.conversion import array_over, over_array, tensor_over
 from aiograd.interop.torch.graph import TorchGraph
 from aiograd.interop.torch.halves import WeightHalf
 from aiograd.modes import Mode, current_mode
@@ -39,6 +40,9 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = from_extra("torch", "torch")
+
+#: file and line of a call
+Line: TypeAlias = tuple[str, int]
 
 
 class Recomputed:
@@ -77,11 +81,12 @@ class TorchNode(Node):
     Args:
         edges: where the gradients of the sources go: pairs of node and input number.
         graph: torch's graph of the call.
-        line: the line of the call.
+        metadata: shape, dtype and device of each output that requires grad.
+        line: file and line of the call.
         elapsed_ns: nanoseconds that the forward took.
     """
 
-    __slots__ = ("metadata_list", "forward_line", "device", "_graph", "_packed", "_left", "_weight_half", "_cost")
+    __slots__ = ("metadata_list", "device", "_line", "_graph", "_packed", "_left", "_weight_half", "_cost")
 
     holds_data = True
     is_async = False
@@ -90,13 +95,15 @@ class TorchNode(Node):
     wants_executor = True
     num_inputs = property(lambda self: len(self.metadata_list))
 
-    def __init__(self, edges: Sequence[tuple[Node, int]], graph: TorchGraph, line: str | None, elapsed_ns: int) -> None:
+    def __init__(
+        self, edges: Sequence[tuple[Node, int]], graph: TorchGraph, metadata: tuple[InputMetadata, ...], line: Line | None, elapsed_ns: int
+    ) -> None:
         self.next_nodes, self.next_nrs = zip(*edges, strict=True)
         self._seq = _next_sequence()
         self._extra = None
-        self.metadata_list = tuple([InputMetadata(tuple(out.shape), dtype_over(out.dtype), name_of_device(out.device)) for out in graph.outputs])
-        self.forward_line = line
-        self.device = self.metadata_list[0].device
+        self.metadata_list = metadata
+        self._line = line
+        self.device = metadata[0].device
         self._graph: TorchGraph | Recomputed | ReleasedVariables = graph
         self._packed: Any = ()
         #: numbers of the edges that the next run leaves to a weight half
@@ -125,6 +132,11 @@ class TorchNode(Node):
             An `InputMetadata`.
         """
         return self.metadata_list[input_nr]
+
+    @property
+    def forward_line(self) -> str | None:
+        """File and line of the call."""
+        return None if self._line is None else f"{self._line[0]}:{self._line[1]}"
 
     # ---------------------------------------------------------------- saved values
 
@@ -183,23 +195,30 @@ class TorchNode(Node):
         """
         current = CURRENT.get()
         task = None if current is None else current.task
-        needs = [task is None or task.should_compute(self, i) for i in range(len(self.next_nodes))]
+        needs = None if task is None else [task.should_compute(self, i) for i in range(len(self.next_nodes))]
         return self._run(grads, needs, values, keep=task is None or task.keep_graph, create_graph=task is not None and task.create_graph)
 
     def _run(
-        self, grads: Sequence[Any], needs: Sequence[bool], values: tuple[Any, ...] | None = None, *, keep: bool = True, create_graph: bool = False
+        self,
+        grads: Sequence[Any],
+        needs: Sequence[bool] | None = None,
+        values: tuple[Any, ...] | None = None,
+        *,
+        keep: bool = True,
+        create_graph: bool = False,
     ) -> Sequence[Any]:
-        """One gradient for each edge, None where there is no need of it."""
+        """One gradient for each edge, None where there is no need of it (`needs`; None: of all)."""
         graph = self._graph
         if isinstance(graph, ReleasedVariables):
             raise graph.error(self.name)
-        wanted = [i for i, need in enumerate(needs) if need]
+        count = len(self.next_nodes)
+        wanted: Sequence[int] = range(count) if needs is None else [i for i, need in enumerate(needs) if need]
         left, self._left = self._left, ()
         half = self._weight_half
         if half is not None and _are_same(half[0], grads):
             if not keep:
                 self._weight_half = None
-            return _placed(wanted, given_away(half[1].run(wanted, keep=keep), []), len(needs))
+            return _placed(wanted, given_away(half[1].run(wanted, keep=keep), []), count)
         if isinstance(graph, Recomputed):
             graph = graph.graph(values or (), self.name)
         if create_graph:
@@ -210,7 +229,7 @@ class TorchNode(Node):
             self._weight_half = (tuple(grads), rest)
         else:
             results = graph.gradients(given, wanted, keep=keep)
-        return _placed(wanted, given_away(results, given), len(needs))
+        return _placed(wanted, given_away(results, given), count)
 
     def _recorded(self, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int]) -> Sequence[Any]:
         """The gradients as Tensors of a node of their own. See Note [Higher orders]."""
@@ -225,7 +244,7 @@ class TorchNode(Node):
             given.append(each)
         results = graph.gradients(given, wanted, keep=True, create_graph=True)
         again = TorchGraph((), sources, graph.watched)
-        return _placed(wanted, recorded(results, again, edges, current_mode(), self.forward_line, 1 << self._cost), len(self.next_nodes))
+        return _placed(wanted, recorded(results, again, edges, current_mode(), self._line, 1 << self._cost), len(self.next_nodes))
 
 
 class SmallTorchNode(TorchNode):
@@ -237,7 +256,7 @@ class SmallTorchNode(TorchNode):
 
     def vjp(self, g: Sequence[Any]) -> Sequence[Any]:
         """Gradients of all edges."""
-        return self._run(g, [True] * len(self.next_nodes))
+        return self._run(g)
 
     def vjp_part(self, g: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
         """Gradients of the edges with `needs`."""
@@ -245,7 +264,7 @@ class SmallTorchNode(TorchNode):
 
     def apply(self, grads: Sequence[Any], values: tuple[Any, ...] | None = None) -> Any:
         """As `vjp`."""
-        return self._run(grads, [True] * len(self.next_nodes), values)
+        return self._run(grads, None, values)
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
         """As `vjp_part`, with unpacked inputs; with `create_graph` on Tensors."""
@@ -266,7 +285,7 @@ def backward_ns(elapsed_ns: int) -> int:
 
 
 def recorded(
-    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int
+    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: Line | None, elapsed_ns: int
 ) -> list[Any]:
     """Tensors over torch tensors (None stays None), with a node for those that require grad.
 
@@ -275,15 +294,17 @@ def recorded(
         graph: gets those that require grad as its outputs.
         edges: where the gradients of the graph's sources go.
         mode: the caller's.
-        line: the line of the call.
+        line: file and line of the call.
         elapsed_ns: nanoseconds that the forward took.
     """
     tensors = [None if result is None else tensor_over(result.detach()) for result in results]
     carriers = [i for i, result in enumerate(results) if result is not None and result.requires_grad]
     if carriers:
         graph.outputs = [results[i] for i in carriers]
-        is_small = backward_ns(elapsed_ns) < INLINE_NS and all(each.device.type == "cpu" for each in graph.outputs)
-        node = (SmallTorchNode if is_small else TorchNode)(edges, graph, line, elapsed_ns)
+        arrays = [tensors[i]._data for i in carriers]
+        metadata = tuple([InputMetadata(array.shape, array.dtype, device_name_of(array)) for array in arrays])
+        is_small = backward_ns(elapsed_ns) < INLINE_NS and metadata[0].device == "cpu"
+        node = (SmallTorchNode if is_small else TorchNode)(edges, graph, metadata, line, elapsed_ns)
         for nr, i in enumerate(carriers):
             tensor: Any = tensors[i]
             tensor._node, tensor._nr = node, nr
@@ -302,20 +323,22 @@ def given_away(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
             continue
         if result.layout is not torch.strided:
             result = result.to_dense()
-        place = result.untyped_storage().data_ptr()
-        if place in taken or result.is_conj() or result.is_neg() or result.numel() * result.itemsize != result.untyped_storage().nbytes():
-            result = result.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
-            place = result.untyped_storage().data_ptr()
-        taken.add(place)
-        result.__aiograd_gives__ = True
-        arrays.append(array_over(result))
+        storage = result.untyped_storage()
+        if storage.data_ptr() in taken or storage.nbytes() != result.nbytes:
+            result = result.clone(memory_format=torch.contiguous_format)
+            storage = result.untyped_storage()
+        taken.add(storage.data_ptr())
+        array = array_over(result)
+        if getattr(array, "base", None) is result:
+            result.__aiograd_gives__ = True
+        arrays.append(array)
     return arrays
 
 
 def _placed(wanted: Sequence[int], results: Sequence[Any], count: int) -> tuple[Any, ...]:
     """One entry for each edge, None where nothing is wanted."""
     if len(results) == count:
-        return tuple(results)
+        return results
     outputs: list[Any] = [None] * count
     for i, result in zip(wanted, results, strict=True):
         outputs[i] = result

@@ -60,9 +60,11 @@ class SharedGradient(AccumulateGrad):
     def grad(self) -> Any:
         """The torch parameter's gradient as a Tensor; the same Tensor as long as it is the same."""
         found = self.source.grad
+        if found is None:
+            return None
         seen, tensor = self._seen
         if found is not seen:
-            tensor = None if found is None else tensor_over(found.detach())
+            tensor = tensor_over(found.detach())
             self._seen = (found, tensor)
         return tensor
 
@@ -77,10 +79,8 @@ class SharedGradient(AccumulateGrad):
         array = value._data if is_tensor else value
         base = getattr(array, "base", None)
         found = base if getattr(base, "__aiograd_gives__", False) else over_array(array)
-        if not is_tensor:
-            value = make(array)
-            value._vc = TorchCounter(found)
-        self.source.grad, self._seen = found, (found, value)
+        self.source.grad = found
+        self._seen = (found, value) if is_tensor else (None, None)
 
     def seen_grad(self) -> Any:
         """The gradient for the user, as a Tensor or None; None where it is for torch alone.
