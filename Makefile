@@ -14,7 +14,7 @@
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
 #   make release-checks              the same, as much as before a release: many hours
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
-#   make bench | parity | examples   benchmarks, comparison with torch, every example
+#   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments
 #
 # PYTHON=/path/to/python chooses the interpreter of a new .venv.
@@ -95,7 +95,7 @@ parity: $(VENV)/.installed-parity
 	$(BIN)/python -m tests.parity $(ARGS)
 
 examples: $(VENV)/.installed-dev
-	@set -e; for example in examples/*.py; do echo "== $$example"; $(BIN)/python "$$example"; done
+	@set -e; for example in $(filter-out examples/torch_%,$(wildcard examples/*.py)); do echo "== $$example"; $(BIN)/python "$$example"; done
 
 clean:
 	rm -rf build dist out .benchmarks .coverage .hypothesis .mypy_cache .pytest_cache .ruff_cache

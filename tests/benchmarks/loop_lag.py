@@ -51,7 +51,7 @@ async def _run(settings: Settings, collector: str) -> Table:
     rounds = settings.of(30, 1)
     large = _large_mlp(settings)
     with _Collections() as collections:
-        idle = await _lags(lambda: asyncio.sleep(0.02), rounds)
+        idle = await lags_beside(lambda: asyncio.sleep(0.02), rounds)
     _row(table, "nothing", idle, collections.longest, None, None, judged=False)
     for name, prepare, count in (
         ("MLP 784-1024-1024-10, batch 256", large, rounds),
@@ -108,7 +108,7 @@ def _row(
 # -------------------------------------------------------------------- the heartbeat
 
 
-async def _lags(job: Job, rounds: int) -> list[float]:
+async def lags_beside(job: Job, rounds: int) -> list[float]:
     lags: list[float] = []
     for _ in range(rounds):
         lags += (await _beside(job))[0]

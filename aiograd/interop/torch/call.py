@@ -66,7 +66,7 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     result = map_tree(functools.partial(_take, layer, passed, returned), result, torch.Tensor)
     line = _line() if records else None
     wanted = [each for each in passed if each.tensor._node is not None] if records else []
-    edges = [*[(each.tensor._node, each.tensor._nr) for each in wanted], *[(parameter.leaf, 0) for parameter in trained]]
+    edges = [*[(each.tensor._node, each.tensor._nr) for each in wanted], *[parameter.edge() for parameter in trained]]
     sources = [*[each.given for each in wanted], *[parameter.torch_parameter for parameter in trained]]
     watched = [Watched(each.counter, each.counted, each.given) for each in passed if each.counter is not None]
     graph = TorchGraph((), sources, watched)
@@ -271,9 +271,9 @@ def _recompute(node: TorchNode, layer: Any, tree: Any, passed: Sequence[Passed],
     node.recompute(Recomputed(again, parameters), tuple([pack_value(each.tensor, mode.saved_hooks) for each in passed]))
 
 
-def _line() -> tuple[str, int] | None:
+def _line() -> str | None:
     """File and line of the code that called the module, three frames above `call`."""
     frame: Any = sys._getframe(1)
     for _ in range(3):
         frame = frame and frame.f_back
-    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"

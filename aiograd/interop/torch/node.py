@@ -21,7 +21,7 @@ Note [Recomputed]
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from aiograd.devices import device_name_of
 from aiograd.engine.placement import INLINE_NS
@@ -40,9 +40,6 @@ if TYPE_CHECKING:
     import torch
 else:
     torch = from_extra("torch", "torch")
-
-#: file and line of a call
-Line: TypeAlias = tuple[str, int]
 
 
 class Recomputed:
@@ -86,7 +83,7 @@ class TorchNode(Node):
         elapsed_ns: nanoseconds that the forward took.
     """
 
-    __slots__ = ("metadata_list", "device", "_line", "_graph", "_packed", "_left", "_weight_half", "_cost")
+    __slots__ = ("metadata_list", "device", "forward_line", "_graph", "_packed", "_left", "_weight_half", "_cost")
 
     holds_data = True
     is_async = False
@@ -96,13 +93,13 @@ class TorchNode(Node):
     num_inputs = property(lambda self: len(self.metadata_list))
 
     def __init__(
-        self, edges: Sequence[tuple[Node, int]], graph: TorchGraph, metadata: tuple[InputMetadata, ...], line: Line | None, elapsed_ns: int
+        self, edges: Sequence[tuple[Node, int]], graph: TorchGraph, metadata: tuple[InputMetadata, ...], line: str | None, elapsed_ns: int
     ) -> None:
         self.next_nodes, self.next_nrs = zip(*edges, strict=True)
         self._seq = _next_sequence()
         self._extra = None
         self.metadata_list = metadata
-        self._line = line
+        self.forward_line = line
         self.device = metadata[0].device
         self._graph: TorchGraph | Recomputed | ReleasedVariables = graph
         self._packed: Any = ()
@@ -132,11 +129,6 @@ class TorchNode(Node):
             An `InputMetadata`.
         """
         return self.metadata_list[input_nr]
-
-    @property
-    def forward_line(self) -> str | None:
-        """File and line of the call."""
-        return None if self._line is None else f"{self._line[0]}:{self._line[1]}"
 
     # ---------------------------------------------------------------- saved values
 
@@ -244,7 +236,7 @@ class TorchNode(Node):
             given.append(each)
         results = graph.gradients(given, wanted, keep=True, create_graph=True)
         again = TorchGraph((), sources, graph.watched)
-        return _placed(wanted, recorded(results, again, edges, current_mode(), self._line, 1 << self._cost), len(self.next_nodes))
+        return _placed(wanted, recorded(results, again, edges, current_mode(), self.forward_line, 1 << self._cost), len(self.next_nodes))
 
 
 class SmallTorchNode(TorchNode):
@@ -285,7 +277,7 @@ def backward_ns(elapsed_ns: int) -> int:
 
 
 def recorded(
-    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: Line | None, elapsed_ns: int
+    results: Sequence[Any], graph: TorchGraph, edges: Sequence[tuple[Any, int]], mode: Mode, line: str | None, elapsed_ns: int
 ) -> list[Any]:
     """Tensors over torch tensors (None stays None), with a node for those that require grad.
 
@@ -297,7 +289,7 @@ def recorded(
         line: file and line of the call.
         elapsed_ns: nanoseconds that the forward took.
     """
-    tensors = [None if result is None else tensor_over(result.detach()) for result in results]
+    tensors: list[Any] = [None if result is None else tensor_over(result.detach()) for result in results]
     carriers = [i for i, result in enumerate(results) if result is not None and result.requires_grad]
     if carriers:
         graph.outputs = [results[i] for i in carriers]
@@ -306,8 +298,7 @@ def recorded(
         is_small = backward_ns(elapsed_ns) < INLINE_NS and metadata[0].device == "cpu"
         node = (SmallTorchNode if is_small else TorchNode)(edges, graph, metadata, line, elapsed_ns)
         for nr, i in enumerate(carriers):
-            tensor: Any = tensors[i]
-            tensor._node, tensor._nr = node, nr
+            tensors[i]._node, tensors[i]._nr = node, nr
         if not mode.plain:
             note(node, mode)
     return tensors
@@ -317,6 +308,7 @@ def given_away(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Arrays of gradients (None stays None), each the only one over its memory. See Note [Gradients are given away]."""
     taken = {each.untyped_storage().data_ptr() for each in given if each is not None}
     arrays: list[Any] = []
+    result: Any
     for result in results:
         if result is None:
             arrays.append(None)
@@ -335,14 +327,14 @@ def given_away(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     return arrays
 
 
-def _placed(wanted: Sequence[int], results: Sequence[Any], count: int) -> tuple[Any, ...]:
+def _placed(wanted: Sequence[int], results: Sequence[Any], count: int) -> Sequence[Any]:
     """One entry for each edge, None where nothing is wanted."""
     if len(results) == count:
         return results
     outputs: list[Any] = [None] * count
     for i, result in zip(wanted, results, strict=True):
         outputs[i] = result
-    return tuple(outputs)
+    return outputs
 
 
 def _are_same(some: Sequence[Any], others: Sequence[Any]) -> bool:

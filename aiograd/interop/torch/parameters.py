@@ -134,6 +134,12 @@ class SharedParameter(Parameter):
         if leaf is not None:
             leaf.shape, leaf.dtype, leaf.device = self._facts()
 
+    def edge(self) -> tuple[AccumulateGrad, int]:
+        """Where its gradient arrives, whatever memory the torch parameter has been given meanwhile."""
+        if self.torch_parameter.data_ptr() != self._place[0]:
+            self._look_up()
+        return self.leaf, 0
+
     @property
     def _data(self) -> Any:
         source = self.torch_parameter

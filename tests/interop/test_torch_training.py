@@ -1,0 +1,593 @@
+"""Parameters, gradients and state of wrapped modules in both libraries at once: training loops, transactions, versions, halves, bad input."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import safetensors.torch
+
+import aiograd as ag
+from aiograd import pipeline
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    DeviceError,
+    DeviceMismatchError,
+    GraphError,
+    GraphFreedError,
+    InPlaceError,
+    ModifiedError,
+)
+from tests.interop.test_torch import draw, pair_of, same
+from tests.tolerance import assert_close
+
+torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
+interop: Any = ag.interop.torch
+nn = torch.nn
+
+
+def net() -> Any:
+    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+
+
+def functional(module: Any) -> Any:
+    """A torch module whose forward is a function."""
+
+    class Functional(nn.Module):  # type: ignore[misc,name-defined]
+        def forward(self, *args: Any) -> Any:
+            return module(*args)
+
+    return Functional()
+
+
+# -------------------------------------------------------------------- one memory
+
+
+async def test_parameters_gradients_and_buffers_are_one_memory() -> None:
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    layer = interop.wrap(module)
+    assert layer.module is module and list(layer.state_dict()) == list(module.state_dict())
+    await layer(ag.asarray(draw(5, 4))).sum().backward()
+    for (path, ours), (name, theirs) in zip(layer.named_parameters(), module.named_parameters(), strict=True):
+        assert path == name and ours.numpy().ctypes.data == theirs.data_ptr() and ours.grad.numpy().ctypes.data == theirs.grad.data_ptr()
+        assert interop.to_torch(ours) is theirs
+    assert dict(layer.named_buffers())["1.running_mean"].numpy().ctypes.data == module[1].running_mean.data_ptr()
+    torch.nn.utils.clip_grad_norm_(module.parameters(), 1e-3)
+    same(next(layer.parameters()).grad, module[0].weight.grad)
+
+
+@pytest.mark.parametrize("clears", ["torch", "torch, to zeros", "aiograd", "torch's module", "aiograd's optimizer"])
+async def test_clearing_gradients_on_one_side_between_forward_and_backward_clears_both(clears: str) -> None:
+    module, layer = pair_of(net)
+    x = draw(5, 4)
+    theirs, ours = torch.optim.SGD(layer.module.parameters(), lr=0.1), ag.optim.SGD(layer.parameters(), lr=0.1)
+    await layer(ag.asarray(x)).sum().backward()
+    loss = layer(ag.asarray(x)).sum()
+    clear = {
+        "torch": theirs.zero_grad,
+        "torch, to zeros": lambda: theirs.zero_grad(set_to_none=False),
+        "aiograd": layer.zero_grad,
+        "torch's module": layer.module.zero_grad,
+        "aiograd's optimizer": ours.zero_grad,
+    }[clears]
+    clear()
+    assert all(p.grad is None or not p.grad.numpy().any() for p in layer.parameters())
+    assert all(p.grad is None or not p.grad.any() for p in layer.module.parameters())
+    await loss.backward()
+    module(torch.from_numpy(x)).sum().backward()
+    for ours_p, other in zip(layer.parameters(), module.parameters(), strict=True):
+        same(ours_p.grad, other.grad)
+
+
+@pytest.mark.parametrize("optimizer", ["torch", "aiograd"])
+@pytest.mark.parametrize("loss_of", ["torch", "aiograd"])
+async def test_a_training_loop_mixed_of_both_is_that_of_torch(optimizer: str, loss_of: str) -> None:
+    module, layer = pair_of(net)
+    x, y = draw(32, 4), draw(32, 2, at=1)
+    reference = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9)
+    if optimizer == "torch":
+        mixed: Any = torch.optim.SGD(layer.module.parameters(), lr=0.1, momentum=0.9)
+    else:
+        mixed = ag.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+    measure = interop.wrap(nn.MSELoss()) if loss_of == "torch" else ag.nn.MSELoss()
+    for _ in range(20):
+        reference.zero_grad()
+        expected = nn.functional.mse_loss(module(torch.from_numpy(x)), torch.from_numpy(y))
+        expected.backward()
+        reference.step()
+        mixed.zero_grad()
+        loss = measure(layer(ag.asarray(x)), ag.asarray(y))
+        await loss.backward()
+        mixed.step()
+        np.testing.assert_allclose(loss.item(), expected.item(), rtol=1e-5)
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
+        if (optimizer, loss_of) == ("torch", "torch"):
+            same(ours, other)
+        else:
+            np.testing.assert_allclose(ours.detach().numpy(), other.detach().numpy(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("side", ["both", "aiograd", "torch"])
+async def test_gradients_arrive_on_the_chosen_side(side: str) -> None:
+    layer = interop.wrap(net(), keep_grad=side)
+    optimizer = ag.optim.SGD(layer.parameters(), lr=0.1)
+    before = layer.module[0].weight.detach().clone()
+    for _ in range(2):
+        await layer(ag.ones((3, 4))).sum().backward()
+    ours, theirs = [p.grad for p in layer.parameters()], [p.grad for p in layer.module.parameters()]
+    assert all((grad is not None) == (side != "torch") for grad in ours) and all((grad is not None) == (side != "aiograd") for grad in theirs)
+    kept = ours[-1].numpy() if side != "torch" else theirs[-1].numpy()
+    np.testing.assert_array_equal(kept, [6, 6])
+    if side == "torch":
+        with pytest.warns(UserWarning, match="gradient"):
+            optimizer.step()
+    else:
+        optimizer.step()
+    assert torch.equal(before, layer.module[0].weight) == (side == "torch")
+
+
+async def test_one_parameter_in_two_wrapped_modules_gets_the_sum() -> None:
+    shared = nn.Linear(3, 3)
+    first, second = interop.wrap(shared), interop.wrap(nn.Sequential(shared, nn.Tanh()))
+    assert next(first.parameters()) is next(second.parameters())
+    x = draw(4, 3)
+    await second(first(ag.asarray(x))).sum().backward()
+    found = shared.weight.grad.clone()
+    shared.zero_grad()
+    shared(shared(torch.from_numpy(x))).tanh().sum().backward()
+    assert_close(found.numpy(), shared.weight.grad.numpy())
+    with pytest.raises(ArgumentError, match="keep_grad='both'"):
+        interop.wrap(shared, keep_grad="torch")
+
+
+async def test_what_torch_changes_later_is_seen() -> None:
+    layer = interop.wrap(net())
+    first = next(layer.parameters())
+    layer.module.double()
+    assert first.dtype == np.float64
+    await layer(ag.ones((2, 4), dtype=np.float64)).sum().backward()
+    assert first.grad.dtype == np.float64 and layer.module[0].weight.grad.dtype == torch.float64
+    layer.module[0].weight.requires_grad_(False)
+    assert not first.requires_grad
+    first.requires_grad_()
+    assert layer.module[0].weight.requires_grad
+    layer.module[2] = nn.Linear(16, 5).double()
+    assert layer(ag.ones((2, 4), dtype=np.float64)).shape == (2, 5) and list(layer.parameters())[-1].shape == (5,)
+
+
+async def test_a_module_of_aiograd_that_is_cast_casts_the_torch_module() -> None:
+    outer = ag.nn.Sequential(interop.wrap(nn.BatchNorm1d(3)))
+    outer.double()
+    (layer,) = outer.children()
+    assert layer.module.weight.dtype == torch.float64
+    twin = copy.deepcopy(outer)
+    with ag.no_grad():
+        next(twin.parameters())[...] = 7.0
+    assert next(iter(twin.children())).module.weight.tolist() == [7, 7, 7] and layer.module.weight.tolist() == [1, 1, 1]
+
+
+async def test_training_and_evaluation_reach_the_torch_module_from_outside() -> None:
+    outer = ag.nn.Sequential(ag.nn.Linear(3, 3), interop.wrap(nn.Sequential(nn.Dropout(0.5), nn.BatchNorm1d(3))))
+    layer = list(outer.children())[1]
+    outer.eval()
+    assert not layer.training and not layer.module.training and not layer.module[0].training
+    x = ag.ones((2, 3))
+    assert layer(x).tolist() == layer(x).tolist()
+    outer.train()
+    assert layer.module[1].training
+
+
+def test_checkpoints_of_each_are_read_by_the_other(tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    layer, other = interop.wrap(copy.deepcopy(module)), interop.wrap(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
+    ag.save(layer.state_dict(), tmp_path / "ours.safetensors")
+    fresh = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
+    fresh.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"))
+    safetensors.torch.save_file(module.state_dict(), tmp_path / "theirs.safetensors")
+    other.load_state_dict(ag.load(tmp_path / "theirs.safetensors"))
+    for path, value in module.state_dict().items():
+        assert torch.equal(fresh.state_dict()[path], value) and torch.equal(other.module.state_dict()[path], value)
+
+
+# -------------------------------------------------------------------- all or nothing
+
+
+async def test_a_failed_pass_leaves_the_gradients_of_torch_as_they_were() -> None:
+    layer = interop.wrap(net())
+    x = ag.tensor(draw(5, 4), requires_grad=True)
+    await layer(x).sum().backward()
+    before = [(p.grad, p.grad.clone()) for p in layer.module.parameters()]
+
+    async def fails(grad: Any) -> None:
+        raise LookupError("no gradient")
+
+    y = x * 2.0
+    y.register_hook(fails)
+    with pytest.raises(LookupError):
+        await layer(y).sum().backward()
+    assert all(p.grad is grad and torch.equal(grad, value) for p, (grad, value) in zip(layer.module.parameters(), before, strict=True))
+
+
+async def test_a_cancelled_pass_leaves_the_gradients_of_torch_as_they_were() -> None:
+    layer = interop.wrap(net())
+    reached = asyncio.Event()
+
+    async def waits(grad: Any) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    y = ag.tensor(draw(5, 4), requires_grad=True) * 2.0
+    y.register_hook(waits)
+    running = asyncio.create_task(layer(y).sum().backward())
+    await reached.wait()
+    running.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await running
+    assert all(p.grad is None for p in layer.module.parameters())
+
+
+async def test_an_expensive_backward_runs_on_the_executor_and_the_loop_goes_on() -> None:
+    threads = []
+    held, go = threading.Event(), threading.Event()
+
+    class Held(torch.autograd.Function):  # type: ignore[misc,name-defined]
+        @staticmethod
+        def forward(ctx: Any, x: Any) -> Any:
+            held.wait(0.002)  # longer than what may stay on the loop
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, g: Any) -> Any:
+            threads.append(threading.current_thread())
+            assert go.wait(30)
+            return g * 2
+
+    x = ag.ones(3).requires_grad_()
+    running = asyncio.create_task(interop.wrap(functional(Held.apply))(x).sum().backward())
+    while not threads:
+        await asyncio.sleep(0)
+    go.set()
+    await running
+    assert threads[0] is not threading.current_thread() and x.grad.tolist() == [2, 2, 2]
+
+
+# -------------------------------------------------------------------- changed unnoticed
+
+
+@pytest.mark.parametrize("writer", ["torch's optimizer", "aiograd's optimizer", "load_state_dict", "no_grad"])
+async def test_a_parameter_that_changes_between_forward_and_backward_is_noticed(writer: str) -> None:
+    layer = interop.wrap(nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)))
+    x = ag.ones((2, 3))
+    await layer(x).sum().backward()
+    loss = layer(x).sum()
+    if writer == "torch's optimizer":
+        torch.optim.SGD(layer.module.parameters(), lr=0.1).step()
+    elif writer == "aiograd's optimizer":
+        ag.optim.SGD(layer.parameters(), lr=0.1).step()
+    elif writer == "load_state_dict":
+        layer.load_state_dict({path: value.numpy() + 1 for path, value in layer.state_dict().items()})
+    else:
+        with ag.no_grad():
+            for parameter in layer.parameters():
+                parameter += 1.0
+    before = [p.grad.clone() for p in layer.module.parameters()]
+    with pytest.raises(ModifiedError, match="modified by an inplace operation"):
+        await loss.backward()
+    assert all(torch.equal(p.grad, grad) for p, grad in zip(layer.module.parameters(), before, strict=True))
+
+
+async def test_a_parameter_that_torch_writes_is_noticed_by_rows_that_have_saved_it() -> None:
+    layer = interop.wrap(nn.Linear(3, 3))
+    weight = next(layer.parameters())
+    loss = (weight * weight).sum()
+    weight.grad = ag.ones((3, 3))
+    torch.optim.SGD(layer.module.parameters(), lr=0.1).step()
+    with pytest.raises(ModifiedError):
+        await loss.backward()
+
+
+@pytest.mark.parametrize("which", ["input", "output"])
+async def test_inputs_and_outputs_that_change_are_noticed_where_they_are_saved(which: str) -> None:
+    layer = interop.wrap(nn.Linear(3, 3) if which == "input" else nn.Tanh())
+    x = ag.ones((2, 3))
+    y = layer(x if which == "input" else x.requires_grad_())
+    loss = y.sum()
+    with ag.no_grad():
+        changed = x if which == "input" else y.detach()
+        changed += 1.0
+    with pytest.raises(ModifiedError):
+        await loss.backward()
+    fine = interop.wrap(functional(lambda t: t + 1.0))
+    x = ag.ones(3).requires_grad_()
+    y = fine(x * 1.0)
+    with ag.no_grad():
+        detached = y.detach()
+        detached += 1.0  # nobody has saved it
+    await y.sum().backward()
+    assert x.grad.tolist() == [1, 1, 1]
+
+
+def test_writes_through_converted_tensors_are_counted_by_both() -> None:
+    ours = ag.ones(3)
+    theirs = interop.to_torch(ours)
+    theirs += 1
+    assert ours.tolist() == [2, 2, 2] and ours.version == 1
+    ours += 1.0
+    assert theirs.tolist() == [3, 3, 3] and theirs._version == 2
+    back = interop.from_torch(theirs)
+    back *= 2.0
+    assert theirs._version == 3 and interop.to_torch(back).data_ptr() == theirs.data_ptr()
+
+
+def test_memory_that_torch_cannot_share_is_copied() -> None:
+    array = np.arange(6.0).reshape(2, 3)
+    assert interop.to_torch(ag.asarray(array[::-1])).tolist() == array[::-1].tolist()
+    array.flags.writeable = False
+    copied = interop.to_torch(ag.asarray(array))
+    copied += 1
+    assert array[0, 0] == 0 and interop.to_torch(ag.asarray(array.astype(">f8"))).tolist() == array.tolist()
+
+
+# -------------------------------------------------------------------- graphs kept, spent, recomputed
+
+
+async def test_a_graph_is_spent_unless_it_is_kept() -> None:
+    layer = interop.wrap(net())
+    loss = layer(ag.ones((2, 4))).sum()
+    await loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in layer.module.parameters()]
+    await loss.backward()
+    assert all(torch.equal(p.grad, 2 * grad) for p, grad in zip(layer.module.parameters(), once, strict=True))
+    with pytest.raises(GraphFreedError, match="second time"):
+        await loss.backward()
+
+
+async def test_a_checkpoint_repeats_masks_and_leaves_running_statistics_alone() -> None:
+    def make() -> Any:
+        return nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 2))
+
+    module, layer = pair_of(make)
+    x = draw(6, 4)
+    torch.manual_seed(3)
+    module(torch.from_numpy(x)).square().sum().backward()
+    torch.manual_seed(3)
+    loss = ag.checkpoint(lambda t: (layer(t) ** 2).sum(), ag.asarray(x))
+    torch.rand(5)  # the state has moved on before backward
+    await loss.backward()
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
+        assert_close(ours.grad.numpy(), other.grad.numpy())
+    for ours, other in zip(layer.module.buffers(), module.buffers(), strict=True):
+        assert torch.equal(ours, other)
+
+
+async def test_a_recomputation_with_other_parameters_is_refused() -> None:
+    layer = interop.wrap(net())
+    with ag.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+        loss = layer(ag.ones((2, 4))).sum()
+    await loss.backward(retain_graph=True)
+    torch.optim.SGD(layer.module.parameters(), lr=0.1).step()
+    with pytest.raises(ModifiedError, match="computed again"):
+        await loss.backward()
+
+
+# -------------------------------------------------------------------- two halves
+
+
+class Products(torch.utils._python_dispatch.TorchDispatchMode):  # type: ignore[misc,name-defined]
+    """Counts products of matrices."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += function.overloadpacket in (torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.bmm)
+        return function(*args, **(kwargs or {}))
+
+
+async def halves(layer: Any, x: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, list[int]]:
+    """The gradient of the input, and how many products of matrices each half makes; gradients of parameters accumulate."""
+    counts = []
+    engine = torch.autograd.graph._engine_run_backward
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        with Products() as products:
+            result = engine(*args, **kwargs)
+        counts[-1] += products.count
+        return result
+
+    monkeypatch.setattr(torch.autograd.graph, "_engine_run_backward", counted)
+    x = ag.asarray(x).requires_grad_()
+    y = layer(x)
+    weights = list(layer.parameters())
+    counts.append(0)
+    (dx,), groups = await pipeline.stage_backward_input([y], [ag.ones(y.shape)], [x], weights)
+    assert all(p.grad is None for p in weights)
+    counts.append(0)
+    await pipeline.stage_backward_weight(weights, groups)
+    return dx, counts
+
+
+@pytest.mark.parametrize("slow", [False, True], ids=["on the loop", "on the executor"])
+async def test_the_halves_of_a_backward_make_no_product_twice(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if slow:
+        monkeypatch.setattr("aiograd.interop.torch.node.backward_ns", lambda elapsed: 10**9)
+    module, layer = pair_of(lambda: nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 3)))
+    x = draw(5, 4)
+    given = torch.from_numpy(x.copy()).requires_grad_()
+    module(given).sum().backward()
+    dx, counts = await halves(layer, x, monkeypatch)
+    assert counts == [3, 3]
+    same(dx, given.grad)
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
+        same(ours.grad, other.grad)
+
+
+class Twice(nn.Module):  # type: ignore[misc,name-defined]
+    """A weight on one path twice, once by way of a function of it, and a bias that no input reaches."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.bias = nn.Parameter(torch.randn(4, 4)), nn.Parameter(torch.randn(4))
+
+    def forward(self, x: Any) -> Any:
+        scaled = self.weight.tanh()
+        return (x @ scaled).relu() @ scaled + self.bias.exp() + x @ self.weight
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Twice,
+        lambda: nn.LSTM(4, 4),
+        lambda: nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0),
+        lambda: nn.Sequential(nn.Conv1d(6, 4, 3, padding=1), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(16, 2)),
+        lambda: functional(lambda x: (x @ x.mT @ x).square()),
+    ],
+    ids=["twice", "lstm", "transformer", "conv", "no parameters"],
+)
+async def test_halves_have_the_gradients_of_the_whole(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, layer = pair_of(lambda: nn.Sequential(make(), First()))
+    x = draw(5, 6, 4)
+    given = torch.from_numpy(x.copy()).requires_grad_()
+    module(given).sum().backward()
+    dx, _ = await halves(layer, x, monkeypatch)
+    assert_close(dx.numpy(), given.grad.numpy())
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
+        assert_close(ours.grad.numpy(), other.grad.numpy())
+
+
+class First(nn.Module):  # type: ignore[misc,name-defined]
+    """The first of several results."""
+
+    def forward(self, x: Any) -> Any:
+        return x[0] if isinstance(x, tuple) else x
+
+
+@pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZB-H1"])
+async def test_wrapped_stages_train_under_any_schedule_as_in_torch(schedule: str) -> None:
+    torch.manual_seed(0)
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
+    twins = [copy.deepcopy(stage) for stage in stages]
+    x, y = draw(8, 6), draw(8, 6, at=1)
+    pipe = pipeline.Pipeline([interop.wrap(stage) for stage in stages], pipeline.make_schedule(schedule, 3, 4), loss_fn=ag.nn.functional.mse_loss)
+    losses = await pipe.step(ag.asarray(x), ag.asarray(y))
+    expected = []
+    for part in range(4):
+        z = torch.from_numpy(x[2 * part : 2 * part + 2])
+        for twin in twins:
+            z = twin(z)
+        loss = nn.functional.mse_loss(z, torch.from_numpy(y[2 * part : 2 * part + 2]))
+        (loss / 4).backward()
+        expected.append(loss.item())
+    np.testing.assert_allclose([loss.item() for loss in losses], expected, rtol=1e-6)
+    for stage, twin in zip(stages, twins, strict=True):
+        for ours, other in zip(stage.parameters(), twin.parameters(), strict=True):
+            assert_close(ours.grad.numpy(), other.grad.numpy())
+
+
+async def test_masks_in_a_pipeline_are_the_same_whatever_the_schedule() -> None:
+    found = []
+    for schedule in ("GPipe", "ZB-H1"):
+        torch.manual_seed(0)
+        ag.seed(5)
+        stages = [interop.wrap(nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5))) for _ in range(2)]
+        torch.manual_seed(len(found))  # torch's own state does not matter
+        pipe = pipeline.Pipeline(stages, pipeline.make_schedule(schedule, 2, 4), loss_fn=ag.nn.functional.mse_loss)
+        await pipe.step(ag.asarray(draw(8, 6)), ag.asarray(draw(8, 6, at=1)))
+        found.append([p.grad.numpy().copy() for stage in stages for p in stage.parameters()])
+    for some, others in zip(*found, strict=True):
+        np.testing.assert_array_equal(some, others)
+
+
+# -------------------------------------------------------------------- compiled
+
+
+async def test_a_compiled_function_calls_it() -> None:
+    layer = interop.wrap(net())
+
+    @ag.compile
+    def f(x: Any) -> Any:
+        return (layer(x * 2.0) ** 2).sum()
+
+    for _ in range(3):
+        layer.zero_grad()
+        await f(ag.asarray(draw(5, 4))).backward()
+        found = [p.grad.numpy().copy() for p in layer.parameters()]
+    layer.zero_grad()
+    await (layer(ag.asarray(draw(5, 4)) * 2.0) ** 2).sum().backward()
+    for ours, wanted in zip(layer.parameters(), found, strict=True):
+        np.testing.assert_array_equal(ours.grad.numpy(), wanted)
+
+
+# -------------------------------------------------------------------- bad input
+
+
+def in_place(x: Any) -> Any:
+    x.mul_(2)
+    return x + 1
+
+
+@pytest.mark.parametrize("needs", [False, True])
+def test_a_module_that_modifies_its_input_is_refused(needs: bool) -> None:
+    x = ag.ones(3)
+    if needs:
+        x.requires_grad_()
+    with pytest.raises(InPlaceError, match=r"modifies its input in place.*clone"):
+        interop.wrap(functional(in_place))(x)
+    assert x.tolist() == ([1, 1, 1] if needs else [2, 2, 2]) and x.version == (0 if needs else 1)
+
+
+@pytest.mark.parametrize("view", [lambda x: x[:1], lambda x: x.view(-1), lambda x: {"a": x.detach()}])
+def test_a_module_that_returns_a_view_is_refused(view: Any) -> None:
+    with pytest.raises(InPlaceError, match=r"returns a view of its input.*clone"):
+        interop.wrap(functional(view))(ag.ones((2, 3)))
+    x = ag.ones(3).requires_grad_()
+    assert interop.wrap(nn.Identity())(x) is x
+
+
+def test_devices_that_do_not_fit() -> None:
+    with pytest.raises(DeviceError, match="device meta"):
+        interop.wrap(nn.Linear(3, 3, device="meta"))
+    with pytest.raises(DeviceError, match="device meta"):
+        interop.wrap(functional(lambda x: x.to("meta")))(ag.ones(3))
+    with pytest.raises(DeviceMismatchError, match=r"cpu.*meta"):
+        interop.wrap(nn.Linear(3, 3))(torch.ones(3, device="meta"))
+
+
+def test_torch_tensors_that_require_grad_are_refused() -> None:
+    tensor = torch.ones(3, requires_grad=True)
+    for call in (interop.from_torch, interop.wrap(nn.Tanh())):
+        with pytest.raises(GraphError, match=r"gradients would stop here.*detach"):
+            call(tensor)
+    with pytest.raises(GraphError, match="detach"):
+        interop.to_torch(ag.ones(3).requires_grad_())
+    assert interop.wrap(nn.Tanh())(tensor.detach()).shape == (3,)
+
+
+def test_what_is_no_module_or_tensor() -> None:
+    with pytest.raises(ArgumentTypeError, match="expected a torch.nn.Module, found Linear"):
+        interop.wrap(ag.nn.Linear(2, 2))
+    with pytest.raises(ArgumentError, match="keep_grad='none'"):
+        interop.wrap(net(), keep_grad="none")
+    with pytest.raises(ArgumentError, match="no shape yet"):
+        interop.wrap(nn.LazyLinear(3))
+    with pytest.raises(ArgumentTypeError, match="bfloat16"):
+        interop.wrap(nn.Linear(3, 3).bfloat16())
+    with pytest.raises(ArgumentTypeError, match="expected a Tensor"):
+        interop.to_torch(np.ones(3))
+    with pytest.raises(ArgumentTypeError, match=r"expected a torch\.Tensor"):
+        interop.from_torch(np.ones(3))
+    with pytest.raises(ValueError, match="of the module"):
+        interop.wrap(functional(raises))(ag.ones(3))
+
+
+def raises(x: Any) -> Any:
+    raise ValueError("an error of the module")

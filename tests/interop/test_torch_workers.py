@@ -1,0 +1,100 @@
+"""Wrapped torch modules on workers: references, experts, a worker that is killed, and the examples."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import WorkerLostError
+from tests.interop.test_torch import draw
+
+torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+@pytest.mark.proc
+async def test_a_worker_that_serves_a_torch_module_is_killed_and_goes_on_with_the_same_bits() -> None:
+    from tests.interop.torch_service import Served
+
+    xs = [draw(8, 4, at=step) for step in range(4)]
+    alone = Served()
+    optimizer = torch.optim.SGD(alone.layers.module.parameters(), lr=0.1)
+    expected = []
+    for number, array in enumerate(xs):
+        optimizer.zero_grad()
+        x = ag.asarray(array.copy()).requires_grad_()
+        y = alone(x, number)
+        await (y * y).sum().backward()
+        optimizer.step()
+        expected.append(x.grad.numpy())
+    async with dist.LocalCluster(1, names=["served"], service="tests.interop.torch_service:service") as cluster:
+        driver = cluster.driver
+        remote = await driver.remote_module("served", Served)
+
+        async def step(number: int, kill: bool = False) -> Any:
+            x = ag.asarray(xs[number].copy()).requires_grad_()
+            async with driver.context() as ctx:
+                y = await remote(x, number)
+                loss = (y * y).sum()
+                if kill:
+                    os.kill(cluster.pids["served"], signal.SIGKILL)
+                await ctx.backward(loss)
+                await remote.ref.call("learn")
+                return ctx.grads[x].numpy().copy()
+
+        found = [await step(0), await step(1)]
+        state = await remote.state_dict()
+        with pytest.raises(WorkerLostError, match="served"):
+            await step(2, kill=True)
+        await cluster.wait_lost("served")
+        await cluster.restart("served")
+        remote = await driver.remote_module("served", Served)
+        await remote.load_state_dict(state)
+        found += [await step(2), await step(3)]
+        state = await remote.state_dict()
+    for ours, theirs in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    for name, theirs in alone.state_dict().items():
+        np.testing.assert_array_equal(state[name].numpy(), theirs.numpy(), err_msg=name)
+
+
+async def test_a_wrapped_module_is_an_expert() -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    twin = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Tanh())
+    twin.load_state_dict(module.state_dict())
+    layer = ag.interop.torch.wrap(module)
+    expert = dist.moe.ExpertBackend(layer, ag.optim.SGD(layer.parameters(), lr=0.1))
+    x, g = draw(3, 4), draw(3, 4, at=1)
+    given = torch.from_numpy(x.copy()).requires_grad_()
+    out = twin(given)
+    out.backward(torch.from_numpy(g))
+    torch.optim.SGD(twin.parameters(), lr=0.1).step()
+    (y,) = _several(await expert.forward(ag.asarray(x)))
+    np.testing.assert_array_equal(y.numpy(), out.detach().numpy())
+    (dx,) = _several(await expert.backward([ag.asarray(x)], [ag.asarray(g)]))
+    np.testing.assert_array_equal(dx.numpy(), given.grad.numpy())
+    for ours, theirs in zip(module.parameters(), twin.parameters(), strict=True):
+        np.testing.assert_allclose(ours.detach().numpy(), theirs.detach().numpy(), rtol=1e-6)
+
+
+def _several(result: Any) -> Any:
+    return result if isinstance(result, (tuple, list)) else (result,)
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize(("words", "expected"), [(["torch_pipeline.py", "--steps", "4"], "differ by at most"), (["torch_split_learning.py"], "right")])
+def test_an_example_runs(words: list[str], expected: str) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "error::RuntimeWarning"}
+    done = subprocess.run([sys.executable, *words], cwd=ROOT / "examples", env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and expected in done.stdout, done.stdout + done.stderr
