@@ -3,8 +3,8 @@
     pip install 'aiograd[torch]'
     python examples/torch_pipeline.py                 # four worker processes on this machine, about fifteen seconds
 
-The stages are ordinary torch modules with torch optimizers. ``interop.torch.wrap`` makes each of them one node of aiograd's graph: a batch is cut into
-microbatches that follow each other through the processes, backward is split into gradients of inputs and gradients of weights, and all
+The stages are ordinary torch modules with torch optimizers. ``interop.torch.wrap`` makes each of them one node of aiograd's graph: a batch is cut
+into microbatches that follow each other through the processes, backward is split into gradients of inputs and gradients of weights, and all
 gradients of a step are committed together, into ``grad`` of the torch parameters. Then the same model is trained by torch alone.
 """
 

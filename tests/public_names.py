@@ -32,6 +32,7 @@ MODULES = (
     "aiograd.pipeline",
     "aiograd.testing",
     "aiograd.transaction",
+    "aiograd.interop.torch",
     "aiograd.errors",
 )
 #: public names that are modules

@@ -140,6 +140,17 @@ def test_stages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "4 (8, 8)\n"
 
 
+@pytest.mark.proc
+@pytest.mark.parametrize("name", ["wrapped.py", "across.py", "pipelined.py"])
+def test_torch_modules(name: str, tmp_path: Path) -> None:
+    pytest.importorskip("torch", reason="it comes with the extra `torch`")
+    (tmp_path / name).write_text(block(f"# {name}"))
+    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed, claimed = numbers(done.stdout), numbers(after(f"# {name}", "text"))
+    assert done.stderr == "" and len(claimed) >= 3
+    np.testing.assert_allclose(printed, claimed, atol=0.06)
+
+
 NOTEBOOK = blocks("python", TEXTS["docs/guides/jupyter.md"])
 
 

@@ -308,11 +308,11 @@ def given_away(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Arrays of gradients (None stays None), each the only one over its memory. See Note [Gradients are given away]."""
     taken = {each.untyped_storage().data_ptr() for each in given if each is not None}
     arrays: list[Any] = []
-    result: Any
-    for result in results:
-        if result is None:
+    for each in results:
+        if each is None:
             arrays.append(None)
             continue
+        result: Any = each
         if result.layout is not torch.strided:
             result = result.to_dense()
         storage = result.untyped_storage()
