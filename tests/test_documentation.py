@@ -141,7 +141,7 @@ def test_stages(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("name", ["wrapped.py", "across.py", "pipelined.py"])
+@pytest.mark.parametrize("name", ["torch_wrapped.py", "torch_across.py", "torch_pipelined.py"])
 def test_torch_modules(name: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="it comes with the extra `torch`")
     (tmp_path / name).write_text(block(f"# {name}"))

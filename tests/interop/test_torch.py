@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiograd as ag
+from tests.interop.torch_support import draw, pair_of, same
 from tests.tolerance import assert_close
 
 torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
@@ -29,20 +29,6 @@ class Several(nn.Module):  # type: ignore[misc,name-defined]
         y = self.linear(x) * factor * self.scale + pair["a"] * pair["b"][0]
         picked = y if index is None else y[index]
         return {"picked": picked.tanh(), "rest": (y.argmax(1), y.detach() * 2, None, [y.sum(0)])}
-
-
-def same(ours: Any, theirs: Any, what: object = "") -> None:
-    """The same bits, shapes and dtypes."""
-    if theirs is None:
-        assert ours is None, what
-        return
-    found, wanted = ours.detach().numpy(), theirs.detach().numpy()
-    assert (found.shape, found.dtype) == (wanted.shape, wanted.dtype), what
-    np.testing.assert_array_equal(found, wanted, err_msg=str(what))
-
-
-def draw(*shape: int, dtype: Any = np.float32, at: int = 0) -> Any:
-    return np.random.default_rng(at).normal(size=shape).astype(dtype)
 
 
 def integers(*shape: int, below: int = 7) -> Any:
@@ -117,13 +103,6 @@ class Tied(nn.Module):  # type: ignore[misc,name-defined]
 
     def forward(self, x: Any) -> Any:
         return self.second(self.first(x).tanh())
-
-
-def pair_of(make: Any) -> tuple[Any, Any]:
-    """A torch module, and a wrapped copy of it."""
-    torch.manual_seed(0)
-    module = make()
-    return module, interop.wrap(copy.deepcopy(module))
 
 
 def flat(result: Any, kind: type) -> list[Any]:

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import safetensors.torch
 
 import aiograd as ag
 from aiograd import pipeline
@@ -24,12 +23,13 @@ from aiograd.errors import (
     InPlaceError,
     ModifiedError,
 )
-from tests.interop.test_torch import draw, pair_of, same
+from tests.interop.torch_support import draw, pair_of, same
 from tests.tolerance import assert_close
 
 torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
 interop: Any = ag.interop.torch
 nn = torch.nn
+files: Any = pytest.importorskip("safetensors.torch")
 
 
 def net() -> Any:
@@ -189,8 +189,8 @@ def test_checkpoints_of_each_are_read_by_the_other(tmp_path: Path) -> None:
     layer, other = interop.wrap(copy.deepcopy(module)), interop.wrap(nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)))
     ag.save(layer.state_dict(), tmp_path / "ours.safetensors")
     fresh = nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))
-    fresh.load_state_dict(safetensors.torch.load_file(tmp_path / "ours.safetensors"))
-    safetensors.torch.save_file(module.state_dict(), tmp_path / "theirs.safetensors")
+    fresh.load_state_dict(files.load_file(tmp_path / "ours.safetensors"))
+    files.save_file(module.state_dict(), tmp_path / "theirs.safetensors")
     other.load_state_dict(ag.load(tmp_path / "theirs.safetensors"))
     for path, value in module.state_dict().items():
         assert torch.equal(fresh.state_dict()[path], value) and torch.equal(other.module.state_dict()[path], value)

@@ -15,7 +15,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import WorkerLostError
-from tests.interop.test_torch import draw
+from tests.interop.torch_support import draw
 
 torch: Any = pytest.importorskip("torch", reason="it comes with the extra `torch`")
 

@@ -307,24 +307,22 @@ def recorded(
 def given_away(results: Sequence[Any], given: Sequence[Any]) -> list[Any]:
     """Arrays of gradients (None stays None), each the only one over its memory. See Note [Gradients are given away]."""
     taken = {each.untyped_storage().data_ptr() for each in given if each is not None}
-    arrays: list[Any] = []
-    for each in results:
-        if each is None:
-            arrays.append(None)
-            continue
-        result: Any = each
-        if result.layout is not torch.strided:
-            result = result.to_dense()
+    return [None if result is None else _given_away(result, taken) for result in results]
+
+
+def _given_away(result: Any, taken: set[int]) -> Any:
+    if result.layout is not torch.strided:
+        result = result.to_dense()
+    storage = result.untyped_storage()
+    if storage.data_ptr() in taken or storage.nbytes() != result.nbytes:
+        result = result.clone(memory_format=torch.contiguous_format)
         storage = result.untyped_storage()
-        if storage.data_ptr() in taken or storage.nbytes() != result.nbytes:
-            result = result.clone(memory_format=torch.contiguous_format)
-            storage = result.untyped_storage()
-        taken.add(storage.data_ptr())
-        array = array_over(result)
-        if getattr(array, "base", None) is result:
-            result.__aiograd_gives__ = True
-        arrays.append(array)
-    return arrays
+    taken.add(storage.data_ptr())
+    array = array_over(result)
+    is_shared = getattr(array, "base", None) is result
+    if is_shared:
+        result.__aiograd_gives__ = True
+    return array
 
 
 def _placed(wanted: Sequence[int], results: Sequence[Any], count: int) -> Sequence[Any]:
