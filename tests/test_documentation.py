@@ -140,13 +140,16 @@ def test_stages(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "4 (8, 8)\n"
 
 
+WITH_TORCH = (block("# torch_wrapped.py"), block("# torch_across.py"), block("# torch_pipelined.py"))
+
+
 @pytest.mark.proc
-@pytest.mark.parametrize("name", ["torch_wrapped.py", "torch_across.py", "torch_pipelined.py"])
-def test_torch_modules(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("code", WITH_TORCH, ids=lambda code: code.split()[1])
+def test_torch_modules(code: str, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="it comes with the extra `torch`")
-    (tmp_path / name).write_text(block(f"# {name}"))
-    done = subprocess.run([sys.executable, name], cwd=tmp_path, capture_output=True, text=True, check=True)
-    printed, claimed = numbers(done.stdout), numbers(after(f"# {name}", "text"))
+    (tmp_path / "program.py").write_text(code)
+    done = subprocess.run([sys.executable, "program.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    printed, claimed = numbers(done.stdout), numbers(after(code.split("\n")[0], "text"))
     assert done.stderr == "" and len(claimed) >= 3
     np.testing.assert_allclose(printed, claimed, atol=0.06)
 
