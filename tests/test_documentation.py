@@ -23,6 +23,7 @@ from aiohttp import ClientSession, web
 from aiohttp.test_utils import TestServer
 
 from aiograd import cli
+from aiograd.errors import WorkerLostError
 from tests.documentation import TEXTS, blocks
 from tests.public_names import MODULES, NAMESPACES, public_names
 from tests.test_recipes import after, block, numbers
@@ -83,6 +84,42 @@ def test_a_ported_script(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "ported.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     printed, claimed = (int(re.findall(r"(\d+)% right", text)[0]) for text in (done.stdout, after("# ported.py", "text")))
     assert abs(printed - claimed) <= 5 and (tmp_path / "net.safetensors").stat().st_size > 0
+
+
+@pytest.mark.proc
+def test_replicas(tmp_path: Path) -> None:
+    (tmp_path / "replicas_service.py").write_text(block("# replicas_service.py"))
+    (tmp_path / "replicas.py").write_text(block("# replicas.py"))
+    done = subprocess.run([sys.executable, "replicas.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "3 layers.0.bias\n" and done.stderr == ""
+
+
+class _Flaky:
+    """Replicas whose first step fails, and the cluster on which the lost one is back."""
+
+    def __init__(self) -> None:
+        self.happened: list[str] = []
+
+    async def step(self, shards: Any) -> str:
+        self.happened.append("step")
+        if len(self.happened) == 1:
+            raise WorkerLostError("lost", worker="left")
+        return "losses"
+
+    async def wait_running(self, name: str) -> None:
+        self.happened.append(f"wait for {name}")
+
+    async def add(self, name: str) -> None:
+        self.happened.append(f"add {name}")
+
+
+async def test_a_lost_replica_is_added_and_the_step_taken_again() -> None:
+    body = "".join("    " + line for line in block("while True:").splitlines(keepends=True))
+    flaky, scope = _Flaky(), {"WorkerLostError": WorkerLostError}
+    exec(f"async def run(replicas, cluster, shards):\n{body}    return losses\n", scope)  # noqa: S102 - the documentation's own code
+    run: Any = scope["run"]
+    assert await run(flaky, flaky, []) == "losses"
+    assert flaky.happened == ["step", "wait for left", "add left", "step"]
 
 
 @pytest.mark.proc
