@@ -66,7 +66,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "dashboard.collector", "dashboard.reporter",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls membership autograd objects cluster data_parallel collectives.group collectives.group_server moe.runtime "
-            "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.timers"
+            "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.shared.lane rpc.timers"
         ).split()),
     ),
     "uvloop": ("engine.run", "cli", "__main__"),
@@ -98,7 +98,7 @@ SANS_IO = (
     "distributed.data_parallel.buckets",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
-        "session tensor_table timer_queue transport values"
+        "session shared.allowance shared.ring tensor_table timer_queue transport values"
     ).split()),
 )  # fmt: skip
 IO = frozenset("asyncio concurrent queue select selectors socket ssl subprocess time random secrets uuid".split())

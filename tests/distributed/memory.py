@@ -10,6 +10,7 @@ import hashlib
 from collections import deque
 from collections.abc import Callable
 
+from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.transport import Buffer
 
 
@@ -54,6 +55,7 @@ class MemoryChannel:
         self.remote = remote
         self.side = side
         self.certified_names: frozenset[str] | None = None
+        self.shared_memory: SharedMemory | None = None
         self.other: MemoryChannel
         self.closed = False
         self.held = False

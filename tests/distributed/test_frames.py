@@ -21,7 +21,7 @@ U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 WITH_BODY = (FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.FAILURE)
 CONTROL = tuple(kind for kind in FrameKind if kind not in WITH_BODY)
 DEFAULTS = {
-    "magic": b"AGRD", "version": 2, "kind": 1, "flags": 7, "id": 5, "offset": 0, "total": 4, "length": 4, "deadline_ms": 250, "watermark": 3,
+    "magic": b"AGRD", "version": 3, "kind": 1, "flags": 7, "id": 5, "offset": 0, "total": 4, "length": 4, "deadline_ms": 250, "watermark": 3,
 }  # fmt: skip
 
 
@@ -81,23 +81,23 @@ def test_the_body_is_a_view_of_the_frame():
     [
         (
             FrameKind.REQUEST, 5, {"request_kind": 7, "total": 4, "deadline_ms": 250, "watermark": 3}, [b"bo", b"dy"],
-            "41475244 02 01 0700 0500000000000000 0000000000000000 0400000000000000 04000000 fa000000 0300000000000000",
+            "41475244 03 01 0700 0500000000000000 0000000000000000 0400000000000000 04000000 fa000000 0300000000000000",
         ),
         (
             FrameKind.FAILURE, 2**64 - 1, {"offset": 1000, "total": 2000, "watermark": 2**63}, [b"body"],
-            "41475244 02 03 0000 ffffffffffffffff e803000000000000 d007000000000000 04000000 00000000 0000000000000080",
+            "41475244 03 03 0000 ffffffffffffffff e803000000000000 d007000000000000 04000000 00000000 0000000000000080",
         ),
         (
             FrameKind.HEARTBEAT, 0, {"watermark": 9}, [],
-            "41475244 02 08 0000 0000000000000000 0000000000000000 0000000000000000 00000000 00000000 0900000000000000",
+            "41475244 03 08 0000 0000000000000000 0000000000000000 0000000000000000 00000000 00000000 0900000000000000",
         ),
     ],
 )  # fmt: skip
-def test_golden_headers_of_version_2(kind, message_id, fields, body, expected):
+def test_golden_headers_of_version_3(kind, message_id, fields, body, expected):
     assert pack_header(kind, message_id, body, **fields) == bytes.fromhex(expected)
 
 
-def test_golden_kinds_of_version_2():
+def test_golden_kinds_of_version_3():
     names = "REQUEST RESPONSE FAILURE RECEIVED PROBE CANCEL UNKNOWN HEARTBEAT GOODBYE FORMER"
     assert {kind.name: int(kind) for kind in FrameKind} == {name: code for code, name in enumerate(names.split(), 1)}
 
@@ -108,7 +108,8 @@ MALFORMED = [
     ("magic", build(magic=b"HTTP")),
     ("version", build(version=0)),
     ("version", build(version=1)),
-    ("version", build(version=3)),
+    ("version", build(version=2)),
+    ("version", build(version=4)),
     ("kind", build(kind=0)),
     ("kind", build(kind=11)),
     ("kind", build(kind=255)),
@@ -167,7 +168,7 @@ def test_checks_come_in_their_order():
     """A frame with everything wrong is refused for the first thing; set right one after the other, the codes come as documented."""
     fields = {"magic": b"HTTP", "version": 9, "kind": 77, "flags": 0x8000, "length": 2**31, "total": 2**63, "id": 0}
     repairs = {
-        "magic": {"magic": b"AGRD"}, "version": {"version": 2}, "kind": {"kind": 1}, "flags": {"flags": 0}, "frame_size": {"length": 5},
+        "magic": {"magic": b"AGRD"}, "version": {"version": 3}, "kind": {"kind": 1}, "flags": {"flags": 0}, "frame_size": {"length": 5},
         "length": {"length": 4}, "total": {"total": 2}, "fragment": {"total": 4}, "id": {"id": 1},
     }  # fmt: skip
     codes = []
@@ -181,8 +182,8 @@ def test_checks_come_in_their_order():
 
 
 def test_another_version_names_both_ranges():
-    with pytest.raises(VersionMismatch, match=r"versions 3 to 3, this side 2 to 2"):
-        parse(build(version=3), LIMITS)
+    with pytest.raises(VersionMismatch, match=r"versions 4 to 4, this side 3 to 3"):
+        parse(build(version=4), LIMITS)
 
 
 def test_damaged_frames_are_refused_and_nothing_else():

@@ -39,6 +39,8 @@ def test_what_counts_something_is_whole(value: Any) -> None:
 @pytest.mark.parametrize("value", [0, -1, 1 << 63, 10**400, pytest.param(10**9000, id="10**9000")])
 def test_limits_are_above_0_and_bounded(value: int) -> None:
     for name in COUNTS + SECONDS:
+        if name == "shared_bytes" and value == 0:
+            continue  # none at all
         with pytest.raises(ArgumentError, match=rf"^Limits: {name}=.*: expected .* above 0 and at most") as caught:
             Limits(**{name: value})
         assert len(str(caught.value)) < 300 and caught.type is ArgumentError

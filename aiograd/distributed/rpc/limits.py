@@ -63,6 +63,8 @@ class Limits:
         depth: how deep arguments may be nested.
         bytes_per_peer: messages that are on their way in from one peer; a sender is held back by `bytes_per_peer` of its own.
         bytes_total: messages that are on their way in.
+        shared_bytes: shared memory through which peers of the same machine send large frames, four frames for each peer; 0: none, and
+            nothing is sent through shared memory either.
         requests_per_peer: requests of one peer that run at the same time.
         contexts_per_principal: open contexts of one principal.
         contexts: open contexts.
@@ -94,6 +96,7 @@ class Limits:
     depth: int = 16
     bytes_per_peer: int = 256 * MIB
     bytes_total: int = 1024 * MIB
+    shared_bytes: int = 256 * MIB
     requests_per_peer: int = 1024
     contexts_per_principal: int = 256
     contexts: int = 4096
@@ -115,6 +118,8 @@ class Limits:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value, is_whole = getattr(self, field.name), isinstance(field.default, int)
+            if field.name == "shared_bytes" and value == 0 and type(value) is int:
+                continue
             if value is not None or field.default is not None:
                 check_number(f"Limits: {field.name}", value, MOST_OF.get(field.name, MOST if is_whole else LONGEST), whole=is_whole)
         if self.default_deadline > self.max_deadline:

@@ -361,7 +361,9 @@ class PeerSession:
                     self._blocked = True
                     break
                 if point is not None and session.has_output:
+                    link.flush()
                     failpoints.reach(point)
+            link.flush()
         self._arm(now)
 
     def _writable(self) -> None:

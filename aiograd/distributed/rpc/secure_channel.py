@@ -12,6 +12,8 @@ from collections.abc import Callable, Sequence
 from aiograd.distributed.rpc.cipher import Place
 from aiograd.distributed.rpc.frames import HEADER
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
+from aiograd.distributed.rpc.shared.lane import SharedLane
+from aiograd.distributed.rpc.shared.ring import MARK
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
 from aiograd.errors import AuthenticationError, DistributedError
 
@@ -34,7 +36,7 @@ class SecureChannel:
 
     __slots__ = (
         "channel", "secured", "round_trip",
-        "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
+        "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float) -> None:
@@ -43,6 +45,8 @@ class SecureChannel:
         self.round_trip = round_trip
         self._seal = secured.seal.seal
         self._open = secured.open.open_in_place
+        #: the shared memory of this connection, once it may be needed
+        self._lane = None if channel.shared_memory is None else self._make_lane()
         self._on_frame: Callable[[Buffer, memoryview | None], None] | None = None
         self._place: Place = _nowhere
         self._on_closed: Callable[[BaseException | None], None] | None = None
@@ -62,7 +66,8 @@ class SecureChannel:
         """Set the callbacks.
 
         Args:
-            on_frame: called with each frame: a small one whole and None, a large one as its header and its body. It may raise a
+            on_frame: called with each frame: a small one whole and None, a large one as its header and its body (which is not to be kept where it is
+                read-only). It may raise a
                 `DistributedError`; the link is closed with it.
             on_closed: called exactly once.
             on_writable: called after `send` returned False.
@@ -76,7 +81,26 @@ class SecureChannel:
             self._report()
 
     def send(self, parts: Sequence[Buffer]) -> bool:
-        """Queue one frame, given in pieces. False: stop until `on_writable`."""
+        """Queue one frame, given in pieces; `flush` follows. False: stop until `on_writable`."""
+        lane = self._lane
+        if lane is not None:
+            if lane.put(parts):
+                return not lane.is_full
+            lane.flush()
+        return self._write(parts)
+
+    def flush(self) -> None:
+        """Send what `send` has queued here."""
+        if self._lane is not None:
+            self._lane.flush()
+
+    def _make_lane(self) -> SharedLane:
+        return SharedLane(self.channel.shared_memory, self.secured.frame_bytes, self._write_record, self._writable, self.close)
+
+    def _write_record(self, record: bytes) -> None:
+        self._write((record,))
+
+    def _write(self, parts: Sequence[Buffer]) -> bool:
         try:
             return self.channel.send(self._seal(parts))
         except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
@@ -96,7 +120,16 @@ class SecureChannel:
             self._early.append(bytes(record))  # the channel may use its memory again
             return
         try:
-            self._on_frame(*self._open(record, HEADER.size, self._place))
+            frame, body = self._open(record, HEADER.size, self._place)
+            if body is None and frame.startswith(MARK):
+                if self._lane is None:
+                    self._lane = self._make_lane()
+                for header, shared in self._lane.receive(frame):
+                    self._on_frame(header, shared)
+                    if self._is_closed or self._why is not None:
+                        return
+                return
+            self._on_frame(frame, body)
         except (DistributedError, MemoryError) as error:  # what was to be received comes again over the next connection
             self.close(error)
         except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
@@ -107,6 +140,9 @@ class SecureChannel:
         if self._is_closed:
             return
         self._is_closed = True
+        lane, self._lane = self._lane, None
+        if lane is not None:
+            lane.close()
         self._why = self._why or error
         if self._on_closed is not None:
             self._report()
@@ -118,7 +154,7 @@ class SecureChannel:
             on_closed(self._why)
 
     def _writable(self) -> None:
-        if self._on_writable is not None:
+        if self._on_writable is not None and (self._lane is None or not self._lane.is_full):
             self._on_writable()
 
 

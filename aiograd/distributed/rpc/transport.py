@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Protocol, TypeAlias
 
+from aiograd.distributed.rpc.shared.allowance import SharedMemory
+
 Buffer: TypeAlias = bytes | bytearray | memoryview
 
 
@@ -22,6 +24,8 @@ class Channel(Protocol):
     remote: str
     #: the names in the peer's verified certificate; None without mutual TLS
     certified_names: frozenset[str] | None
+    #: the shared memory of this side's worker, where the peer seems to be a process of the same machine
+    shared_memory: SharedMemory | None
 
     def attach(
         self, on_frame: Callable[[bytes | memoryview], None], on_closed: Callable[[BaseException | None], None], on_writable: Callable[[], None]

@@ -17,6 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.owner import HandleOwner, context_of
@@ -158,6 +159,7 @@ class SimulatedChannel:
     def __init__(self, loop: asyncio.AbstractEventLoop, place: Place, remote: str, room: int) -> None:
         self.remote = remote
         self.certified_names: frozenset[str] | None = None
+        self.shared_memory: SharedMemory | None = None
         #: the context in which arriving frames are handled
         self.context: contextvars.Context = context_of(place.owner)
         self.place = place

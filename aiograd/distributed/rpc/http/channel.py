@@ -45,6 +45,7 @@ from typing import Any
 from aiograd.distributed.rpc.http import framing
 from aiograd.distributed.rpc.http.admission import ConnectionPermit
 from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ProtocolError, WorkerLostError
 
@@ -81,12 +82,13 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         certified_names: the names in the peer's verified certificate.
         on_lost: called when the connection is gone, before `on_closed`.
         permit: of a connection that was accepted.
+        shared: the worker's shared memory; it is of use where both ends of the connection have one address.
     """
 
     __slots__ = (
-        "remote", "certified_names", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit", "_is_sealed",
-        "_loop", "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end", "_body",
-        "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written",
+        "remote", "certified_names", "shared_memory", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit",
+        "_is_sealed", "_loop", "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end",
+        "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written",
         "_unread_mark", "_unread_since", "_watch",
     )  # fmt: skip
 
@@ -100,9 +102,11 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         certified_names: frozenset[str] | None,
         on_lost: Callable[[WebSocketChannel], None],
         permit: ConnectionPermit | None = None,
+        shared: SharedMemory | None = None,
     ) -> None:
         self.remote = remote
         self.certified_names = certified_names
+        self.shared_memory = shared
         self._limits = limits
         self._masking = masking
         self._mask_bit = framing.MASKED if masking else 0
@@ -148,6 +152,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         """Take over a connection; `received` is what came after the HTTP head. Nothing is read until somebody attaches."""
         self._transport = transport
         transport.pause_reading()
+        if (transport.get_extra_info("peername") or (None,))[0] != (transport.get_extra_info("sockname") or ("",))[0]:
+            self.shared_memory = None
         connection = transport.get_extra_info("socket")
         if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)

@@ -17,6 +17,8 @@ from aiograd.distributed.rpc.http.pages import Site
 from aiograd.distributed.rpc.http.server import HttpServer, certified_names
 from aiograd.distributed.rpc.http.tls import TLS_WANTED, default_context, speaks_tls
 from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.shared.allowance import SharedMemory
+from aiograd.distributed.rpc.shared.memory import IS_SUPPORTED
 from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.log_fields import structured_logger
@@ -61,6 +63,8 @@ class HttpTransport:
         self._trusted_hosts = tuple(trusted_hosts)
         HostAllowList("localhost", 0, self._trusted_hosts)  # complain early
         self._admission = Admission(self._limits.connections, self._limits.connections_per_address)
+        #: for peers of the same machine
+        self.shared_memory = SharedMemory(self._limits) if IS_SUPPORTED and self._limits.shared_bytes else None
         self._channels: set[WebSocketChannel] = set()
         self._tasks: set[asyncio.Task[None]] = set()
         self._servers: list[HttpServer] = []
@@ -243,7 +247,8 @@ class HttpTransport:
                 self._all_lost.set()
 
         names = certified_names(transport) if self._is_mutual else None
-        channel = WebSocketChannel(remote, self._limits, masking=masking, certified_names=names, on_lost=lost, permit=permit)
+        shared = self.shared_memory
+        channel = WebSocketChannel(remote, self._limits, masking=masking, certified_names=names, on_lost=lost, permit=permit, shared=shared)
         self._channels.add(channel)
         channel.start(transport, received)
         return channel
