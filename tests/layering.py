@@ -65,8 +65,9 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "steps", "cuda.executor", "testing", "cli", "demo", "__main__",
         "dashboard.collector", "dashboard.reporter",
         *(f"distributed.{name}" for name in (
-            "worker worker_core calls membership autograd objects cluster data_parallel collectives.group collectives.group_server moe.runtime "
-            "rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel rpc.shared.lane rpc.timers"
+            "worker worker_core calls membership autograd objects cluster data_parallel collectives.agreement collectives.group "
+            "collectives.group_server moe.runtime rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel "
+            "rpc.shared.lane rpc.timers"
         ).split()),
     ),
     "uvloop": ("engine.run", "cli", "__main__"),

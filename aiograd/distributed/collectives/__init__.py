@@ -5,6 +5,7 @@
 `layout`            arrays as flat buffers, cut into a part for each rank and each part into pieces; pure
 `exchange`          one operation on one rank: the pieces it sends, adds up and waits for; pure
 `group`             `Group`, what users hold: carries out exchanges over requests between workers
+`agreement`         decisions of a group: all members apply something, or none does
 `group_server`      the groups of one worker: how they are formed, and the requests of other members
 ==================  =============================================================================================================
 """

@@ -20,13 +20,14 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 import numpy as np
 
 from aiograd.distributed.autograd.exchange import on_host
+from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.exchange import CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import (
     REDUCED_KINDS,
@@ -133,6 +134,8 @@ class Group:
         #: ranks that have left, with the number of the first operation in which they take no part
         self._left: dict[int, int] = {}
         self._told: set[asyncio.Task[None]] = set()
+        #: the decisions of the group
+        self.agreements = GroupAgreements(self)
 
     def __repr__(self) -> str:
         state = " (failed)" if self._error is not None else " (closed)" if self._is_closed else ""
@@ -259,6 +262,25 @@ class Group:
     @staticmethod
     async def _barrier(waiting: Coroutine[Any, Any, list[Array]]) -> None:
         await waiting
+
+    async def commit(self, apply: Callable[[], None], *, timeout: float | None = None) -> None:
+        """Apply something on every member, or on none.
+
+        Every member calls it once it is ready, and `apply` is called when all are: on rank 0 first, where it may raise, which means that nobody
+        applies anything. On other ranks it must not raise.
+
+        Args:
+            apply: called without arguments, at most once.
+            timeout: as of `all_reduce`.
+
+        Raises:
+            As `all_reduce`; nothing was applied anywhere then. CommitUnknown: contact was lost at the moment of the decision, and nothing was
+            applied here; `CommitUnknown.workers` names the one that knows. The error of `apply`.
+
+        Cancelling makes the group fail on every member, unless this one has said that it is ready: then the decision is awaited, and the
+        cancellation raised after it.
+        """
+        await self.agreements.agree(apply, self.core.time_for(timeout))
 
     async def without(self, name: str, *, timeout: float | None = None) -> Group:
         """A new group of all members but one, which all of them have to call; this one is over.
@@ -494,6 +516,24 @@ class Group:
             self.fail(CollectiveError(f"group {self.name!r}: {self.names[rank]} (rank {rank}) has left it", worker=self.names[rank]), tell=False)
         self._wake()
 
+    @property
+    def core(self) -> WorkerCore:
+        """The worker."""
+        return self._owner.core
+
+    def request(self, peer: str, value: Any, timeout: float) -> Coroutine[Any, Any, Any]:
+        """Send a request about groups to another member.
+
+        Args:
+            peer: its name.
+            value: the request.
+            timeout: seconds.
+
+        Returns:
+            To be awaited: the answer. Cancelling it withdraws the request.
+        """
+        return self._owner.request(peer, value, timeout, self.principal)
+
     def fail(self, error: DistributedError, tell: bool = True) -> None:
         """The group is over; see Note [A group that fails].
 
@@ -505,6 +545,7 @@ class Group:
             return
         self._error = error
         self._owner.forget(self)
+        self.agreements.failed(error)
         if tell:
             self._tell(("fail", self.key, error))
         running, self._running = self._running, {}
@@ -514,6 +555,19 @@ class Group:
                 if task is not asyncio.current_task():
                     task.cancel()
         self._wake()
+
+    def gave_up(self, what: str, error: BaseException) -> None:
+        """This member has given up something that all take part in: the group is over.
+
+        Args:
+            what: a noun for what it was.
+            error: the reason.
+        """
+        if isinstance(error, DistributedError):
+            self.fail(error)
+            return
+        why = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
+        self.fail(CollectiveError(f"group {self.name!r}: {what} on {self._describe_self()} {why}", worker=self.names[self.rank]))
 
     def _wake(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()

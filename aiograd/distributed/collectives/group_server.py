@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
+from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.kinds import Kind
@@ -24,6 +25,8 @@ from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
 
+#: groups whose last decision is remembered
+REMEMBERED = 256
 #: bytes of a nonce and of a group's key
 NONCE = 16
 
@@ -51,6 +54,8 @@ class GroupServer:
         self.core = core
         #: by principal and key
         self._groups: dict[tuple[str, bytes], Group] = {}
+        #: the decisions of groups, also of those that are over, by principal and key
+        self._agreements: dict[tuple[str, bytes], GroupAgreements] = {}
         #: by principal and name of the group
         self._joining: dict[tuple[str, str], _Joining] = {}
         #: set and replaced when this worker begins to join a group
@@ -136,6 +141,9 @@ class GroupServer:
             key.update(joining.nonces[each])
         group = Group(self, name, joining.names, key.digest()[:NONCE], principal, joining.nonces)
         self._groups[principal, group.key] = group
+        self._agreements[principal, group.key] = group.agreements
+        if len(self._agreements) > REMEMBERED:
+            del self._agreements[next(iter(self._agreements))]
         return group
 
     # ---------------------------------------------------------------- requests of other members
@@ -147,6 +155,12 @@ class GroupServer:
             case ("piece", bytes(key), str(name), int(number), *message):
                 group = await self._find(caller, key, name)
                 return await group.piece(group.names.index(caller.name), number, tuple(message))
+            case ("vote", bytes(key), str(name), int(number)):
+                if (caller.principal, key) not in self._agreements:
+                    await self._find(caller, key, name)  # which may be about to be formed here
+                return await self._agreements_of(caller, key).vote(caller.name, number)
+            case ("outcome", bytes(key), int(number)):
+                return self._agreements_of(caller, key).outcome(number).value
             case ("leave", bytes(key), int(number)):
                 if (known := self._group_of(caller, key)) is not None:
                     known.left(known.names.index(caller.name), number)
@@ -183,6 +197,12 @@ class GroupServer:
         group = self._groups.get((caller.principal, key))
         return group if group is not None and caller.name in group.names else None
 
+    def _agreements_of(self, caller: PeerIdentity, key: bytes) -> GroupAgreements:
+        agreements = self._agreements.get((caller.principal, key))
+        if agreements is None or caller.name not in agreements.names:
+            raise CollectiveError(f"worker {self.core.name} knows nothing of what that group has agreed on")
+        return agreements
+
     async def _find(self, caller: PeerIdentity, key: bytes, name: str) -> Group:
         """The group with a key; one that is being formed here is awaited."""
         group = self._group_of(caller, key)
@@ -191,6 +211,9 @@ class GroupServer:
             await asyncio.wait([joining.formed])
             group = self._group_of(caller, key)
         if group is None:
+            over = self._agreements.get((caller.principal, key))
+            if over is not None and over.error is not None and caller.name in over.names:
+                raise over.error.with_traceback(None)
             raise CollectiveError(f"worker {self.core.name} is not in group {name!r} as {caller.name} knows it: it has left it, or joined it again")
         return group
 

@@ -1,0 +1,115 @@
+"""Decisions of a group: every member applies what it has prepared, or none does."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from aiograd import distributed as dist
+from aiograd.errors import CollectiveError, DeadlineError, DistributedError
+from tests.distributed.groups import everywhere, groups
+from tests.distributed.workers import simulate, until
+
+NAMES = ("w0", "w1", "w2")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_all_members_apply_what_they_have(count: int) -> None:
+    async with groups(*NAMES[:count]) as (_, joined):
+        applied: list[tuple[int, int]] = []
+
+        async def several(group: dist.Group) -> None:
+            for number in range(3):
+                await group.commit(lambda number=number: applied.append((number, group.rank)))
+
+        assert await everywhere(joined, several) == [None] * count
+        assert sorted(applied) == [(number, rank) for number in range(3) for rank in range(count)]
+        assert next(rank for number, rank in applied if number == 2) == 0
+
+
+async def test_nobody_applies_anything_before_the_last_is_ready() -> None:
+    async with groups(*NAMES) as (_, joined):
+        applied: list[int] = []
+        running = [asyncio.ensure_future(group.commit(lambda rank=group.rank: applied.append(rank))) for group in joined[:2]]
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert not applied
+        await joined[2].commit(lambda: applied.append(2))
+        await asyncio.gather(*running)
+        assert sorted(applied) == [0, 1, 2]
+
+
+async def test_nothing_is_applied_where_rank_0_cannot() -> None:
+    async with groups(*NAMES) as (_, joined):
+        applied: list[int] = []
+
+        def apply(rank: int) -> None:
+            if rank == 0:
+                raise ZeroDivisionError("not now")
+            applied.append(rank)
+
+        first, *rest = await everywhere(joined, lambda group: group.commit(lambda: apply(group.rank)))
+        assert isinstance(first, ZeroDivisionError) and not applied
+        assert all(isinstance(error, DistributedError) and "not now" in str(error) for error in rest), rest
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_nothing_is_applied_where_a_member_gives_up_before(who: int) -> None:
+    async with groups(*NAMES) as (_, joined):
+        applied: list[int] = []
+        running = [asyncio.ensure_future(group.commit(lambda rank=group.rank: applied.append(rank))) for group in joined if group.rank != who]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        joined[who].fail(CollectiveError("no more"))
+        for outcome in await asyncio.gather(*running, return_exceptions=True):
+            assert isinstance(outcome, CollectiveError) and "no more" in str(outcome)
+        with pytest.raises(CollectiveError, match="no more"):
+            await joined[who].commit(lambda: applied.append(who))
+        assert not applied
+
+
+@pytest.mark.parametrize("who", [0, 1])
+async def test_cancelled_before_the_decision(who: int) -> None:
+    """Rank 0 may give up, and then nobody applies anything; another member that is ready may not, and learns the decision first."""
+    async with groups(*NAMES) as (_, joined):
+        applied: list[int] = []
+        running = [asyncio.ensure_future(group.commit(lambda rank=group.rank: applied.append(rank))) for group in joined[:2]]
+        for _ in range(50):
+            await asyncio.sleep(0)
+        running[who].cancel()
+        for _ in range(50):
+            await asyncio.sleep(0)
+        assert running[who].done() == (who == 0)
+        last: Any = await asyncio.gather(joined[2].commit(lambda: applied.append(2)), return_exceptions=True)
+        outcomes = await asyncio.gather(*running, return_exceptions=True)
+        assert isinstance(outcomes[who], asyncio.CancelledError)
+        if who == 0:
+            assert not applied and isinstance(outcomes[1], CollectiveError) and isinstance(last[0], CollectiveError)
+        else:
+            assert sorted(applied) == [0, 1, 2] and last == [None] and outcomes[0] is None
+
+
+def test_a_member_that_does_not_get_ready_in_time() -> None:
+    async def main() -> None:
+        async with groups(*NAMES) as (_, joined):
+            applied: list[int] = []
+            found = await asyncio.gather(
+                *(group.commit(lambda rank=group.rank: applied.append(rank), timeout=5.0) for group in joined[:2]), return_exceptions=True
+            )
+            assert not applied and all(isinstance(error, DeadlineError) for error in found), found
+            assert "w2" in str(found[0])
+
+    assert 5.0 <= simulate(main) < 12.0
+
+
+async def test_only_rank_0_decides() -> None:
+    async with groups(*NAMES[:2]) as (opened, joined):
+        with pytest.raises(DistributedError, match="decided"):
+            await joined[0].request("w1", ("vote", joined[0].key, "default", 1), 5.0)
+        with pytest.raises(DistributedError, match="knows nothing"):
+            await joined[0].request("w1", ("outcome", b"0" * 16, 1), 5.0)
+        assert await joined[0].request("w1", ("outcome", joined[0].key, 1), 5.0) == "undecided"
+        await until(lambda: True)
+        assert opened
