@@ -78,15 +78,19 @@ if TYPE_CHECKING:
     from aiograd.distributed.cluster import RayCluster as RayCluster
     from aiograd.distributed.cluster import make_cluster as make_cluster
     from aiograd.distributed.data_parallel import DataParallel as DataParallel
+    from aiograd.distributed.data_parallel.distributed_data_parallel import DistributedDataParallel as DistributedDataParallel
+    from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ZeroRedundancyOptimizer as ZeroRedundancyOptimizer
 else:  # a worker needs none of these, and is the sooner there
     __getattr__, __dir__ = _on_first_use(
         __name__,
         {
             "Cluster": "aiograd.distributed.cluster.protocol",
             "DataParallel": "aiograd.distributed.data_parallel",
+            "DistributedDataParallel": "aiograd.distributed.data_parallel.distributed_data_parallel",
             "JoinCluster": "aiograd.distributed.cluster.join",
             "LocalCluster": "aiograd.distributed.cluster.local",
             "RayCluster": "aiograd.distributed.cluster.ray_cluster",
+            "ZeroRedundancyOptimizer": "aiograd.distributed.data_parallel.zero_redundancy_optimizer",
             "make_cluster": "aiograd.distributed.cluster.factory",
         },
         modules=("cluster", "data_parallel", "moe"),

@@ -34,6 +34,7 @@ class Adam(Optimizer):
         ArgumentError: an option that makes no sense.
     """
 
+    is_elementwise = True
     #: True if weight decay shrinks the parameter (AdamW), False if it is added to the gradient
     decoupled = False
 

@@ -29,6 +29,8 @@ _BLOCK = 16_384
 class _Adaptive(Optimizer):
     """See Note [One formula]."""
 
+    is_elementwise = True
+
     def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
         arrays = [parameter.reshape(-1), gradient.reshape(-1), *(array.reshape(-1) for array in state)]
         for low in range(0, parameter.size, _BLOCK):

@@ -23,7 +23,7 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import numpy as np
 
@@ -58,6 +58,8 @@ class Optimizer:
         ArgumentTypeError: one Tensor instead of several.
     """
 
+    #: True if a step updates each element of a parameter from that of its gradient and state, so that parts of parameters can be updated
+    is_elementwise: ClassVar[bool] = False
     #: options of a group by name; an optimizer reads them at every step, so they may be changed in between
     param_groups: list[Group]
     #: state of each parameter that has been updated

@@ -35,6 +35,8 @@ class SGD(Optimizer):
         ArgumentError: an option that makes no sense.
     """
 
+    is_elementwise = True
+
     def __init__(
         self,
         params: Iterable[Any],

@@ -11,6 +11,7 @@
 `distributed_data_parallel`    the same program on every worker (`DistributedDataParallel`)
 `buckets`                      parameters in buckets that are reduced together; pure
 `reducer`                      gradients of a pass on their way through a group of workers
+`zero_redundancy_optimizer`    an optimizer whose state is divided among the members
 =============================  ====================================================================================================
 """
 

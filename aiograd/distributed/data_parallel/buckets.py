@@ -59,7 +59,7 @@ class Bucket:
         """
         grads, self._grads = self._grads, {}
         flags = np.array([*(index in grads for index in self.indices), *marks], self._specs[self.indices[0]].dtype)
-        return [*(grads[index] if index in grads else np.negative(np.zeros(*self._specs[index])) for index in self.indices), flags]
+        return [*(grads[index] if index in grads else nothing(*self._specs[index]) for index in self.indices), flags]
 
     def split(self, arrays: Sequence[Array]) -> tuple[dict[int, Array | None], list[float]]:
         """The reduced gradients by parameter, None where no rank had one; and the reduced marks."""
@@ -67,6 +67,11 @@ class Bucket:
         used = flags.real.tolist()
         found = {index: grad if flag else None for index, grad, flag in zip(self.indices, grads, used, strict=False)}
         return found, used[len(self.indices) :]
+
+
+def nothing(shape: Shape, dtype: np.dtype) -> Array:
+    """The contribution of a rank without a gradient: negative zeros, which leave every sum as it is, to the bit."""
+    return np.negative(np.zeros(shape, dtype))
 
 
 class GradientBuckets:

@@ -24,11 +24,13 @@ from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES, GradientBuck
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError, GraphError
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, GraphError
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.reducing import LEAF_REDUCERS
+from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.tensor import asarray
 from aiograd.types import Array
 
 
@@ -43,8 +45,11 @@ class ReducingGroup(Protocol):
     def all_reduce(self, arrays: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """See `Group.all_reduce`."""
 
-    def fail(self, error: DistributedError, tell: bool = True) -> None:
-        """See `Group.fail`."""
+    def broadcast(self, arrays: Any = None, root: int = 0, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
+        """See `Group.broadcast`."""
+
+    def gave_up(self, what: str, error: BaseException) -> None:
+        """See `Group.gave_up`."""
 
 
 class ReducedPass:
@@ -87,9 +92,7 @@ class ReducedPass:
             number = len(self._reducing)
             arrays = self._buckets[number].arrays(() if number else self._marks)
             running = self._group.all_reduce(arrays, self._op, timeout=self._timeout)
-            task = asyncio.get_running_loop().create_task(running, name=f"aiograd:reduce bucket {number}")
-            task.add_done_callback(_look_at)
-            self._reducing.append(task)
+            self._reducing.append(_watched(running, f"bucket {number}"))
 
     def take_rest(self) -> None:
         """All other parameters have no gradients on this rank."""
@@ -146,6 +149,7 @@ class GradientReducer:
         bucket_bytes: see `GradientBuckets`.
         op: "mean" or "sum", which are associated in the order of the ranks.
         timeout: seconds that a bucket may take; None: the worker's default.
+        buffers: gives the Tensors that get the values of rank 0 with every pass that is committed.
         commit: awaited when everything is staged, with the function that writes the gradients, which it calls if all members do so; None: they
             are written once this member has all of them.
 
@@ -164,11 +168,13 @@ class GradientReducer:
         bucket_bytes: int = BUCKET_BYTES,
         op: str = "mean",
         timeout: float | None = None,
+        buffers: Callable[[], Sequence[Any]] = tuple,
         commit: Callable[[Callable[[], None]], Coroutine[Any, Any, None]] | None = None,
     ) -> None:
         self.group = group
         self.op = op
         self.timeout = timeout
+        self.buffers = buffers
         self.commit = commit
         self.is_enabled = True
         self.leaves = [_leaf_of(parameter) for parameter in parameters]
@@ -222,16 +228,10 @@ class GradientReducer:
         """See `LeafReducer.pass_failed`."""
         is_mine = self._pass is not None and self._pass.task is task
         if self._pass is not None and is_mine:
-            self._pass.reduced.cancel()
+            self._pass.cancel()
             self._pass = None
-        if is_mine or (self.is_enabled and task.plan.accumulate and any(map(task.will_run, self.leaves))):
-            if isinstance(error, DistributedError):
-                self.group.fail(error)
-                return
-            name = self.group.names[self.group.rank]
-            what = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
-            text = f"group {self.group.name!r}: the backward pass on {name} (rank {self.group.rank}) {what}"
-            self.group.fail(CollectiveError(text, worker=name))
+        if is_mine or (self.is_enabled and task.plan.accumulate and any(leaf.extra.reducer is self and task.will_run(leaf) for leaf in self.leaves)):
+            self.group.gave_up("the backward pass", error)
 
     def pass_ended(self) -> None:
         """The pass is committed."""
@@ -249,6 +249,9 @@ class _PassEnd:
         self.replaces = reducer.has_unreduced
         self.reduced = ReducedPass(reducer.group, reducer.buckets, reducer.op, reducer.timeout, (self.replaces,))
         self._seen: dict[int, Any] = {}
+        self._buffers: list[tuple[Any, Array]] = []
+        #: the values of the buffers, on their way
+        self.receiving: asyncio.Task[Any] | None = None
         for index, leaf in enumerate(reducer.leaves):
             if not task.will_run(leaf):
                 self._put(index, leaf, None)
@@ -264,11 +267,23 @@ class _PassEnd:
                 grad = seen if grad is None else seen + grad
         self.reduced.take(index, grad)
 
+    def cancel(self) -> None:
+        """Give up."""
+        self.reduced.cancel()
+        if self.receiving is not None:
+            self.receiving.cancel()
+
     async def finish(self) -> None:
         """See `CommitGuard.finish`."""
         reducer = self.reducer
         self.reduced.take_rest()
+        buffers = reducer.buffers() if reducer.group.size > 1 else ()
+        if buffers:
+            running = reducer.group.broadcast([buffer.detach() for buffer in buffers], timeout=reducer.timeout)
+            self.receiving = _watched(running, "buffers")
         grads = await self.reduced.results()
+        if self.receiving is not None:
+            self._buffers = list(zip(buffers, await self.receiving, strict=True)) if reducer.group.rank else []
         (mark,) = self.reduced.marks
         if mark not in (0, reducer.group.size if reducer.op == "sum" else 1):
             raise CollectiveError(f"group {reducer.group.name!r}: some members have gradients of passes that were not reduced, and others have none")
@@ -286,20 +301,31 @@ class _PassEnd:
                 staged = Staged(target, grad)
             self.task.stage_reduced(leaf, staged)
 
+    def _write(self) -> None:
+        """Write gradients and buffers; a buffer that has its values already is not written, as a graph may have saved it."""
+        self.task.commit()
+        for buffer, values in self._buffers:
+            if buffer.detach().cpu().numpy().tobytes() != values.tobytes():
+                inplace.write(buffer, asarray(values).to(buffer.device)._data)
+
     async def commit(self) -> None:
         """See `CommitGuard.commit`."""
         reducer = self.reducer
-        if reducer.commit is None:
-            self.task.commit()
-        else:
-            await reducer.commit(self.task.commit)
-        reducer.pass_ended()
+        try:
+            if reducer.commit is None:
+                self._write()
+            else:
+                await reducer.commit(self._write)
+        finally:
+            if self.task.committed:
+                reducer.pass_ended()
 
 
-def _look_at(task: asyncio.Task[Any]) -> None:
-    """Look at the error of a task, so that it is not reported as never looked at: the pass has failed with another one."""
-    if not task.cancelled():
-        task.exception()
+def _watched(operation: Coroutine[Any, Any, Any], what: str) -> asyncio.Task[Any]:
+    """A task that waits for a collective. Its error is looked at, so that it is not reported where the pass fails with another one."""
+    task = asyncio.get_running_loop().create_task(operation, name=f"aiograd:reduce {what}")
+    task.add_done_callback(lambda task: task.cancelled() or task.exception())
+    return task
 
 
 def _leaf_of(parameter: Any) -> AccumulateGrad:

@@ -1,0 +1,274 @@
+"""DistributedDataParallel: the same training program on every worker of a group, each with its shard of the batch.
+
+Note [When members exchange something]
+    *First call.* All members get the parameters and buffers of rank 0, which they otherwise would not agree on. So the first call is a coroutine, and
+    later ones return what the module returns: ``await ddp(x)`` is right in both cases.
+
+    *Backward.* Gradients are averaged while the pass runs, and committed on all members or on none; see `reducer`. With them travel the buffers of
+    rank 0: a forward needs nothing from others then, and evaluation right after a step sees the same buffers everywhere.
+
+    Nothing else is exchanged: an optimizer computes the same step from the same gradients, to the bit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+from collections.abc import Iterator, Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from aiograd.distributed.collectives.group import Group
+from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES
+from aiograd.distributed.data_parallel.reducer import GradientReducer
+from aiograd.engine.evaluate import suspends
+from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.tensors import inplace
+from aiograd.tensors.tensor import asarray
+
+
+class DistributedDataParallel:
+    """A module whose gradients are averaged over a group of workers.
+
+    ::
+
+        group = await dist.join_group(worker, names)                # on every member
+        ddp = dist.DistributedDataParallel(Net(), group)
+        optimizer = ag.optim.SGD(ddp.parameters(), lr=0.1)
+        for x, y in shards[group.rank]:
+            loss = F.cross_entropy(await ddp(x), y)
+            await loss.backward()                                   # leaves the mean over all members in .grad
+            optimizer.step()
+            optimizer.zero_grad()
+
+    Every member runs the same program: the same passes in the same order, one at a time. A gradient is ``((rank 0 + rank 1) + ...) / size`` with the
+    same bits on every member and for any timing. A parameter that the pass of some members does not reach counts as zeros there; one that no pass
+    reaches keeps its ``grad``. Either the pass returns on all members, or it raises on all, no ``grad`` has changed anywhere, and the group is over;
+    ``DistributedDataParallel(module, await group.without(name))`` goes on with the others.
+
+    It is called as the module itself, and `module` is the module. Make it after the module has been moved to its device.
+
+    Args:
+        module: with at least one parameter that requires grad; of equal structure on every member.
+        group: the members.
+        bucket_bytes: gradients travel in buckets of at least so many bytes, as soon as they are complete.
+        broadcast_buffers: True to have the buffers of rank 0 on all members after every pass.
+        timeout: seconds that members may be apart in a pass; None: `Limits.default_deadline`.
+
+    Attributes:
+        module, group: as given.
+
+    Raises:
+        ArgumentTypeError: `module` is no module, or `group` no group. ArgumentError: no parameter requires grad, or such a `bucket_bytes`.
+    """
+
+    def __init__(
+        self, module: Any, group: Group, *, bucket_bytes: int = BUCKET_BYTES, broadcast_buffers: bool = True, timeout: float | None = None
+    ) -> None:
+        if not all(hasattr(module, name) for name in ("named_parameters", "named_buffers", "state_dict")):
+            raise ArgumentTypeError(f"DistributedDataParallel: expected a module, found {type(module).__name__}")
+        if not isinstance(group, Group):
+            raise ArgumentTypeError(f"DistributedDataParallel: expected what `await dist.join_group(...)` returns, found {type(group).__name__}")
+        self.module = module
+        self.group = group
+        self._timeout = timeout
+        self._is_synchronized = False
+        self._synchronizing: asyncio.Task[None] | None = None
+        self._reducer = GradientReducer(
+            group,
+            [parameter for parameter in module.parameters() if parameter.requires_grad],
+            bucket_bytes=bucket_bytes,
+            timeout=timeout,
+            buffers=(lambda: list(module.buffers())) if broadcast_buffers else tuple,
+            commit=functools.partial(group.commit, timeout=timeout),
+        )
+        self._reducer.attach()
+
+    def __repr__(self) -> str:
+        return f"DistributedDataParallel({self.module!r}, {self.group!r})"
+
+    # ---------------------------------------------------------------- calling
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        if self._is_synchronized:
+            return self.module(*args, **kwargs)
+        return self._first_call(args, kwargs)
+
+    async def _first_call(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+        await self.synchronize()
+        value = self.module(*args, **kwargs)
+        return await value if suspends(value) else value
+
+    async def synchronize(self) -> None:
+        """Give all members the parameters and buffers of rank 0; the first call does it by itself.
+
+        All members call it, also later: after loading a checkpoint on rank 0, for instance.
+
+        Raises:
+            ArgumentError: the modules of two members differ in names, shapes or dtypes; nothing has changed. Otherwise as `Group.all_reduce`.
+
+        Cancelling makes the group fail on every member.
+        """
+        if self._synchronizing is None or self._synchronizing.done():
+            self._synchronizing = asyncio.get_running_loop().create_task(self._exchange_values(), name="aiograd:synchronize")
+        await self._synchronizing  # several calls may wait; cancelling one of them ends it for all
+
+    async def _exchange_values(self) -> None:
+        try:
+            await self._receive_values()
+        except BaseException as error:
+            self.group.gave_up("the exchange of parameters", error)
+            raise
+
+    async def _receive_values(self) -> None:
+        group, timeout = self.group, self._timeout
+        tensors = {**dict(self.module.named_parameters()), **dict(self.module.named_buffers())}
+        outline = "\n".join(f"{name}: {np.dtype(each.dtype)}{list(each.shape)}" for name, each in tensors.items())
+        outlines = await group.all_gather(np.frombuffer(outline.encode(), np.uint8), timeout=timeout)
+        for rank, found in enumerate(outlines):
+            if found.tobytes() != outlines[0].tobytes():
+                first, other = (each.tobytes().decode(errors="replace").split("\n") for each in (outlines[0], found))
+                index = next((i for i, (a, b) in enumerate(zip(first, other, strict=False)) if a != b), min(len(first), len(other)))
+                mine, theirs = ((each[index] if index < len(each) else "nothing") for each in (first, other))
+                raise ArgumentError(
+                    f"DistributedDataParallel: the module of {group.names[rank]} (rank {rank}) has {theirs} where that of {group.names[0]} "
+                    f"(rank 0) has {mine}; every member needs a module of the same structure"
+                )
+        values = await group.broadcast([each.detach() for each in tensors.values()], timeout=timeout)
+
+        def write() -> None:
+            self._is_synchronized = True
+            for target, value in zip(tensors.values(), values, strict=True) if group.rank else ():
+                inplace.write(target, asarray(value).to(target.device)._data)
+
+        await group.commit(write, timeout=timeout)
+
+    @contextlib.contextmanager
+    def no_sync(self) -> Iterator[None]:
+        """A block in which passes accumulate on each member alone; the next pass outside of it averages all of that together with its own.
+
+        ::
+
+            with ddp.no_sync():
+                await loss_of(first_half).backward()
+            await loss_of(second_half).backward()               # one exchange for both
+
+        Returns:
+            A context manager.
+        """
+        before, self._reducer.is_enabled = self._reducer.is_enabled, False
+        try:
+            yield
+        finally:
+            self._reducer.is_enabled = before
+
+    def detach(self) -> None:
+        """Leave the module's gradients alone from now on. Idempotent."""
+        self._reducer.detach()
+
+    # ---------------------------------------------------------------- as the module
+
+    @property
+    def training(self) -> bool:
+        """True if the module is in training mode."""
+        return bool(self.module.training)
+
+    def train(self, mode: bool = True) -> Self:
+        """Set the module to training or evaluation, see `aiograd.nn.Module.train`.
+
+        Args:
+            mode: True for training.
+
+        Returns:
+            This object.
+        """
+        self.module.train(mode)
+        return self
+
+    def eval(self) -> Self:
+        """Set the module to evaluation.
+
+        Returns:
+            This object.
+        """
+        return self.train(False)
+
+    def parameters(self, recurse: bool = True) -> Iterator[Any]:
+        """See `aiograd.nn.Module.parameters`.
+
+        Args:
+            recurse: False: only those of the module itself.
+
+        Returns:
+            An iterator over Parameters.
+        """
+        return iter(self.module.parameters(recurse))
+
+    def named_parameters(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
+        """See `aiograd.nn.Module.named_parameters`; the names are the module's.
+
+        Args:
+            prefix: path of the module.
+            recurse: False: only those of the module itself.
+
+        Returns:
+            An iterator over pairs of path and Parameter.
+        """
+        return iter(self.module.named_parameters(prefix, recurse))
+
+    def buffers(self, recurse: bool = True) -> Iterator[Any]:
+        """See `aiograd.nn.Module.buffers`.
+
+        Args:
+            recurse: False: only those of the module itself.
+
+        Returns:
+            An iterator over Tensors.
+        """
+        return iter(self.module.buffers(recurse))
+
+    def named_buffers(self, prefix: str = "", recurse: bool = True) -> Iterator[tuple[str, Any]]:
+        """See `aiograd.nn.Module.named_buffers`; the names are the module's.
+
+        Args:
+            prefix: path of the module.
+            recurse: False: only those of the module itself.
+
+        Returns:
+            An iterator over pairs of path and Tensor.
+        """
+        return iter(self.module.named_buffers(prefix, recurse))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients of all parameters, or fill them with zeros.
+
+        Args:
+            set_to_none: False: fill with zeros.
+        """
+        self.module.zero_grad(set_to_none)
+
+    def state_dict(self, prefix: str = "") -> dict[str, Any]:
+        """See `aiograd.nn.Module.state_dict`: that of the module, which fits the module without this around it.
+
+        Args:
+            prefix: put before each path.
+
+        Returns:
+            Tensors by path.
+        """
+        state: dict[str, Any] = self.module.state_dict(prefix)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> Any:
+        """See `aiograd.nn.Module.load_state_dict`. Load on all members, or on rank 0 and await `synchronize` on all.
+
+        Args:
+            state: Tensors or arrays by path.
+            strict: True if paths that are missing or unexpected are an error.
+
+        Returns:
+            The paths that were missing or unexpected.
+        """
+        return self.module.load_state_dict(state, strict)

@@ -1,0 +1,211 @@
+"""The same program on every worker of a group."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError
+from tests.distributed.data_parallel.replicas import bits, gradients, loss_of, mean_gradients, net, shard
+from tests.distributed.groups import everywhere, groups
+
+NAMES = ("w0", "w1", "w2")
+
+
+@pytest.mark.parametrize("count", [1, 2, 3])
+async def test_members_train_as_one_process_would(count: int) -> None:
+    """Equal bits on every member, and with one process that averages the gradients of all shards in the order of the ranks."""
+    steps = 4
+    serial = net()
+    optimizer: Any = ag.optim.AdamW(serial.parameters(), lr=0.01)
+    for step in range(steps):
+        total: list[Any] = []
+        for rank in range(count):
+            serial.zero_grad()
+            await loss_of(serial, rank, step).backward()
+            grads = [p.grad.numpy() for p in serial.parameters()]
+            total = grads if not total else [a + b for a, b in zip(total, grads, strict=True)]
+        optimizer.step([ag.tensor(each / np.float32(count)) for each in total])
+    async with groups(*NAMES[:count]) as (_, joined):
+
+        async def train(group: dist.Group) -> list[Any]:
+            ddp = dist.DistributedDataParallel(net(group.rank), group)
+            optimizer = ag.optim.AdamW(ddp.parameters(), lr=0.01)
+            for step in range(steps):
+                optimizer.zero_grad()
+                loss = (await ddp(shard(group.rank, step))).square().mean()
+                await loss.backward()
+                optimizer.step()
+            return bits(ddp.parameters())
+
+        assert await everywhere(joined, train) == [bits(serial.parameters())] * count
+
+
+async def test_the_first_call_brings_the_values_of_rank_0() -> None:
+    async with groups(*NAMES) as (_, joined):
+
+        async def begin(group: dist.Group) -> list[Any]:
+            ddp = dist.DistributedDataParallel(net(group.rank), group)
+            first, second = ddp(shard(0)), ddp(shard(1))
+            outputs = [await first, await second]
+            outputs.append(ddp(shard(0)))  # no coroutine any more
+            return bits(outputs)
+
+        model = net(0)
+        assert await everywhere(joined, begin) == [bits([model(shard(0)), model(shard(1)), model(shard(0))])] * 3
+
+
+async def test_synchronize_again_after_rank_0_has_loaded_something() -> None:
+    async with groups(*NAMES) as (_, joined):
+
+        async def begin(group: dist.Group) -> list[Any]:
+            ddp = dist.DistributedDataParallel(net(), group)
+            await ddp.synchronize()
+            if group.rank == 0:
+                ddp.load_state_dict(net(5).state_dict())
+            await ddp.synchronize()
+            return bits(ddp.state_dict().values())
+
+        assert await everywhere(joined, begin) == [bits(net(5).state_dict().values())] * 3
+
+
+class Awaiting(ag.nn.Module):
+    """A module whose forward is a coroutine."""
+
+    def __init__(self) -> None:
+        self.inner = net()
+
+    async def forward(self, x: Any) -> Any:
+        await asyncio.sleep(0)
+        return self.inner(x)
+
+
+async def test_a_forward_that_is_a_coroutine() -> None:
+    expected = await mean_gradients(2)
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def step(group: dist.Group) -> list[Any]:
+            ddp = dist.DistributedDataParallel(Awaiting(), group)
+            for _ in range(2):
+                ddp.zero_grad()
+                await (await ddp(shard(group.rank))).square().mean().backward()
+            return gradients(ddp)
+
+        assert await everywhere(joined, step) == [expected] * 2
+
+
+class Normalized(ag.nn.Module):
+    """A module with buffers: running statistics, and a constant that its graph saves."""
+
+    def __init__(self) -> None:
+        ag.seed(0)
+        self.linear = ag.nn.Linear(5, 4)
+        self.norm = ag.nn.BatchNorm1d(4)
+        self.register_buffer("scale", ag.tensor([2.0, 3.0, 4.0, 5.0]))
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.linear(x)) * self.scale
+
+
+@pytest.mark.parametrize("broadcast_buffers", [True, False])
+async def test_buffers_are_those_of_rank_0_after_every_pass(broadcast_buffers: bool) -> None:
+    alone = Normalized()
+    for step in range(2):
+        alone(shard(0, step))
+    async with groups(*NAMES) as (_, joined):
+
+        async def train(group: dist.Group) -> list[Any]:
+            ddp = dist.DistributedDataParallel(Normalized(), group, broadcast_buffers=broadcast_buffers)
+            losses = [(await ddp(shard(group.rank, step))).square().mean() for step in range(2)]
+            for loss in losses:  # the second graph has saved `scale`, which must not count as modified
+                await loss.backward()
+            return bits(ddp.buffers())
+
+        found = await everywhere(joined, train)
+        assert found[0] == bits(alone.buffers())
+        assert (found[1] == found[0]) == (found[2] == found[0]) == broadcast_buffers
+
+
+async def test_no_sync_leaves_gradients_to_each_member() -> None:
+    async with groups(*NAMES[:2]) as (_, joined):
+
+        async def step(group: dist.Group) -> tuple[list[Any], list[Any]]:
+            ddp = dist.DistributedDataParallel(net(), group)
+            await ddp.synchronize()
+            with ddp.no_sync():
+                await loss_of(ddp, group.rank).backward()
+            alone = gradients(ddp)
+            await loss_of(ddp, group.rank, 1).backward()
+            return alone, gradients(ddp)
+
+        (alone0, found0), (alone1, found1) = await everywhere(joined, step)
+        model = net()
+        await loss_of(model, 0).backward()
+        assert alone0 == gradients(model) != alone1 and found0 == found1
+
+
+async def test_it_can_be_used_as_the_module() -> None:
+    async with groups("w0") as (_, (group,)):
+        model = Normalized()
+        ddp = dist.DistributedDataParallel(model, group)
+        assert [*ddp.parameters()] == [*model.parameters()] and dict(ddp.named_parameters()).keys() == dict(model.named_parameters()).keys()
+        assert [*ddp.buffers()] == [*model.buffers()] and dict(ddp.named_buffers()).keys() == dict(model.named_buffers()).keys()
+        assert ddp.training and ddp.eval() is ddp and not model.training and not ddp.training and ddp.train().training
+        assert ddp.state_dict().keys() == model.state_dict().keys() and ddp.module is model and "Normalized" in repr(ddp)
+        assert not ddp.load_state_dict(model.state_dict()).missing_keys
+
+
+async def test_modules_of_different_structure() -> None:
+    async with groups(*NAMES) as (_, joined):
+
+        async def begin(group: dist.Group) -> None:
+            model = ag.nn.Sequential(ag.nn.Linear(5, 7 + (group.rank == 2)))
+            await dist.DistributedDataParallel(model, group).synchronize()
+
+        for error in await everywhere(joined, begin):
+            assert isinstance(error, ArgumentError) and "w2 (rank 2) has 0.weight: float32[8, 5]" in str(error), error
+
+
+async def test_what_it_does_not_take() -> None:
+    async with groups("w0") as (_, (group,)):
+        with pytest.raises(ArgumentTypeError, match="expected a module"):
+            dist.DistributedDataParallel(3, group)
+        with pytest.raises(ArgumentTypeError, match="join_group"):
+            dist.DistributedDataParallel(net(), "w0")  # type: ignore[arg-type]
+        with pytest.raises(ArgumentError, match="nothing to reduce"):
+            dist.DistributedDataParallel(net().requires_grad_(False), group)
+        with pytest.raises(ArgumentError, match="bucket_bytes"):
+            dist.DistributedDataParallel(net(), group, bucket_bytes=0)
+
+
+async def test_the_others_go_on_in_a_new_group() -> None:
+    async with groups(*NAMES) as (opened, joined):
+        expected = await mean_gradients(2, lambda model, number: loss_of(model, (0, 2)[number]))
+        models = [net() for _ in joined]
+
+        async def member(group: dist.Group) -> Any:
+            model = models[group.rank]
+            ddp = dist.DistributedDataParallel(model, group)
+            await ddp.synchronize()
+            if group.rank == 1:
+                group.fail(CollectiveError("w1 has had enough"))
+                return None
+            with pytest.raises(CollectiveError, match="had enough"):
+                await loss_of(ddp, group.rank).backward()
+            assert gradients(model) == [None] * 4
+            rank = group.rank
+            async with await group.without("w1") as rest:
+                ddp = dist.DistributedDataParallel(model, rest)
+                await ddp.synchronize()
+                await loss_of(ddp, rank).backward()
+                await rest.barrier()
+            return gradients(model)
+
+        found = await everywhere(joined, member)
+        assert found == [expected, None, expected], found
+        assert opened
