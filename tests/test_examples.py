@@ -111,6 +111,7 @@ async def test_malformed_requests_are_refused_and_harm_nothing(client: aiohttp.C
         (["data_parallel.py", "--epochs", "2"], "the weights have the same bits as those of one process"),
         (["simulated_faults.py", "--seeds", "40"], "is the first to notice"),
         (["simulated_faults.py", "--seed", "3"], "done: the same bits"),
+        (["distributed_data_parallel.py", "--processes", "3", "--steps", "20"], "all 3 ranks have the same bits: True"),
         pytest.param(["gpu.py"], "a second run on the device gave the same bits", marks=needs_numba_cuda),
     ],
 )
