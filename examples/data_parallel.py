@@ -6,7 +6,8 @@
 
 Gradients are summed between the workers, in the order of their ranks, and all replicas take the same step of AdamW, or none does. When a worker is
 killed its step is given up everywhere, and the three others take it; a new one gets their state and is the fourth. The weights at the end have the
-bits of one process that adds up the gradients of the same shards.
+bits of one process that adds up the gradients of the same shards. (Workers that join by themselves have to be started with as many threads of BLAS as
+this process has: OPENBLAS_NUM_THREADS=1.)
 """
 
 from __future__ import annotations
