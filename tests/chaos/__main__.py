@@ -1,7 +1,7 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
-The parts ``--only-seeds --cells --ablations --cancel --replay`` run on virtual time; ``--proxied`` and ``--processes`` run in real time, and
-want a machine that is not busy with something else.
+The parts ``--only-seeds --cells --ablations --cancel --replicas --replay`` run on virtual time; ``--proxied`` and ``--processes`` run in real
+time, and want a machine that is not busy with something else.
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.
@@ -33,7 +33,7 @@ from tests.chaos.report import Report, cell_table
 from tests.chaos.shrink import attempt, shrink
 from tests.chaos.world import run_seed
 
-PARTS = ("seeds", "cells", "ablations", "cancel", "replay", "proxied", "processes")
+PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "replay", "proxied", "processes")
 #: runs in one piece of work
 PIECE = 50
 
@@ -49,6 +49,8 @@ class Size(NamedTuple):
     ablations: int
     #: graphs
     cancel: int
+    #: seeds of training by data-parallel replicas
+    replicas: int
     #: seeds that are run three times
     replay: int
     proxied: int
@@ -62,8 +64,10 @@ class Size(NamedTuple):
         return Size(*(max(1, round(count * factor)) for count in self))._replace(ablations=self.ablations)
 
 
-CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replay=20, proxied=20, kills=1, stops=5, ends=20)
-RELEASE = Size(seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replay=200, proxied=500, kills=20, stops=100, ends=500)
+CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, replay=20, proxied=20, kills=1, stops=5, ends=20)
+RELEASE = Size(
+    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, replay=200, proxied=500, kills=20, stops=100, ends=500
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -118,6 +122,8 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                         print(f"  without {catch.protection:<20} noticed by {_by(catch.by):<36} {catch.how[:90]}")
                 case "cancel":
                     gather(report, cells, _pieces(pool, batches.cancelled, 0, size.cancel, piece=1))
+                case "replicas":
+                    gather(report, cells, _pieces(pool, batches.replicas, 0, size.replicas))
                 case "replay":
                     compare_hashes(report, size.replay)
                 case "proxied":

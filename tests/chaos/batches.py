@@ -15,6 +15,7 @@ from tests.chaos.ablations import SCENARIOS, Catch, catch_by_scenario, catch_by_
 from tests.chaos.cancel import cancel_everywhere
 from tests.chaos.cells import Cell, Fault, run_cells
 from tests.chaos.proxied import run_proxied
+from tests.chaos.replicas import ReplicaRun
 from tests.chaos.world import run_seed
 
 #: seconds of the processor that one run may take: one that computes for ever is a hang as well
@@ -83,6 +84,15 @@ def cancelled(first: int, last: int) -> Batch:
         batch.counts.update({"steps at which a pass was cancelled": steps, "of which after its commit": committed})
 
     return _batch("cancel", range(first, last), one)
+
+
+def replicas(first: int, last: int) -> Batch:
+    """Training by data-parallel replicas."""
+
+    def one(batch: Batch, seed: int) -> None:
+        batch.counts.update({f"replicas: {what}": count for what, count in ReplicaRun(seed).run().items()})
+
+    return _batch("replicas", range(first, last), one)
 
 
 def ablation(protection: str, most: int) -> Batch:

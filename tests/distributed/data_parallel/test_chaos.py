@@ -1,18 +1,10 @@
-"""Training by replicas on networks and workers that fail, seed by seed: no step is lost, taken twice or taken by some.
-
-Note [The oracle]
-    The driver notes which steps were taken, with their shards; of a step that ended with `CommitUnknown` it does not know. The replicas must then
-    have the bits of one process that has taken exactly these steps, with or without the unknown ones. A protection that is taken out is noticed.
-"""
+"""Training by replicas on networks and workers that fail, seed by seed; and without the protections that this needs."""
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
-import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
-from random import Random
 from typing import Any
 from unittest import mock
 
@@ -21,134 +13,8 @@ import pytest
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.replica_host import ReplicaHost
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
-from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
-from aiograd.testing import Faults
-from tests.distributed.data_parallel.models import batches
-from tests.distributed.data_parallel.simulated import World, expected
-
-STEPS = 6
-
-
-class Trouble:
-    """One seed.
-
-    Args:
-        seed: decides everything.
-    """
-
-    def __init__(self, seed: int) -> None:
-        self.random = Random(f"{seed}:replicas")
-        self.is_calm = seed % 6 == 0
-        self.faults = Faults(latency=(1e-4, 5e-3)) if self.is_calm else Faults.drawn(Random(f"{seed}:faults"))
-        names = tuple(f"w{i}" for i in range(self.random.randint(2, 4)))
-        self.given = {count: batches(STEPS, (3,) * count, seed=count) for count in range(1, 6)}
-        self.accumulate = self.random.choice((1, 1, 2))
-        self.world = World(names, seed=seed, accumulate=self.accumulate)
-        self.seed = seed
-        #: steps that were taken, and whether that is known
-        self.history: list[tuple[Any, bool]] = []
-        self.seen: Counter[str] = Counter()
-
-    def run(self) -> Counter[str]:
-        """Train; returns what happened."""
-        self.world.simulate(self.train, seed=self.seed, order=self.random.choice(("fifo", "permuted")))
-        return self.seen
-
-    async def train(self, world: World) -> None:
-        loop = asyncio.get_running_loop()
-        troubling = asyncio.ensure_future(self.trouble(world))
-        number = 0
-        while number < STEPS:
-            number += await self.step(number)
-            if self.random.random() < 0.3:
-                await asyncio.sleep(self.random.uniform(0, 2.0))
-        await troubling
-        calm = loop.time()
-        while not await self.step(STEPS - 1, is_cancelled=False):
-            assert loop.time() < calm + 60.0, (self.seed, "no step succeeds although nothing is wrong any more")
-        await self.check(world)
-
-    async def step(self, number: int, *, is_cancelled: bool | None = None) -> bool:
-        """Try to take a step; returns True if the next one is due."""
-        replicas = self.world.replicas
-        shards = self.given[len(replicas.names)][number]
-        stepping = asyncio.ensure_future(replicas.step(shards))
-        if is_cancelled is None and self.random.random() < 0.15:
-            asyncio.get_running_loop().call_later(self.random.uniform(0, 0.1), stepping.cancel)
-        try:
-            await stepping
-        except asyncio.CancelledError as error:
-            if (task := asyncio.current_task()) is not None and task.cancelling():
-                raise
-            self.seen["cancelled"] += 1
-            if not getattr(error, "committed", False):
-                return False
-            self.history.append((shards, False))  # decided, and perhaps all had dropped it
-            return True
-        except CommitUnknown as error:
-            self.seen["unknown"] += 1
-            if error.committed:
-                self.history.append((shards, False))
-            return error.committed
-        except WorkerLostError as error:
-            self.seen["lost"] += 1
-            await self.recover(error.worker)
-            return False
-        except DistributedError as error:
-            self.seen[type(error).__name__] += 1
-            await asyncio.sleep(0.5)
-            return False
-        self.seen["taken"] += 1
-        self.history.append((shards, True))
-        return True
-
-    async def recover(self, name: str) -> None:
-        """Go on without a lost worker, or with a new replica there."""
-        replicas = self.world.replicas
-        if name in replicas.names and len(replicas.names) > 1 and self.random.random() < 0.4:
-            await replicas.remove(name)
-            self.seen["removed"] += 1
-        await asyncio.sleep(self.random.uniform(0, 1.5))
-        with contextlib.suppress(DistributedError):  # it is not back yet
-            await replicas.add(name)
-            self.seen["added"] += 1
-
-    async def trouble(self, world: World) -> None:
-        later = asyncio.get_running_loop().call_later
-        for one, two in itertools.combinations(("driver", *world.names), 2):
-            world.network.set_faults(one, two, self.faults)
-        for _ in range(0 if self.is_calm else self.random.randint(1, 4)):
-            await asyncio.sleep(self.random.uniform(0, 1.0))
-            name = self.random.choice(world.names)
-            other = self.random.choice([each for each in ("driver", *world.names) if each != name])
-            match self.random.choice(("kill", "kill", "reset", "cut", "freeze", "freeze driver")):
-                case "kill" if len(world.names) > 1 and not self.seen["killed"]:  # one at a time: the state has to survive somewhere
-                    self.seen["killed"] += 1
-                    world.network.kill(name, silent=self.random.random() < 0.5)
-                    later(self.random.uniform(0.1, 4.0), world.restart, name)
-                case "reset":
-                    world.network.reset(name, other)
-                case "cut":
-                    world.network.cut(name, other)
-                    later(self.random.uniform(0, 4.0), world.network.heal, name, other)
-                case "freeze":
-                    world.network.freeze(name, self.random.uniform(0, 4.0))
-                case "freeze driver":
-                    world.network.freeze("driver", self.random.uniform(0, 4.0))
-        await asyncio.sleep(5.0)
-        world.network.heal_all()
-
-    async def check(self, world: World) -> None:
-        """See Note [The oracle]."""
-        states = world.states
-        assert all(state == states[0] for state in states), (self.seed, "replicas differ")
-        unknown = [index for index, (_, is_known) in enumerate(self.history) if not is_known]
-        for choice in range(1 << len(unknown)):
-            out = {index for place, index in enumerate(unknown) if choice >> place & 1}
-            taken = [shards for index, (shards, _) in enumerate(self.history) if index not in out]
-            if states[0] == await expected(taken, accumulate=self.accumulate):
-                return
-        raise AssertionError((self.seed, f"no way of taking {len(self.history)} steps leads to this state", dict(self.seen)))
+from tests.chaos.replicas import STEPS, ReplicaRun
+from tests.distributed.data_parallel.simulated import World
 
 
 @pytest.mark.sim
@@ -156,7 +22,7 @@ class Trouble:
 def test_steps_are_taken_by_all_or_none_and_once(block: int) -> None:
     seen: Counter[str] = Counter()
     for seed in range(6 * block, 6 * block + 6):
-        seen += Trouble(seed).run()
+        seen += ReplicaRun(seed).run()
     assert seen["taken"] >= 6 * STEPS and seen["lost"] + seen["cancelled"] > 0, seen
 
 
@@ -224,7 +90,7 @@ ABLATIONS: dict[str, Callable[[], Any]] = {
 def test_a_missing_protection_is_noticed(ablation: str) -> None:
     with ABLATIONS[ablation]():
         for seed in range(60):
-            run = Trouble(seed)
+            run = ReplicaRun(seed)
             WORLDS[:] = [run.world]
             try:
                 run.run()
