@@ -14,8 +14,16 @@ from aiograd.kernels.selection import compiled
 NDArray = npt.NDArray[Any]
 
 
+#: how often the kernels of a norm go through their input, so that compiled ones serve smaller arrays than a single pass would
+_PASSES = 4
+
+
 def _or_nothing(x: NDArray | None, dtype: np.dtype[Any]) -> NDArray:
     return nothing(dtype) if x is None else flat(x)
+
+
+def _or_ones(x: NDArray | None, n: int, dtype: np.dtype[Any]) -> NDArray:
+    return np.ones(n, dtype) if x is None else flat(x)
 
 
 def layer_norm(x: NDArray, weight: NDArray | None, bias: NDArray | None, eps: float) -> tuple[NDArray, NDArray, NDArray]:
@@ -31,7 +39,7 @@ def layer_norm(x: NDArray, weight: NDArray | None, bias: NDArray | None, eps: fl
         The result, and the mean and reciprocal deviation of each row.
     """
     rows, n = x.shape
-    kernels = compiled(x.size, x, weight, bias)
+    kernels = compiled(_PASSES * x.size, x, weight, bias)
     if kernels is not None:
         out, mean, rstd = np.empty((rows, n), x.dtype), np.empty(rows, x.dtype), np.empty(rows, x.dtype)
         w, b = _or_nothing(weight, x.dtype), _or_nothing(bias, x.dtype)
@@ -88,17 +96,14 @@ def layer_norm_grad(
     """
     rows, n = x.shape
     dtype = np.result_type(g, x)
-    dx = np.empty((rows, n), dtype) if needs[0] else None
-    kernels = compiled(x.size, x, g, weight, mean, rstd)
+    kernels = compiled(_PASSES * x.size, x, g, weight, mean, rstd)
     if kernels is not None:
         blocks = partition(rows, x.size)[0]
-        none = nothing(dtype, 2)
-        dw, db = (np.empty((blocks, n), dtype) if need else none for need in needs[1:])
-        run(
-            kernels.normalization.layer_norm_grad, rows, x.size, as_rows(g, n), as_rows(x, n), _or_nothing(weight, dtype), mean, rstd,
-            none if dx is None else dx, dw, db,
-        )
-        return dx, np.add.reduce(dw, axis=0) if needs[1] else None, np.add.reduce(db, axis=0) if needs[2] else None
+        dx, dw, db = np.empty((rows, n), dtype), np.empty((blocks, n), dtype), np.empty((blocks, n), dtype)
+        w = _or_ones(weight, n, dtype)
+        run(kernels.normalization.layer_norm_grad, rows, x.size, as_rows(g, n), as_rows(x, n), w, mean, rstd, dx, dw, db)
+        return dx if needs[0] else None, np.add.reduce(dw, axis=0) if needs[1] else None, np.add.reduce(db, axis=0) if needs[2] else None
+    dx = np.empty((rows, n), dtype) if needs[0] else None
     dweight = np.zeros(n, dtype) if needs[1] else None
     dbias = np.add.reduce(g, axis=0) if needs[2] else None
     if dx is None and dweight is None:
@@ -179,8 +184,12 @@ def rms_norm_grad(
     return dx, dweight
 
 
-#: values per channel and sample from which the compiled batch normalisation goes by channels; below, numpy's columns are as fast
+#: values per channel and sample from which the compiled batch normalisation goes by channels; of one it goes by columns, and numpy between
 _SHORT = 8
+
+
+def _goes_by_loops(length: int) -> bool:
+    return length == 1 or length >= _SHORT
 
 
 def _channel_total(x: NDArray) -> NDArray:
@@ -211,7 +220,13 @@ def batch_norm(x: NDArray, weight: NDArray | None, bias: NDArray | None, eps: fl
         The result, and the mean, the biased variance and the reciprocal deviation of each channel.
     """
     n, c, length = x.shape
-    kernels = compiled(x.size, x, weight, bias) if length >= _SHORT else None
+    kernels = compiled(_PASSES * x.size, x, weight, bias) if _goes_by_loops(length) else None
+    if kernels is not None and length == 1:
+        out = np.empty((n, c, 1), x.dtype)
+        mean, var, rstd = (np.empty(c, x.dtype) for _ in range(3))
+        w, b = _or_ones(weight, c, x.dtype), np.zeros(c, x.dtype) if bias is None else flat(bias)
+        run(kernels.normalization.batch_norm_columns, c, x.size, contiguous(x)[:, :, 0], w, b, float(eps), out[:, :, 0], mean, var, rstd)
+        return out, mean, var, rstd
     if kernels is not None:
         out = np.empty((n, c, length), x.dtype)
         mean, var, rstd = (np.empty(c, x.dtype) for _ in range(3))
@@ -249,7 +264,16 @@ def batch_norm_grad(
         Of x (None if not asked for), weight and bias.
     """
     n, c, length = x.shape
-    kernels = compiled(x.size, x, g, weight, mean, rstd) if length >= _SHORT else None
+    kernels = compiled(_PASSES * x.size, x, g, weight, mean, rstd) if _goes_by_loops(length) else None
+    if kernels is not None and length == 1:
+        dx = np.empty((n, c, 1) if needs_x else (0, 0, 1), x.dtype)
+        dweight, dbias = np.empty(c, x.dtype), np.empty(c, x.dtype)
+        w = _or_ones(weight, c, x.dtype)
+        run(
+            kernels.normalization.batch_norm_columns_grad, c, x.size, contiguous(g)[:, :, 0], contiguous(x)[:, :, 0], w, mean, rstd, dx[:, :, 0],
+            dweight, dbias,
+        )
+        return dx if needs_x else None, dweight, dbias
     if kernels is not None:
         dx = np.empty((n, c, length) if needs_x else (0, 0, 0), x.dtype)
         dweight, dbias = np.empty(c, x.dtype), np.empty(c, x.dtype)

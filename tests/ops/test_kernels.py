@@ -226,6 +226,19 @@ def _batch_norm(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     return call
 
 
+@case("batch_norm_columns", 61)
+def _batch_norm_columns(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
+    x, g, w, b = draw(rng, dtype, 61, 53, 1) + 3, draw(rng, dtype, 61, 53, 1), draw(rng, dtype, 53), draw(rng, dtype, 53)
+
+    def call() -> Any:
+        out, mean, var, rstd = normalization.batch_norm(x, w, b, 1e-5)
+        half = normalization.batch_norm(x, None, b, 1e-5)[0], normalization.batch_norm(x, w, None, 1e-5)[0]
+        grads = normalization.batch_norm_grad(g, x, w, mean, rstd), normalization.batch_norm_grad(g, x, None, mean, rstd)
+        return out, mean, var, rstd, half, grads, normalization.batch_norm_grad(g, x, w, mean, rstd, False)
+
+    return call
+
+
 @case("multiply", 70)
 def _multiply(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     a, b, c = draw(rng, dtype, 53, 70), draw(rng, dtype, 70, 45), draw(rng, dtype, 53, 9)

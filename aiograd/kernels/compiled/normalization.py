@@ -40,42 +40,30 @@ def layer_norm(x: Any, weight: Any, bias: Any, eps: float, out: Any, mean: Any, 
 
 @kernel(reads(2), reads(2), reads(1), reads(1), reads(1), writes(2), writes(2), writes(2), sums=True)
 def layer_norm_grad(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, dx: Any, dweight: Any, dbias: Any, block: int, low: int, high: int) -> None:
-    """Gradients of `x` and, as one partial sum per block, of weight and bias; an empty result is not asked for."""
+    """Gradients of `x` and, as one partial sum per block, of weight and bias.
+
+    All of them are formed together, in two loops over a row, also where some are not asked for: the loops wait for memory, not for arithmetic
+    (two thirds of the time of a loop for each; ``tests/benchmarks/layers.py``).
+    """
     n = x.shape[1]
     inverse = x.dtype.type(1.0 / n)
-    if dweight.size:
-        dweight[block, :] = 0
-    if dbias.size:
-        dbias[block, :] = 0
+    scales, shifts = dweight[block], dbias[block]
+    scales[:] = 0
+    shifts[:] = 0
     for i in range(low, high):
-        row, grad = x[i], g[i]
+        row, grad, line = x[i], g[i], dx[i]
         m, r = mean[i], rstd[i]
-        if dweight.size:
-            partial = dweight[block]
-            for j in range(n):
-                partial[j] += grad[j] * ((row[j] - m) * r)
-        if dbias.size:
-            partial = dbias[block]
-            for j in range(n):
-                partial[j] += grad[j]
-        if dx.size:
-            line = dx[i]
-            first = second = x.dtype.type(0)
-            if weight.size:
-                for j in range(n):
-                    scaled = grad[j] * weight[j]
-                    first += scaled
-                    second += scaled * ((row[j] - m) * r)
-                first, second = first * inverse, second * inverse
-                for j in range(n):
-                    line[j] = r * (grad[j] * weight[j] - first - (row[j] - m) * r * second)
-            else:
-                for j in range(n):
-                    first += grad[j]
-                    second += grad[j] * ((row[j] - m) * r)
-                first, second = first * inverse, second * inverse
-                for j in range(n):
-                    line[j] = r * (grad[j] - first - (row[j] - m) * r * second)
+        first = second = x.dtype.type(0)
+        for j in range(n):
+            unit = (row[j] - m) * r
+            scales[j] += grad[j] * unit
+            shifts[j] += grad[j]
+            scaled = grad[j] * weight[j]
+            first += scaled
+            second += scaled * unit
+        first, second = first * inverse, second * inverse
+        for j in range(n):
+            line[j] = r * (grad[j] * weight[j] - first - (row[j] - m) * r * second)
 
 
 @kernel(reads(2), reads(1), real, writes(2), writes(1), sums=True)
@@ -186,3 +174,53 @@ def batch_norm_grad(g: Any, x: Any, weight: Any, mean: Any, rstd: Any, dx: Any, 
                 row, grad, line = x[n, c], g[n, c], dx[n, c]
                 for j in range(length):
                     line[j] = factor * (grad[j] - shift - (row[j] - m) * slope)
+
+
+@kernel(reads(2), reads(1), reads(1), real, writes(2), writes(1), writes(1), writes(1))
+def batch_norm_columns(x: Any, weight: Any, bias: Any, eps: float, out: Any, mean: Any, var: Any, rstd: Any, block: int, low: int, high: int) -> None:
+    """`batch_norm` of one value per channel and sample, (N, C): channels lie side by side, so that lanes hold channels. Weight and bias are given."""
+    count = x.shape[0]
+    m, v, factor = mean[low:high], var[low:high], rstd[low:high]
+    m[:] = 0
+    v[:] = 0
+    inverse = x.dtype.type(1.0 / count)
+    for n in range(count):
+        row = x[n, low:high]
+        for j in range(m.size):
+            m[j] += row[j]
+    for j in range(m.size):
+        m[j] *= inverse
+    for n in range(count):
+        row = x[n, low:high]
+        for j in range(m.size):
+            v[j] += (row[j] - m[j]) * (row[j] - m[j])
+    for j in range(m.size):
+        v[j] *= inverse
+        factor[j] = x.dtype.type(1.0 / math.sqrt(v[j] + eps))
+    w, b = weight[low:high], bias[low:high]
+    for n in range(count):
+        row, line = x[n, low:high], out[n, low:high]
+        for j in range(m.size):
+            line[j] = (row[j] - m[j]) * (factor[j] * w[j]) + b[j]
+
+
+@kernel(reads(2), reads(2), reads(1), reads(1), reads(1), writes(2), writes(1), writes(1))
+def batch_norm_columns_grad(
+    g: Any, x: Any, weight: Any, mean: Any, rstd: Any, dx: Any, dweight: Any, dbias: Any, block: int, low: int, high: int
+) -> None:
+    """`batch_norm_grad` of one value per channel and sample, (N, C). The weight is given; an empty `dx` is not asked for."""
+    count = x.shape[0]
+    m, r, w, first, second = mean[low:high], rstd[low:high], weight[low:high], dbias[low:high], dweight[low:high]
+    first[:] = 0
+    second[:] = 0
+    for n in range(count):
+        row, grad = x[n, low:high], g[n, low:high]
+        for j in range(m.size):
+            first[j] += grad[j]
+            second[j] += grad[j] * ((row[j] - m[j]) * r[j])
+    if dx.size:
+        inverse = x.dtype.type(1.0 / count)
+        for n in range(count):
+            row, grad, line = x[n, low:high], g[n, low:high], dx[n, low:high]
+            for j in range(m.size):
+                line[j] = r[j] * w[j] * (grad[j] - first[j] * inverse - (row[j] - m[j]) * r[j] * (second[j] * inverse))
