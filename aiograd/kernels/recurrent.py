@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from aiograd.kernels.arrays import as_rows, contiguous
 from aiograd.kernels.pool import GRAIN, run
-from aiograd.kernels.selection import compiled
+from aiograd.kernels.selection import THRESHOLD, compiled
 
 NDArray = npt.NDArray[Any]
 
@@ -115,6 +115,11 @@ def lstm_cell_grad(dh: NDArray | None, dc: NDArray | None, active: NDArray, c: N
         as_rows(dh, h), before.reshape(rows, h),
     )
     return dgates, before
+
+
+def is_compiled(work: int) -> bool:
+    """True if compiled loops go through a sequence of so many elements of work, gates times hidden units."""
+    return work >= THRESHOLD
 
 
 def _panels(matrix: NDArray, width: int) -> NDArray:

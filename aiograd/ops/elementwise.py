@@ -58,7 +58,7 @@ def conj(x: Array) -> Array:
 
 add = define("add", np.add, x1=identity, x2=identity, complex="explicit", cost=0.5)
 sub = define("sub", np.subtract, x1=identity, x2=lambda g: -g, complex="explicit", cost=0.4)
-mul = define("mul", np.multiply, x1=times_x2, x2=times_x1, complex="holomorphic", cost=1.0)
+mul = define("mul", np.multiply, x1=times_x2, x2=times_x1, complex="holomorphic", cost=0.6)
 div = define("div", np.divide, x1=lambda g, x2: g / x2, x2=lambda g, x2, out: -(g * out / x2), complex="holomorphic", cost=2.0)
 neg = define("neg", np.negative, x=lambda g: -g, complex="explicit", cost=0.3)
 positive = define("positive", np.positive, x=identity, complex="explicit", cost=0.1)

@@ -190,10 +190,13 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
 
 
 def _fused_cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
-    """As `_cost`, where compiled loops go through all steps in one call."""
+    """As `_cost`; where compiled loops go through all steps in one call and nothing is repeated, two products per weight."""
     steps, batch = inputs[0][:2]
     gates = inputs[3][0]
-    return 10_000.0 + steps * batch * gates * (2.0 + 4.0 * (inputs[3][1] + inputs[4][1]) / GEMM_RATE)
+    cells = steps * batch * gates
+    if not kernels.is_compiled(cells * inputs[4][1]):
+        return steps * (30_000.0 + 2.0 * batch * gates * (inputs[3][1] + inputs[4][1]) / GEMM_RATE)
+    return 20_000.0 + cells * (1.5 + 2.0 * (inputs[3][1] + inputs[4][1]) / GEMM_RATE)
 
 
 def _fused_lstm(
