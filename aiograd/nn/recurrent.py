@@ -104,7 +104,7 @@ class _Recurrent(Module):
                 directions.append(flip(out, axis=0) if end else out)
                 last.append(tuple(after))
             x = directions[0] if len(directions) == 1 else concat(directions, axis=-1)
-        states = [stack(list(each)) for each in zip(*last, strict=True)]
+        states = [each[0].unsqueeze(0) if len(each) == 1 else stack(list(each)) for each in zip(*last, strict=True)]
         if single:
             x, states = x.squeeze(1), [each.squeeze(1) for each in states]
         elif self.batch_first:

@@ -63,6 +63,38 @@ def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: d
     output._node = entry(output, tuple(tensors), **statics) if op.variadic else entry(output, *tensors, **statics)
 
 
+def attach_results(
+    op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[TensorCore], residuals: tuple[Any, ...], fused: Fused | None, mode: Mode
+) -> Node | None:
+    """`attach` for several outputs on the host in a plain mode: what the first call of a kind finds out, later ones look up."""
+    carriers = op.differentiable_outputs
+    if carriers is None:
+        carriers = range(len(outputs))
+    metadata = []
+    for output in outputs:
+        data = output._data
+        dtype = data.dtype
+        if data.__class__ is not np.ndarray or (dtype is not _FLOAT32 and dtype is not _FLOAT64):
+            return attach(op, tensors, statics, outputs, residuals, mode, "cpu", fused)
+        metadata.append(InputMetadata(data.shape, dtype))
+    needs = (True,) if op.variadic else tuple([tensor is not None and tensor._node is not None for tensor in tensors])
+    entry = op.lean.get(needs)
+    if entry is None or not outputs or _has_complex(tensors):
+        node = attach(op, tensors, statics, outputs, residuals, mode, "cpu", fused)
+        if node is not None and not node.conjugates and node.fused is op.fused:  # type: ignore[attr-defined]
+            op.lean[needs] = type(node).make
+        return node
+    if residuals:
+        statics = {**statics, **dict(zip(fused.residuals, residuals, strict=True))}  # type: ignore[union-attr]
+    node = entry(tuple(outputs), tuple(tensors), **statics) if op.variadic else entry(tuple(outputs), *tensors, **statics)
+    node.metadata_list = tuple(metadata)
+    node.stream = None
+    for i in carriers:
+        outputs[i]._node = node
+        outputs[i]._nr = i
+    return node  # type: ignore[no-any-return]
+
+
 def attach(
     op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[Any], residuals: tuple[Any, ...], mode: Mode, device: str, fused: Fused | None
 ) -> OpNode | None:

@@ -13,7 +13,7 @@ from aiograd import devices
 from aiograd.errors import ArgumentTypeError, DeviceMismatchError
 from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import ROWS, Op
-from aiograd.tensors.attach import attach, attach_result
+from aiograd.tensors.attach import attach, attach_result, attach_results
 from aiograd.tensors.codegen import compile_binder
 from aiograd.tensors.constants import PLAIN, constant, static
 from aiograd.tensors.core import TensorCore, make, refresh
@@ -94,7 +94,12 @@ def _call_general(
     except REFUSALS as error:
         raise_op_error(op.name, arrays, statics, error, op.arrays)
     outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
-    node = attach(op, tensors, statics, outputs, residuals, mode, device, fused) if records else None
+    if not records:
+        node = None
+    elif mode.plain and device == "cpu" and op.outputs != 1:
+        node = attach_results(op, tensors, statics, outputs, residuals, fused, mode)
+    else:
+        node = attach(op, tensors, statics, outputs, residuals, mode, device, fused)
     if op.view and outputs and shares_memory(outputs[0]._data, arrays[0]):
         make_view(op, tensors[0], outputs, args[1:], kwargs)
     if profiler is not None:
