@@ -109,7 +109,9 @@ class GraphTask:
         self.profiler = profiler
         self.hooks = hooks
         #: True if the options allow a sweep; the graph may still forbid it
-        self.may_sweep = anomaly is None and profiler is None and not create_graph and (hooks is None or hooks.is_local)
+        self.may_sweep = anomaly is None and profiler is None and (hooks is None or hooks.is_local)
+        if create_graph:  # `grad` of one root; leaves that accumulate are not told apart by numbers
+            self.may_sweep = self.may_sweep and plan.__class__ is Selection and not accumulate and len(roots) == 1
         self.staged = StagedCommit()
         self.released = ReleasedVariables()
         if not keep_graph:

@@ -270,6 +270,14 @@ class BackwardPlan:
         needs = self.special[node]
         return node.vjp(grad) if needs is None else node.vjp_part(grad, needs)  # type: ignore[attr-defined,no-any-return]
 
+    def run_recorded(self, node: Node, grad: Any, staged: StagedCommit) -> Sequence[Array | None]:
+        """Run a node of a sweep that records a graph; arguments and result as in `run_part`, the gradients are Tensors."""
+        grads = [grad] if node.is_single else grad
+        if node in self.captures.at:
+            self.capture(node, grads, staged)
+        needs = self.special.get(node) or tuple([child is not None for child in node.next_nodes])
+        return node.compute(grads, needs, None, True)  # type: ignore[attr-defined,no-any-return]
+
     def capture(self, node: Node, grads: Sequence[Array | None], staged: StagedCommit) -> None:
         """Store the captured ones of the gradients that have arrived at a node."""
         self.captures.take(node, grads, staged)

@@ -145,7 +145,7 @@ class Selection(BackwardPlan):
         """
         captured = self.captures.at
         wanted = {node for node in (*self._targets, *captured) if node in self.dependencies}
-        ends = list(wanted)
+        ends = [node for node in self.dependencies if node in wanted]  # in an order that does not depend on where nodes lie in memory
         order: list[Node] = []
         for visited, node in enumerate(nodes, 1):
             if not visited % DISCOVER_STRIDE:

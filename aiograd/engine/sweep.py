@@ -7,7 +7,8 @@ Note [Sort and sweep]
     they are staged at the end. Discovery allows no sweep of a graph with a node that could block the loop (`Placement.is_small`).
 
     The plan gives the order (`Plan.order`), the gradients to start from (`first_sums`), and runs the nodes of which only some outputs are wanted or
-    whose gradients are captured (`run_part`). A whole graph is run in one walk instead, see `aiograd.engine.walk`.
+    whose gradients are captured (`run_part`), or all of them where the pass is recorded (`run_recorded`). A whole graph is run in one walk
+    instead, see `aiograd.engine.walk`.
 
 It yields whenever the driver's time slice is over; everything else is synchronous.
 """
@@ -20,6 +21,7 @@ from typing import Any
 
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.plan import SORT_NODES
+from aiograd.engine.renumbering import RecordedNodes
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
 from aiograd.graph.node import Node
@@ -42,12 +44,18 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     release = not task.keep_graph
     special, kept = plan.special, plan.kept
     released, staged = task.released, task.staged
+    #: what the pass records, by the node on whose behalf: see Note [Numbers of a recorded pass]
+    recorded = task.recorded
     done = 0
     for node in plan.order or ():
         grad = take(node, None)
         if grad is not None:
             try:
-                outputs = plan.run_part(node, grad, staged) if node in special else node.vjp(grad)  # type: ignore[attr-defined]
+                if recorded is not None:
+                    recorded.running = node
+                    outputs = plan.run_recorded(node, grad, staged)
+                else:
+                    outputs = plan.run_part(node, grad, staged) if node in special else node.vjp(grad)  # type: ignore[attr-defined]
                 index = -1
                 for child in node.next_nodes:
                     index += 1
@@ -66,10 +74,16 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
                                 have = sums[child] = out.dense() if have is None else have + out.dense()
                             else:
                                 out.add_to(have)
+                        elif have is None:
+                            sums[child] = out
+                        elif recorded is None:
+                            sums[child] = have + out
                         else:
-                            sums[child] = out if have is None else have + out
+                            recorded.running = child
+                            sums[child] = have + out
+                            recorded.running = node
                     else:
-                        add_to_slot(sums, child, node.next_nrs[index], out, node, index)
+                        add_to_slot(sums, child, node.next_nrs[index], out, node, index, recorded)
             except BaseException:
                 failed_at.append(node)
                 raise
@@ -95,7 +109,7 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
         raise GraphError(f"gradients for {next(iter(sums)).name} came after it had run: the nodes are not numbered in the order of recording")
 
 
-def add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: Node, index: int) -> None:
+def add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: Node, index: int, recorded: RecordedNodes | None = None) -> None:
     """Add a gradient, output `index` of `node`, to the sum at input `nr` of a node with several inputs."""
     metadata = child.metadata_of(nr)
     if metadata is not None and (out.shape != metadata.shape or out.dtype is not metadata.dtype):
@@ -104,4 +118,11 @@ def add_to_slot(sums: dict[Node, Any], child: Node, nr: int, out: Any, node: Nod
     slots = sums.get(child)
     if slots is None:
         slots = sums[child] = [None] * child.num_inputs
-    slots[nr] = out if slots[nr] is None else slots[nr] + out
+    if slots[nr] is None:
+        slots[nr] = out
+    elif recorded is None:
+        slots[nr] = slots[nr] + out
+    else:
+        recorded.running = child
+        slots[nr] = slots[nr] + out
+        recorded.running = node

@@ -134,6 +134,22 @@ def compile_part(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any, An
     return part
 
 
+def compile_recorded(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, ...]]:
+    """``vjp`` by the plain rules on Tensors, which a pass with ``create_graph`` runs; for only those arguments with `needs`, the others get None."""
+    op = row.op
+    arrays = (op.variadic,) if op.variadic else op.arrays
+    some = (True,) if op.variadic else needs
+    wanted = {name for name, need in zip(arrays, some, strict=True) if need}
+    plan = [entry for entry in row.plain if wanted & set(entry[0])]
+    namespace: dict[str, Any] = {}
+    source = _vjp_source(op, arrays, some, row.values, row.saves_output, row.facts, row.residuals, plan, namespace, on_tensors=True)
+    _run(source, f"<row {op.name} {row.needs}, recorded, {needs}>", namespace)
+    vjp: Callable[[Any, Any], tuple[Any, ...]] = namespace["vjp"]
+    if op.variadic:
+        return lambda node, g: tuple([grad if need else None for grad, need in zip(vjp(node, g), needs, strict=True)])
+    return vjp
+
+
 def _run(source: str, name: str, namespace: dict[str, Any]) -> None:
     exec(compile(source, name, "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
 
@@ -226,6 +242,8 @@ def _vjp_source(
     residuals: tuple[str, ...],
     plan: RulePlan,
     namespace: dict[str, Any],
+    *,
+    on_tensors: bool = False,
 ) -> str:
     lines = ["def vjp(self, g):"]
     names = [*values, *(["out", "out_versions"] if saves_output else []), *facts, *residuals]
@@ -246,12 +264,15 @@ def _vjp_source(
             tests.append("out_versions[0]" if op.outputs == 1 else "any([v[0] for v in out_versions])")
         if values or saves_output:
             lines.append(f"if {' or '.join(tests)}: self.check_versions()")
+    if saves_output and on_tensors:
+        lines.append("out = self._as_output(out, 0)" if op.outputs == 1 else "out = tuple([self._as_output(o, i) for i, o in enumerate(out)])")
     if op.outputs != 1:
         lines.append("g = self.materialize(g)")
     results: dict[str, str] = {}
     for i, (arguments, rule, rule_names) in enumerate(plan):
         namespace[f"rule{i}"] = rule
-        call = [_argument_source(op, name, values, arguments, arrays, needs) for name in rule_names]
+        held = () if on_tensors else values
+        call = [_argument_source(op, name, held, arguments, arrays, needs) for name in rule_names]
         if rule is identity:
             expression = "g"
         else:

@@ -26,7 +26,7 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
 from aiograd.kernels.selection import THRESHOLD, selected
 from aiograd.ops.op import Fused, Op
-from aiograd.tensors.codegen import CompiledRow, compile_make, compile_part, compile_row
+from aiograd.tensors.codegen import CompiledRow, compile_make, compile_part, compile_recorded, compile_row
 from aiograd.tensors.modified import belongs_to_leaf, modified_error, versions_of
 from aiograd.types import Array, Shape
 
@@ -45,6 +45,8 @@ class OpNode(Node):
     make: ClassVar[Callable[..., Any]]
     #: compiled code for some of the outputs only, by the tuple of wanted outputs; made on first use
     parts: ClassVar[dict[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]]
+    #: compiled code of the plain rules on Tensors, by the tuple of wanted outputs; made on first use
+    recorded: ClassVar[dict[tuple[bool, ...], Callable[[Any, Any], tuple[Any, ...]]]]
     #: True if every rule computes one output, so that two outputs can be computed one after the other without double work
     is_divisible: ClassVar[bool]
     #: the kernels that the forward ran with; None: the row's plain rules
@@ -86,8 +88,8 @@ class OpNode(Node):
             values: unpacked values in the layout of the saved tuple; None: use the saved tuple.
             create_graph: run the plain rules on Tensors.
         """
-        if values is None and not create_graph:
-            return self.vjp_part(grads[0], needs)
+        if values is None:
+            return self._recorded_part(grads, needs) if create_graph else self.vjp_part(grads[0], needs)
         row = self.row
         names = self._environment(values, create_graph)
         plan = row.plain if create_graph else row.fast
@@ -109,26 +111,25 @@ class OpNode(Node):
             return [grad if need else None for grad, need in zip(every, needs, strict=True)]
         return [results.get(name) if need else None for name, need in zip(arrays, needs, strict=True)]
 
+    def _recorded_part(self, grads: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
+        """Run the plain rules on the saved Tensors, so that they are recorded."""
+        recorded = self.recorded.get(needs)
+        if recorded is None:
+            recorded = self.recorded[needs] = compile_recorded(self.row, needs)
+        return recorded(self, grads[0] if self.row.op.outputs == 1 else grads)
+
     def _output_gradient(self, grads: Sequence[Any]) -> Any:
         return grads[0]
 
-    def _environment(self, values: tuple[Any, ...] | None, create_graph: bool) -> dict[str, Any]:
+    def _environment(self, values: tuple[Any, ...], create_graph: bool) -> dict[str, Any]:
         """Saved names with their values: Tensors with `create_graph`, else arrays."""
         row = self.row
-        unpacked = False
-        if values is None:
-            values = self._saved
-            if not isinstance(values, tuple):
-                raise self.cannot_run()
-            self.check_versions()
-        else:
-            unpacked = True
         names = dict(zip(row.layout, values, strict=True))
         for name in row.values:
             value = names[name]
             if not create_graph:
                 names[name] = tuple(map(_data_of, value)) if row.op.variadic else _data_of(value)
-            elif unpacked and value is not None:
+            elif value is not None:
                 if row.op.variadic:
                     names[name] = tuple([self._as_argument(part, i) for i, part in enumerate(value)])
                 else:
@@ -139,10 +140,9 @@ class OpNode(Node):
                 names["out"] = tuple(self._as_output(o, i) for i, o in enumerate(out)) if isinstance(out, tuple) else self._as_output(out, 0)
             else:
                 names["out"] = tuple(map(_data_of, out)) if isinstance(out, tuple) else _data_of(out)
-        if unpacked:
-            for name in row.residuals:
-                value = names[name]
-                names[name] = tuple(map(_data_of, value)) if isinstance(value, tuple) else _data_of(value)
+        for name in row.residuals:
+            value = names[name]
+            names[name] = tuple(map(_data_of, value)) if isinstance(value, tuple) else _data_of(value)
         return names
 
     def _as_argument(self, value: Any, i: int) -> Any:
@@ -365,6 +365,7 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
         row = compile_row(op, needs, fused)
         namespace: dict[str, Any] = {"__slots__": (), "__module__": __name__, "row": row, "costly": callable(op.cost), "holds_data": row.holds_data}
         namespace["parts"] = {}
+        namespace["recorded"] = {}
         namespace["is_divisible"] = not op.variadic and all(len(arguments) == 1 for arguments, _, _ in row.fast)
         namespace["fused"] = fused  # kept alive: its id is in the key
         namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT

@@ -2,7 +2,8 @@
 
 Note [Unrolled calls]
     The same steps as in `call`, specialized per row, because for small arrays this code, not numpy, is the cost of
-    a forward pass. Uncommon cases (modes other than plain, devices, saved-tensor hooks) are left to `call`; and a result that is
+    a forward pass. Uncommon cases (modes other than plain, devices, saved-tensor hooks) are left to `call`, but for one: where a pass records itself
+    and is plain otherwise, the function goes the same way (`is_collected`) and reports the node. A result that is
     neither float32 nor float64 gets its node from `attach_result`, which handles every dtype. Both are decided before anything is computed: the
     dtypes of the arguments determine the dtype of a result with a gradient.
     Measured by ``tests/benchmarks/small_graphs.py``.
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentTypeError
-from aiograd.modes import current_mode
+from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import Op
 from aiograd.tensors.attach import attach_result, has_rule
 from aiograd.tensors.constants import constant
@@ -29,6 +30,13 @@ from aiograd.tensors.views import make_view
 _ndarray = np.ndarray
 _FLOAT32 = np.dtype(np.float32)
 _FLOAT64 = np.dtype(np.float64)
+
+
+def reported(mode: Mode, output: Any) -> Any:
+    """An output whose node, if it has one, the pass that records has been told of."""
+    if output._node is not None:
+        mode.collect(output._node)  # type: ignore[misc]
+    return output
 
 
 def unary(op: Op) -> Callable[[Any], Any]:
@@ -52,10 +60,12 @@ def unary(op: Op) -> Callable[[Any], Any]:
     if has_rule(op, op.arrays[0]):
         maker = compile_maker
 
-    def apply(x: Any) -> Any:
+    def apply(x: Any, is_collected: bool = False) -> Any:
         mode = current_mode()
         data = x._data
-        if (not mode.plain and (mode.grad or mode.watched)) or data.__class__ is not _ndarray:
+        if (not mode.plain and (mode.grad or mode.watched) and not is_collected) or data.__class__ is not _ndarray:
+            if mode.collects and data.__class__ is _ndarray and (data.dtype is float32 or data.dtype is float64):
+                return reported(mode, apply(x, True))
             return call(op, (x,), {})
         if x._x is not None:
             refresh(x)
@@ -101,7 +111,7 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
     #: the functions that make the node, indexed by the arguments that need a gradient (bit 0: the first, bit 1: the second)
     makers: list[Callable[..., Any] | None] = [None, *([compile_maker] * 3 if any(rules) else [None] * 3)]
 
-    def apply(a: Any, b: Any) -> Any:
+    def apply(a: Any, b: Any, is_collected: bool = False) -> Any:
         mode = current_mode()
         given = b
         if b.__class__ is not tensor_class[0] and not isinstance(b, TensorCore):
@@ -111,7 +121,9 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
                 return NotImplemented
         x1 = a._data
         x2 = b._data
-        if (not mode.plain and (mode.grad or mode.watched)) or x1.__class__ is not _ndarray or x2.__class__ is not _ndarray:
+        if (not mode.plain and (mode.grad or mode.watched) and not is_collected) or x1.__class__ is not _ndarray or x2.__class__ is not _ndarray:
+            if mode.collects and x1.__class__ is _ndarray is x2.__class__ and x1.dtype is x2.dtype and (x1.dtype is float32 or x1.dtype is float64):
+                return reported(mode, apply(a, b, True))
             return call(op, (a, given), {})
         if a._x is not None:
             refresh(a)

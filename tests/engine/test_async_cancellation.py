@@ -229,7 +229,23 @@ async def second_order(world: World) -> None:
     x, y = world.leaf(1.0, -2.0), world.leaf(3.0, 0.25)
 
     async def both() -> None:
-        loss = (world.keep(x * y) * x).sum()
+        product = world.keep(x * y)
+        product.register_hook(lambda grad: None)
+        loss = (product * x).sum()
+        del product
+        first = await ag.grad(loss, [x, y], create_graph=True)
+        del loss
+        await (first[0] * first[1]).sum().backward()
+
+    await world.attempt(both)
+
+
+async def second_order_swept(world: World) -> None:
+    """The same over graphs without user code, long enough for pauses in the short cut."""
+    x, y = world.leaf(1.0, -2.0), world.leaf(3.0, 0.25)
+
+    async def both() -> None:
+        loss = (chain(world.keep(x * y), 150, 1.0) * x).sum()
         first = await ag.grad(loss, [x, y], create_graph=True)
         del loss
         await (first[0] * first[1]).sum().backward()
@@ -310,6 +326,7 @@ SCENARIOS: dict[str, tuple[Scenario, dict[str, Any]]] = {
     "captures": (captures, {"budget": 3}),
     "unpacking": (unpacking, {"budget": 3}),
     "second order": (second_order, {"budget": 3}),
+    "second order, swept": (second_order_swept, {"budget": 1}),
     "nested": (nested, {"budget": 3}),
     "after the commit": (after_the_commit, {"budget": 1}),
     "executed": (executed, {"budget": 3}),

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.engine.run import driver
 from aiograd.testing import simulated_run
 from tests.engine.cases import bits, chain, function, leaf, number, ticking
 
@@ -237,6 +238,61 @@ def test_second_order_gradients_have_the_same_bits(seed: int) -> None:
     expected = simulated_run(main, None).value
     for schedule in range(10):
         assert simulated_run(main, schedule, seed=schedule, order="permuted").value == expected
+
+
+async def three_orders(seed: int, hooks: bool) -> tuple[list[bytes | None], list[tuple[str, int]]]:
+    """Derivatives of three orders of a drawn product of rows, and the nodes behind the second ones by the rank of their numbers."""
+    draws = Random(seed)
+    kinds: tuple[Any, ...] = (
+        lambda a, b, f: a * f + b * (1 / f),
+        lambda a, b, f: (a * b).tanh() * f,
+        lambda a, b, f: a.tanh().exp() / (b * b + f),
+    )
+    leaves = [leaf([draws.uniform(0.5, 1.5) for _ in range(5)]) for _ in range(3)]
+    tensors = list(leaves)
+    for _ in range(25):
+        a, b, factor = draws.choice(tensors), draws.choice(tensors[-6:]), 10.0 ** draws.randint(-4, 4) / 3.0
+        tensors.append(draws.choice(kinds)(a, b, factor))
+    if hooks:
+        leaves[0].register_hook(lambda g: None)
+    first = await ag.grad(sum([*tensors[-8:], *(each.exp() for each in leaves)]).sum(), leaves, create_graph=True)
+    second = await ag.grad(sum((g * g).sum() for g in first), leaves, create_graph=True)
+    third = await ag.grad(sum((g * g).sum() for g in second), leaves)
+    nodes: list[Any] = []
+    seen: set[Any] = set()
+    stack = [g.grad_fn for g in second]
+    while stack:
+        node = stack.pop()
+        if node is not None and node not in seen and not node.is_leaf:
+            seen.add(node)
+            nodes.append(node)
+            stack.extend(node.next_nodes)
+    ranks = {node: rank for rank, node in enumerate(sorted(nodes, key=lambda node: node.sequence_nr))}
+    return bits([*first, *second, *third]), [(node.name, ranks[node]) for node in nodes]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pass_that_records_gives_the_same_bits_and_numbers_by_the_short_cut_and_by_the_general_path(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    swept: list[Any] = []
+    sweep = driver.sweep
+    monkeypatch.setattr(driver, "sweep", lambda task, *args: swept.append(task) or sweep(task, *args))
+    expected = simulated_run(three_orders, seed, True).value
+    assert not swept
+    found = simulated_run(three_orders, seed, False).value
+    assert len(swept) == 3
+    assert found == expected
+
+
+async def test_a_failed_pass_that_records_names_its_node_by_the_short_cut_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = leaf([1.0, 2.0])
+    y = (x * x).exp()
+    monkeypatch.setattr(type(y.grad_fn), "compute", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError) as caught:
+        await ag.grad(y.sum(), x, create_graph=True)
+    assert any("ExpBackward" in note for note in caught.value.__notes__)
+    assert x.grad is None
 
 
 # -------------------------------------------------------------------- order

@@ -133,14 +133,14 @@ class PassDriver:
             task.plan.check_used()
             await self.take_turn()
         if task.plan.is_plain:
-            failed_at: list[Node] = []
-            try:
-                for _ in sweep(task, turns.over, failed_at):
-                    await self.pause()
-            except BaseException as error:
-                if failed_at:
-                    annotate(error, task, failed_at[0])
-                raise
+            recorded = task.recorded
+            if recorded is None:
+                await self.sweep()
+            else:
+                outer = current_mode().collect
+                with ModeScope(grad=True, collect=lambda node: recorded.add(node, None, task.plan.dependencies)):
+                    await self.sweep()
+                recorded.renumber(outer)
             task.commit()
             return
         outer = current_mode().collect
@@ -166,6 +166,16 @@ class PassDriver:
             if not task.committed:
                 task.commit()
             await self.after_commit(leaves)
+
+    async def sweep(self) -> None:
+        failed_at: list[Node] = []
+        try:
+            for _ in sweep(self.task, self.turns.over, failed_at):
+                await self.pause()
+        except BaseException as error:
+            if failed_at:
+                annotate(error, self.task, failed_at[0])
+            raise
 
     # ---------------------------------------------------------------- the general path
 
