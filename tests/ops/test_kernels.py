@@ -194,16 +194,18 @@ def _convolution(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
 @case("depthwise convolution", 1000)
 def _depthwise(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     drawn = []
-    for win, out in ((window(3, 1, 1), 6), (window(3, 2, 1), 12), (window((2, 3), (3, 2), (0, 2), (2, 1)), 6), (window(1, 2), 18)):
-        x, w, b = draw(rng, dtype, 5, 6, 13, 15), draw(rng, dtype, out, 1, *win.size), draw(rng, dtype, out)
-        drawn.append((x, w, b, draw(rng, dtype, 5, out, *win.outputs(13, 15)), win))
+    near, mixed, single = (window(3, 1, 1), 6), (window((2, 3), (3, 2), (0, 2), (2, 1)), 6), (window(1, 2), 18)
+    second = (window(3, 2, 1), 12)
+    for height, width, (win, out) in ((13, 15, near), (13, 15, second), (13, 15, mixed), (13, 15, single), (4, 37, near), (4, 70, mixed)):
+        x, w, b = draw(rng, dtype, 5, 6, height, width), draw(rng, dtype, out, 1, *win.size), draw(rng, dtype, out)
+        drawn.append((x, w, b, draw(rng, dtype, 5, out, *win.outputs(height, width)), win))
 
     def call() -> Any:
         return [
             (
                 convolution.conv2d(x, w, b, win, 6),
                 convolution.conv2d(x, w, None, win, 6),
-                convolution.input_grad(g, w, win, 6, 13, 15),
+                convolution.input_grad(g, w, win, 6, *x.shape[2:]),
                 convolution.weight_grad(x, g, win, 6),
             )
             for x, w, b, g, win in drawn

@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.kernels.compiled.jit import SUMS, inline, kernel, reads, wholes, writes
+from aiograd.kernels.compiled.lines import copy_every_second, copy_line, merge_lines, whole_vectors, zeros
 
 
 @inline
@@ -26,57 +27,62 @@ def _split(shape: tuple[int, int], geometry: Any) -> tuple[int, int, int, int]:
 
 
 @inline
-def _distances(scratch: Any, geometry: Any) -> Any:
+def _distances(split: Any, geometry: Any) -> Any:
     """Where each tap's first number lies in the flat scratch plane."""
     kh, kw, sh, sw, _, _, dh, dw, _, _ = geometry
     table = np.empty(kh * kw, np.int64)
     for i in range(kh):
         for j in range(kw):
             part = (i * dh % sh) * sw + j * dw % sw
-            table[i * kw + j] = (part * scratch.shape[2] + i * dh // sh) * scratch.shape[3] + j * dw // sw
+            table[i * kw + j] = (part * split[2] + i * dh // sh) * split[3] + j * dw // sw
     return table
 
 
 @inline
-def _spread(plane: Any, scratch: Any, geometry: Any) -> None:
-    """Copy a plane into the scratch plane; its padding stays as it is."""
-    _, _, sh, sw, ph, pw, _, _, _, _ = geometry
-    for remainder in range(sw):
-        first = (remainder - pw) % sw
-        start, count = (first + pw) // sw, (plane.shape[1] - first + sw - 1) // sw
-        for top in range(sh):
-            part = scratch[(top + ph) % sh, remainder]
-            to = (top + ph) // sh
-            for y in range(top, plane.shape[0], sh):
-                row, line = plane[y, first:], part[to, start:]
-                to += 1
-                if sw == 1:
-                    for k in range(count):
-                        line[k] = row[k]
-                else:
-                    for k in range(count):
-                        line[k] = row[k * sw]
+def _line(top: int, remainder: int, split: Any, geometry: Any) -> int:
+    """Where the numbers of row `top` lie in the scratch plane whose columns, padding included, have this remainder; `sh` rows on is a line later."""
+    sh, ph = geometry[2], geometry[4]
+    return (((top + ph) % sh * split[1] + remainder) * split[2] + (top + ph) // sh) * split[3]  # type: ignore[no-any-return]
 
 
 @inline
-def _gather(scratch: Any, plane: Any, geometry: Any) -> None:
-    """The inverse of `_spread`."""
-    _, _, sh, sw, ph, pw, _, _, _, _ = geometry
+def _spread(planes: Any, start: int, shape: Any, scratch: Any, split: Any, geometry: Any) -> None:
+    """Copy the plane that begins at `start` into the scratch plane; its padding stays as it is."""
+    sh, sw, pw = geometry[2], geometry[3], geometry[5]
     for remainder in range(sw):
         first = (remainder - pw) % sw
-        start, count = (first + pw) // sw, (plane.shape[1] - first + sw - 1) // sw
+        left, count = (first + pw) // sw, (shape[1] - first + sw - 1) // sw
         for top in range(sh):
-            part = scratch[(top + ph) % sh, remainder]
-            to = (top + ph) // sh
-            for y in range(top, plane.shape[0], sh):
-                row, line = plane[y, first:], part[to, start:]
-                to += 1
+            target = _line(top, remainder, split, geometry) + left
+            for y in range(top, shape[0], sh):
+                source = start + y * shape[1] + first
                 if sw == 1:
-                    for k in range(count):
-                        row[k] = line[k]
+                    copy_line(planes, source, scratch, target, count)
+                elif sw == 2:
+                    copy_every_second(planes, source, scratch, target, count)
                 else:
                     for k in range(count):
-                        row[k * sw] = line[k]
+                        scratch[target + k] = planes[source + k * sw]
+                target += split[3]
+
+
+@inline
+def _gather(scratch: Any, split: Any, planes: Any, start: int, shape: Any, geometry: Any) -> None:
+    """The inverse of `_spread`."""
+    sh, sw, pw = geometry[2], geometry[3], geometry[5]
+    for top in range(sh):
+        even, odd = _line(top, pw % sw, split, geometry) + pw // sw, _line(top, (pw + 1) % sw, split, geometry) + (pw + 1) // sw
+        for y in range(top, shape[0], sh):
+            target = start + y * shape[1]
+            if sw == 1:
+                copy_line(scratch, even, planes, target, shape[1])
+            elif sw == 2:
+                merge_lines(scratch, even, odd, planes, target, shape[1])
+            else:
+                for j in range(shape[1]):
+                    planes[target + j] = scratch[_line(y, (j + pw) % sw, split, geometry) + (j + pw) // sw]
+            even += split[3]
+            odd += split[3]
 
 
 @inline(flags=SUMS)
@@ -110,12 +116,14 @@ def convolve(x: Any, weight: Any, bias: Any, out: Any, geometry: Any, block: int
     """
     several, oh, ow = out.shape[1], out.shape[2], out.shape[3]
     groups, taps = weight.shape[0] // several, weight.shape[1]
-    scratch = np.zeros(_split((x.shape[1], x.shape[2]), geometry), x.dtype)
-    source, pitch, distances = scratch.ravel(), scratch.shape[3], _distances(scratch, geometry)
-    length = (oh - 1) * pitch + ow
+    shape = (x.shape[1], x.shape[2])
+    split = _split(shape, geometry)
+    source, pitch, distances = zeros(split[0] * split[1] * split[2] * split[3], x), split[3], _distances(split, geometry)
+    length = whole_vectors((oh - 1) * pitch + ow)
     sums = np.empty(length, x.dtype)
+    planes, results = x.ravel(), out.ravel()
     for p in range(low, high):
-        _spread(x[p], scratch, geometry)
+        _spread(planes, p * shape[0] * shape[1], shape, source, split, geometry)
         for several_nr in range(several):
             channel = p % groups * several + several_nr
             w = weight[channel]
@@ -133,18 +141,14 @@ def convolve(x: Any, weight: Any, bias: Any, out: Any, geometry: Any, block: int
                     sums[k] += first * a[k]
                 t += 1
             for y in range(oh):
-                line, values = out[p, several_nr, y], sums[y * pitch :]
-                for k in range(ow):
-                    line[k] = values[k]
+                copy_line(sums, y * pitch, results, ((p * several + several_nr) * oh + y) * ow, ow)
 
 
 @inline
-def _widen(plane: Any, line: Any, pitch: int) -> None:
+def _widen(planes: Any, start: int, shape: Any, line: Any, pitch: int) -> None:
     """Copy a plane of outputs into a line of the scratch plane's pitch; what lies between the rows stays as it is."""
-    for y in range(plane.shape[0]):
-        row, part = plane[y], line[y * pitch :]
-        for k in range(row.size):
-            part[k] = row[k]
+    for y in range(shape[0]):
+        copy_line(planes, start + y * shape[1], line, y * pitch, shape[1])
 
 
 @kernel(reads(4), reads(2), writes(3), wholes(10))
@@ -152,13 +156,15 @@ def input_grad(g: Any, weight: Any, out: Any, geometry: Any, block: int, low: in
     """Gradient of the planes in [low, high); shapes as in `convolve`, `g` and `out` are the gradients of its out and x."""
     several, oh, ow = g.shape[1], g.shape[2], g.shape[3]
     groups, taps = weight.shape[0] // several, weight.shape[1]
-    scratch = np.zeros(_split((out.shape[1], out.shape[2]), geometry), g.dtype)
-    target, pitch, distances = scratch.ravel(), scratch.shape[3], _distances(scratch, geometry)
-    grad = np.zeros((oh - 1) * pitch + ow, g.dtype)
+    shape = (out.shape[1], out.shape[2])
+    split = _split(shape, geometry)
+    target, pitch, distances = zeros(split[0] * split[1] * split[2] * split[3], g), split[3], _distances(split, geometry)
+    grad = np.zeros(whole_vectors((oh - 1) * pitch + ow), g.dtype)
+    grads, planes = g.ravel(), out.ravel()
     for p in range(low, high):
         target[:] = 0
         for several_nr in range(several):
-            _widen(g[p, several_nr], grad, pitch)
+            _widen(grads, (p * several + several_nr) * oh * ow, (oh, ow), grad, pitch)
             w = weight[p % groups * several + several_nr]
             rows, length = (1, grad.size) if _finite(w) else (oh, ow)
             for t in range(taps):
@@ -167,7 +173,7 @@ def input_grad(g: Any, weight: Any, out: Any, geometry: Any, block: int, low: in
                     line, values = target[distances[t] + y * pitch :], grad[y * pitch :]
                     for k in range(length):
                         line[k] += factor * values[k]
-        _gather(scratch, out[p], geometry)
+        _gather(target, split, planes, p * shape[0] * shape[1], shape, geometry)
 
 
 @kernel(reads(3), reads(4), writes(3), wholes(10))
@@ -175,14 +181,16 @@ def weight_grad(x: Any, g: Any, partial: Any, geometry: Any, block: int, low: in
     """Gradient of the weight of each plane in [low, high), (N * groups, several, taps); other shapes as in `convolve`."""
     several, oh, ow = g.shape[1], g.shape[2], g.shape[3]
     taps = partial.shape[2]
-    scratch = np.zeros(_split((x.shape[1], x.shape[2]), geometry), x.dtype)
-    source, pitch, distances = scratch.ravel(), scratch.shape[3], _distances(scratch, geometry)
-    grad = np.zeros((oh - 1) * pitch + ow, g.dtype)
+    shape = (x.shape[1], x.shape[2])
+    split = _split(shape, geometry)
+    source, pitch, distances = zeros(split[0] * split[1] * split[2] * split[3], x), split[3], _distances(split, geometry)
+    grad = np.zeros(whole_vectors((oh - 1) * pitch + ow), g.dtype)
+    planes, grads = x.ravel(), g.ravel()
     for p in range(low, high):
-        _spread(x[p], scratch, geometry)
+        _spread(planes, p * shape[0] * shape[1], shape, source, split, geometry)
         rows, length = (1, grad.size) if _finite(source) else (oh, ow)
         for several_nr in range(several):
-            _widen(g[p, several_nr], grad, pitch)
+            _widen(grads, (p * several + several_nr) * oh * ow, (oh, ow), grad, pitch)
             for t in range(taps):
                 total = x.dtype.type(0)
                 for y in range(rows):
