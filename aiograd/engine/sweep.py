@@ -44,8 +44,9 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     release = not task.keep_graph
     special, kept = plan.special, plan.kept
     released, staged = task.released, task.staged
-    #: what the pass records, by the node on whose behalf: see Note [Numbers of a recorded pass]
+    #: the nodes that the pass records, None without create_graph; see Note [Numbers of a recorded pass]
     recorded = task.recorded
+    outputs: Any = None
     done = 0
     for node in plan.order or ():
         grad = take(node, None)

@@ -27,6 +27,7 @@ from aiograd.engine.plan import BackwardPlan
 from aiograd.engine.sweep import add_to_slot
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
+from aiograd.graph.accumulate_grad import Staged, own
 from aiograd.graph.node import Node
 from aiograd.ops.slice_gradient import SliceGradient
 
@@ -156,9 +157,13 @@ class GraphWalk:
     def _stage(self) -> Iterator[None]:
         """Stage the gradients of the leaves."""
         task, sums, slow = self.task, self.sums, self.slow
+        gradients = task.staged.gradients if task.hooks is None else None
         for done, node in enumerate(list(sums), 1):
             if node.is_leaf:
-                task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
+                if gradients is None:
+                    task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
+                else:  # the same without two calls per leaf
+                    gradients[node] = Staged(node, own(sums.pop(node)))  # type: ignore[arg-type, index]
             if (not done & 127 or (slow and node in slow)) and self.slice_over():
                 yield
 

@@ -166,7 +166,12 @@ class Staged:
         self.target = target
         #: the gradient that arrived
         self.grad = grad
-        self.add_up()
+        if target.grad is None:  # nearly always, and models have many leaves
+            self.base = None
+            self.version = 0
+            self.total = grad
+        else:
+            self.add_up()
 
     def add_up(self) -> None:
         """Compute `total` from the target's present gradient (`base`, at `version`) and the one that arrived. Changes no shared array."""
@@ -185,7 +190,7 @@ def commit(staged: Iterable[Staged]) -> None:
     """Replace every gradient by the staged sum, in one step: all of them or, if a sum raises, none."""
     with _commit_lock:
         for entry in staged:
-            if entry.is_stale:
+            if (entry.base is not None or entry.target.grad is not None) and entry.is_stale:
                 entry.add_up()
         for entry in staged:
             entry.target.grad = entry.total

@@ -99,10 +99,10 @@ def layer_norm_grad(
     kernels = compiled(_PASSES * x.size, x, g, weight, mean, rstd)
     if kernels is not None:
         blocks = partition(rows, x.size)[0]
-        dx, dw, db = np.empty((rows, n), dtype), np.empty((blocks, n), dtype), np.empty((blocks, n), dtype)
+        out, dw, db = np.empty((rows, n), dtype), np.empty((blocks, n), dtype), np.empty((blocks, n), dtype)
         w = _or_ones(weight, n, dtype)
-        run(kernels.normalization.layer_norm_grad, rows, x.size, as_rows(g, n), as_rows(x, n), w, mean, rstd, dx, dw, db)
-        return dx if needs[0] else None, np.add.reduce(dw, axis=0) if needs[1] else None, np.add.reduce(db, axis=0) if needs[2] else None
+        run(kernels.normalization.layer_norm_grad, rows, x.size, as_rows(g, n), as_rows(x, n), w, mean, rstd, out, dw, db)
+        return out if needs[0] else None, np.add.reduce(dw, axis=0) if needs[1] else None, np.add.reduce(db, axis=0) if needs[2] else None
     dx = np.empty((rows, n), dtype) if needs[0] else None
     dweight = np.zeros(n, dtype) if needs[1] else None
     dbias = np.add.reduce(g, axis=0) if needs[2] else None

@@ -67,9 +67,7 @@ def attach_results(
     op: Op, tensors: list[Any], statics: dict[str, Any], outputs: list[TensorCore], residuals: tuple[Any, ...], fused: Fused | None, mode: Mode
 ) -> Node | None:
     """`attach` for several outputs on the host in a plain mode: what the first call of a kind finds out, later ones look up."""
-    carriers = op.differentiable_outputs
-    if carriers is None:
-        carriers = range(len(outputs))
+    carriers = range(len(outputs)) if op.differentiable_outputs is None else op.differentiable_outputs
     metadata = []
     for output in outputs:
         data = output._data
