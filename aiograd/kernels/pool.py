@@ -210,3 +210,13 @@ def run(kernel: Callable[..., Any], count: int, work: int, *args: Any) -> int:
     if blocks:
         _pool.run(kernel, count, step, *args)
     return blocks
+
+
+def run_pieces(kernel: Callable[..., Any], pieces: int, *args: Any) -> None:
+    """Run ``kernel(*args, piece, piece, piece + 1)`` for each of some pieces of work that are a thread's worth each."""
+    _pool.run(kernel, pieces, 1, *args)
+
+
+def shared_by() -> int:
+    """How many threads share a call now."""
+    return _pool.threads

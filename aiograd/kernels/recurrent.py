@@ -131,32 +131,6 @@ def _panels(matrix: NDArray, width: int) -> NDArray:
     return np.ascontiguousarray(padded.reshape(depth, blocks, width).swapaxes(0, 1))
 
 
-def multiply(a: NDArray, b: NDArray) -> NDArray:
-    """The product of two matrices; `a` may be transposed.
-
-    The compiled loops read a transposed operand where it is, and know CPUs that BLAS does not: where it takes a new one for one without
-    AVX-512, a layer's products take twice as long. Measured by ``tests/benchmarks/layers.py``.
-
-    Args:
-        a: (M, K), contiguous or the transpose of a contiguous matrix.
-        b: (K, N).
-
-    Returns:
-        (M, N).
-    """
-    rows, depth = a.shape
-    is_plain, is_transposed = a.flags.c_contiguous, a.flags.f_contiguous
-    kernels = compiled(rows * depth * b.shape[1], a, b) if depth and (is_plain or is_transposed) else None
-    if kernels is None:
-        plain: NDArray = np.matmul(a, b)
-        return plain
-    out = np.empty((rows, b.shape[1]), a.dtype)
-    strides = (depth, 1) if is_plain else (1, rows)
-    panels = _panels(b, kernels.gemm_microkernel.width(a.dtype))
-    run(kernels.recurrent.multiply, rows, rows * depth * b.shape[1] // 16, (a if is_plain else a.T).reshape(-1), *strides, panels, out)
-    return out
-
-
 def lstm(gates: NDArray, h0: NDArray, c0: NDArray, weight: NDArray) -> tuple[NDArray, NDArray, NDArray]:
     """A sequence.
 

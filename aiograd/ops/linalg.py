@@ -14,6 +14,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.kernels.matmul import LARGE, shifted
+from aiograd.kernels.matmul import product as large_product
 from aiograd.ops.creation import refuse
 from aiograd.ops.elementwise import conj, mul
 from aiograd.ops.op import Op, define, implements
@@ -25,9 +27,15 @@ from aiograd.types import Array, Shape
 GEMM_RATE = 30.0
 
 
-def product(x1: Array, x2: Array) -> Array:
-    """The product of two matrices. ``dot`` makes the same call of BLAS as `np.matmul`, in half a microsecond less."""
-    return x1.dot(x2) if x1.__class__ is x2.__class__ is np.ndarray else np.matmul(x1, x2)
+def product(x1: Array, x2: Array, bias: Array = None) -> Array:
+    """``x1 @ x2 + bias`` of two matrices. ``dot`` makes the same call of BLAS as `np.matmul`, in half a microsecond less."""
+    if x1.__class__ is x2.__class__ is np.ndarray:
+        if x1.size * x2.size >= LARGE:
+            return large_product(x1, x2, bias)
+        out = x1.dot(x2)
+    else:
+        out = np.matmul(x1, x2)
+    return out if bias is None else shifted(out, bias)
 
 
 def _matmul(x1: Array, x2: Array, /) -> Array:
@@ -43,7 +51,7 @@ def _matmul(x1: Array, x2: Array, /) -> Array:
     if x1.ndim == x2.ndim == 2:
         return product(x1, x2)
     if x2.ndim == 2 and x1.ndim > 2 and x1.shape[-1] == x2.shape[0] and x1.flags.c_contiguous:
-        return np.matmul(x1.reshape(math.prod(x1.shape[:-1]), x1.shape[-1]), x2).reshape(*x1.shape[:-1], x2.shape[1])
+        return product(x1.reshape(math.prod(x1.shape[:-1]), x1.shape[-1]), x2).reshape(*x1.shape[:-1], x2.shape[1])
     return np.matmul(x1, x2)
 
 
@@ -64,7 +72,7 @@ def _matmul_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
     if x2.ndim == 2:
         return matmul(g, x2.T)
     if len(x1_shape) == 2:  # one matrix for many: contract the leading axes in one product
-        return np.matmul(_rows(swapped(g)).T, _rows(swapped(x2)))
+        return product(_rows(swapped(g)).T, _rows(swapped(x2)))
     return np.matmul(g, swapped(x2))
 
 
@@ -79,7 +87,7 @@ def _matmul_x2(g: Array, x1: Array, x2_shape: Shape) -> Array:
     if x1.ndim == 2:
         return np.matmul(x1.T, g)
     if len(x2_shape) == 2:
-        return np.matmul(_rows(x1).T, _rows(g))
+        return product(_rows(x1).T, _rows(g))
     return np.matmul(swapped(x1), g)
 
 

@@ -35,10 +35,7 @@ def _linear(x: Array, weight: Array, bias: Array = None, /) -> Array:
     if weight.ndim != 2 or x.ndim == 0 or x.shape[-1] != weight.shape[1] or (bias is not None and bias.shape != weight.shape[:1]):
         found = f"x {x.shape}, weight {weight.shape}" + ("" if bias is None else f", bias {bias.shape}")
         raise ShapeError(f"linear: found {found}; expected x (..., in), weight (out, in), bias (out,)")
-    out = product(as_rows(x), weight.T)
-    if bias is not None:
-        same = bias.dtype is out.dtype or np.result_type(out, bias) == out.dtype
-        out = np.add(out, bias, out=out) if same else out + bias
+    out = product(as_rows(x), weight.T, bias)
     return out if x.ndim == 2 else np.reshape(out, (*x.shape[:-1], weight.shape[0]))
 
 
@@ -50,7 +47,7 @@ def _cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
 def _x(g: Array, weight: Array, x_shape: Shape) -> Array:
     if len(x_shape) == 2:
         return product(g, weight)
-    return np.reshape(np.matmul(as_rows(g), weight), x_shape)
+    return np.reshape(product(as_rows(g), weight), x_shape)
 
 
 def _weight(g: Array, x: Array) -> Array:

@@ -17,7 +17,7 @@ import numpy as np
 from aiograd.errors import ShapeError
 from aiograd.kernels import recurrent as kernels
 from aiograd.kernels.reduction import column_sum
-from aiograd.ops.linalg import GEMM_RATE
+from aiograd.ops.linalg import GEMM_RATE, product
 from aiograd.ops.nn_linear import as_rows
 from aiograd.ops.op import Fused, define
 from aiograd.types import Array, Shape
@@ -203,10 +203,8 @@ def _fused_lstm(
     x: Array, h0: Array, c0: Array, w_ih: Array, w_hh: Array, b_ih: Array, b_hh: Array
 ) -> tuple[tuple[Array, Array, Array], Array, Array]:
     check_lstm(x, h0, c0, w_ih, w_hh, b_ih, b_hh)
-    gates = kernels.multiply(as_rows(x), w_ih.T)
     bias = b_ih if b_hh is None else b_hh if b_ih is None else b_ih + b_hh
-    if bias is not None:
-        gates += bias
+    gates = product(as_rows(x), w_ih.T, bias)
     hidden, cells, gates = kernels.lstm(gates.reshape(*x.shape[:2], w_ih.shape[0]), h0, c0, w_hh)
     return (hidden[1:], hidden[-1].copy(), cells[-1].copy()), cells, gates
 
@@ -217,13 +215,13 @@ def _fused_lstm_vjp(
     g_out = np.zeros(out[0].shape, out[0].dtype) if g[0] is None else g[0]
     d, dh, dc = kernels.lstm_grad(g_out, g[1], g[2], gates, cells, w_hh)
     rows = as_rows(d)
-    dx = kernels.multiply(rows, w_ih).reshape(x.shape) if needs[0] else None
-    dw_ih = kernels.multiply(rows.T, as_rows(x)) if needs[3] else None
+    dx = product(rows, w_ih).reshape(x.shape) if needs[0] else None
+    dw_ih = product(rows.T, as_rows(x)) if needs[3] else None
     dw_hh = None
     if needs[4]:
-        dw_hh = kernels.multiply(d[0].T, h0)
+        dw_hh = product(d[0].T, h0)
         if len(d) > 1:
-            dw_hh += kernels.multiply(as_rows(d[1:]).T, as_rows(out[0][:-1]))
+            dw_hh += product(as_rows(d[1:]).T, as_rows(out[0][:-1]))
     db = column_sum(rows) if needs[5] or needs[6] else None
     return dx, dh, dc, dw_ih, dw_hh, db if needs[5] else None, db if needs[6] else None
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -15,6 +16,7 @@ from aiograd.kernels import (
     attention,
     convolution,
     layout,
+    matmul,
     normalization,
     optimizer,
     pool,
@@ -41,6 +43,9 @@ def _restore(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     before = selection.selected()
     monkeypatch.setattr(selection, "THRESHOLD", 1)
     monkeypatch.setattr(pool, "GRAIN", 512)
+    monkeypatch.setattr(matmul, "MULTIPLICATIONS", 1)
+    monkeypatch.setattr(matmul, "PIECE", 512)
+    monkeypatch.setattr(importlib.import_module("aiograd.kernels.compiled.gemm"), "OUTRUNS_BLAS", True)
     yield
     selection._chosen = before
 
@@ -241,10 +246,27 @@ def _batch_norm_columns(rng: np.random.Generator, dtype: Any) -> Callable[[], An
     return call
 
 
-@case("multiply", 70)
-def _multiply(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
-    a, b, c = draw(rng, dtype, 53, 70), draw(rng, dtype, 70, 45), draw(rng, dtype, 53, 9)
-    return lambda: (recurrent.multiply(a, b), recurrent.multiply(a.T, c), recurrent.multiply(a[:1].T, c[:1]), recurrent.multiply(a[::2], b))
+@case("matrix product", 600)
+def _product(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
+    """Sums in one depth and in three, whole blocks and rests of rows and columns, several packings of rows and of columns."""
+    a, b, bias = draw(rng, dtype, 53, 70), draw(rng, dtype, 70, 45), draw(rng, dtype, 45)
+    deep, wide, tall = draw(rng, dtype, 64, 600), draw(rng, dtype, 600, 96), draw(rng, dtype, 300, 600)
+    broad, nothing = draw(rng, dtype, 8, 1100), np.empty((0, 70), dtype)
+    product = matmul.product
+
+    def call() -> Any:
+        plain = (
+            product(a, b),
+            product(a, b, bias),
+            product(a[::2], b),
+            product(a[:, ::2], b[::2], bias),
+            product(nothing, b),
+            product(a.T[:1].T, b[:1]),
+        )
+        turned = product(np.asfortranarray(a), b, bias), product(a, np.asfortranarray(b)), product(b.T, a.T), product(a.T, a)
+        return plain, turned, product(deep, wide), product(tall, wide, wide[0]), product(deep.T, broad[:, :64].T.copy()), product(broad.T, broad)
+
+    return call
 
 
 @case("attention", 200)
@@ -437,3 +459,43 @@ def test_a_number_that_is_not_finite_spoils_only_the_windows_that_see_it(special
     for one, other in zip(*found, strict=True):
         np.testing.assert_array_equal(np.isfinite(one), np.isfinite(other))
         assert not np.isfinite(one).all()
+
+
+def test_which_products_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Large ones, and only where the compiled loops outrun BLAS."""
+    selection.select("numba")
+    pieces: list[int] = []
+    run_pieces = matmul.run_pieces
+    monkeypatch.setattr(matmul, "run_pieces", lambda kernel, count, *args: (pieces.append(count), run_pieces(kernel, count, *args)))
+    monkeypatch.setattr(matmul, "MULTIPLICATIONS", 4096)
+    rng = np.random.default_rng(2)
+    a, b = draw(rng, np.float32, 16, 16), draw(rng, np.float32, 16, 16)
+    matmul.product(a, b[:, :15])
+    matmul.product(a.astype(np.float64), b)
+    assert pieces == []
+    matmul.product(a, b)
+    assert pieces == [matmul.shared_by() * 2]
+    monkeypatch.setattr(importlib.import_module("aiograd.kernels.compiled.gemm"), "OUTRUNS_BLAS", False)
+    np.testing.assert_array_equal(matmul.product(a, b), a.dot(b))
+    assert len(pieces) == 1
+
+
+def test_the_bits_of_a_product_do_not_depend_on_its_other_rows_and_columns() -> None:
+    selection.select("numba")
+    rng = np.random.default_rng(4)
+    a, b, bias = draw(rng, np.float32, 150, 300), draw(rng, np.float32, 300, 70), draw(rng, np.float32, 70)
+    whole = matmul.product(a, b, bias)
+    np.testing.assert_array_equal(matmul.product(a[17:33], b, bias), whole[17:33])
+    np.testing.assert_array_equal(matmul.product(a, np.asfortranarray(b[:, 5:40]), bias[5:40]), whole[:, 5:40])
+
+
+def test_a_number_that_is_not_finite_spoils_only_its_row_and_column_of_a_product() -> None:
+    selection.select("numba")
+    rng = np.random.default_rng(6)
+    a, b = draw(rng, np.float32, 13, 40), draw(rng, np.float32, 40, 37)
+    a[11, 3] = np.inf
+    b[7, 36] = np.nan
+    found = matmul.product(a, b)
+    spoiled = np.zeros(found.shape, np.bool_)
+    spoiled[11], spoiled[:, 36] = True, True
+    np.testing.assert_array_equal(np.isfinite(found), ~spoiled)

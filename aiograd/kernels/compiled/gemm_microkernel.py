@@ -1,4 +1,4 @@
-"""A small block of a matrix product held in registers: the one loop that convolution, attention and LSTM spend their time in.
+"""A small block of a matrix product held in registers: the one loop that matrix products, convolution, attention and LSTM spend their time in.
 
 ``gemm_microkernel`` computes, for ROWS rows and `width` columns,
 
@@ -48,13 +48,82 @@ def _block_shape() -> tuple[int, int, int]:
     return 16, 6, 4 if "neon" in features else 2
 
 
-_BYTES, ROWS, _VECTORS = _block_shape()
+BYTES, ROWS, _VECTORS = _block_shape()
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
 
 
 def width(dtype: Any) -> int:
     """Columns of a block."""
-    return _BYTES // int(np.dtype(dtype).itemsize) * _VECTORS
+    return BYTES // int(np.dtype(dtype).itemsize) * _VECTORS
+
+
+def _compile_block(a: Any, row_offsets: Any, depth_offsets: Any, b: Any, c: Any, adds: bool) -> tuple[Any, Any]:
+    """The signature and the code of `gemm_microkernel`, or with `adds` of `gemm_microkernel_add`."""
+    signature = types.void(a, types.int64, row_offsets, types.int64, depth_offsets, types.int64, b, types.int64, c, types.int64, types.int64)
+
+    def codegen(target: Any, builder: Any, signature: Any, args: Any) -> Any:
+        def memory(position: int) -> Any:
+            return target.make_array(signature.args[position])(target, builder, args[position]).data
+
+        single = signature.args[0].dtype == types.float32
+        lanes = BYTES // (4 if single else 8)
+        element = ir.FloatType() if single else ir.DoubleType()
+        vector = ir.VectorType(element, lanes)
+        multiply_add = cgutils.get_or_insert_function(
+            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{lanes}f{32 if single else 64}"
+        )
+        undefined = ir.Constant(vector, ir.Undefined)
+        same = ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes)
+
+        def vector_at(pointer: Any, offset: Any) -> Any:
+            return builder.bitcast(builder.gep(pointer, [offset]), vector.as_pointer())
+
+        start = builder.gep(memory(0), [args[1]])
+        table = builder.gep(memory(2), [args[3]])
+        rows = [builder.gep(start, [builder.load(builder.gep(table, [_i64(r)]))]) for r in range(ROWS)]
+        depth_table, panel = memory(4), builder.gep(memory(6), [args[7]])
+
+        align = element.get_abi_size(target.target_data)
+
+        def places() -> list[Any]:
+            corner = builder.gep(memory(8), [args[9]])
+            lines = [builder.gep(corner, [builder.mul(args[10], _i64(r))]) for r in range(ROWS)]
+            return [vector_at(line, _i64(v * lanes)) for line in lines for v in range(_VECTORS)]
+
+        first_sums = [ir.Constant(vector, [0.0] * lanes)] * (ROWS * _VECTORS)
+        if adds:
+            first_sums = [builder.load(place) for place in places()]
+            for loaded in first_sums:
+                loaded.align = align
+
+        before = builder.block
+        loop, after = builder.append_basic_block("tile.depth"), builder.append_basic_block("tile.store")
+        builder.branch(loop)
+        builder.position_at_end(loop)
+        k, pointer = builder.phi(_i64), builder.phi(panel.type)
+        sums = [builder.phi(vector) for _ in range(ROWS * _VECTORS)]
+        offset = builder.load(builder.gep(depth_table, [k]))
+        columns = []
+        for v in range(_VECTORS):
+            columns.append(builder.load(vector_at(pointer, _i64(v * lanes))))
+            columns[-1].align = align
+        totals = []
+        for r in range(ROWS):
+            number = builder.insert_element(undefined, builder.load(builder.gep(rows[r], [offset])), _i32(0))
+            number = builder.shuffle_vector(number, undefined, same)
+            totals += [builder.call(multiply_add, [number, columns[v], sums[r * _VECTORS + v]]) for v in range(_VECTORS)]
+        next_k, next_pointer = builder.add(k, _i64(1)), builder.gep(pointer, [_i64(lanes * _VECTORS)])
+        for phi, first, later in [(k, _i64(0), next_k), (pointer, panel, next_pointer), *zip(sums, first_sums, totals, strict=True)]:
+            phi.add_incoming(first, before)
+            phi.add_incoming(later, loop)
+        builder.cbranch(builder.icmp_signed("<", next_k, args[5]), loop, after)
+
+        builder.position_at_end(after)
+        for total, place in zip(totals, places(), strict=True):
+            builder.store(total, place).align = align
+        return target.get_dummy_value()
+
+    return signature, codegen
 
 
 @intrinsic
@@ -74,61 +143,10 @@ def gemm_microkernel(context: Any, a: Any, a_start: Any, row_offsets: Any, row: 
         c_start: offset of the block.
         c_stride: offset between its rows.
     """
-    signature = types.void(
-        a, types.int64, row_offsets, types.int64, depth_offsets, types.int64, b, types.int64, c, types.int64, types.int64
-    )
+    return _compile_block(a, row_offsets, depth_offsets, b, c, adds=False)
 
-    def codegen(target: Any, builder: Any, signature: Any, args: Any) -> Any:
-        def memory(position: int) -> Any:
-            return target.make_array(signature.args[position])(target, builder, args[position]).data
 
-        single = signature.args[0].dtype == types.float32
-        lanes = _BYTES // (4 if single else 8)
-        element = ir.FloatType() if single else ir.DoubleType()
-        vector = ir.VectorType(element, lanes)
-        multiply_add = cgutils.get_or_insert_function(
-            builder.module, ir.FunctionType(vector, [vector] * 3), f"llvm.fmuladd.v{lanes}f{32 if single else 64}"
-        )
-        undefined = ir.Constant(vector, ir.Undefined)
-        same = ir.Constant(ir.VectorType(_i32, lanes), [0] * lanes)
-
-        def vector_at(pointer: Any, offset: Any) -> Any:
-            return builder.bitcast(builder.gep(pointer, [offset]), vector.as_pointer())
-
-        start = builder.gep(memory(0), [args[1]])
-        table = builder.gep(memory(2), [args[3]])
-        rows = [builder.gep(start, [builder.load(builder.gep(table, [_i64(r)]))]) for r in range(ROWS)]
-        depth_table, panel = memory(4), builder.gep(memory(6), [args[7]])
-
-        before = builder.block
-        loop, after = builder.append_basic_block("tile.depth"), builder.append_basic_block("tile.store")
-        builder.branch(loop)
-        builder.position_at_end(loop)
-        k, pointer = builder.phi(_i64), builder.phi(panel.type)
-        sums = [builder.phi(vector) for _ in range(ROWS * _VECTORS)]
-        offset = builder.load(builder.gep(depth_table, [k]))
-        columns = []
-        for v in range(_VECTORS):
-            columns.append(builder.load(vector_at(pointer, _i64(v * lanes))))
-            columns[-1].align = element.get_abi_size(target.target_data)
-        totals = []
-        for r in range(ROWS):
-            number = builder.insert_element(undefined, builder.load(builder.gep(rows[r], [offset])), _i32(0))
-            number = builder.shuffle_vector(number, undefined, same)
-            totals += [builder.call(multiply_add, [number, columns[v], sums[r * _VECTORS + v]]) for v in range(_VECTORS)]
-        next_k, next_pointer = builder.add(k, _i64(1)), builder.gep(pointer, [_i64(lanes * _VECTORS)])
-        zero = ir.Constant(vector, [0.0] * lanes)
-        for phi, first, later in [(k, _i64(0), next_k), (pointer, panel, next_pointer), *((s, zero, t) for s, t in zip(sums, totals, strict=True))]:
-            phi.add_incoming(first, before)
-            phi.add_incoming(later, loop)
-        builder.cbranch(builder.icmp_signed("<", next_k, args[5]), loop, after)
-
-        builder.position_at_end(after)
-        corner = builder.gep(memory(8), [args[9]])
-        for r in range(ROWS):
-            line = builder.gep(corner, [builder.mul(args[10], _i64(r))])
-            for v in range(_VECTORS):
-                builder.store(totals[r * _VECTORS + v], vector_at(line, _i64(v * lanes))).align = columns[0].align
-        return target.get_dummy_value()
-
-    return signature, codegen
+@intrinsic
+def gemm_microkernel_add(context: Any, a: Any, a_start: Any, row_offsets: Any, row: Any, depth_offsets: Any, depth: Any, b: Any, b_start: Any, c: Any, c_start: Any, c_stride: Any) -> Any:  # noqa: E501
+    """`gemm_microkernel` that begins its sums with what is in `c`."""
+    return _compile_block(a, row_offsets, depth_offsets, b, c, adds=True)

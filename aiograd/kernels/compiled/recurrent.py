@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.kernels.compiled.gemm_microkernel import ROWS
-from aiograd.kernels.compiled.jit import inline, kernel, reads, whole, writes
+from aiograd.kernels.compiled.jit import inline, kernel, reads, writes
 from aiograd.kernels.compiled.matrix import product, round_up, steps
 from aiograd.kernels.compiled.scalar import sigmoid, tanh
 
@@ -121,24 +120,3 @@ def lstm_grad(g: Any, gates: Any, cells: Any, dh: Any, dc: Any, panels: Any, blo
                 line, more = dh[first + r], part[r]
                 for j in range(size):
                     line[j] = more[j]
-
-
-@kernel(reads(1), whole, whole, reads(3), writes(2))
-def multiply(a: Any, row_stride: int, depth_stride: int, panels: Any, out: Any, block: int, low: int, high: int) -> None:
-    """Rows [low, high) of a matrix product, for the products around the sequence.
-
-    Args:
-        a: memory of the left operand, whose element (i, k) is at ``i * row_stride + k * depth_stride``.
-        panels: the right operand, (blocks, depth, width).
-        out: (rows, columns).
-    """
-    depth, columns = panels.shape[1], out.shape[1]
-    table = steps(depth, depth_stride, depth)
-    part = np.empty((ROWS, panels.shape[0] * panels.shape[2]), a.dtype)
-    for first in range(low, high, ROWS):
-        count = min(ROWS, high - first)
-        product(a, first * row_stride, steps(count, row_stride, ROWS), count, table, depth, panels, columns, part)
-        for r in range(count):
-            line, sums = out[first + r], part[r]
-            for j in range(columns):
-                line[j] = sums[j]
