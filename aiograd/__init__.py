@@ -404,6 +404,7 @@ from aiograd.engine.run import Engine as Engine
 from aiograd.engine.run import aclose_default_engine as aclose_default_engine
 from aiograd.engine.run import current_engine as current_engine
 from aiograd.engine.run import run as run
+from aiograd.engine.run import tune_malloc as tune_malloc
 from aiograd.engine.run import tuned_gc as tuned_gc
 from aiograd.function import Function as Function
 from aiograd.function import once_differentiable as once_differentiable

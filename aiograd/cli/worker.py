@@ -93,6 +93,7 @@ def add_worker(commands: Any) -> None:
     parser.add_argument(
         "--no-tune-gc", action="store_false", dest="tune_gc", help="leave Python's garbage collector as it is (its pauses then grow with the heap)"
     )
+    parser.add_argument("--no-tune-malloc", action="store_false", dest="tune_malloc", help="leave the allocator as it is (it hands freed memory back)")
     parser.add_argument("--dashboard", action="store_true", help="serve a page that shows what this worker and its peers do; its URL is printed")
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=worker)
@@ -126,7 +127,8 @@ def worker(options: argparse.Namespace) -> int:
             )  # fmt: skip
 
         try:
-            ending = run(_serve(make, options.name, address, control, join, options.rejoin_seconds), tune_gc=options.tune_gc)
+            serving = _serve(make, options.name, address, control, join, options.rejoin_seconds)
+            ending = run(serving, tune_gc=options.tune_gc, tune_malloc=options.tune_malloc)
         except ArgumentError as error:
             raise ArgumentError(in_words_of_options(str(error))) from error
     if ending is StopReason.RESTART:  # see Note [Starting anew]

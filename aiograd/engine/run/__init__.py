@@ -1,11 +1,12 @@
 """The asyncio side of the engine: everything that awaits.
 
 `driver` runs one pass; `engine` owns threads and limits and starts passes; `main` is ``aiograd.run``; `loop` answers questions about the loop;
-`paced_collector` and `tuned_gc` keep Python's garbage collector from holding the loop up.
+`paced_collector` and `tuned_gc` keep Python's garbage collector from holding the loop up; `allocator` keeps freed memory.
 """
 
 from __future__ import annotations
 
+from aiograd.engine.run.allocator import tune_malloc as tune_malloc
 from aiograd.engine.run.engine import BUDGET as BUDGET
 from aiograd.engine.run.engine import Engine as Engine
 from aiograd.engine.run.engine import aclose_default_engine as aclose_default_engine

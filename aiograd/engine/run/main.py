@@ -7,19 +7,21 @@ import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiograd.engine.run.allocator import tune_malloc as tune_process_malloc
 from aiograd.engine.run.engine import aclose_default_engine
 from aiograd.engine.run.loop import loop_is_running
 from aiograd.engine.run.tuned_gc import tuned_gc
 from aiograd.errors import ArgumentTypeError, LoopError
 
 
-def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: bool = True) -> Any:
+def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: bool = True, tune_malloc: bool = True) -> Any:
     """Run a coroutine to its end on a fresh event loop, uvloop's where it is installed, and close the default engine.
 
     Args:
         main: the coroutine.
         debug: asyncio's debug mode.
         tune_gc: keep pauses of Python's garbage collector short while the coroutine runs, see `tuned_gc`; False leaves it as it is.
+        tune_malloc: let the process keep memory that it has freed, see `aiograd.tune_malloc`; False leaves the allocator as it is.
 
     Returns:
         The result of the coroutine.
@@ -33,6 +35,8 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: b
         name = getattr(main, "__name__", "main")
         main.close()
         raise LoopError(f"ag.run({name}()) inside a running event loop, such as a notebook's: use `await {name}()`")
+    if tune_malloc:
+        tune_process_malloc()
     with asyncio.Runner(debug=debug, loop_factory=_loop_factory()) as runner:
         return runner.run(_main(main, tune_gc))
 
