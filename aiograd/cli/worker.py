@@ -93,7 +93,7 @@ def add_worker(commands: Any) -> None:
     parser.add_argument(
         "--no-tune-gc", action="store_false", dest="tune_gc", help="leave Python's garbage collector as it is (its pauses then grow with the heap)"
     )
-    parser.add_argument("--no-tune-malloc", action="store_false", dest="tune_malloc", help="leave the allocator as it is (it hands freed memory back)")
+    parser.add_argument("--no-tune-malloc", action="store_false", dest="tune_malloc", help="leave the allocator as it is (it gives freed memory up)")
     parser.add_argument("--dashboard", action="store_true", help="serve a page that shows what this worker and its peers do; its URL is printed")
     parser.add_argument("--managed", action="store_true", help=argparse.SUPPRESS)
     parser.set_defaults(run=worker)

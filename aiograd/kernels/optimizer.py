@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from aiograd.errors import ArgumentError
 from aiograd.kernels.arrays import flat, nothing
-from aiograd.kernels.pool import run
+from aiograd.kernels.pool import KernelBatch, run
 from aiograd.kernels.selection import compiled
 
 NDArray = npt.NDArray[Any]
@@ -44,6 +44,7 @@ def sgd(
     nesterov: bool = False,
     maximize: bool = False,
     first: bool = False,
+    batch: KernelBatch | None = None,
 ) -> None:
     """One step of gradient descent, in place.
 
@@ -58,6 +59,7 @@ def sgd(
         nesterov: look ahead by one step.
         maximize: go up.
         first: the velocity is not set yet; it becomes the gradient.
+        batch: takes what the compiled kernel has to do; None: it is done at once.
 
     Raises:
         ArgumentError: an array that cannot be updated in place, or sizes that differ.
@@ -65,7 +67,7 @@ def sgd(
     p, g, v = _lines("sgd", parameter, gradient, velocity)
     kernels = compiled(parameter.size, parameter, gradient, velocity)
     if kernels is not None:
-        run(
+        (run if batch is None else batch.add)(
             kernels.optimizer.sgd, parameter.size, parameter.size, p, g, v, float(lr), float(momentum), float(dampening),
             float(weight_decay), bool(nesterov), bool(maximize), bool(first),
         )
@@ -101,6 +103,7 @@ def adam(
     weight_decay: float = 0.0,
     decoupled: bool = False,
     maximize: bool = False,
+    batch: KernelBatch | None = None,
 ) -> None:
     """One step of Adam (or AdamW), in place.
 
@@ -118,6 +121,7 @@ def adam(
         weight_decay: times the parameter is added to the gradient, or taken off the parameter when decoupled.
         decoupled: AdamW.
         maximize: go up.
+        batch: takes what the compiled kernel has to do; None: it is done at once.
 
     Raises:
         ArgumentError: an array that cannot be updated in place, or sizes that differ.
@@ -126,7 +130,7 @@ def adam(
     correction1, correction2 = 1.0 - beta1**step, 1.0 - beta2**step
     kernels = compiled(parameter.size, parameter, gradient, mean, square, largest)
     if kernels is not None:
-        run(
+        (run if batch is None else batch.add)(
             kernels.optimizer.adam, parameter.size, 2 * parameter.size, p, g, m, v, top, float(lr), float(beta1), float(beta2),
             float(eps), float(weight_decay), correction1, correction2, bool(decoupled), bool(maximize),
         )

@@ -14,6 +14,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.kernels.optimizer import adam
+from aiograd.kernels.pool import KernelBatch
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.tensors.tensor import Tensor
 
@@ -73,8 +74,8 @@ class Adam(Optimizer):
         betas = {"beta1": group["betas"][0], "beta2": group["betas"][1]}
         return "adam", {**{name: group[name] for name in names}, **betas, "step": key, "decoupled": self.decoupled}
 
-    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
-        adam(parameter, gradient, *state, **self._rule(group, key)[1])
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:
+        adam(parameter, gradient, *state, **self._rule(group, key)[1], batch=batch)
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
         lr, decay, (beta1, beta2) = group["lr"], group["weight_decay"], group["betas"]

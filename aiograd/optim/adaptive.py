@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError
+from aiograd.kernels.pool import KernelBatch
 from aiograd.ops.creation import zeros_like
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.tensors.tensor import Tensor
@@ -31,7 +32,7 @@ class _Adaptive(Optimizer):
 
     is_elementwise = True
 
-    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:
         arrays = [parameter.reshape(-1), gradient.reshape(-1), *(array.reshape(-1) for array in state)]
         for low in range(0, parameter.size, _BLOCK):
             value, slope, *rest = (array[low : low + _BLOCK] for array in arrays)

@@ -31,6 +31,7 @@ from aiograd import tracing
 from aiograd.array_functions.creation import zeros_like
 from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
+from aiograd.kernels.pool import KernelBatch
 from aiograd.modes import current_mode
 from aiograd.offloading import offload
 from aiograd.ops.creation import zeros_like as zeros_of
@@ -227,20 +228,24 @@ class Optimizer:
         names = self._state_names(group)
         packable: dict[tuple[Any, Hashable], list[Member]] = {}
         elsewhere: dict[tuple[str, Any, Hashable], list[Member]] = {}
-        for p, grad in pairs:
-            state = self.state.setdefault(p, {})
-            key = self._begin(p, state, group)
-            for name in names:
-                if name not in state:
-                    state[name] = make(self._initial(name, p._data, group))
-            data = p._data
-            if data.__class__ is not np.ndarray:
-                elsewhere.setdefault((device_name_of(data), data.dtype, key), []).append((p, grad, state))
-            elif data.size <= PACKED_SIZE and data.dtype.kind == "f":
-                packable.setdefault((data.dtype, key), []).append((p, grad, state))
-            else:
-                self._update_here(p, grad, group, key, state, names)
-            counter_of(p)[0] += 1
+        batch = KernelBatch()
+        try:
+            for p, grad in pairs:
+                state = self.state.setdefault(p, {})
+                key = self._begin(p, state, group)
+                for name in names:
+                    if name not in state:
+                        state[name] = make(self._initial(name, p._data, group))
+                data = p._data
+                if data.__class__ is not np.ndarray:
+                    elsewhere.setdefault((device_name_of(data), data.dtype, key), []).append((p, grad, state))
+                elif data.size <= PACKED_SIZE and data.dtype.kind == "f":
+                    packable.setdefault((data.dtype, key), []).append((p, grad, state))
+                else:
+                    self._update_here(p, grad, group, key, state, names, batch)
+                counter_of(p)[0] += 1
+        finally:  # whose step is counted is updated
+            batch.run()
         for (name, _, key), members in elsewhere.items():
             self._update_on_device(name, members, group, key, names)
         for (_, key), members in packable.items():
@@ -255,7 +260,9 @@ class Optimizer:
             self._kernel(group, key, pack.parameter, pack.gradient, pack.state)
             pack.unload()
 
-    def _update_here(self, p: Tensor, grad: Any, group: Group, key: Any, state: dict[str, Any], names: tuple[str, ...]) -> None:
+    def _update_here(
+        self, p: Tensor, grad: Any, group: Group, key: Any, state: dict[str, Any], names: tuple[str, ...], batch: KernelBatch | None = None
+    ) -> None:
         """Update one parameter on the host."""
         data = p._data
         work = data if data.flags.c_contiguous and data.flags.aligned else np.array(data, order="C")
@@ -263,7 +270,8 @@ class Optimizer:
         if data.dtype.kind == "c":  # a complex number is two real ones
             real = np.zeros((), data.dtype).real.dtype
             arrays = [array.reshape(-1).view(real) for array in arrays]
-        self._kernel(group, key, arrays[0], arrays[1], arrays[2:])
+        # arrays that may share memory are updated one after the other
+        self._kernel(group, key, arrays[0], arrays[1], arrays[2:], batch if work is data and data.flags.owndata else None)
         if work is not data:
             data[...] = work
 
@@ -294,8 +302,8 @@ class Optimizer:
         """Count the step in the state; returns what the formula needs to know of it."""
         raise NotImplementedError
 
-    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
-        """Update host arrays in place."""
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:
+        """Update host arrays in place, when the batch is run where there is one."""
         raise NotImplementedError
 
     def _rule(self, group: Group, key: Any) -> tuple[str, Mapping[str, Any]] | None:

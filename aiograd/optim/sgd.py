@@ -12,6 +12,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.kernels.optimizer import sgd
+from aiograd.kernels.pool import KernelBatch
 from aiograd.optim.optimizer import Group, Optimizer, Pair
 from aiograd.tensors.tensor import Tensor
 
@@ -93,8 +94,8 @@ class SGD(Optimizer):
         names = ("lr", "momentum", "dampening", "weight_decay", "nesterov", "maximize")
         return "sgd", {**{name: group[name] for name in names}, "first": bool(key)}
 
-    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> None:
-        sgd(parameter, gradient, state[0] if state else None, **self._rule(group, key)[1])
+    def _kernel(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any], batch: KernelBatch | None = None) -> None:
+        sgd(parameter, gradient, state[0] if state else None, **self._rule(group, key)[1], batch=batch)
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
         d = -gradient if group["maximize"] else gradient

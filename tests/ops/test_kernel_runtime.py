@@ -236,6 +236,32 @@ def test_every_block_runs_once_in_some_thread(threads: int) -> None:
     assert sorted(seen) == [("first", "second", b, 5 * b, min(23, 5 * b + 5)) for b in range(5)]
 
 
+@pytest.mark.parametrize("threads", [1, 3])
+def test_every_block_of_a_batch_of_calls_runs_once(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[tuple[Any, ...]] = []
+    batch = pool.KernelBatch()
+    with pool_of(threads) as one:
+        monkeypatch.setattr(pool, "_pool", one)
+        batch.add(lambda *args: seen.append(args), 5, 5 * pool.GRAIN, "first")
+        batch.add(lambda *args: seen.append(args), 0, 0, "nothing")
+        batch.add(lambda *args: seen.append(args), 4, 2 * pool.GRAIN, "second")
+        assert seen == []
+        batch.run()
+        batch.run()
+    assert sorted(seen) == [*(("first", b, b, b + 1) for b in range(5)), ("second", 0, 0, 2), ("second", 1, 2, 4)]
+
+
+def test_threads_go_on_from_one_call_of_a_batch_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A call of one block keeps one thread; the other is at the next call meanwhile."""
+    meeting = threading.Barrier(2)
+    batch = pool.KernelBatch()
+    with pool_of(2) as one:
+        monkeypatch.setattr(pool, "_pool", one)
+        for _ in range(2):
+            batch.add(lambda block, low, high: meeting.wait(20), 1, 1)
+        batch.run()
+
+
 def test_other_threads_take_blocks() -> None:
     with pool_of(2) as one:
         meet(one)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import threading
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,6 +13,8 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ModifiedError
+from aiograd.kernels import optimizer as kernels
+from aiograd.kernels import pool
 from aiograd.random import Generator
 
 
@@ -399,3 +402,20 @@ async def test_deepcopy_of_model_and_optimizer_together() -> None:
     assert values(model) == before
     await train(model, optimizer, 2)
     assert values(model) == values(twin)
+
+
+@pytest.mark.parametrize("optimizer", [ag.optim.Adam, ag.optim.SGD])
+def test_large_parameters_are_updated_in_one_job_but_those_that_may_share_memory_alone(
+    optimizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    parts, alone = [], []
+    monkeypatch.setattr(kernels, "compiled", lambda *args: mock.MagicMock())
+    monkeypatch.setattr(kernels, "run", lambda kernel, count, *args: alone.append(count))
+    monkeypatch.setattr(pool.KernelBatch, "add", lambda self, kernel, count, *args: parts.append(count))
+    sizes = [100_001, 100_002, 100_003]
+    parameters = [ag.tensor(np.zeros(size, np.float32), requires_grad=True) for size in sizes]
+    parameters.insert(1, ag.asarray(np.zeros(100_009, np.float32)[4:]).requires_grad_())
+    for p in parameters:
+        p.grad = ag.ones_like(p)
+    optimizer(parameters, lr=0.1).step()
+    assert (parts, alone) == (sizes, [100_005])
