@@ -38,6 +38,8 @@ from aiograd.errors import ArgumentError
 GRAIN = 65_536
 #: most blocks a call is cut into, so that partial sums stay few
 MOST_BLOCKS = 16
+#: blocks of a call in a batch are so many times larger, for there are enough
+_BATCHED = 8
 #: seconds that stopping waits for blocks that are running
 STOP_SECONDS = 1.0
 
@@ -241,9 +243,9 @@ class KernelBatch:
         self._calls: list[_KernelCall] = []
 
     def add(self, kernel: Callable[..., Any], count: int, work: int, *args: Any) -> None:
-        """Note down what `run` would do at once; the calls of a batch write to no place in common."""
+        """Note down a call for which the size of a block does not matter; the calls of a batch write to no place in common."""
         if count:
-            self._calls.append(_KernelCall(kernel, args, count, partition(count, work)[1]))
+            self._calls.append(_KernelCall(kernel, args, count, partition(count, work // _BATCHED)[1]))
 
     def run(self) -> None:
         """Make the calls."""

@@ -242,9 +242,9 @@ def test_every_block_of_a_batch_of_calls_runs_once(threads: int, monkeypatch: py
     batch = pool.KernelBatch()
     with pool_of(threads) as one:
         monkeypatch.setattr(pool, "_pool", one)
-        batch.add(lambda *args: seen.append(args), 5, 5 * pool.GRAIN, "first")
+        batch.add(lambda *args: seen.append(args), 5, 40 * pool.GRAIN, "first")
         batch.add(lambda *args: seen.append(args), 0, 0, "nothing")
-        batch.add(lambda *args: seen.append(args), 4, 2 * pool.GRAIN, "second")
+        batch.add(lambda *args: seen.append(args), 4, 16 * pool.GRAIN, "second")
         assert seen == []
         batch.run()
         batch.run()

@@ -23,8 +23,8 @@ OUTRUNS_BLAS = BYTES == 64
 
 #: most steps of the sums between two visits to the result
 _DEPTH = 256
-#: rows of the left operand that are copied at a time; a multiple of ROWS
-_ROWS = 128
+#: rows of the left operand that are copied at a time, in whole blocks
+_ROWS = 128 // ROWS * ROWS
 #: columns of the right operand that are copied at a time; a multiple of every width
 _COLUMNS = 512
 
