@@ -71,11 +71,11 @@ class _KernelCall(NamedTuple):
 
     kernel: Callable[..., Any]
     args: tuple[Any, ...]
-    count: int
+    rows: int
     step: int
 
     def run(self, block: int) -> None:
-        self.kernel(*self.args, block, block * self.step, min(self.count, (block + 1) * self.step))
+        self.kernel(*self.args, block, block * self.step, min(self.rows, (block + 1) * self.step))
 
 
 class _BlockJob:
@@ -86,7 +86,7 @@ class _BlockJob:
     def __init__(self, calls: Sequence[_KernelCall]) -> None:
         self.calls = calls
         #: the number of each call's first block, and of all blocks
-        *self.firsts, self.blocks = itertools.accumulate((-(-call.count // call.step) for call in calls), initial=0)
+        *self.firsts, self.blocks = itertools.accumulate((-(-call.rows // call.step) for call in calls), initial=0)
         self.taken = itertools.count()
         self.finished = itertools.count(1)
         self.error: BaseException | None = None
