@@ -63,7 +63,7 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "steps", "cuda.executor", "testing", "cli", "demo", "__main__",
-        "dashboard.collector", "dashboard.reporter",
+        "dashboard.collector", "dashboard.reporter", "interop.background",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls membership autograd objects cluster data_parallel collectives.agreement collectives.group "
             "collectives.group_server moe.runtime rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel "
@@ -79,6 +79,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "ray": ("distributed.cluster.ray_connection", "distributed.cluster.ray_worker"),
     "_thread": (),  # threads are started by `threading`, which lists them
     "torch": ("interop.torch",),
+    "jax": ("interop.jax",),
+    "einops": ("interop.einops",),
     "sklearn": ("demo",),
     "tqdm": ("demo", "progress"),
     "scipy": (),

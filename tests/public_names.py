@@ -32,7 +32,9 @@ MODULES = (
     "aiograd.pipeline",
     "aiograd.testing",
     "aiograd.transaction",
+    "aiograd.interop",
     "aiograd.interop.torch",
+    "aiograd.interop.jax",
     "aiograd.errors",
 )
 #: public names that are modules

@@ -148,6 +148,11 @@ class _ExecutorThread(threading.Thread):
         return True
 
 
+def is_executor_thread() -> bool:
+    """True if the running code is a job of some executor."""
+    return isinstance(threading.current_thread(), _ExecutorThread)
+
+
 def _stop(jobs: SimpleQueue[Job | None], threads: list[_ExecutorThread]) -> None:
     for _ in threads:
         jobs.put(None)

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from aiograd.interop.background import BackgroundLoop as BackgroundLoop
 from aiograd.lazy import on_first_use
 
 if TYPE_CHECKING:
+    from aiograd.interop import einops as einops
+    from aiograd.interop import jax as jax
     from aiograd.interop import torch as torch
 else:
-    __getattr__, __dir__ = on_first_use(__name__, modules=("torch",))
+    __getattr__, __dir__ = on_first_use(__name__, modules=("einops", "jax", "torch"))

@@ -81,6 +81,11 @@ class IsolatedContext:
         return len(leaves_of(self._outputs, Output))
 
     @property
+    def carries_gradients(self) -> list[bool]:
+        """For each Tensor among the outputs, True if it requires grad."""
+        return [output.edge is not None for output in leaves_of(self._outputs, Output)]
+
+    @property
     def closure(self) -> list[tuple[int, tuple[Node, int]]]:
         """Dependencies of the function besides its arguments: inputs of the boundary, and the edges they stand for."""
         own = set(self._arguments)
@@ -199,14 +204,7 @@ async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]
     detached = [arg.detach().requires_grad_(need) if isinstance(arg, TensorCore) else arg for arg, need in zip(args, needs, strict=True)]
     nodes: list[Node] = []
     with ModeScope(grad=True, collect=nodes.append):
-        if _is_async(fn):
-            result = await call(*detached)
-        elif getattr(fn, "inline", False) is True:
-            result = call(*detached)
-        else:
-            result = await offload(_keep_coroutine(call), *detached)
-            if isinstance(result, _Later):
-                result = await result.coroutine
+        result = await call_in_place(fn, call, *detached)
     if result is None:
         raise ArgumentTypeError(f"{_name(fn)} returned None; expected a Tensor or several. Was `return` forgotten?")
     outputs = tuple(result) if isinstance(result, (tuple, list)) else (result,)
@@ -228,6 +226,27 @@ async def isolate(fn: Any, *args: Any) -> tuple[IsolatedContext, tuple[Any, ...]
     node = next((node for node in made_by if isinstance(node, FunctionNode)), None)
     own = node.context.for_run(node, None) if node is not None and node.function is fn else None
     return IsolatedContext(needs, outline, boundary, arguments, own), map_tree(lambda tensor: make(tensor._data), outputs, TensorCore)
+
+
+async def call_in_place(fn: Any, call: Callable[..., Any], *args: Any) -> Any:
+    """Call a function where it belongs: an ``async def`` on the loop, another on the executor, or on the loop if it says ``inline = True``.
+
+    Cancelling cancels an ``async def``; a function on the executor runs to its end and its result is dropped.
+
+    Args:
+        fn: the function; it says where it belongs.
+        call: called in its place.
+        args: its arguments.
+
+    Returns:
+        The result, awaited where it is a coroutine.
+    """
+    if _is_async(fn):
+        return await call(*args)
+    if getattr(fn, "inline", False) is True:
+        return call(*args)
+    result = await offload(_keep_coroutine(call), *args)
+    return await result.coroutine if isinstance(result, _Later) else result
 
 
 async def run_isolated_backward(fn: Any, ctx: IsolatedContext, *grads: Any) -> tuple[Any, ...]:
