@@ -5,7 +5,7 @@
 #   make simulator                   the part of it that runs CUDA kernels in numba's simulator (ARGS="tests/cuda/test_streams.py")
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
-#   make interop                     the Array API conformance suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, einops, in .venv-interop
+#   make interop                     bridges to PyTorch and JAX, the Array API suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, scikit-learn, einops
 #   make browser                     the dashboard in headless Chromium, with a killed worker, in .venv-browser; screenshots in out/dashboard
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
@@ -53,7 +53,7 @@ ray:
 
 interop:
 	@$(MAKE) --no-print-directory VENV=.venv-interop .venv-interop/.installed-dev,interop
-	.venv-interop/bin/python -m tests.interop $(ARGS)
+	.venv-interop/bin/python -m tests.interop --jobs $(JOBS) $(ARGS)
 
 # Chromium comes from the system: `apt-get install chromium` on Debian.
 browser:

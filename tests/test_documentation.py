@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import gc
 import json
 import os
 import re
@@ -165,6 +166,28 @@ async def test_fastapi() -> None:
         answer = await client.post("/attribution", params={"label": 2}, json=[1, 2, 3, 4])
         np.testing.assert_array_equal(np.float32(answer.json()), module.model.weight.numpy()[2])
         assert (await client.get("/engine")).json() == {"committed": 1, "failed": 0, "cancelled": 0}
+
+
+def test_the_guide_of_a_bridge_to_jax(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("jax", reason="it comes with the extra `jax`")
+    load("# jax_layer.py")
+    assert numbers(capsys.readouterr().out)[0] < 0.3
+
+
+def test_the_guide_of_a_bridge_from_jax(capsys: pytest.CaptureFixture[str]) -> None:
+    jax = pytest.importorskip("jax", reason="it comes with the extra `jax`")
+    load("# jax_program.py").__dict__.clear()
+    assert capsys.readouterr().out == "(3, 1)\n"
+    jax.clear_caches()
+    gc.collect()  # the loop in the background ends with the last function that uses it
+
+
+@pytest.mark.net
+def test_the_guide_of_a_bridge_from_torch(capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("torch", reason="it comes with the extra `torch`")
+    load("# torch_remote.py")
+    first, last = numbers(capsys.readouterr().out)
+    assert last < first / 2
 
 
 def test_workers(capsys: pytest.CaptureFixture[str]) -> None:

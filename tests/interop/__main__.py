@@ -1,14 +1,21 @@
-"""Runs the conformance suite of the Array API and the tests beside this file, with a table; exits with 1 where something is not as expected."""
+"""Runs the conformance suite of the Array API, with a table, and the tests beside this file: bridges to torch and JAX, and others.
+
+Exits with 1 where something is not as expected.
+"""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.interop.array_api import KNOWN, place, run
+
+#: what the tests beside this file need; where one is missing they are skipped, except here
+LIBRARIES = ("torch", "jax", "einops", "opt_einsum", "array_api_compat", "scipy", "sklearn")
 
 
 def conforms(folder: Path, examples: int) -> bool:
@@ -30,6 +37,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.interop", description=__doc__)
     parser.add_argument("--examples", type=int, default=20, help="examples that Hypothesis tries for each test of the suite (20)")
     parser.add_argument("--folder", type=Path, default=Path("out") / "interop", help="where the suite is copied to")
+    parser.add_argument("--jobs", type=int, default=2, help="processes that run the tests (2)")
     parser.add_argument("--only", choices=("suite", "tests"), help="one of the two")
     options = parser.parse_args()
     fine = True
@@ -37,7 +45,13 @@ def main() -> int:
         options.folder.mkdir(parents=True, exist_ok=True)
         fine = conforms(options.folder, options.examples)
     if options.only != "suite":
-        fine = pytest.main(["-q", str(Path(__file__).parent)]) == 0 and fine
+        here = Path(__file__).parent
+        missing = [library for library in LIBRARIES if importlib.util.find_spec(library) is None]
+        if missing:
+            print(f"    MISSING: {', '.join(missing)}, so their tests would be skipped; `make interop` installs them")
+        guides = ["-k", "interop or guide_of_a_bridge", str(here.parent / "test_documentation.py")]
+        tests = pytest.main(["-q", "-n", str(options.jobs), "--dist", "worksteal", str(here), *guides])
+        fine = tests == 0 and not missing and fine
     print("everything is as expected" if fine else "something is NOT as expected, see above")
     return 0 if fine else 1
 
