@@ -15,6 +15,7 @@ from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits, check_number
+from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch, WorkerLostError
@@ -48,6 +49,7 @@ class JoinCluster(BaseCluster):
         host, port, secret, ssl, client_ssl, allow_plaintext, trusted_hosts, limits, encoding, gradient_encoding: of the driver, as of `Worker`.
         timeout: seconds to wait for them.
         dashboard: of the driver, as of `Worker`; it shows all workers.
+        transport: of the driver, as of `Worker`; None: HTTP. One of a simulated network lets a whole cluster run in a test.
         on_lost, on_return: called on the loop with name and status when a worker is lost, with name and URL when it is back.
 
     Raises:
@@ -74,6 +76,7 @@ class JoinCluster(BaseCluster):
         on_lost: LostCallback | None = None,
         on_return: ReturnCallback | None = None,
         dashboard: bool | DashboardOptions = False,
+        transport: Transport | None = None,
     ) -> None:
         super().__init__()
         self._expect = expect
@@ -86,7 +89,7 @@ class JoinCluster(BaseCluster):
         self._worker = Worker(
             LEADER, service=service, host=host, port=port, secret=secret, ssl=ssl, client_ssl=client_ssl, allow_plaintext=allow_plaintext,
             trusted_hosts=trusted_hosts, limits=limits, encoding=encoding, gradient_encoding=gradient_encoding,
-            dashboard=dashboard,
+            dashboard=dashboard, transport=transport,
         )  # fmt: skip
         self._incarnations: dict[str, bytes] = {}
         self._joined = asyncio.Condition()

@@ -7,12 +7,14 @@ the same authenticated connections that calls take, wakes those who wait for a w
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+from aiograd.distributed.cluster.announcements import Announcements
 from aiograd.distributed.membership import DISMISS, PEERS
 from aiograd.distributed.worker import Worker
-from aiograd.errors import UnknownPeerError, WorkerLostError
+from aiograd.errors import DistributedError, UnknownPeerError, WorkerLostError
 
 #: seconds that a worker has to take notice of its peers
 TELL_SECONDS = 10.0
@@ -58,6 +60,9 @@ class Roster:
         self._on_lost = on_lost
         self._on_return = on_return
         self._members: dict[str, Member] = {}
+        self._announcements = Announcements(
+            lambda name, urls: self._ask(name, PEERS, urls), lambda: list(self.urls), lambda: driver.endpoint.context
+        )
 
     # ---------------------------------------------------------------- what there is
 
@@ -102,10 +107,8 @@ class Roster:
         member.url = url  # known from here on, so that of two that are introduced at the same time each is told of the other
         self.driver.add_peer(name, url)
         others = {other: where for other, where in self.urls.items() if other != name}
-        told = [self._ask(name, PEERS, others), *(self._ask(other, PEERS, {name: url}) for other in others)]
-        mine, *rest = await asyncio.gather(*told, return_exceptions=True)
-        for result in (mine, *rest):
-            if isinstance(result, BaseException) and not (isinstance(result, WorkerLostError) and result is not mine):
+        for result in await asyncio.gather(self._ask(name, PEERS, others), self._announcements.announce(name, url), return_exceptions=True):
+            if isinstance(result, BaseException):
                 raise result
         if member.ended.done():
             raise WorkerLostError(f"worker {name} was lost while it was being introduced to the others", worker=name, stage="start")
@@ -133,7 +136,8 @@ class Roster:
             member.ended.set_result(0)
         self._wake(member)
         self.driver.remove_peer(name)
-        await asyncio.gather(*(self._ask(other, PEERS, {name: None}) for other in self.urls), return_exceptions=True)
+        with contextlib.suppress(DistributedError):
+            await self._announcements.announce(name, None)
 
     async def dismiss(self, seconds: float, *names: str) -> None:
         """Tell these workers, or all, that the cluster needs them no more; those that cannot be reached in time find out by themselves."""

@@ -6,7 +6,7 @@ Note [Two rounds]
     others. So each rank sends and receives ``2 (size - 1) / size`` times the bytes of the arrays, as in a ring, which is the least that is
     possible, in two messages of latency instead of ``2 (size - 1)``. A ring adds up each part beginning at another rank; here an element is
     ``((rank 0 + rank 1) + rank 2) + ...`` wherever it lies, so results depend neither on sizes nor on timing. Parts travel in pieces, so sending,
-    adding and receiving overlap.
+    adding and receiving overlap. Many members exchange otherwise: see `ring`.
 
     Small arrays take one round: everybody sends everything to everybody, and everybody adds up.
 
@@ -175,7 +175,7 @@ class CollectiveExchange:
         source = self._results[self.rank]
         messages = []
         for index, piece in enumerate(layout.pieces[0]):
-            messages += [Message(other, VALUES, self.rank, index, [_view(source, piece)]) for other in self._others()]
+            messages += [Message(other, VALUES, self.rank, index, [view_of(source, piece)]) for other in self._others()]
         return messages or [Message(other, VALUES, self.rank, 0, []) for other in self._others()]
 
     def _begin_broadcast(self) -> list[Message]:
@@ -188,7 +188,7 @@ class CollectiveExchange:
         messages = []
         for part, pieces in enumerate(layout.pieces):
             for index, piece in enumerate(pieces):
-                values = [_view(self._results[0], piece)]
+                values = [view_of(self._results[0], piece)]
                 if self.is_direct or part == root:
                     messages += [Message(other, VALUES, part, index, values) for other in self._others()]
                 else:
@@ -206,13 +206,13 @@ class CollectiveExchange:
         contributed = sum(len(layout.pieces[part]) for part in own)
         for part in own:
             for index, piece in enumerate(layout.pieces[part]):
-                self._folds[part, index] = OrderedSum(self.operation.reduction, self.size, _view(self._results[0], piece))
-                self._contribute(part, index, self.rank, _view(source, piece))
+                self._folds[part, index] = OrderedSum(self.operation.reduction, self.size, view_of(self._results[0], piece))
+                self._contribute(part, index, self.rank, view_of(source, piece))
         if self.is_direct:
             messages = []
             for other in self._others():
                 parts = (other,) if is_scatter else range(self.size)
-                messages.append(Message(other, CONTRIBUTION, WHOLE, 0, [_view(source, piece) for part in parts for piece in layout.pieces[part]]))
+                messages.append(Message(other, CONTRIBUTION, WHOLE, 0, [view_of(source, piece) for part in parts for piece in layout.pieces[part]]))
             self._missing = dict.fromkeys(self._missing, 1)
             return messages
         for other in self._missing:
@@ -222,7 +222,7 @@ class CollectiveExchange:
         for index in range(longest):
             for other in self._others():
                 if index < len(layout.pieces[other]):
-                    messages.append(Message(other, CONTRIBUTION, other, index, [_view(source, layout.pieces[other][index])]))
+                    messages.append(Message(other, CONTRIBUTION, other, index, [view_of(source, layout.pieces[other][index])]))
         return messages
 
     def _layout_for(self, key: int, operation: Operation) -> BufferLayout:
@@ -248,7 +248,7 @@ class CollectiveExchange:
             ProtocolError: it is not what that rank should send; nothing has changed.
         """
         if (sender, round, part, piece) in self._seen:
-            raise _wrong(sender, self.operation, "a piece that has come before")
+            raise wrong_message(sender, self.operation, "a piece that has come before")
         kind = self.operation.kind
         if kind is OperationKind.BARRIER:
             self._note(sender, round, part, piece, arrays == [])
@@ -260,7 +260,7 @@ class CollectiveExchange:
                 self._results[sender] = layout.empty()
                 self._missing[sender] = max(1, len(layout.pieces[0]))
             elif list(layout.specs) != [(shape, np.dtype(dtype)) for shape, dtype in operation.specs]:
-                raise _wrong(sender, self.operation, "pieces of arrays of different shapes")
+                raise wrong_message(sender, self.operation, "pieces of arrays of different shapes")
             self._store(sender, round, part, piece, arrays, sender, 0, part == sender and round == VALUES)
             return []
         if kind is OperationKind.BROADCAST:
@@ -303,7 +303,7 @@ class CollectiveExchange:
         self._store(sender, round, part, piece, arrays, 0, part, is_expected)
         if round == VALUES:
             return []
-        values = [_view(self._results[0], layout.pieces[part][piece])]
+        values = [view_of(self._results[0], layout.pieces[part][piece])]
         return [Message(other, VALUES, part, piece, values) for other in self._others() if other != root]
 
     def _contribute(self, part: int, piece: int, rank: int, values: Array) -> list[Message]:
@@ -312,7 +312,7 @@ class CollectiveExchange:
         fold.add(rank, values)
         if not fold.is_complete or self.is_direct or self.operation.kind is OperationKind.REDUCE_SCATTER:
             return []
-        values = _view(self._results[0], self._layouts[0].pieces[part][piece])
+        values = view_of(self._results[0], self._layouts[0].pieces[part][piece])
         return [Message(other, VALUES, part, piece, [values]) for other in self._others()]
 
     def _store(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], key: int, owner: int, is_expected: bool) -> None:
@@ -322,17 +322,17 @@ class CollectiveExchange:
             self._note(sender, round, part, piece, True)
             return
         self._note(sender, round, part, piece, is_expected and _fits(arrays, layout, owner, piece))
-        np.copyto(_view(self._results[key], layout.pieces[owner][piece]), arrays[0])
+        np.copyto(view_of(self._results[key], layout.pieces[owner][piece]), arrays[0])
 
     def _note(self, sender: int, round: int, part: int, piece: int, is_right: bool) -> None:
         missing = self._missing.get(sender)
         if not is_right or not missing:
-            raise _wrong(sender, self.operation, f"a piece it should not send (round {round}, part {part}, piece {piece})")
+            raise wrong_message(sender, self.operation, f"a piece it should not send (round {round}, part {part}, piece {piece})")
         self._seen.add((sender, round, part, piece))
         self._missing[sender] = missing - 1
 
 
-def _view(buffers: Sequence[Array], piece: Piece) -> Array:
+def view_of(buffers: Sequence[Array], piece: Piece) -> Array:
     view: Array = buffers[piece.buffer][piece.start : piece.stop]
     return view
 
@@ -346,5 +346,5 @@ def _fits(arrays: list[Array], layout: BufferLayout, part: int, piece: int) -> b
     return bool(arrays[0].dtype == dtype) and arrays[0].shape == (expected.stop - expected.start,)
 
 
-def _wrong(sender: int, operation: Operation, what: str) -> ProtocolError:
+def wrong_message(sender: int, operation: Operation, what: str) -> ProtocolError:
     return ProtocolError(f"rank {sender} sent {what} in {operation}", code="collective")

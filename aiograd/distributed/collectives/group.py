@@ -10,6 +10,11 @@ Note [Begun when called]
     An operation gets its number, and its first messages are sent, when the method is called, not when its result is awaited: so operations that
     are handed to `asyncio.gather` begin in the order of the calls, and one whose task is cancelled before it runs does not make the others wait.
 
+Note [News of a large group]
+    Members of a group with many members (see `ring`) are connected to rank 0 and to their neighbours. So they tell rank 0 that the group has failed or
+    that they leave it, and rank 0 tells all others; that it is lost itself everybody notices. Those who leave at about the same time, as all do at
+    the end, are told of in one message.
+
 Note [One request for two messages]
     Where two ranks exchange one message each (`CollectiveExchange.is_symmetric`) the lower one asks the higher one, and the answer is the other
     message.
@@ -38,6 +43,7 @@ from aiograd.distributed.collectives.operation import (
     check_reduction,
     specs_of,
 )
+from aiograd.distributed.collectives.ring import RingExchange, is_large, new_exchange
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
@@ -46,6 +52,8 @@ from aiograd.types import Array
 
 #: requests with pieces that are under way to one rank at a time
 WINDOW = 4
+#: seconds in which rank 0 of a large group gathers who leaves it
+GATHERING = 0.02
 
 
 class GroupOwner(Protocol):
@@ -70,7 +78,7 @@ class _Running:
 
     __slots__ = ("number", "exchange", "finished", "queues", "active", "senders", "answers", "due")
 
-    def __init__(self, number: int, exchange: CollectiveExchange, due: float) -> None:
+    def __init__(self, number: int, exchange: CollectiveExchange | RingExchange, due: float) -> None:
         self.number = number
         self.exchange = exchange
         self.due = due
@@ -136,6 +144,8 @@ class Group:
         self._told: set[asyncio.Task[None]] = set()
         #: the decisions of the group
         self.agreements = GroupAgreements(self)
+        #: those of them of whom the others have yet to be told; see Note [News of a large group]
+        self._leavers: dict[int, int] = {}
 
     def __repr__(self) -> str:
         state = " (failed)" if self._error is not None else " (closed)" if self._is_closed else ""
@@ -354,7 +364,7 @@ class Group:
         return await self._finish(self._start(number, operation, [np.ascontiguousarray(array) for array in hosted], due), seconds, single)
 
     def _start(self, number: int, operation: Operation, arrays: list[Array], due: float) -> _Running:
-        exchange = CollectiveExchange(operation, self.rank, self.size, arrays)
+        exchange = new_exchange(operation, self.rank, self.size, arrays)
         running = self._running[number] = _Running(number, exchange, due)
         messages = exchange.begin()
         if exchange.is_symmetric:
@@ -512,6 +522,10 @@ class Group:
             number: of the first operation in which it takes no part.
         """
         self._left[rank] = number
+        if self.passes_on:
+            self._leavers[rank] = number
+            if len(self._leavers) == 1:
+                self._owner.core.spawn(self._announce_leavers(), f"group {self.name}")
         if number < self._next and any(other >= number for other in self._running):
             self.fail(CollectiveError(f"group {self.name!r}: {self.names[rank]} (rank {rank}) has left it", worker=self.names[rank]), tell=False)
         self._wake()
@@ -533,6 +547,17 @@ class Group:
             To be awaited: the answer. Cancelling it withdraws the request.
         """
         return self._owner.request(peer, value, timeout, self.principal)
+
+    @property
+    def passes_on(self) -> bool:
+        """True if this rank tells the others what members tell it."""
+        return self.rank == 0 and is_large(self.size)
+
+    async def _announce_leavers(self) -> None:
+        await asyncio.sleep(GATHERING)
+        leavers, self._leavers = self._leavers, {}
+        if self._error is None and not self._is_closed:
+            self._tell(("left", self.key, [list(each) for each in leavers.items()]))
 
     def fail(self, error: DistributedError, tell: bool = True) -> None:
         """The group is over; see Note [A group that fails].
@@ -578,7 +603,7 @@ class Group:
         core = self._owner.core
         if core.is_closing or not core.endpoint.is_open:
             return
-        for name in self.names:
+        for name in self.names[:1] if is_large(self.size) and self.rank else self.names:
             if name != core.name:
                 task = core.spawn(self._tell_one(name, value), f"group {self.name}")
                 self._told.add(task)

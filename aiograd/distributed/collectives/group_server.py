@@ -6,18 +6,21 @@ Note [Forming a group]
     makes another group, and messages of the former one find nothing.
 
     Requests of members that are ahead of this worker wait here for their time: to join until this worker joins, and pieces until it has begun
-    the operation. Each sender has few under way (`WINDOW` in `group`), and its deadline ends the waiting.
+    the operation. Members of a large group (see `ring`) ask rank 0 alone, which answers with the nonces of all once it has them.
+
+    Each sender has few under way (`WINDOW` in `group`), and its deadline ends the waiting.
 """
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.group import Group
+from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -34,13 +37,22 @@ NONCE = 16
 class _Joining:
     """A call of `join_group` that waits for the other members."""
 
-    __slots__ = ("names", "nonces", "formed")
+    __slots__ = ("names", "nonces", "formed", "complete")
 
-    def __init__(self, names: tuple[str, ...], own: str, nonce: bytes, formed: asyncio.Future[Group]) -> None:
+    def __init__(self, names: tuple[str, ...], own: str, nonce: bytes, loop: asyncio.AbstractEventLoop) -> None:
         self.names = names
-        self.nonces = {own: nonce}
+        self.nonces: dict[str, bytes] = {}
         #: done when the group is there, or cannot be formed
-        self.formed = formed
+        self.formed: asyncio.Future[Group] = loop.create_future()
+        #: done when all nonces are known
+        self.complete: asyncio.Future[None] = loop.create_future()
+        self.add({own: nonce})
+
+    def add(self, nonces: Mapping[str, bytes]) -> None:
+        """Take note of nonces."""
+        self.nonces.update(nonces)
+        if len(self.nonces) == len(self.names) and not self.complete.done():
+            self.complete.set_result(None)
 
 
 class GroupServer:
@@ -85,19 +97,19 @@ class GroupServer:
         where = principal, name
         if where in self._joining or any(group.name == name and group.principal == principal for group in self._groups.values()):
             raise ArgumentError(f"join_group: worker {core.name} is in a group {name!r} already, or joins it; close that one, or take another name")
-        joining = _Joining(members, core.name, core.entropy(NONCE), core.loop.create_future())
+        joining = _Joining(members, core.name, core.entropy(NONCE), core.loop)
         self._joining[where] = joining
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
         asking = {
             other: core.loop.create_task(self._ask(joining, name, other, seconds, principal), name=f"aiograd:{core.name}:join {name}")
-            for other in members
+            for other in (members[:1] if is_large(len(members)) else members)
             if other != core.name
         }
         try:
             async with asyncio.timeout(seconds):
-                waiting: set[asyncio.Future[Any]] = {joining.formed, *asking.values()}
-                while any(not task.done() for task in asking.values()):
+                waiting: set[asyncio.Future[Any]] = {joining.formed, joining.complete, *asking.values()}
+                while not joining.complete.done() or any(not task.done() for task in asking.values()):
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for each in done:
                         each.result()
@@ -105,6 +117,8 @@ class GroupServer:
             joining.formed.set_result(group)
         except (TimeoutError, DeadlineError):
             missing = ", ".join(other for other in members if other not in joining.nonces)
+            if is_large(len(members)) and core.name != members[0]:
+                missing = f"{members[0]}, or somebody that it waits for,"
             raise DeadlineError(f"join_group: {missing} did not join group {name!r} within {seconds:g} s") from None
         finally:
             del self._joining[where]
@@ -131,9 +145,10 @@ class GroupServer:
     async def _ask(self, joining: _Joining, name: str, other: str, seconds: float, principal: str) -> None:
         value = ("join", name, list(joining.names), joining.nonces[self.core.name])
         answer = await self.request(other, value, seconds, principal)
-        if not isinstance(answer, bytes) or len(answer) != NONCE:
+        nonces = dict(zip(joining.names if is_large(len(joining.names)) else (other,), answer if isinstance(answer, list) else [answer], strict=False))
+        if other not in nonces or any(not isinstance(nonce, bytes) or len(nonce) != NONCE for nonce in nonces.values()):
             raise ProtocolError(f"worker {other} gave a malformed answer to joining a group", code="collective")
-        joining.nonces[other] = answer
+        joining.add(nonces)
 
     def _formed(self, joining: _Joining, name: str, principal: str) -> Group:
         key = hashlib.sha256("\n".join((name, *joining.names, "")).encode())  # names have no line breaks
@@ -165,19 +180,30 @@ class GroupServer:
                 if (known := self._group_of(caller, key)) is not None:
                     known.left(known.names.index(caller.name), number)
                 return True
+            case ("left", bytes(key), list(leavers)):
+                if (known := self._group_of(caller, key)) is not None and caller.name == known.names[0]:
+                    for leaver in leavers:
+                        match leaver:
+                            case [int(rank), int(number)] if 0 <= rank < known.size:
+                                known.left(rank, number)
+                return True
             case ("fail", bytes(key), error):
                 if (known := self._group_of(caller, key)) is not None:
                     found = from_wire(error, caller.name)
-                    known.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=False)
+                    known.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=known.passes_on)
                 return True
         raise ProtocolError("a malformed request about a group", code="collective")
 
-    async def _on_join(self, caller: PeerIdentity, name: str, names: list[Any], nonce: bytes) -> bytes:
+    def _known(self, nonces: Mapping[str, bytes], names: Sequence[str]) -> Any:
+        """What a member is told that joins as well: this worker's nonce; of a large group those of all, by rank."""
+        return [nonces[each] for each in names] if is_large(len(names)) else nonces[self.core.name]
+
+    async def _on_join(self, caller: PeerIdentity, name: str, names: list[Any], nonce: bytes) -> Any:
         where = caller.principal, name
         for group in list(self._groups.values()):
             if group.name == name and group.principal == caller.principal and caller.name in group.names:
                 if group.nonces[caller.name] == nonce:
-                    return group.nonces[self.core.name]  # this worker had its answer before it was asked
+                    return self._known(group.nonces, group.names)  # this worker had its answer before it was asked
                 group.fail(CollectiveError(f"group {name!r}: {caller.name} joins it again, so it has left it", worker=caller.name))
         while (joining := self._joining.get(where)) is None:
             await self._changed.wait()
@@ -190,8 +216,12 @@ class GroupServer:
             if not joining.formed.done():
                 joining.formed.set_exception(error)
             raise error
-        joining.nonces[caller.name] = nonce
-        return joining.nonces[self.core.name]
+        joining.add({caller.name: nonce})
+        if is_large(len(names)):
+            await asyncio.wait([joining.complete, joining.formed], return_when=asyncio.FIRST_COMPLETED)
+            if not joining.complete.done():
+                raise CollectiveError(f"join_group: {self.core.name} has given up joining group {name!r}: not every member has come")
+        return self._known(joining.nonces, names)
 
     def _group_of(self, caller: PeerIdentity, key: bytes) -> Group | None:
         group = self._groups.get((caller.principal, key))

@@ -19,6 +19,8 @@ from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.owner import HandleOwner, context_of
 
 SCHEME = "sim://"
+#: channels of a transport among which nobody looks for closed ones
+FEW = 16
 
 
 class HostKilledError(AiogradError, RuntimeError):
@@ -105,6 +107,8 @@ class SimulatedTransport:
         self._accept: Callable[[Channel], None] | None = None
         self._accept_context = host.context()
         self._channels: list[SimulatedChannel] = []
+        #: the number of channels at which closed ones are dropped
+        self._most = FEW
 
     def entropy(self, count: int) -> bytes:
         """Bytes drawn from the seed, other ones for each incarnation of each host.
@@ -233,7 +237,10 @@ class SimulatedTransport:
         self._accept(channel)
 
     def _keep(self, channel: SimulatedChannel) -> None:
-        self._channels = [*(other for other in self._channels if not other.is_closed), channel]
+        self._channels.append(channel)
+        if len(self._channels) > self._most:
+            self._channels = [other for other in self._channels if not other.is_closed]
+            self._most = 2 * len(self._channels) + FEW
 
     def _later(self, link: SimulatedLink, context: contextvars.Context, callback: Callable[..., None], *arguments: object) -> None:
         loop = self._net.loop

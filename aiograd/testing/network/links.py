@@ -14,15 +14,19 @@ from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.network.records import LinkStatistics, Records
 
 
+#: the faults of frames from one host to another, by name
+FaultsOf = Callable[[str, str], Faults]
+
+
 class Links:
     """The links between all hosts of a network, by name; a link exists as soon as it is spoken of.
 
     Args:
         seed: decides everything that is drawn.
-        faults: the faults of each link for which `set_faults` has set no others.
+        faults: the faults of each link for which `set_faults` has set no others, or a function of its source and target.
     """
 
-    def __init__(self, seed: int | str, faults: Faults) -> None:
+    def __init__(self, seed: int | str, faults: Faults | FaultsOf) -> None:
         self.seed = seed
         self._faults = faults
         self._links: dict[tuple[str, str], SimulatedLink] = {}
@@ -39,7 +43,8 @@ class Links:
         """One direction between two hosts."""
         link = self._links.get((source, target))
         if link is None:
-            link = SimulatedLink(source, target, self._faults, self.stream(f"{source}>{target}"), self._records, self._clogged)
+            faults = self._faults if isinstance(self._faults, Faults) else self._faults(source, target)
+            link = SimulatedLink(source, target, faults, self.stream(f"{source}>{target}"), self._records, self._clogged)
             self._links[source, target] = link
         return link
 
@@ -83,7 +88,8 @@ class Links:
         for link in self._links.values():
             link.forced.clear()
             link.faults = Faults(latency=link.faults.latency)
-        self._faults = Faults(latency=self._faults.latency)
+        before = self._faults
+        self._faults = Faults(latency=before.latency) if isinstance(before, Faults) else lambda a, b: Faults(latency=before(a, b).latency)
         self.heal_all()
 
     def partition(self, *groups: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ from aiograd.testing.clock import SimulatedLoop
 from aiograd.testing.network.channel import SimulatedChannel
 from aiograd.testing.network.faults import Faults
 from aiograd.testing.network.hosts import Host, SimulatedTransport
-from aiograd.testing.network.links import Links
+from aiograd.testing.network.links import FaultsOf, Links
 from aiograd.testing.owner import OWNER
 
 T = TypeVar("T")
@@ -38,11 +38,12 @@ class SimulatedNetwork(Links):
 
     Args:
         seed: decides everything that is drawn.
-        faults: the faults of each link for which `set_faults` has set no others; None: none, frames arrive in the loop's next turn.
+        faults: the faults of each link for which `set_faults` has set no others; None: none, frames arrive in the loop's next turn. Or a function
+            ``faults(source, target)`` of the names of two hosts, such as one that knows which hosts are in one data centre.
         room: bytes on their way, per channel and direction, from which a sender is asked to stop.
     """
 
-    def __init__(self, seed: int | str = 0, *, faults: Faults | None = None, room: int = 1 << 20) -> None:
+    def __init__(self, seed: int | str = 0, *, faults: Faults | FaultsOf | None = None, room: int = 1 << 20) -> None:
         super().__init__(seed, Faults() if faults is None else faults)
         self.room = room
         self._loop: asyncio.AbstractEventLoop | None = None

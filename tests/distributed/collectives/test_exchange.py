@@ -11,16 +11,24 @@ import pytest
 
 from aiograd.distributed.collectives.exchange import CONTRIBUTION, VALUES, CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import Operation, OperationKind, specs_of
+from aiograd.distributed.collectives.ring import RingExchange
 from aiograd.errors import ProtocolError
 
 Arrays = list[Any]
 K = OperationKind
 
 
-def run(operations: list[Operation], arrays: list[Arrays], random: Random, piece: int, direct: int) -> tuple[list[Arrays], list[int]]:
+Exchange = type[CollectiveExchange] | type[RingExchange]
+#: how a few members do it, and how many
+EXCHANGES: tuple[Exchange, ...] = (CollectiveExchange, RingExchange)
+
+
+def run(
+    operations: list[Operation], arrays: list[Arrays], random: Random, piece: int, direct: int, exchange_class: Exchange = CollectiveExchange
+) -> tuple[list[Arrays], list[int]]:
     """Carry out an operation; returns the results and the bytes sent, by rank."""
     size = len(arrays)
-    exchanges = [CollectiveExchange(operations[rank], rank, size, arrays[rank], piece, direct) for rank in range(size)]
+    exchanges = [exchange_class(operations[rank], rank, size, arrays[rank], piece, direct) for rank in range(size)]
     under_way: list[tuple[int, Message]] = []
     late = {rank for rank in range(size) if random.random() < 0.3}
     sent = [0] * size
@@ -51,6 +59,10 @@ def run(operations: list[Operation], arrays: list[Arrays], random: Random, piece
     return [exchange.result() for exchange in exchanges], sent
 
 
+def sizes(random: Random, exchange_class: Exchange) -> int:
+    return random.randrange(1, 7) if exchange_class is CollectiveExchange else random.randrange(2, 9)
+
+
 def drawn(random: Random, size: int, dtype: str) -> list[Arrays]:
     """The same number of arrays of the same shapes on every rank."""
     generator = np.random.default_rng(random.getrandbits(32))
@@ -76,15 +88,16 @@ ORACLES: dict[str, Callable[[list[Any]], Any]] = {
 }
 
 
+@pytest.mark.parametrize("exchange_class", EXCHANGES)
 @pytest.mark.parametrize("seed", range(60))
-def test_all_reduce_has_the_bits_of_a_sum_in_the_order_of_ranks(seed: int) -> None:
+def test_all_reduce_has_the_bits_of_a_sum_in_the_order_of_ranks(seed: int, exchange_class: Exchange) -> None:
     random = Random(seed)
-    size, dtype = random.randrange(1, 7), random.choice(("f4", "f8", "c8", "i8"))
+    size, dtype = sizes(random, exchange_class), random.choice(("f4", "f8", "c8", "i8"))
     reduction = random.choice([name for name in ORACLES if not (dtype == "i8" and name == "mean") and not (dtype == "c8" and name in ("max", "min"))])
     arrays = drawn(random, size, dtype)
     before = [[array.copy() for array in each] for each in arrays]
     operation = Operation(K.ALL_REDUCE, reduction, 0, specs_of(arrays[0]))
-    results, _ = run([operation] * size, arrays, random, random.choice((8, 64, 1024)), random.choice((0, 1 << 20)))
+    results, _ = run([operation] * size, arrays, random, random.choice((8, 64, 1024)), random.choice((0, 1 << 20)), exchange_class)
     for result in results:
         for index, array in enumerate(result):
             expected = ORACLES[reduction]([each[index] for each in before])
@@ -93,41 +106,44 @@ def test_all_reduce_has_the_bits_of_a_sum_in_the_order_of_ranks(seed: int) -> No
     assert all(np.array_equal(a, b) for old, new in zip(before, arrays, strict=True) for a, b in zip(old, new, strict=True))
 
 
+@pytest.mark.parametrize("exchange_class", EXCHANGES)
 @pytest.mark.parametrize("seed", range(40))
-def test_reduce_scatter_gives_each_rank_its_rows(seed: int) -> None:
+def test_reduce_scatter_gives_each_rank_its_rows(seed: int, exchange_class: Exchange) -> None:
     random = Random(seed)
-    size = random.randrange(1, 7)
+    size = sizes(random, exchange_class)
     shape = (random.choice((0, 1, 5, 17)), random.choice((0, 1, 9)))
     arrays = [[np.random.default_rng([seed, rank]).standard_normal(shape).astype("f4")] for rank in range(size)]
     operation = Operation(K.REDUCE_SCATTER, "sum", 0, specs_of(arrays[0]))
-    results, _ = run([operation] * size, arrays, random, random.choice((8, 64)), random.choice((0, 1 << 20)))
+    results, _ = run([operation] * size, arrays, random, random.choice((8, 64)), random.choice((0, 1 << 20)), exchange_class)
     expected = np.array_split(ORACLES["sum"]([each[0] for each in arrays]), size)
     for rank, (part,) in enumerate(results):
         assert part.shape == expected[rank].shape and part.tobytes() == expected[rank].tobytes()
 
 
+@pytest.mark.parametrize("exchange_class", EXCHANGES)
 @pytest.mark.parametrize("seed", range(40))
-def test_all_gather_gives_everybody_everything(seed: int) -> None:
+def test_all_gather_gives_everybody_everything(seed: int, exchange_class: Exchange) -> None:
     random = Random(seed)
-    size = random.randrange(1, 7)
+    size = sizes(random, exchange_class)
     arrays = [drawn(random, 1, random.choice(("f4", "i8")))[0][:1] for _ in range(size)]
     operations = [Operation(K.ALL_GATHER, specs=specs_of(each)) for each in arrays]
-    results, _ = run(operations, arrays, random, random.choice((8, 64)), random.choice((0, 1 << 20)))
+    results, _ = run(operations, arrays, random, random.choice((8, 64)), random.choice((0, 1 << 20)), exchange_class)
     for result in results:
         for found, (given,) in zip(result, arrays, strict=True):
             assert found.shape == given.shape and found.dtype == given.dtype and found.tobytes() == given.tobytes()
             assert not np.shares_memory(found, given)
 
 
+@pytest.mark.parametrize("exchange_class", EXCHANGES)
 @pytest.mark.parametrize("seed", range(40))
-def test_broadcast_gives_everybody_what_the_root_has(seed: int) -> None:
+def test_broadcast_gives_everybody_what_the_root_has(seed: int, exchange_class: Exchange) -> None:
     random = Random(seed)
-    size = random.randrange(1, 7)
+    size = sizes(random, exchange_class)
     root, known = random.randrange(size), random.random() < 0.5
     arrays = drawn(random, size, "f4")
     operations = [Operation(K.BROADCAST, "", root, specs_of(each) if known or rank == root else ()) for rank, each in enumerate(arrays)]
     given = [each if known or rank == root else [] for rank, each in enumerate(arrays)]
-    results, _ = run(operations, given, random, random.choice((8, 64)), random.choice((0, 1 << 20)))
+    results, _ = run(operations, given, random, random.choice((8, 64)), random.choice((0, 1 << 20)), exchange_class)
     for result in results:
         assert [array.tobytes() for array in result] == [array.tobytes() for array in arrays[root]]
         assert [array.shape for array in result] == [array.shape for array in arrays[root]]
@@ -139,6 +155,29 @@ def test_each_rank_sends_no_more_than_a_ring_would(size: int) -> None:
     operation = Operation(K.ALL_REDUCE, "sum", 0, specs_of(arrays[0]))
     _, sent = run([operation] * size, arrays, Random(0), 256, 0)
     assert set(sent) == {2 * (size - 1) * 1000 * 4}
+
+
+def test_on_a_ring_each_rank_sends_to_the_next_one_and_rank_0_alone() -> None:
+    size = 9
+    for nbytes, direct in ((36_000, 0), (36, 1 << 20)):
+        arrays = [[np.ones(nbytes // 4, "f4")] for _ in range(size)]
+        for kind in (K.ALL_REDUCE, K.REDUCE_SCATTER, K.ALL_GATHER, K.BROADCAST, K.BARRIER):
+            specs = () if kind is K.BARRIER else specs_of(arrays[0])
+            operation = Operation(kind, "sum" if "reduce" in kind else "", 0, specs)
+            receivers: dict[int, set[int]] = {rank: set() for rank in range(size)}
+            sent = [0] * size
+            exchanges = [RingExchange(operation, rank, size, arrays[rank] if specs else [], 256, direct) for rank in range(size)]
+            under_way = [(rank, message) for rank in range(size) for message in exchanges[rank].begin()]
+            while under_way:
+                sender, message = under_way.pop(0)
+                receivers[sender].add(message.to)
+                sent[sender] += sum(array.nbytes for array in message.arrays)
+                copies = [array.copy() for array in message.arrays]
+                received = exchanges[message.to].receive(sender, operation, message.round, message.part, message.piece, copies)
+                under_way += [(message.to, each) for each in received]
+            assert all(receivers[rank] <= {0, (rank + 1) % size} for rank in range(1, size)), (kind, receivers)
+            if direct == 0 and kind is not K.ALL_GATHER:
+                assert max(sent) <= 2 * nbytes, (kind, sent)
 
 
 def test_a_barrier_waits_for_everybody() -> None:
@@ -177,12 +216,13 @@ ODD: dict[str, tuple[int, int, int, int, list[Any]]] = {
 @pytest.mark.parametrize("name", ODD)
 @pytest.mark.parametrize("kind", [K.ALL_REDUCE, K.REDUCE_SCATTER, K.BROADCAST, K.ALL_GATHER, K.BARRIER])
 @pytest.mark.parametrize("direct", [0, 1 << 20])
-def test_a_message_that_should_not_come_changes_nothing(name: str, kind: OperationKind, direct: int) -> None:
+@pytest.mark.parametrize("exchange_class", EXCHANGES)
+def test_a_message_that_should_not_come_changes_nothing(name: str, kind: OperationKind, direct: int, exchange_class: Exchange) -> None:
     if (name, kind) == ("nothing", K.BARRIER):
         name = "too much"  # nothing is what it is to send
     arrays = [[np.arange(12.0)] for _ in range(3)]
     operation = Operation(kind, "sum" if "reduce" in kind else "", 2 if kind is K.BROADCAST else 0, () if kind is K.BARRIER else specs_of(arrays[0]))
-    exchange = CollectiveExchange(operation, 0, 3, arrays[0], 16, direct)
+    exchange = exchange_class(operation, 0, 3, arrays[0], 16, direct)
     exchange.begin()
     sender, round, part, piece, odd = ODD[name]
     with pytest.raises(ProtocolError, match=rf"rank {sender} sent a piece"):

@@ -1,0 +1,72 @@
+"""Announcements: where the workers of a cluster are, on its way from the driver to all of them.
+
+Note [One at a time]
+    A cluster of n workers that come one after the other would cost n * n requests if each were announced by itself. So while one announcement is
+    under way, the next ones wait and go out together, in one request to each worker: what is announced takes longer where there are many workers,
+    and there are the fewer announcements.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import Callable, Coroutine, Iterable, Mapping
+from typing import Any
+
+from aiograd.errors import WorkerLostError
+
+
+class Announcements:
+    """The announcements of one cluster.
+
+    Args:
+        tell: tells a worker the URLs of others by name; None as a URL: it is no longer one of the cluster.
+        receivers: names of those who are to be told now.
+        context: the one that announcements are made in, whoever asks for them.
+    """
+
+    def __init__(
+        self,
+        tell: Callable[[str, Mapping[str, str | None]], Coroutine[Any, Any, Any]],
+        receivers: Callable[[], Iterable[str]],
+        context: Callable[[], contextvars.Context],
+    ) -> None:
+        self._tell = tell
+        self._context = context
+        self._receivers = receivers
+        self._news: dict[str, str | None] = {}
+        self._turn = asyncio.Lock()
+        #: sends `_news`; None: there are none
+        self._next: asyncio.Task[None] | None = None
+
+    async def announce(self, name: str, url: str | None) -> None:
+        """Tell all others where a worker is; returns when they know.
+
+        A worker that is lost meanwhile is passed over. Cancelling stops the waiting only.
+
+        Args:
+            name: of the worker.
+            url: where it listens; None: it has left.
+
+        Raises:
+            The first error of another kind with which a worker answers.
+        """
+        self._news[name] = url
+        if self._next is None:
+            self._next = asyncio.get_running_loop().create_task(self._send(), name="aiograd:cluster:announce", context=self._context().copy())
+            self._next.add_done_callback(_look_at)
+        await asyncio.shield(self._next)
+
+    async def _send(self) -> None:
+        async with self._turn:
+            news, self._news, self._next = self._news, {}, None
+            receivers = [(each, {name: url for name, url in news.items() if name != each}) for each in self._receivers()]
+            answers = await asyncio.gather(*(self._tell(each, about) for each, about in receivers if about), return_exceptions=True)
+        for answer in answers:
+            if isinstance(answer, BaseException) and not isinstance(answer, WorkerLostError):
+                raise answer
+
+
+def _look_at(task: asyncio.Task[None]) -> None:
+    if not task.cancelled():
+        task.exception()  # of everybody who waits for it

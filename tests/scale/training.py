@@ -1,0 +1,288 @@
+"""Training a pipeline in many replicas while workers are lost.
+
+Each replica is a `Pipeline` of its own, with one stage on each of its workers; each stage has a group of the workers that have it. The driver lets
+every replica carry out its part of the batch, asks every group for its sum and every worker for its step, and puts a spare worker in the
+place of one that was lost: with the parameters of the same stage of another replica, which does not come by way of the driver.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable
+from dataclasses import dataclass, field
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, WorkerLostError
+from aiograd.pipeline import Pipeline, make_schedule
+from tests.scale.cluster import CENTRES, DRIVER, SimulatedCluster
+from tests.scale.stages import ROWS, WIDTH, Stage, service
+
+#: virtual seconds between two losses
+CHURN = 10.0
+#: what a step of a group or worker ends with while somebody is lost
+LOST = (WorkerLostError, CollectiveError, DeadlineError)
+
+
+class Size(NamedTuple):
+    """How much of everything."""
+
+    stages: int
+    replicas: int
+    #: workers in all; those without a stage are spares
+    workers: int
+    microbatches: int
+    steps: int
+    #: virtual seconds between two losses; 0: none is lost
+    churn: float
+
+
+@dataclass
+class Figures:
+    """What a run cost."""
+
+    size: Size
+    joined_in: float = 0.0
+    #: virtual seconds that the steps took, and when each ended
+    seconds: float = 0.0
+    losses: list[float] = field(default_factory=list)
+    lost: int = 0
+    digests: list[bytes] = field(default_factory=list)
+    counts: Counter[str] = field(default_factory=Counter)
+
+
+class Training:
+    """The driver's side.
+
+    Args:
+        cluster: whose workers train.
+        size: of the model and the run.
+        seed: of the losses.
+    """
+
+    def __init__(self, cluster: SimulatedCluster, size: Size, seed: int = 0) -> None:
+        self.cluster = cluster
+        self.size = size
+        self.driver: dist.Worker
+        self.figures = Figures(size)
+        self.random = Random(f"{seed}:churn")
+        #: (stage, replica) -> module
+        self.modules: dict[tuple[int, int], dist.RemoteModule] = {}
+        self.pipelines: list[Pipeline] = []
+        self.spares: list[str] = []
+        #: stages whose groups have to be formed, and how often each was
+        self.to_form = set(range(size.stages))
+        self.formed: Counter[int] = Counter()
+        self.step_number = 0
+
+    async def run(self, cluster: SimulatedCluster) -> Figures:
+        """All steps; workers are lost meanwhile."""
+        loop = asyncio.get_running_loop()
+        self.driver = cluster.cluster.driver
+        cluster.on_return = self.returned
+        self.figures.joined_in = cluster.joined_in
+        await self.place()
+        await self.form_groups()
+        begun = loop.time()
+        churn = loop.create_task(self.lose_workers())
+        try:
+            while self.step_number < self.size.steps:
+                self.figures.losses.append(await self.step(self.step_number + 1))
+                self.step_number += 1
+        finally:
+            churn.cancel()
+        self.figures.seconds = loop.time() - begun
+        self.figures.digests = await self.everywhere("digest")
+        return self.figures
+
+    # ---------------------------------------------------------------- where everything is
+
+    async def place(self) -> None:
+        """Make every stage on a worker, and the pipelines."""
+        size = self.size
+        names = [home(stage, replica) for replica in range(size.replicas) for stage in range(size.stages)]
+        self.spares = [name for name in self.cluster.names if name not in set(names)]
+        places = [(stage, replica) for replica in range(size.replicas) for stage in range(size.stages)]
+        modules = await asyncio.gather(*(self.make(stage, name) for (stage, _), name in zip(places, names, strict=True)))
+        self.modules = dict(zip(places, modules, strict=True))
+        schedule = make_schedule("GPipe", size.stages, size.microbatches)
+        self.pipelines = [
+            Pipeline(
+                [self.modules[stage, replica] for stage in range(size.stages)], schedule, worker=self.driver,
+                respawn=lambda stage, replica=replica: self.replace(stage, replica),
+            )
+            for replica in range(size.replicas)
+        ]  # fmt: skip
+
+    async def make(self, stage: int, name: str) -> dist.RemoteModule:
+        """A stage on a worker."""
+        return await self.driver.remote_module(name, Stage, stage, stage == self.size.stages - 1)
+
+    def returned(self, name: str) -> None:
+        """A lost worker has been started anew, without its state."""
+        self.spares.append(name)
+
+    async def replace(self, stage: int, replica: int) -> dist.RemoteModule:
+        """The stage of a lost worker, on a spare one."""
+        while True:
+            name = self.spares.pop(0)
+            donor = next(module for (of, other), module in self.modules.items() if of == stage and other != replica and self.is_there(module.peer))
+            try:
+                module = await self.make(stage, name)
+                await module.ref.call("copy", donor.ref)
+            except LOST:
+                continue  # one more was lost meanwhile
+            self.modules[stage, replica] = module
+            self.to_form.add(stage)
+            self.figures.counts["replaced"] += 1
+            return module
+
+    def is_there(self, name: str) -> bool:
+        """True if a worker is not known to be lost."""
+        roster = self.cluster.cluster._roster
+        return roster is not None and roster.member(name).is_running
+
+    async def form_groups(self) -> None:
+        """Let the workers of each stage whose members have changed join a group."""
+        while self.to_form:
+            stages = sorted(self.to_form)
+            outcomes = await asyncio.gather(*map(self.form_group, stages), return_exceptions=True)
+            failed = {stage for stage, outcome in zip(stages, outcomes, strict=True) if isinstance(outcome, BaseException)}
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException) and not isinstance(outcome, LOST):
+                    raise outcome
+            self.to_form = failed
+            if failed:
+                return
+
+    async def form_group(self, stage: int) -> None:
+        """One of them."""
+        self.formed[stage] += 1
+        modules = self.of_stage(stage)
+        names, name = [module.peer for module in modules], f"stage{stage}.{self.formed[stage]}"
+        await self.all_of(module.ref.call("join", names, name) for module in modules)
+
+    def of_stage(self, stage: int) -> list[dist.RemoteModule]:
+        """The modules of a stage, by replica."""
+        return [self.modules[stage, replica] for replica in range(self.size.replicas)]
+
+    # ---------------------------------------------------------------- a step
+
+    def batch(self, step: int, replica: int) -> tuple[ag.Tensor, ag.Tensor]:
+        """A replica's part of the batch of a step, and its targets."""
+        random = np.random.default_rng([step, replica])
+        rows = ROWS * self.size.microbatches
+        x, y = (ag.tensor(random.standard_normal((rows, WIDTH)).astype(np.float32)) for _ in range(2))
+        return x, y
+
+    async def step(self, step: int) -> float:
+        """One step of all replicas; returns the mean loss."""
+        losses = await asyncio.gather(*(self.forward_backward(step, replica) for replica in range(self.size.replicas)))
+        waiting = set(range(self.size.stages))
+        while waiting:
+            await self.form_groups()
+            stages = sorted(waiting - self.to_form)
+            outcomes = await asyncio.gather(*(self.all_of(m.ref.call("reduce", step) for m in self.of_stage(s)) for s in stages), return_exceptions=True)
+            for outcome in outcomes:
+                if isinstance(outcome, BaseException) and not isinstance(outcome, LOST):
+                    raise outcome
+            waiting -= {stage for stage, outcome in zip(stages, outcomes, strict=True) if not isinstance(outcome, BaseException)}
+            if waiting:
+                self.figures.counts["sums taken again"] += 1
+                self.to_form |= waiting
+                await self.mend(step)
+                waiting |= self.to_form
+        outcomes = await asyncio.gather(*(module.ref.call("apply", step) for module in self.modules.values()), return_exceptions=True)
+        for outcome in outcomes:
+            if outcome is not True and not isinstance(outcome, DistributedError):
+                raise outcome if isinstance(outcome, BaseException) else DistributedError(f"a worker did not take step {step}")
+        return float(np.mean([loss.item() for each in losses for loss in each]))
+
+    async def forward_backward(self, step: int, replica: int) -> list[Any]:
+        """A replica's part of a step: afterwards its workers have their gradients."""
+        while True:
+            try:
+                return await self.pipelines[replica].step(*self.batch(step, replica))
+            except CommitUnknown:
+                self.figures.counts["commits unknown"] += 1
+            except LOST:
+                self.figures.counts["steps of replicas failed"] += 1
+            await self.forget(replica)
+
+    async def forget(self, replica: int) -> None:
+        """Drop what the workers of a replica have of this step."""
+        calls = (self.modules[stage, replica].ref.call("forget") for stage in range(self.size.stages))
+        for outcome in await asyncio.gather(*calls, return_exceptions=True):
+            if isinstance(outcome, BaseException) and not isinstance(outcome, LOST):
+                raise outcome
+
+    async def mend(self, step: int) -> None:
+        """Workers were lost after their replicas had computed: let these replicas compute again, which puts others in their places."""
+        broken = sorted({replica for (_, replica), module in self.modules.items() if not self.is_there(module.peer)})
+        self.figures.counts["replicas that computed again"] += len(broken)
+        for replica in broken:
+            await self.forget(replica)
+        await asyncio.gather(*(self.forward_backward(step, replica) for replica in broken))
+
+    # ---------------------------------------------------------------- helpers
+
+    async def all_of(self, calls: Iterable[Awaitable[Any]]) -> list[Any]:
+        """The answers of several workers; all are waited for, and the first error is raised."""
+        outcomes = await asyncio.gather(*calls, return_exceptions=True)
+        for outcome in outcomes:
+            if isinstance(outcome, BaseException):
+                raise outcome
+        return list(outcomes)
+
+    async def everywhere(self, method: str) -> list[Any]:
+        """The answers of all workers that have a stage, by stage and replica."""
+        return await self.all_of(self.modules[place].ref.call(method) for place in sorted(self.modules))
+
+    async def lose_workers(self) -> None:
+        """Kill a worker now and then, half of them without a word, as when the power fails."""
+        while self.size.churn:
+            await asyncio.sleep(self.size.churn)
+            name = self.random.choice([module.peer for _, module in sorted(self.modules.items()) if self.is_there(module.peer)])
+            self.cluster.network.kill(name, silent=self.random.random() < 0.5)
+            self.figures.lost += 1
+
+
+def home(stage: int, replica: int) -> str:
+    """The worker that has a stage of a replica in the beginning."""
+    return f"s{stage:02}r{replica:02}"
+
+
+def centre_of(name: str) -> int:
+    """Replicas lie in data centres of their own, so pipelines do not cross them and sums do; spares are spread over all."""
+    return int(name[-2:]) % CENTRES
+
+
+def new_cluster(size: Size, seed: int = 0) -> SimulatedCluster:
+    """A cluster of so many workers."""
+    names = [home(stage, replica) for replica in range(size.replicas) for stage in range(size.stages)]
+    names += [f"spare{number:03}" for number in range(size.workers - len(names))]
+    return SimulatedCluster(names, service, centre_of, seed)
+
+
+async def train(size: Size, seed: int, look: Callable[[SimulatedCluster, Figures], None]) -> Figures:
+    """A whole run.
+
+    Args:
+        size: how much of everything.
+        seed: of network and losses.
+        look: called when all steps are done and everybody is still there.
+    """
+    cluster = new_cluster(size, seed)
+
+    async def work(cluster: SimulatedCluster) -> Figures:
+        figures = await Training(cluster, size, seed).run(cluster)
+        look(cluster, figures)
+        return figures
+
+    figures: Figures = await cluster.run(work)
+    return figures
