@@ -17,6 +17,8 @@ ABORT      drop a pass: (context, pass, reason) → True
 OUTCOME    what became of a pass: (context, pass) → a word
 RELEASE    drop a context: (context,) → True
 RENEW      these contexts are still in use: ([(context, sign of life), ...],) → True
+RELAY      a message to many workers, by way of this one: (kind, [[name, message], ...]), its own first → [[name, failed, answer or error], ...] of
+           those that were reached; see `multicast`
 COLLECTIVE something about a group of workers: (word, ...) → an answer that depends on the word; see `collectives.group_server`
 ========== ===================================================================================================================
 """
@@ -38,3 +40,4 @@ class Kind(IntEnum):
     RELEASE = 7
     RENEW = 8
     COLLECTIVE = 9
+    RELAY = 10

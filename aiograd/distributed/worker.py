@@ -5,6 +5,7 @@ Workers are objects with a lifetime, several may live in one process, and nothin
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 from collections.abc import Collection, Coroutine, Iterator, Mapping
@@ -432,6 +433,7 @@ class Worker:
         )
 
 
+@functools.lru_cache(maxsize=4096)  # everybody in a cluster is told where everybody is
 def _is_url(text: str) -> bool:
     try:
         parts = urlsplit(text)

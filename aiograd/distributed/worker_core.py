@@ -12,6 +12,7 @@ from typing import Any, Protocol
 
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.meter import Meter
+from aiograd.distributed.multicast import Multicast
 from aiograd.distributed.observing import Trail
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
@@ -53,6 +54,7 @@ class WorkerCore:
         profiler: records the functions and passes that this worker runs for peers, or None.
         watch: records the work of this worker for a dashboard, or None; see `recorder`.
         meter: counts exchanges with other workers.
+        multicast: sends messages to many workers at once.
         is_closing: True from the beginning of `aclose`.
         loop: the event loop on which the worker was opened.
     """
@@ -85,6 +87,7 @@ class WorkerCore:
         self.endpoint = Endpoint(
             name, transport=transport, keyring=keyring, limits=limits, handler=self._handle, on_lost=self._on_lost, describe=_describe
         )
+        self.multicast = Multicast(self)
         self.is_closing = False
         self._tasks: dict[asyncio.Task[None], None] = {}
         self.loop: asyncio.AbstractEventLoop

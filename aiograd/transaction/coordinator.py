@@ -53,7 +53,7 @@ class Coordinator:
         self.voters: frozenset[str] = frozenset((name,))
         self.listeners: frozenset[str] = frozenset()
         #: those that have prepared: until when they surely keep it
-        self.promises: Mapping[str, float] = {}
+        self.promises: dict[str, float] = {}
         self.rounds = 0
         self.unacknowledged: frozenset[str] = frozenset()
         #: until when those that could not be told are told again without being asked for
@@ -133,8 +133,8 @@ class Coordinator:
                 self.promises = {}  # who else may be gone?
                 self.voters, self.listeners, self.unacknowledged = self.voters - gone, self.listeners - gone, self.unacknowledged - gone
             case Prepared(until, peer):
-                self.promises = {**self.promises, peer: until}
-                return self._decide(now)
+                self.promises[peer] = until
+                return self._decide(now) if len(self.promises) >= len(self.voters) else []
             case Collect():
                 return self._collect(now)
             case Acknowledged(peer):

@@ -20,6 +20,8 @@ SCENARIOS: dict[str, Errand] = {
     "commit_idempotent": scenarios.a_commit_whose_answer_is_lost,
     "shrink_deadline": scenarios.a_deadline_on_its_way,
     "propagate_cancel": scenarios.a_call_that_nobody_waits_for,
+    "answer_for_oneself": scenarios.a_commit_by_way_of_another,
+    "tell_whom_the_tree_missed": scenarios.a_worker_lost_on_the_way_of_a_commit,
     "release_ends_calls": scenarios.a_context_that_is_left_early,
 }
 

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 from unittest import mock
 
+from aiograd.distributed.autograd import decision
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.backward import PassRequest as Pass
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.leases import ContextLeases
 from aiograd.distributed.autograd.participant import PassParticipant
+from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.multicast import Multicast
 from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.frames import Frame, FrameKind
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -33,6 +36,7 @@ from aiograd.transaction import Outcome, TransactionState
 Break = Callable[[ExitStack], None]
 #: seconds after its answer in which the effect of a commit follows
 LATE = 0.05
+PASS_ON = Multicast._pass_on
 
 
 @contextmanager
@@ -224,6 +228,29 @@ def _commit_again(stack: ExitStack) -> None:
     _replace(BackwardPasses, "on_commit", eager_commit)(stack)
 
 
+def _rely_on_the_tree(stack: ExitStack) -> None:
+    spread_commit = decision._spread_commit
+
+    async def spread(part: PassRecord, others: Sequence[str]) -> list[str]:
+        await spread_commit(part, others)
+        return []
+
+    stack.enter_context(mock.patch.object(decision, "_spread_commit", spread))
+
+
+async def _answer_for_all(self: Multicast, kind: int, messages: Mapping[str, Any], timeout: float, principal: str) -> list[list[Any]]:
+    """Answer for those behind before they have."""
+    core: Any = self._core
+
+    async def pass_on() -> None:
+        await asyncio.sleep(LATE)
+        await PASS_ON(self, kind, messages, timeout, principal)
+
+    if messages:
+        core.spawn(pass_on(), "late")
+    return [[name, False, True] for name in messages]
+
+
 def _nothing(*_: object, **__: object) -> None:
     """In the place of a method that does something."""
 
@@ -266,6 +293,10 @@ PROTECTIONS: Mapping[str, Break] = {
     "atomic_commit": _commit_alone,
     # a COMMIT is answered after its effect, not before
     "ack_after_apply": _answer_before_the_commit,
+    # a worker that passes a message on answers for those that have answered it
+    "answer_for_oneself": _replace(Multicast, "_pass_on", _answer_for_all),
+    # who has not answered by way of the tree is told directly
+    "tell_whom_the_tree_missed": _rely_on_the_tree,
     # a second COMMIT of the same pass changes nothing
     "commit_idempotent": _commit_again,
     # what an executor returns after its pass was aborted is dropped

@@ -18,6 +18,7 @@ from typing import Literal, NamedTuple, get_args
 from aiograd.distributed import failpoints
 from aiograd.testing import Faults
 from aiograd.testing.network.faults import FaultKind
+from aiograd.transaction.tree import FANOUT
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER
 from tests.chaos.mix import Mix
@@ -64,6 +65,7 @@ def run_cells(fault: Fault, seed: int | str, *, points: tuple[str, ...] = POINTS
         order=random.choice(("fifo", "permuted")),
         faults=Faults(latency=(0.0005, 0.003)),
         frame_bytes=80,  # so that answers have two frames
+        fanout=random.choice((1, FANOUT)),
     )
     outcome = run_seed(f"cells:{name}", mix=mix, errands=errands)
     return hits, outcome

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from aiograd.testing import Faults
 from aiograd.testing.network.faults import FAULT_KINDS
+from aiograd.transaction.tree import FANOUT
 from tests.chaos.jobs import JobFaults
 
 Order = Literal["fifo", "permuted"]
@@ -39,6 +40,8 @@ class Mix:
     #: whether a driver of another principal works at the same time
     tenant: bool = False
     frame_bytes: int = 1024
+    #: participants that one worker tells of a decision; more are told by a tree
+    fanout: int = FANOUT
     #: of the engines: rules that cost more nanoseconds run on the executor
     inline_ns: float = LARGE
     faults: Faults = NO_FAULTS
@@ -71,6 +74,7 @@ class Mix:
             workers=shape.choice((1, 2, 2, 3)),
             tenant=tenant,
             frame_bytes=shape.choice((256, 1024, 1024, 65536)),
+            fanout=stream("fanout").choice((1, 1, FANOUT)),
             inline_ns=shape.choice((EVERYTHING, LARGE, LARGE)),
             faults=faults,
             jobs=NO_JOB_FAULTS if is_calm else JobFaults.drawn(stream("jobs")),
@@ -112,6 +116,7 @@ class Mix:
             change(f"round {index}", rounds=(*self.rounds[:index], *self.rounds[index + 1 :]))
         change("a worker", workers=max(1, self.workers - 1))
         change("small frames", frame_bytes=65536)
+        change("a tree of receivers", fanout=FANOUT)
         change("rules on the executor", inline_ns=LARGE)
         return found
 

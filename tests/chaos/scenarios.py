@@ -8,7 +8,9 @@ from __future__ import annotations
 import asyncio
 import contextvars
 
-from aiograd.errors import ContextNotFoundError, DeadlineError, DistributedError
+import aiograd as ag
+from aiograd.distributed.autograd.context import Context
+from aiograd.errors import CommitUnknown, ContextNotFoundError, DeadlineError, DistributedError
 from aiograd.testing import Faults
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER
@@ -17,8 +19,8 @@ from tests.chaos.oracle import Book
 from tests.chaos.work import Work
 from tests.chaos.world import World
 
-#: nothing happens by itself
-CALM = Mix(faults=Faults(latency=(0.001, 0.002)), workers=2)
+#: nothing happens by itself; decisions go by a tree
+CALM = Mix(faults=Faults(latency=(0.001, 0.002)), workers=2, fanout=1)
 #: a program for another worker: multiply what is given by a parameter
 MULTIPLY = [[["multiply", 0, 0]], [1]]
 
@@ -64,6 +66,43 @@ async def a_commit_whose_answer_is_lost(work: Work) -> None:
             book.end(0, is_in=True)
             work.notes.expect(armed.has_fired, "the scenario did not happen")
         book.check()
+
+
+async def a_commit_by_way_of_another(work: Work) -> None:
+    """A worker is told of a commit by another one, which answers for both: when the initiator has that answer both have committed."""
+    async with work.open() as ctx:
+        book, loss = await _everywhere(work, ctx)
+        book.begin(0)
+        await ctx.backward(loss, timeout=20.0)
+        book.end(0, is_in=True)
+        book.check()
+
+
+async def a_worker_lost_on_the_way_of_a_commit(work: Work) -> None:
+    """The worker that would pass a commit on is lost: it is the only one of which nobody knows."""
+    world = _world(work)
+    async with work.open() as ctx:
+        book, loss = await _everywhere(work, ctx)
+        with world.network.at("commit.half", "w0", lambda: world.network.kill("w0")) as armed:
+            book.begin(0)
+            try:
+                await ctx.backward(loss, timeout=20.0)
+                work.notes.expect(False, "a commit is confirmed by a worker that is dead")
+            except CommitUnknown as error:
+                work.notes.expect(error.workers == ("w0",), f"in doubt are {error.workers}")
+                book.end(0, is_in=True, doubtful=error.workers)
+            work.notes.expect(armed.has_fired, "the scenario did not happen")
+        book.check()
+
+
+async def _everywhere(work: Work, ctx: Context) -> tuple[Book, ag.Tensor]:
+    """A program in which every worker takes part, run forward."""
+    world, host = _world(work), work.host
+    program = programs.everywhere(DRIVER, [name for name in work.peers if name != DRIVER])
+    want = await asyncio.create_task(programs.reference(program, DRIVER, work.peers), context=contextvars.Context())
+    x = programs.new_input()
+    book = Book(world, host, ctx, x, want, {name: world.hosts[name] for name in work.hosts()})
+    return book, programs.total(await programs.execute(program, [x], host.served.leaves, host.served))
 
 
 async def a_deadline_on_its_way(work: Work) -> None:

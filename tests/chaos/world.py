@@ -16,10 +16,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from random import Random
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from aiograd.testing import HostKilledError, SimulatedLoop, SimulatedNetwork, simulated_run
+from aiograd.transaction import tree
 from tests.chaos import programs
 from tests.chaos.hosts import DRIVER, TENANT, Host, new_limits
 from tests.chaos.jobs import FaultyJobs, JobFaults
@@ -303,7 +305,7 @@ def run_seed(
     complaints: list[str] = []
     hook, sys.unraisablehook = sys.unraisablehook, lambda what: complaints.append(f"{what.err_msg}: {what.exc_value!r}")
     try:
-        with warnings.catch_warnings(record=True) as caught:
+        with warnings.catch_warnings(record=True) as caught, mock.patch.object(tree, "FANOUT", chosen.fanout):
             warnings.simplefilter("always")
             run = simulated_run(
                 _main, seed, chosen, story, errands, holder, outcome, complaints, seed=seed, order=chosen.order, executor=executor

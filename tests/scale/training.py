@@ -8,8 +8,12 @@ place of one that was lost: with the parameters of the same stage of another rep
 from __future__ import annotations
 
 import asyncio
+import gc
+import logging
+import resource
+import time
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Iterable
 from dataclasses import dataclass, field
 from random import Random
 from typing import Any, NamedTuple
@@ -20,11 +24,14 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
+from aiograd.testing import simulated_run
 from tests.scale.cluster import CENTRES, DRIVER, SimulatedCluster
 from tests.scale.stages import ROWS, WIDTH, Stage, service
 
 #: virtual seconds between two losses
 CHURN = 10.0
+#: objects that may be made between two looks of the garbage collector: a thousand workers in one process make many that live long
+BETWEEN_COLLECTIONS = 100_000
 #: what a step of a group or worker ends with while somebody is lost
 LOST = (WorkerLostError, CollectiveError, DeadlineError)
 
@@ -50,7 +57,18 @@ class Figures:
     joined_in: float = 0.0
     #: virtual seconds that the steps took, and when each ended
     seconds: float = 0.0
+    times: list[float] = field(default_factory=list)
     losses: list[float] = field(default_factory=list)
+    #: what all links have carried, and what the driver sent, during the steps
+    bytes_sent: int = 0
+    driver_frames: int = 0
+    driver_bytes: int = 0
+    driver_connections: int = 0
+    mean_connections: float = 0.0
+    most_connections: int = 0
+    #: processor seconds of the simulation, real, and the most memory of its process in MiB
+    processor: float = 0.0
+    memory: float = 0.0
     lost: int = 0
     digests: list[bytes] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
@@ -88,17 +106,36 @@ class Training:
         self.figures.joined_in = cluster.joined_in
         await self.place()
         await self.form_groups()
+        before = self.sent()
         begun = loop.time()
         churn = loop.create_task(self.lose_workers())
         try:
             while self.step_number < self.size.steps:
+                started = loop.time()
                 self.figures.losses.append(await self.step(self.step_number + 1))
+                self.figures.times.append(loop.time() - started)
                 self.step_number += 1
         finally:
             churn.cancel()
         self.figures.seconds = loop.time() - begun
+        self.count(before)
         self.figures.digests = await self.everywhere("digest")
         return self.figures
+
+    def sent(self) -> tuple[int, int, int]:
+        """Bytes of all, and frames and bytes of the driver, so far."""
+        links = self.cluster.network.statistics()
+        own = [link for (source, _), link in links.items() if source == DRIVER]
+        return sum(link.bytes for link in links.values()), sum(link.sent for link in own), sum(link.bytes for link in own)
+
+    def count(self, before: tuple[int, int, int]) -> None:
+        """What was sent meanwhile, and who is connected now."""
+        figures, hosts = self.figures, [self.cluster.network.find(name) for name in self.cluster.names]
+        figures.bytes_sent, figures.driver_frames, figures.driver_bytes = (now - then for now, then in zip(self.sent(), before, strict=True))
+        driver = self.cluster.network.find(DRIVER)
+        figures.driver_connections = 0 if driver is None else len(driver.channels)
+        counts = [len(host.channels) for host in hosts if host is not None and not host.owner.is_dead]
+        figures.mean_connections, figures.most_connections = sum(counts) / len(counts), max(counts)
 
     # ---------------------------------------------------------------- where everything is
 
@@ -269,20 +306,28 @@ def new_cluster(size: Size, seed: int = 0) -> SimulatedCluster:
     return SimulatedCluster(names, service, centre_of, seed)
 
 
-async def train(size: Size, seed: int, look: Callable[[SimulatedCluster, Figures], None]) -> Figures:
+async def train(size: Size, seed: int) -> Figures:
     """A whole run.
 
     Args:
         size: how much of everything.
         seed: of network and losses.
-        look: called when all steps are done and everybody is still there.
     """
     cluster = new_cluster(size, seed)
-
-    async def work(cluster: SimulatedCluster) -> Figures:
-        figures = await Training(cluster, size, seed).run(cluster)
-        look(cluster, figures)
-        return figures
-
-    figures: Figures = await cluster.run(work)
+    figures: Figures = await cluster.run(Training(cluster, size, seed).run)
     return figures
+
+
+def run_training(size: Size, seed: int = 0) -> Figures:
+    """One run of `train`, with what it took of this process."""
+    prepare()
+    begun = time.process_time()
+    figures: Figures = simulated_run(train, size, seed, seed=seed).value
+    figures.processor, figures.memory = time.process_time() - begun, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    return figures
+
+
+def prepare() -> None:
+    """Prepare a process: losses are meant to happen, and are no news."""
+    logging.disable(logging.CRITICAL)
+    gc.set_threshold(BETWEEN_COLLECTIONS, 20, 100)

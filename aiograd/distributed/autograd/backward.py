@@ -100,6 +100,8 @@ class BackwardPasses:
                 Kind.OUTCOME: self.on_outcome,
             }
         )
+        core.multicast.register(Kind.COMMIT, self.on_relayed_commit)
+        core.multicast.register(Kind.ABORT, self.on_abort)
         core.on_lost.append(self.on_lost)
 
     # ---------------------------------------------------------------- on the initiator
@@ -377,7 +379,18 @@ class BackwardPasses:
             if context.history.outcome(pass_id) is not Outcome.COMMITTED:
                 raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
             return True
-        if caller.name != part.initiator or not part.commit():
+        if caller.name != part.initiator:
+            raise PassAbortedError(f"told to commit a pass by {caller.name}, which has not begun it")
+        return await self._commit(caller, part)
+
+    async def on_relayed_commit(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
+        """As `on_commit`, by way of another worker of the same principal, which is believed as when it is asked what became of the pass."""
+        context, pass_id, _ = self._parse(caller, value, 0, ended=True)
+        part = context.parts.get(pass_id)
+        return await (self.on_commit(caller, value, timeout) if part is None else self._commit(caller, part))
+
+    async def _commit(self, caller: PeerIdentity, part: PassParticipant) -> bool:
+        if not part.commit():
             raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
         failpoints.reach("commit.half")
         try:

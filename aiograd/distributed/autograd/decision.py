@@ -16,19 +16,39 @@ from aiograd.distributed.kinds import Kind
 from aiograd.distributed.observing import observe
 from aiograd.errors import DistributedError, Overloaded, PassAbortedError, RemoteError, WorkerLostError
 from aiograd.transaction import Acknowledged, Coordinator, Outcome, OutcomeReply, Tell, TellFailed, TransactionEvent, Trouble, Unanswered
+from aiograd.transaction.tree import are_many
 
 
 async def tell_commit(part: PassRecord, others: Sequence[str]) -> None:
     """Tell the other workers that the pass is committed; errors of that, and of their hooks after the commit, go to `PassRecord.tell_errors`."""
     failpoints.reach("commit.half")
     try:
-        first, *more = others
-        if more:
+        if are_many(others):
+            others = await _spread_commit(part, others)
+        if len(others) == 1:
+            await _tell_commit(part, others[0])
+        elif others:
             await asyncio.gather(*(_tell_commit(part, name) for name in others))
-        else:
-            await _tell_commit(part, first)
     finally:
         part.context.history.held.discard(part.pass_id)
+
+
+async def _spread_commit(part: PassRecord, others: Sequence[str]) -> list[str]:
+    """Tell many workers by a tree of them; returns those that have not acknowledged the commit."""
+    transaction, now = part.transaction, asyncio.get_running_loop().time
+    until = transaction.tell_until if isinstance(transaction, Coordinator) else now()
+    messages = dict.fromkeys(others, part.address())
+    with observe(part.core.meter, "commit", "commit", f"{len(others)} workers", None if part.task is None else part.task.profiler):
+        found = await part.core.multicast.spread(Kind.COMMIT, messages, max(until - now(), 0.001), part.context.principal)
+    for name, answer in found.items():
+        if isinstance(answer, BaseException):
+            part.tell_errors[name] = answer
+            if not getattr(answer, "committed", False):
+                continue
+        else:
+            del part.tell_errors[name]
+        transaction.handle(Acknowledged(name), now())
+    return [name for name in others if name not in found or (isinstance(found[name], BaseException) and not getattr(found[name], "committed", False))]
 
 
 async def _tell_commit(part: PassRecord, name: str) -> None:
@@ -60,9 +80,12 @@ def _trouble(error: Exception) -> Trouble:
 async def tell_abort(part: PassRecord, others: Iterable[str], reason: str) -> None:
     """Tell other workers that the pass is aborted, and wait a moment for their answers, so that they have released the pass when this returns."""
     core = part.core
-    value = (*part.address(), reason)
-    requests = [core.request(name, Kind.ABORT, value, core.limits.silence, part.context.principal) for name in sorted({*others} - {core.name})]
-    await asyncio.gather(*requests, return_exceptions=True)
+    value, principal = (*part.address(), reason), part.context.principal
+    names = sorted({*others} - {core.name})
+    if are_many(names):
+        found = await core.multicast.spread(Kind.ABORT, dict.fromkeys(names, value), 2 * core.limits.silence, principal)
+        names = [name for name in names if name not in found]
+    await asyncio.gather(*(core.request(name, Kind.ABORT, value, core.limits.silence, principal) for name in names), return_exceptions=True)
 
 
 async def ask(part: PassRecord, peer: str) -> None:

@@ -42,6 +42,7 @@ from aiograd.distributed.rpc.timers import call_at
 from aiograd.errors import PassAbortedError, ProtocolError
 from aiograd.graph.boundary import to_array
 from aiograd.tensors.core import make
+from aiograd.transaction.tree import witnesses
 from aiograd.types import Array
 
 #: flags of a message of gradients
@@ -151,7 +152,7 @@ class GradientExchange:
         with observe(part.core.meter, "send", "gradients", node.peer, profiler) as seen:
             seen.nbytes = sum(grad.nbytes for grad in outgoing[1] if isinstance(grad, np.ndarray))
             end = trail(profiler)
-            value = (*part.address(), await self._bundle(*outgoing), flags | (TRAILED if end else 0), part.others, *more, *end)
+            value = (*part.address(), await self._bundle(*outgoing), flags | (TRAILED if end else 0), witnesses(part.others, node.peer), *more, *end)
             answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
         if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
             raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
