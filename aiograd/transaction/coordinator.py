@@ -134,7 +134,7 @@ class Coordinator:
                 self.voters, self.listeners, self.unacknowledged = self.voters - gone, self.listeners - gone, self.unacknowledged - gone
             case Prepared(until, peer):
                 self.promises[peer] = until
-                return self._decide(now) if len(self.promises) >= len(self.voters) else []
+                return self._decide(now)
             case Collect():
                 return self._collect(now)
             case Acknowledged(peer):
@@ -158,7 +158,7 @@ class Coordinator:
         return self._tell(sorted(new))
 
     def _decide(self, now: float) -> list[TransactionCommand]:
-        if not self.voters <= self.promises.keys():
+        if len(self.promises) < len(self.voters) or not self.voters <= self.promises.keys():
             return []
         return self.handle(Lapsed() if self.missing(now) else AllPrepared(), now)
 

@@ -1,7 +1,7 @@
 """``python -m tests.chaos``: many seeds, every cell, every protection missed, real processes, and a table at the end.
 
-The parts ``--only-seeds --cells --ablations --cancel --replicas --replay`` run on virtual time; ``--proxied`` and ``--processes`` run in real
-time, and want a machine that is not busy with something else.
+The parts ``--only-seeds --cells --ablations --cancel --replicas --groups --replay`` run on virtual time; ``--proxied`` and ``--processes`` run in
+real time, and want a machine that is not busy with something else.
 
 ``--seed S`` runs one seed again, tells its story, and shrinks it if it fails. ``--hashes FIRST LAST`` prints the hashes of seeds, for runs to be
 compared.
@@ -23,7 +23,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor, as_completed
 from typing import Any, NamedTuple
 
-from tests.chaos import batches
+from tests.chaos import batches, collectives
 from tests.chaos.batches import Batch
 from tests.chaos.broken import PROTECTIONS
 from tests.chaos.cells import CELLS, FAULTS, Cell
@@ -33,7 +33,7 @@ from tests.chaos.report import Report, cell_table
 from tests.chaos.shrink import attempt, shrink
 from tests.chaos.world import run_seed
 
-PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "replay", "proxied", "processes")
+PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "replay", "proxied", "processes")
 #: runs in one piece of work
 PIECE = 50
 
@@ -51,6 +51,8 @@ class Size(NamedTuple):
     cancel: int
     #: seeds of training by data-parallel replicas
     replicas: int
+    #: groups whose collectives are disturbed
+    groups: int
     #: seeds that are run three times
     replay: int
     proxied: int
@@ -64,10 +66,11 @@ class Size(NamedTuple):
         return Size(*(max(1, round(count * factor)) for count in self))._replace(ablations=self.ablations)
 
 
-CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, replay=20, proxied=20, kills=1, stops=5, ends=20)
+CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, replay=20, proxied=20, kills=1, stops=5, ends=20)
 RELEASE = Size(
-    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, replay=200, proxied=500, kills=20, stops=100, ends=500
-)
+    seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, replay=200, proxied=500, kills=20,
+    stops=100, ends=500,
+)  # fmt: skip
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -117,13 +120,15 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                             report.fail(f"cell {cell.point} × {cell.fault} was met {cells[cell]} times, expected {size.least}")
                 case "ablations":
                     found = gather(report, cells, [pool.submit(batches.ablation, protection, size.ablations) for protection in PROTECTIONS])
-                    order = list(PROTECTIONS)
-                    for catch in sorted((catch for batch in found for catch in batch.catches), key=lambda catch: order.index(catch.protection)):
-                        print(f"  without {catch.protection:<20} noticed by {_by(catch.by):<36} {catch.how[:90]}")
+                    print(*_catches(found, list(PROTECTIONS)), sep="\n")
                 case "cancel":
                     gather(report, cells, _pieces(pool, batches.cancelled, 0, size.cancel, piece=1))
                 case "replicas":
                     gather(report, cells, _pieces(pool, batches.replicas, 0, size.replicas))
+                case "groups":
+                    gather(report, cells, _pieces(pool, batches.groups, 0, size.groups))
+                    missed = [pool.submit(batches.group_ablation, protection, size.ablations) for protection in collectives.PROTECTIONS]
+                    print(*_catches(gather(report, cells, missed), list(collectives.PROTECTIONS)), sep="\n")
                 case "replay":
                     compare_hashes(report, size.replay)
                 case "proxied":
@@ -143,6 +148,12 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
 
 def _pieces(pool: ProcessPoolExecutor, do: Callable[..., Batch], first: int, last: int, *before: Any, piece: int = PIECE) -> list[Future[Batch]]:
     return [pool.submit(do, *before, start, min(start + piece, last)) for start in range(first, last, piece)]
+
+
+def _catches(found: list[Batch], order: list[str]) -> Iterator[str]:
+    catches = [each for batch in found for each in batch.catches]
+    for each in sorted(catches, key=lambda each: order.index(each.protection)):
+        yield f"  without {each.protection:<20} noticed by {_by(each.by):<36} {each.how[:90]}"
 
 
 def gather(report: Report, cells: Counter[Cell], futures: list[Future[Batch]]) -> list[Batch]:

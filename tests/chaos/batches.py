@@ -14,6 +14,7 @@ from typing import Any
 from tests.chaos.ablations import SCENARIOS, Catch, catch_by_scenario, catch_by_seeds
 from tests.chaos.cancel import cancel_everywhere
 from tests.chaos.cells import Cell, Fault, run_cells
+from tests.chaos.collectives import catch, run_group
 from tests.chaos.proxied import run_proxied
 from tests.chaos.replicas import ReplicaRun
 from tests.chaos.world import run_seed
@@ -63,6 +64,27 @@ def cells(fault: Fault, first: int, last: int) -> Batch:
         batch.counts += outcome.counts
 
     return _batch(f"cells {fault}", range(first, last), one)
+
+
+def groups(first: int, last: int) -> Batch:
+    """Groups of workers whose collectives are disturbed."""
+
+    def one(batch: Batch, seed: int) -> None:
+        run = run_group(seed)
+        batch.counts["operations of members of groups that ended with a result"] += run.done.total()
+        batch.counts.update(f"member of a group: {outcome}" for outcome in run.outcomes.values())
+
+    return _batch("group", range(first, last), one)
+
+
+def group_ablation(protection: str, most: int) -> Batch:
+    """One protection of collectives taken out: who notices."""
+    batch = Batch()
+    noticed = catch(protection, most)
+    batch.catches.append(Catch(protection, noticed.seed, noticed.how))
+    if noticed.seed is None:
+        batch.failures.append(f"nothing notices that {protection} is missing")
+    return batch
 
 
 def proxied(first: int, last: int) -> Batch:

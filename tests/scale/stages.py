@@ -23,7 +23,7 @@ service = dist.Service()
 #: elements of an activation, rows of a microbatch
 WIDTH, ROWS = 16, 4
 #: virtual seconds that a stage computes for one microbatch
-SECONDS = 0.02
+SECONDS = 0.1
 LEARNING_RATE, MOMENTUM = 0.05, 0.9
 
 

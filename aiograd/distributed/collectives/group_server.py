@@ -6,7 +6,8 @@ Note [Forming a group]
     makes another group, and messages of the former one find nothing.
 
     Requests of members that are ahead of this worker wait here for their time: to join until this worker joins, and pieces until it has begun
-    the operation. Members of a large group (see `ring`) ask rank 0 alone, which answers with the nonces of all once it has them.
+    the operation. Members of a large group (see `ring`) ask rank 0 alone, which answers with the nonces of all once it has them;
+    it asks those that do not come, so that one that is lost is noticed.
 
     Each sender has few under way (`WINDOW` in `group`), and its deadline ends the waiting.
 """
@@ -26,6 +27,7 @@ from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker_core import WorkerCore
+from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
 
 #: groups whose last decision is remembered
@@ -106,10 +108,15 @@ class GroupServer:
             for other in (members[:1] if is_large(len(members)) else members)
             if other != core.name
         }
+        large = is_large(len(members))
+        if large and core.name == members[0]:
+            asking[core.name] = core.loop.create_task(
+                self._look_for_missing(joining, name, seconds, principal), name=f"aiograd:{core.name}:join {name}"
+            )
         try:
             async with asyncio.timeout(seconds):
                 waiting: set[asyncio.Future[Any]] = {joining.formed, joining.complete, *asking.values()}
-                while not joining.complete.done() or any(not task.done() for task in asking.values()):
+                while not joining.complete.done() or not (large or all(task.done() for task in asking.values())):
                     done, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
                     for each in done:
                         each.result()
@@ -117,7 +124,7 @@ class GroupServer:
             joining.formed.set_result(group)
         except (TimeoutError, DeadlineError):
             missing = ", ".join(other for other in members if other not in joining.nonces)
-            if is_large(len(members)) and core.name != members[0]:
+            if large and core.name != members[0]:
                 missing = f"{members[0]}, or somebody that it waits for,"
             raise DeadlineError(f"join_group: {missing} did not join group {name!r} within {seconds:g} s") from None
         finally:
@@ -193,6 +200,12 @@ class GroupServer:
                     known.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=known.passes_on)
                 return True
         raise ProtocolError("a malformed request about a group", code="collective")
+
+    async def _look_for_missing(self, joining: _Joining, name: str, seconds: float, principal: str) -> None:
+        """On rank 0 of a large group: members that have not come after a while may never come, and are asked."""
+        await asyncio.sleep(self.core.limits.silence)
+        missing = [other for other in joining.names if other not in joining.nonces]
+        await together([self._ask(joining, name, other, seconds, principal) for other in missing])
 
     def _known(self, nonces: Mapping[str, bytes], names: Sequence[str]) -> Any:
         """What a member is told that joins as well: this worker's nonce; of a large group those of all, by rank."""

@@ -1,0 +1,166 @@
+"""Decisions of passes with many participants: they go by a tree, and whoever it misses is told all the same."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import distributed as dist
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.endpoint import Endpoint
+from aiograd.errors import CommitUnknown, ProtocolError
+from aiograd.testing import simulated_run
+from aiograd.testing.network import Faults, SimulatedNetwork
+from aiograd.transaction.tree import FANOUT
+from tests.distributed.workers import SECRET
+
+COUNT = 3 * FANOUT
+service = dist.Service()
+
+
+@service.reference
+class Scale:
+    """One parameter."""
+
+    def __init__(self) -> None:
+        self.weight = ag.tensor([2.0, 3.0], requires_grad=True)
+
+    def forward(self, x: ag.Tensor) -> ag.Tensor:
+        return x * self.weight
+
+
+class World:
+    """A driver and many workers; requests are counted by who sends them and their kind."""
+
+    def __init__(self, knows_peers: bool) -> None:
+        self.network = SimulatedNetwork(0, faults=Faults(latency=(1e-3, 2e-3)))
+        self.names = [f"w{number:03}" for number in range(COUNT)]
+        self.knows_peers = knows_peers
+        self.workers: dict[str, dist.Worker] = {}
+        self.sent: Counter[tuple[str, int]] = Counter()
+        self.driver: dist.Worker
+
+    async def serve(self, name: str) -> None:
+        transport = self.network.transport(name)
+        async with ag.Engine(), dist.Worker(name, service=service, secret=SECRET, transport=transport) as worker:
+            for other in self.names if self.knows_peers else ():
+                if other != name:
+                    worker.add_peer(other, f"sim://{other}")
+            self.workers[name] = worker
+            await asyncio.get_running_loop().create_future()
+
+    async def lead(self, work: Callable[[World], Coroutine[Any, Any, None]]) -> None:
+        transport = self.network.transport("driver")
+        async with ag.Engine(), dist.Worker("driver", secret=SECRET, transport=transport) as self.driver:
+            for name in self.names:
+                self.driver.add_peer(name, f"sim://{name}")
+            while len(self.workers) < COUNT:
+                await asyncio.sleep(0.01)
+            await work(self)
+
+    async def forward(self) -> tuple[ag.Tensor, ag.Tensor]:
+        refs = await asyncio.gather(*(self.driver.remote(name, Scale) for name in self.names))
+        x = ag.tensor([1.0, 1.0], requires_grad=True)
+        return x, ag.stack(await asyncio.gather(*(ref.call("forward", x) for ref in refs))).sum()
+
+    def committed(self) -> set[str]:
+        """The workers on which the pass is committed."""
+        return {name for name, worker in self.workers.items() if worker.statistics().passes_committed}
+
+
+def run(work: Callable[[World], Coroutine[Any, Any, None]], monkeypatch: pytest.MonkeyPatch, *, knows_peers: bool = True) -> None:
+    async def main() -> None:
+        world = World(knows_peers)
+        request = Endpoint.request
+
+        async def counted(self: Endpoint, peer: str, kind: int, *rest: Any) -> Any:
+            world.sent[self.name, kind] += 1
+            return await request(self, peer, kind, *rest)
+
+        monkeypatch.setattr(Endpoint, "request", counted)
+        for name in world.names:
+            world.network.spawn(name, world.serve(name))
+        try:
+            await world.network.spawn("driver", world.lead(work))
+        finally:
+            monkeypatch.setattr(Endpoint, "request", request)
+            for name in world.names:
+                world.network.kill(name)
+
+    simulated_run(main, seed=0)
+
+
+@pytest.mark.sim
+def test_a_commit_of_many_goes_by_a_tree(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        async with world.driver.context() as ctx:
+            x, loss = await world.forward()
+            await ctx.backward(loss)
+            assert np.array_equal(ctx.grads[x].numpy(), [2.0 * COUNT, 3.0 * COUNT])
+            assert world.committed() == set(world.names)
+        assert world.sent["driver", Kind.RELAY] == FANOUT and world.sent["driver", Kind.COMMIT] == 0
+        relayed = [count for (name, kind), count in world.sent.items() if kind == Kind.RELAY and name != "driver"]
+        assert sum(relayed) == COUNT - FANOUT and max(relayed) <= FANOUT
+
+    run(work, monkeypatch)
+
+
+@pytest.mark.sim
+def test_workers_that_do_not_know_each_other_are_told_directly(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        async with world.driver.context() as ctx:
+            _, loss = await world.forward()
+            await ctx.backward(loss)
+            assert world.committed() == set(world.names)
+        assert world.sent["driver", Kind.COMMIT] == COUNT - FANOUT
+
+    run(work, monkeypatch, knows_peers=False)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("silent", [False, True])
+def test_whoever_is_behind_a_lost_worker_is_told(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        lost = world.names[0]  # the first of a branch
+        async with world.driver.context() as ctx:
+            _, loss = await world.forward()
+            with world.network.at("commit.half", lost, lambda: world.network.kill(lost, silent=silent)), pytest.raises(CommitUnknown) as caught:
+                await ctx.backward(loss)
+            assert caught.value.workers == (lost,) and caught.value.committed
+            assert world.committed() >= set(world.names[1:])
+
+    run(work, monkeypatch)
+
+
+@pytest.mark.sim
+def test_many_are_told_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        async with world.driver.context() as ctx:
+            _, loss = await world.forward()
+
+            def fail(grad: ag.Tensor) -> None:
+                raise ZeroDivisionError("by nought")
+
+            loss.register_hook(fail)
+            with pytest.raises(ZeroDivisionError):
+                await ctx.backward(loss)
+            assert not world.committed()
+            assert all(worker.statistics().passes == 0 for worker in world.workers.values())
+
+    run(work, monkeypatch)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("value", [None, (), (4, []), (4, [["w001", ()]]), (1, [["w000", ()]]), (4, [["w000", ()], "w001"]), ("4", [["w000", ()]])])
+def test_malformed_messages_to_many_are_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        with pytest.raises(ProtocolError, match="a malformed message to many workers"):
+            await world.driver._core.request("w000", Kind.RELAY, value, 5.0)
+
+    run(work, monkeypatch)
