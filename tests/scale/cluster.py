@@ -68,7 +68,8 @@ class SimulatedCluster:
         self.cluster: dist.JoinCluster
         #: virtual seconds until all had joined
         self.joined_in = 0.0
-        #: called with the name of a lost worker that is back
+        #: called with the name of a worker that is lost, and of one that is back
+        self.on_lost: Callable[[str], None] = lambda name: None
         self.on_return: Callable[[str], None] = lambda name: None
 
     async def run(self, work: Callable[[SimulatedCluster], Coroutine[Any, Any, Any]]) -> Any:
@@ -87,7 +88,7 @@ class SimulatedCluster:
         loop = asyncio.get_running_loop()
         self.cluster = dist.JoinCluster(
             len(self.names), service=self.service, secret=SECRET, limits=new_limits(), transport=self.network.transport(DRIVER),
-            on_return=lambda name, url: self.on_return(name),
+            on_lost=lambda name, status: self.on_lost(name), on_return=lambda name, url: self.on_return(name),
         )  # fmt: skip
         async with ag.Engine(), self.cluster:
             self.joined_in = loop.time()

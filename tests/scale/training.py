@@ -22,18 +22,18 @@ import numpy as np
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, WorkerLostError
+from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ReferenceLostError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
 from aiograd.testing import simulated_run
 from tests.scale.cluster import CENTRES, DRIVER, SimulatedCluster
 from tests.scale.stages import ROWS, WIDTH, Stage, service
 
-#: virtual seconds between two losses
-CHURN = 10.0
+#: virtual seconds between two losses, and between two looks for a spare worker
+CHURN, PAUSE = 10.0, 0.5
 #: objects that may be made between two looks of the garbage collector: a thousand workers in one process make many that live long
 BETWEEN_COLLECTIONS = 100_000
 #: what a step of a group or worker ends with while somebody is lost
-LOST = (WorkerLostError, CollectiveError, DeadlineError)
+LOST = (WorkerLostError, CollectiveError, DeadlineError, ReferenceLostError)
 
 
 class Size(NamedTuple):
@@ -92,6 +92,8 @@ class Training:
         #: (stage, replica) -> module
         self.modules: dict[tuple[int, int], dist.RemoteModule] = {}
         self.pipelines: list[Pipeline] = []
+        #: the places of lost workers that nobody has taken
+        self.broken: set[tuple[int, int]] = set()
         self.spares: list[str] = []
         #: stages whose groups have to be formed, and how often each was
         self.to_form = set(range(size.stages))
@@ -102,7 +104,7 @@ class Training:
         """All steps; workers are lost meanwhile."""
         loop = asyncio.get_running_loop()
         self.driver = cluster.cluster.driver
-        cluster.on_return = self.returned
+        cluster.on_lost, cluster.on_return = self.was_lost, self.spares.append
         self.figures.joined_in = cluster.joined_in
         await self.place()
         await self.form_groups()
@@ -143,7 +145,7 @@ class Training:
         """Make every stage on a worker, and the pipelines."""
         size = self.size
         names = [home(stage, replica) for replica in range(size.replicas) for stage in range(size.stages)]
-        self.spares = [name for name in self.cluster.names if name not in set(names)]
+        self.spares += [name for name in self.cluster.names if name not in set(names)]
         places = [(stage, replica) for replica in range(size.replicas) for stage in range(size.stages)]
         modules = await asyncio.gather(*(self.make(stage, name) for (stage, _), name in zip(places, names, strict=True)))
         self.modules = dict(zip(places, modules, strict=True))
@@ -160,29 +162,30 @@ class Training:
         """A stage on a worker."""
         return await self.driver.remote_module(name, Stage, stage, stage == self.size.stages - 1)
 
-    def returned(self, name: str) -> None:
-        """A lost worker has been started anew, without its state."""
-        self.spares.append(name)
+    def was_lost(self, name: str) -> None:
+        """A worker is lost, and with it its stage; when it is back it is a spare."""
+        self.broken |= {place for place, module in self.modules.items() if module.peer == name}
+        if name in self.spares:
+            self.spares.remove(name)
 
     async def replace(self, stage: int, replica: int) -> dist.RemoteModule:
         """The stage of a lost worker, on a spare one."""
         while True:
+            while not self.spares:  # until somebody is back
+                await asyncio.sleep(PAUSE)
             name = self.spares.pop(0)
-            donor = next(module for (of, other), module in self.modules.items() if of == stage and other != replica and self.is_there(module.peer))
+            others = ((stage, other) for other in range(self.size.replicas) if other != replica)
+            donor = next(self.modules[place] for place in others if place not in self.broken)
             try:
                 module = await self.make(stage, name)
                 await module.ref.call("copy", donor.ref)
             except LOST:
                 continue  # one more was lost meanwhile
             self.modules[stage, replica] = module
+            self.broken.discard((stage, replica))
             self.to_form.add(stage)
             self.figures.counts["replaced"] += 1
             return module
-
-    def is_there(self, name: str) -> bool:
-        """True if a worker is not known to be lost."""
-        roster = self.cluster.cluster._roster
-        return roster is not None and roster.member(name).is_running
 
     async def form_groups(self) -> None:
         """Let the workers of each stage whose members have changed join a group."""
@@ -224,7 +227,8 @@ class Training:
         while waiting:
             await self.form_groups()
             stages = sorted(waiting - self.to_form)
-            outcomes = await asyncio.gather(*(self.all_of(m.ref.call("reduce", step) for m in self.of_stage(s)) for s in stages), return_exceptions=True)
+            asked = (self.all_of(module.ref.call("reduce", step) for module in self.of_stage(stage)) for stage in stages)
+            outcomes = await asyncio.gather(*asked, return_exceptions=True)
             for outcome in outcomes:
                 if isinstance(outcome, BaseException) and not isinstance(outcome, LOST):
                     raise outcome
@@ -260,7 +264,7 @@ class Training:
 
     async def mend(self, step: int) -> None:
         """Workers were lost after their replicas had computed: let these replicas compute again, which puts others in their places."""
-        broken = sorted({replica for (_, replica), module in self.modules.items() if not self.is_there(module.peer)})
+        broken = sorted({replica for _, replica in self.broken})
         self.figures.counts["replicas that computed again"] += len(broken)
         for replica in broken:
             await self.forget(replica)
@@ -284,7 +288,7 @@ class Training:
         """Kill a worker now and then, half of them without a word, as when the power fails."""
         while self.size.churn:
             await asyncio.sleep(self.size.churn)
-            name = self.random.choice([module.peer for _, module in sorted(self.modules.items()) if self.is_there(module.peer)])
+            name = self.random.choice([module.peer for place, module in sorted(self.modules.items()) if place not in self.broken])
             self.cluster.network.kill(name, silent=self.random.random() < 0.5)
             self.figures.lost += 1
 
