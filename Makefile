@@ -13,6 +13,7 @@
 #   make docs                        the documentation as HTML in out/docs, warnings are errors; its code and doctests are run; in .venv-docs
 #   make chaos                       thousands of fault schedules and real processes killed, with a table (ARGS="--scale 0.1" for a tenth)
 #   make release-checks              the same, as much as before a release: many hours
+#   make scale                       1,000 workers on the simulated network, training while workers are lost; tables (ARGS=--small for a minute's worth)
 #   make gpu                         tests and benchmarks on a CUDA device, table in out/gpu.md; says what is missing where there is none
 #   make bench | parity | examples   benchmarks, comparison with torch, every example (those with torch: `make interop`)
 #   make clean                       removes caches and build products, not the environments
@@ -28,7 +29,7 @@ ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
 .DEFAULT_GOAL := test
-.PHONY: demo test simulator ptx ray interop browser cpus lint format docs chaos release-checks gpu bench parity examples clean
+.PHONY: demo test simulator ptx ray interop browser cpus lint format docs chaos release-checks scale gpu bench parity examples clean
 
 demo: $(VENV)/.installed-demo
 	@$(BIN)/python -m aiograd demo $(ARGS)
@@ -82,6 +83,9 @@ chaos: $(VENV)/.installed-dev
 
 release-checks: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos --release $(ARGS)
+
+scale: $(VENV)/.installed-dev
+	$(BIN)/python -m tests.scale $(ARGS)
 
 # PyTorch with CUDA is large: it is installed only where there is a driver.
 gpu: $(VENV)/.installed-dev

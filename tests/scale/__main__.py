@@ -23,7 +23,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.scale", description=__doc__)
     for part in ("train", "grow", "small"):
         parser.add_argument(f"--{part}", action="store_true")
-    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--steps", type=int, default=24)
     options = parser.parse_args()
     everything = not (options.train or options.grow)
     is_right = True
@@ -31,7 +31,7 @@ def main() -> int:
         prepare()
         print(growth_table([simulated_run(grow, count, seed=0).value for count in ((30, 100) if options.small else (100, 300, 1000))]), flush=True)
     if options.train or everything:
-        size = Size(4, 20, 100, 2, 10, 0.0) if options.small else Size(16, 32, 1000, 2, options.steps, 0.0)
+        size = Size(4, 20, 100, 2, 10, 0.0) if options.small else Size(16, 32, 1000, 4, options.steps, 0.0)
         sizes = (size, size._replace(churn=CHURN / 3 if options.small else CHURN))
         with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
             undisturbed, disturbed = pool.map(run_training, sizes)
