@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import weakref
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed import failpoints
@@ -66,6 +66,8 @@ from aiograd.tracing import SpanKindName
 
 #: functions whose results are sent in full precision, whatever the worker's encoding: states of modules and optimizers
 EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")
+#: the one that calls a method of an object
+CALL_METHOD = "aiograd.reference.call"
 #: functions that are not counted, recorded or traced: the questions of those who look on
 UNOBSERVED = "aiograd.dashboard."
 #: a function of the library itself, whose first argument is the caller's identity
@@ -97,6 +99,7 @@ class Calls:
         #: functions whose calls were given up; see Note [Functions that never return]
         self._given_up: weakref.WeakSet[_ExecutorCall] = weakref.WeakSet()
         core.handlers[Kind.CALL] = self.on_call
+        core.multicast.register(Kind.CALL, self._on_relayed_call)
 
     def register(self, functions: Mapping[str, Builtin]) -> None:
         """Serve functions of the library itself, under names that begin with "aiograd."."""
@@ -215,8 +218,34 @@ class Calls:
         return RemoteRef(wire, self._ask_owner, self._local)
 
     def _ask_owner(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
+        if what == "call_all":
+            return self._call_all(*values, timeout)
         function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
         return self.call(ref.owner, function, [ref, *values], {}, timeout)
+
+    async def _call_all(self, refs: Sequence[RemoteRef], method: str, args: list[Any], timeout: float | None) -> list[Any]:
+        """See `RemoteRef.call_all`."""
+        core = self.core
+        messages: dict[str, Any] = {}
+        for ref in refs:
+            if ref.owner != core.name and ref.owner not in messages:
+                packing = await self._packing([ref, args], False, False)
+                messages[ref.owner] = (CALL_METHOD, packing.pack([ref, method, args, {}]), {}, False, None)
+        found = await core.multicast.spread(Kind.CALL, messages, core.time_for(timeout), core.acting_principal())
+        results: list[Any] = []
+        for ref in refs:
+            answer = found.pop(ref.owner, None)
+            if answer is not None and not isinstance(answer, BaseException):
+                answer = Unpacking(self.reference).unpack(self._parse_answer(answer, ref.owner)[0])
+            results.append(answer)
+        return results
+
+    async def _on_relayed_call(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[Any, ...]:
+        """A call that has come by way of another worker: of methods only, outside of any context."""
+        match value:
+            case (str(function), _, _, False, None) if function == CALL_METHOD:
+                return await self.on_call(caller, value, timeout)
+        raise ProtocolError("a malformed call by way of another worker", code="call")
 
     def _local(self, ref: RemoteRef) -> Any:
         if ref.owner != self.core.name:

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 from aiograd.errors import CommitUnknown, ReferenceLostError, WorkerLostError
 from aiograd.transaction import Acknowledged, Coordinator, Outcome, ParticipantsLeft, Settle, Tell, TellFailed, Trouble
+from aiograd.transaction.tree import are_many
 
 
 class Told(Protocol):
@@ -90,10 +91,29 @@ class PendingDecisions:
         return found
 
     async def attempt(self, step: int | None) -> dict[Told, BaseException]:
-        """The same, all side by side; returns what failed, by host."""
+        """The same, all side by side, and many by a tree of them; returns what failed, by host."""
+        failed = await self._spread(step)
         telling = self.telling(step)
         outcomes = await asyncio.gather(*telling.values(), return_exceptions=True)
-        return {host: outcome for host, outcome in zip(telling, outcomes, strict=True) if isinstance(outcome, BaseException)}
+        return failed | {host: outcome for host, outcome in zip(telling, outcomes, strict=True) if isinstance(outcome, BaseException)}
+
+    async def _spread(self, step: int | None) -> dict[Told, BaseException]:
+        """Tell hosts by a tree of them, where they are many; returns the errors that came after a commit. Those that it misses are told directly."""
+        failed: dict[Told, BaseException] = {}
+        for number, (transaction, hosts) in list(self._open().items()):
+            told = [host for name, host in hosts.items() if host.ref is not None and name in transaction.unacknowledged]
+            if step not in (None, number) or not are_many(told):
+                continue
+            method = "commit" if transaction.outcome is Outcome.COMMITTED else "abort"
+            answers = await told[0].ref.call_all([host.ref for host in told], method, number, timeout=self._timeout)
+            for host, answer in zip(told, answers, strict=True):
+                if isinstance(answer, BaseException):
+                    if not getattr(answer, "committed", False):
+                        continue
+                    failed[host] = answer
+                if answer is not None:
+                    transaction.handle(Acknowledged(host.name), asyncio.get_running_loop().time())
+        return failed
 
     async def tell(self, step: int | None, what: str) -> dict[Told, BaseException]:
         """The same, where no commit is left unacknowledged.

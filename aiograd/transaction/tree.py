@@ -56,5 +56,5 @@ def witnesses(participants: Sequence[str], name: str) -> list[str]:
     others = [each for each in participants if each != name]
     here = sum(each < name for each in others)
     distances = [1 << power for power in range((len(others) // 2).bit_length())]
-    found = {others[(here + distance) % len(others)] for distance in distances} | {others[(here - 1 - distance) % len(others)] for distance in distances}
+    found = {others[place % len(others)] for distance in distances for place in (here + distance, here - 1 - distance)}
     return sorted(found)

@@ -182,7 +182,8 @@ class GroupRun:
                 raise Broken(f"{behind} failed in operations that others have ended long ago: {living}, {self.done}")
         if self.is_deadly and self.killed:
             silence = dist.Limits().silence
-            until = max(self.killed.values()) + (2 * silence if max(self.killed.values()) < silence and is_large(len(self.names)) else silence) + MOMENT
+            last = max(self.killed.values())
+            until = last + (2 * silence if last < silence and is_large(len(self.names)) else silence) + MOMENT
             late = {name: self.ended[name] for name in living if living[name] != "done" and self.ended[name] > until}
             if late:
                 raise Broken(f"members were lost at {self.killed}, and some heard of it too late: {late}")

@@ -14,7 +14,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.endpoint import Endpoint
-from aiograd.errors import CommitUnknown, ProtocolError
+from aiograd.errors import CommitUnknown, ProtocolError, RemoteError
 from aiograd.testing import simulated_run
 from aiograd.testing.network import Faults, SimulatedNetwork
 from aiograd.transaction.tree import FANOUT
@@ -33,6 +33,11 @@ class Scale:
 
     def forward(self, x: ag.Tensor) -> ag.Tensor:
         return x * self.weight
+
+    async def times(self, factor: float) -> float:
+        if factor < 0:
+            raise ValueError("below nought")
+        return factor * self.weight[0].item()
 
 
 class World:
@@ -139,6 +144,29 @@ def test_whoever_is_behind_a_lost_worker_is_told(silent: bool, monkeypatch: pyte
 
 
 @pytest.mark.sim
+def test_a_method_of_many_objects(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        refs = await asyncio.gather(*(world.driver.remote(name, Scale) for name in world.names))
+        assert await refs[0].call_all(refs, "times", 2.0) == [4.0] * COUNT
+        failed = await refs[0].call_all(refs, "times", -1.0)
+        assert all(isinstance(error, RemoteError) and "below nought" in str(error) for error in failed)
+        assert world.sent["driver", Kind.RELAY] == 2 * FANOUT
+        world.network.kill(world.names[0])  # two are behind it
+        assert await refs[0].call_all(refs, "times", 3.0) == [None, None, None, *[6.0] * (COUNT - 3)]
+
+    run(work, monkeypatch)
+
+
+@pytest.mark.sim
+def test_only_methods_are_called_by_way_of_another_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def work(world: World) -> None:
+        found = await world.driver._core.multicast.spread(Kind.CALL, {"w000": ("forward", [], {}, False, None)}, 5.0, world.driver._core.principal)
+        assert isinstance(found["w000"], ProtocolError)
+
+    run(work, monkeypatch)
+
+
+@pytest.mark.sim
 def test_many_are_told_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
         async with world.driver.context() as ctx:
@@ -157,7 +185,7 @@ def test_many_are_told_of_an_abort(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.sim
-@pytest.mark.parametrize("value", [None, (), (4, []), (4, [["w001", ()]]), (1, [["w000", ()]]), (4, [["w000", ()], "w001"]), ("4", [["w000", ()]])])
+@pytest.mark.parametrize("value", [None, (), (4, []), (4, [["w001", ()]]), (2, [["w000", ()]]), (4, [["w000", ()], "w001"]), ("4", [["w000", ()]])])
 def test_malformed_messages_to_many_are_refused(value: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     async def work(world: World) -> None:
         with pytest.raises(ProtocolError, match="a malformed message to many workers"):

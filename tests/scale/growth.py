@@ -76,7 +76,7 @@ async def grow(count: int) -> Growth:
         counters = Counters(cluster)
         commits = await one_pass(driver, refs)
         seconds, sent, all_sent, processor = counters.since()
-        figures["a backward pass: seconds from the last gradient to the last acknowledgement"] = f"{commits:.4f}"
+        figures["a backward pass, with its commit, seconds"] = f"{commits:.4f}"
         figures["frames of the driver in a step (call, backward, release)"] = sent
         figures["frames of all in a step"] = all_sent
         figures["processor seconds of a step, real"] = f"{processor:.2f}"

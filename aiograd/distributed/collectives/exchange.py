@@ -333,6 +333,7 @@ class CollectiveExchange:
 
 
 def view_of(buffers: Sequence[Array], piece: Piece) -> Array:
+    """The elements of a piece."""
     view: Array = buffers[piece.buffer][piece.start : piece.stop]
     return view
 
@@ -347,4 +348,5 @@ def _fits(arrays: list[Array], layout: BufferLayout, part: int, piece: int) -> b
 
 
 def wrong_message(sender: int, operation: Operation, what: str) -> ProtocolError:
+    """The error for a message that a rank should not have sent."""
     return ProtocolError(f"rank {sender} sent {what} in {operation}", code="collective")

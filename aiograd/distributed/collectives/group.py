@@ -11,9 +11,9 @@ Note [Begun when called]
     are handed to `asyncio.gather` begin in the order of the calls, and one whose task is cancelled before it runs does not make the others wait.
 
 Note [News of a large group]
-    Members of a group with many members (see `ring`) are connected to rank 0 and to their neighbours. So they tell rank 0 that the group has failed or
-    that they leave it, and rank 0 tells all others; that it is lost itself everybody notices. Those who leave at about the same time, as all do at
-    the end, are told of in one message.
+    Members of a large group (see `ring`) are connected to rank 0 and to their neighbours. So they tell rank 0 that the group has failed or that they
+    leave it, and rank 0 tells all others; that it is lost itself everybody notices. Those who leave at about the same time, as all do at the end,
+    are told of in one message.
 
 Note [One request for two messages]
     Where two ranks exchange one message each (`CollectiveExchange.is_symmetric`) the lower one asks the higher one, and the answer is the other

@@ -152,7 +152,8 @@ class GroupServer:
     async def _ask(self, joining: _Joining, name: str, other: str, seconds: float, principal: str) -> None:
         value = ("join", name, list(joining.names), joining.nonces[self.core.name])
         answer = await self.request(other, value, seconds, principal)
-        nonces = dict(zip(joining.names if is_large(len(joining.names)) else (other,), answer if isinstance(answer, list) else [answer], strict=False))
+        of = joining.names if is_large(len(joining.names)) else (other,)
+        nonces = dict(zip(of, answer if isinstance(answer, list) else [answer], strict=False))
         if other not in nonces or any(not isinstance(nonce, bytes) or len(nonce) != NONCE for nonce in nonces.values()):
             raise ProtocolError(f"worker {other} gave a malformed answer to joining a group", code="collective")
         joining.add(nonces)

@@ -23,7 +23,17 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from aiograd.distributed.collectives.exchange import CONTRIBUTION, DIRECT, VALUES, WHOLE, CollectiveExchange, Message, OrderedSum, view_of, wrong_message
+from aiograd.distributed.collectives.exchange import (
+    CONTRIBUTION,
+    DIRECT,
+    VALUES,
+    WHOLE,
+    CollectiveExchange,
+    Message,
+    OrderedSum,
+    view_of,
+    wrong_message,
+)
 from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
 from aiograd.types import Array

@@ -8,7 +8,7 @@ Source: PyTorch ``rref_impl``; the epoch as in actor handles of Ray.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
 from aiograd.distributed.rpc.codec import WireReference
@@ -75,6 +75,23 @@ class RemoteRef:
             ReferenceLostError: the object is gone. Otherwise as `Worker.call`.
         """
         return self._request(self, "call", (method, list(args), kwargs), timeout)
+
+    def call_all(self, refs: Sequence[RemoteRef], method: str, /, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[Any]]:
+        """Call a method of many objects, on a worker each, which pass the call on to one another: see `aiograd.distributed.multicast`.
+
+        For methods that may be called twice and mean the same whoever calls them. Nothing is recorded. Cancelling stops the waiting.
+
+        Args:
+            refs: the objects, this one among them or not.
+            method: name of the method.
+            *args: arguments that can be sent.
+            timeout: seconds; None: the worker's default.
+
+        Returns:
+            A coroutine of the results in the order of `refs`: the exception where there was one, None where the object was not reached, as far as
+            is known.
+        """
+        return self._request(self, "call_all", (refs, method, list(args)), timeout)
 
     def adapt(self, name: str, others: list[RemoteRef], options: dict[str, Any], *, timeout: float | None = None) -> Coroutine[Any, Any, RemoteRef]:
         """Make one of the library's own objects around this one, where it lives, for instance a host of a pipeline's stages.

@@ -13,7 +13,6 @@ from aiograd.testing.network.faults import FAULT_KINDS, FaultKind, Faults
 from aiograd.testing.network.link import SimulatedLink
 from aiograd.testing.network.records import LinkStatistics, Records
 
-
 #: the faults of frames from one host to another, by name
 FaultsOf = Callable[[str, str], Faults]
 

@@ -1,4 +1,4 @@
-"""Groups on networks that fail: results are right to the bit or there is a typed error on every member, in time; and see `tests.chaos.collectives`."""
+"""Groups on networks that fail: results are right to the bit, or there is a typed error on every member in time. See `tests.chaos.collectives`."""
 
 from __future__ import annotations
 
