@@ -65,8 +65,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
         "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "steps", "cuda.executor", "testing", "cli", "demo", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background",
         *(f"distributed.{name}" for name in (
-            "worker worker_core calls membership autograd objects cluster data_parallel collectives.agreement collectives.group "
-            "collectives.group_server moe.runtime rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel "
+            "worker worker_core calls membership multicast autograd objects cluster data_parallel collectives.agreement "
+            "collectives.group collectives.group_server moe.runtime rpc.http rpc.endpoint rpc.handshake_log rpc.loopback rpc.peer rpc.peer_session rpc.secure_channel "
             "rpc.shared.lane rpc.timers"
         ).split()),
     ),
@@ -97,7 +97,7 @@ SANS_IO = (
     *(f"distributed.{name}" for name in "error_wire kinds payload schema scope service".split()),
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
-    *(f"distributed.collectives.{name}" for name in "operation layout exchange".split()),
+    *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
     "distributed.data_parallel.buckets",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "

@@ -10,6 +10,7 @@ Note [A tree of receivers]
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import TypeVar
 
@@ -35,7 +36,7 @@ def branches(receivers: Sequence[T]) -> list[Sequence[T]]:
     """
     count = min(FANOUT, len(receivers))
     bounds = [len(receivers) * index // count for index in range(count + 1)] if count else []
-    return [receivers[start:stop] for start, stop in zip(bounds, bounds[1:], strict=False)]
+    return [receivers[start:stop] for start, stop in itertools.pairwise(bounds)]
 
 
 def witnesses(participants: Sequence[str], name: str) -> list[str]:
