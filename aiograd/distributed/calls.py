@@ -219,7 +219,8 @@ class Calls:
 
     def _ask_owner(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
         if what == "call_all":
-            return self._call_all(*values, timeout)
+            refs, method, args = values
+            return self._call_all(refs, method, args, timeout)
         function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
         return self.call(ref.owner, function, [ref, *values], {}, timeout)
 

@@ -232,7 +232,8 @@ class GroupServer:
             raise error
         joining.add({caller.name: nonce})
         if is_large(len(names)):
-            await asyncio.wait([joining.complete, joining.formed], return_when=asyncio.FIRST_COMPLETED)
+            either: list[asyncio.Future[Any]] = [joining.complete, joining.formed]
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not joining.complete.done():
                 raise CollectiveError(f"join_group: {self.core.name} has given up joining group {name!r}: not every member has come")
         return self._known(joining.nonces, names)
