@@ -2,8 +2,8 @@
 
 Note [One at a time]
     A cluster of n workers that come one after the other would cost n * n requests if each were announced by itself. So while one announcement is
-    under way, the next ones wait and go out together, in one request to each worker: what is announced takes longer where there are many workers,
-    and there are the fewer announcements.
+    under way, the next ones wait and go out together, in one request to each worker: an announcement takes longer where there are many workers, and
+    there are the fewer of them.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ class GroupServer:
         await together([self._ask(joining, name, other, seconds, principal) for other in missing])
 
     def _known(self, nonces: Mapping[str, bytes], names: Sequence[str]) -> Any:
-        """What a member is told that joins as well: this worker's nonce; of a large group those of all, by rank."""
+        """The answer to a member that joins as well: this worker's nonce; of a large group those of all, by rank."""
         return [nonces[each] for each in names] if is_large(len(names)) else nonces[self.core.name]
 
     async def _on_join(self, caller: PeerIdentity, name: str, names: list[Any], nonce: bytes) -> Any:
