@@ -380,7 +380,7 @@ class BackwardPasses:
                 raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
             return True
         if caller.name != part.initiator:
-            raise PassAbortedError(f"told to commit a pass by {caller.name}, which has not begun it")
+            raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
         return await self._commit(caller, part)
 
     async def on_relayed_commit(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
