@@ -66,7 +66,9 @@ class Size(NamedTuple):
         return Size(*(max(1, round(count * factor)) for count in self))._replace(ablations=self.ablations)
 
 
-CHAOS = Size(seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, replay=20, proxied=20, kills=1, stops=5, ends=20)
+CHAOS = Size(
+    seeds=20_000, cells=200, least=20, ablations=1_000, cancel=2, replicas=1_000, groups=400, replay=20, proxied=20, kills=1, stops=5, ends=20
+)
 RELEASE = Size(
     seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, replay=200, proxied=500, kills=20,
     stops=100, ends=500,

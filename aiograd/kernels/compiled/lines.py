@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from aiograd.kernels.compiled.gemm_microkernel import _BYTES
+from aiograd.kernels.compiled.gemm_microkernel import BYTES
 from aiograd.kernels.compiled.jit import inline
 
 _i32, _i64 = ir.IntType(32), ir.IntType(64)
@@ -28,7 +28,7 @@ class _Vectors:
     def __init__(self, target: Any, builder: Any, dtype: Any) -> None:
         single = dtype == types.float32
         self.target, self.builder = target, builder
-        self.lanes = _BYTES // (4 if single else 8)
+        self.lanes = BYTES // (4 if single else 8)
         self.element = ir.FloatType() if single else ir.DoubleType()
         self.vector = ir.VectorType(self.element, self.lanes)
         self.mask_type = ir.VectorType(ir.IntType(1), self.lanes)
@@ -63,7 +63,7 @@ class _Vectors:
 @intrinsic
 def _lanes(context: Any, a: Any) -> Any:
     """Numbers per vector."""
-    return types.int64(a), lambda target, builder, signature, args: _i64(_BYTES // (4 if a.dtype == types.float32 else 8))
+    return types.int64(a), lambda target, builder, signature, args: _i64(BYTES // (4 if a.dtype == types.float32 else 8))
 
 
 @intrinsic

@@ -88,10 +88,9 @@ class WebSocketChannel(asyncio.BufferedProtocol):
     __slots__ = (
         "remote", "certified_names", "shared_memory", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit",
         "_is_sealed", "_loop", "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end",
-        "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused", "_written",
-        "_unread_mark", "_unread_since", "_watch",
+        "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused",
+        "_written", "_unread_mark", "_unread_since", "_watch",
     )  # fmt: skip
-
 
     def __init__(
         self,
