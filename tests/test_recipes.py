@@ -95,7 +95,8 @@ def test_every_block_is_run_by_a_test() -> None:
     for title, codes in RECIPES.items():
         assert codes, f"the recipe {title!r} has no code"
         starts = [code.split("\n")[0] for code in codes]
-        assert f'cook("{title}"' in here or any(f'block("{start}' in here for start in starts), f"no test runs the recipe {title!r}"
+        runs = (f'cook("{title}"', f'RECIPES["{title}"', *(f'block("{start}' for start in starts))
+        assert any(each in here for each in runs), f"no test runs the recipe {title!r}"
     cells = blocks("python", TEXTS["docs/guides/jupyter.md"])  # those of one notebook
     cooked = {code for codes in RECIPES.values() for code in codes} | {*cells}
     for code in blocks("python"):
@@ -225,6 +226,14 @@ async def test_a_service_with_its_own_loop(model: ag.nn.Module) -> None:
         await model_and_loss(model).backward()
         assert app.state.engine.statistics().committed == 1
     assert gc.get_threshold() == before
+
+
+@pytest.mark.proc
+async def test_a_training_program_with_its_own_loop() -> None:
+    """In a process of its own, since it is for good; what it does is tested in ``engine/test_allocator.py``."""
+    (code,) = RECIPES["A training program with its own loop"]
+    program = f"import aiograd as ag\nassert {code} in (True, False)"
+    assert await (await asyncio.create_subprocess_exec(sys.executable, "-c", program)).wait() == 0
 
 
 async def test_offload_and_checkpoint_give_the_same_gradients(model: ag.nn.Module) -> None:

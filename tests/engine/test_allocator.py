@@ -11,7 +11,8 @@ import pytest
 import aiograd as ag
 from aiograd.errors import ArgumentError
 
-pytestmark = [pytest.mark.proc, pytest.mark.skipif(not ag.tune_malloc(), reason="the allocator is not glibc's")]
+IS_GLIBC = sys.platform == "linux" and (os.confstr("CS_GNU_LIBC_VERSION") or "").startswith("glibc")
+pytestmark = [pytest.mark.proc, pytest.mark.skipif(not IS_GLIBC, reason="the allocator is not glibc's")]
 
 PROGRAM = """
 import resource, sys, threading

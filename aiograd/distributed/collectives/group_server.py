@@ -10,6 +10,10 @@ Note [Forming a group]
     it asks those that do not come, so that one that is lost is noticed.
 
     Each sender has few under way (`WINDOW` in `group`), and its deadline ends the waiting.
+
+Note [A member that has not started]
+    Processes of one program start at different times. So a member at whose URL nobody listens is waited for, if it was never there; one that was
+    there is lost, which is an error at once.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import check_name
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.run.together import together
@@ -32,6 +36,8 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, De
 
 #: groups whose last decision is remembered
 REMEMBERED = 256
+#: seconds between two attempts to reach a member that has not started
+LOOK_AGAIN = 0.1
 #: bytes of a nonce and of a group's key
 NONCE = 16
 
@@ -151,7 +157,14 @@ class GroupServer:
 
     async def _ask(self, joining: _Joining, name: str, other: str, seconds: float, principal: str) -> None:
         value = ("join", name, list(joining.names), joining.nonces[self.core.name])
-        answer = await self.request(other, value, seconds, principal)
+        while True:
+            try:
+                answer = await self.request(other, value, seconds, principal)
+                break
+            except WorkerLostError as error:  # see Note [A member that has not started]
+                if not error.is_gone or self.core.endpoint.was_there(PeerId(principal, other)):
+                    raise
+            await asyncio.sleep(LOOK_AGAIN)
         of = joining.names if is_large(len(joining.names)) else (other,)
         nonces = dict(zip(of, answer if isinstance(answer, list) else [answer], strict=False))
         if other not in nonces or any(not isinstance(nonce, bytes) or len(nonce) != NONCE for nonce in nonces.values()):
@@ -290,8 +303,8 @@ async def join_group(worker: Any, names: Sequence[str], *, name: str = "default"
 
     Raises:
         ArgumentError, ArgumentTypeError: the names cannot be used, or the worker is in a group of this name. CollectiveError: another member gave
-        other names. DeadlineError: a member did not join in time. WorkerLostError, UnknownPeerError: one cannot be reached. Cancelling
-        withdraws this worker.
+        other names. DeadlineError: a member did not join in time, or has not started. WorkerLostError, UnknownPeerError: one was lost, or is
+        not known. Cancelling withdraws this worker.
     """
     groups: GroupServer = worker.groups
     return await groups.form(names, name, timeout)

@@ -367,6 +367,10 @@ class Endpoint:
         known = self._former.get(identity.principal, {}).get(session)
         return known is not None and known[0] == identity
 
+    def was_there(self, peer: PeerId) -> bool:
+        """True if there was a session with a peer, lately, that has ended."""
+        return any(whose.peer == peer for whose, _, _ in self._former.get(peer.principal, {}).values())
+
     # ---- those who dial
 
     def _accept(self, channel: Channel) -> None:

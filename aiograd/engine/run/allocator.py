@@ -30,8 +30,8 @@ def tune_malloc(kept_bytes: int = KEPT_BYTES) -> bool:
     """Let the process keep memory that it has freed, in one heap for all threads, instead of handing it back and taking it anew in each step.
 
     `aiograd.run` and ``aiograd worker`` call it; a program that runs a loop of its own may call it at the start, before threads have allocated
-    much. It is for the process and for good: the settings of an allocator can be written but not read. What the environment sets
-    (``MALLOC_ARENA_MAX``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``) stays as it is. See Note [Fresh memory].
+    much. It is for the process and for good: the settings of an allocator can be written but not read. Settings of the environment
+    (``MALLOC_ARENA_MAX``, ``MALLOC_TRIM_THRESHOLD_``, ``MALLOC_MMAP_THRESHOLD_``) stay as they are. See Note [Fresh memory].
 
     Args:
         kept_bytes: how much freed memory at the end of the heap may stay with the process, 1 MB to 2 GB.

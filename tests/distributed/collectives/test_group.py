@@ -26,6 +26,7 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from tests.distributed.groups import everywhere, groups
+from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, simulate, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
@@ -204,6 +205,29 @@ async def test_a_member_may_leave_as_soon_as_it_has_its_result() -> None:
                 return (await group.all_reduce(np.ones(100_000))).sum()
 
         assert await everywhere(joined, last) == [300_000.0] * 3
+
+
+def test_a_member_that_starts_later_is_waited_for_and_one_that_was_lost_is_an_error_at_once() -> None:
+    async def main() -> None:
+        board, now = Switchboard(), asyncio.get_running_loop().time
+        async with workers("w0", "w1", board=board, idle=False) as (w0, w1):
+            w0.add_peer("w2", "memory://w2")
+            w1.add_peer("w2", "memory://w2")
+            early = [asyncio.ensure_future(dist.join_group(worker, NAMES)) for worker in (w0, w1)]
+            with pytest.raises(DeadlineError, match="did not join"):
+                await dist.join_group(w0, ["w0", "w2"], name="other", timeout=5.0)
+            assert not any(task.done() for task in early)
+            peers = {"w0": w0.url, "w1": w1.url}
+            async with dist.Worker("w2", secret=SECRET, transport=board.transport("w2"), peers=peers) as w2:
+                joined = await asyncio.gather(*early, dist.join_group(w2, NAMES))
+                assert await everywhere(list(joined), lambda group: group.all_reduce(np.ones(1))) == [3.0] * 3
+                w2.endpoint.transport.crash()  # type: ignore[attr-defined]
+                began = now()
+                with pytest.raises(WorkerLostError):
+                    await dist.join_group(w0, ["w0", "w2"], name="other")
+                assert now() - began < 4.0
+
+    simulate(main)
 
 
 async def test_joining_with_other_names_is_an_error_on_both() -> None:
