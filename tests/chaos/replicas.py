@@ -27,16 +27,17 @@ class ReplicaRun:
 
     Args:
         seed: decides everything.
+        options: of the replicas.
     """
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, **options: Any) -> None:
         self.random = Random(f"{seed}:replicas")
         self.is_calm = seed % 6 == 0
         self.faults = Faults(latency=(1e-4, 5e-3)) if self.is_calm else Faults.drawn(Random(f"{seed}:faults"))
         names = tuple(f"w{i}" for i in range(self.random.randint(2, 4)))
         self.given = {count: batches(STEPS, (3,) * count, seed=count) for count in range(1, 6)}
         self.accumulate = self.random.choice((1, 1, 2))
-        self.world = World(names, seed=seed, accumulate=self.accumulate)
+        self.world = World(names, seed=seed, accumulate=self.accumulate, **options)
         self.seed = seed
         #: steps that were taken, and whether that is known
         self.history: list[tuple[Any, bool]] = []

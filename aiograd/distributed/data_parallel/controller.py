@@ -13,6 +13,7 @@ import numpy as np
 from aiograd import tracing
 from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
+from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.state_transfer import fetch, store
@@ -72,6 +73,7 @@ class DataParallel:
         clip_norm: float | None = None,
         accumulate: int = 1,
         bucket_bytes: int = BUCKET_BYTES,
+        shard_optimizer: bool = False,
         timeout: float | None = None,
     ) -> Self:
         """Make replicas on workers; all begin with the state of the first.
@@ -91,13 +93,18 @@ class DataParallel:
             clip_norm: gradients are scaled so that their norm, over all parameters, is at most this; None: they are not.
             accumulate: number of steps whose gradients, each divided by this number, are added up before the optimizer takes a step.
             bucket_bytes: gradients are sent in buckets of so many bytes or a little more, each as soon as it is complete.
+            shard_optimizer: True: the replicas divide the state of the optimizer. Of n replicas each has 2/n of it, as each shard is on two of them,
+                and computes that part of a step; the bits are the same. For optimizers that update each element by itself (SGD, Adam, AdamW, RMSprop,
+                Adagrad, NAdam, RAdam), and contiguous parameters of the host. When one replica is lost the others have the whole state, and the next
+                step divides it anew. When both replicas that have a shard are lost before that, steps raise a DistributedError until
+                `load_optimizer_state_dict` loads the state of a checkpoint; load that of the module after it.
             timeout: seconds for each request to a worker; None: the driver's default.
 
         Returns:
             The replicas; leave them with ``async with`` or `aclose`.
 
         Raises:
-            ArgumentError, ArgumentTypeError: the arguments cannot be used, or the models on the workers are not alike. WorkerLostError,
+            ArgumentError, ArgumentTypeError: the arguments cannot be used, the optimizer cannot be divided, or models are not alike. WorkerLostError,
             UnknownPeerError: a worker cannot be reached. RemoteError: a model or an optimizer could not be made.
         """
         if not isinstance(driver, Worker):
@@ -110,6 +117,7 @@ class DataParallel:
             raise ArgumentError(f"DataParallel(method={method!r}): expected the name of a public method of the module")
         options = {"method": method, "clip_norm": _checked_norm(clip_norm), "accumulate": _checked_count("accumulate", accumulate)}
         options["bucket_bytes"] = _checked_count("bucket_bytes", bucket_bytes)
+        options["shard_optimizer"] = _checked_sharding(shard_optimizer, optimizer)
         coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
         seed = default_generator().fork().integers(0, _WORD - 1, 2).tolist()
         try:
@@ -237,7 +245,7 @@ class DataParallel:
             await coordinator.end_load()
 
     async def optimizer_state_dict(self, *, timeout: float | None = None) -> dict[str, Any]:
-        """A copy, in this process, of the state of a replica's optimizer, as its ``state_dict`` gives it.
+        """A copy, in this process, of the whole state of the optimizer, as its ``state_dict`` gives it, also where the replicas divide it.
 
         Cancelling changes nothing.
 
@@ -248,10 +256,13 @@ class DataParallel:
             A dict for `load_optimizer_state_dict`, or for ``load_state_dict`` of an optimizer of this process.
         """
         async with self._turn:
-            replica = await self._open().source()
-            function = "aiograd.optimizer.state_dict"
-            head, chunks = await fetch(self._coordinator.driver, replica.optimizer, function, timeout)
-            return {"state": dict(unflatten(join(chunks))), "param_groups": head["groups"]}
+            coordinator = self._open()
+            sources = await coordinator.shard_sources() if coordinator.is_sharded else [await coordinator.source()]
+            parts = []
+            for replica in sources:
+                head, chunks = await fetch(coordinator.driver, replica.optimizer, "aiograd.optimizer.state_dict", timeout)
+                parts.append({"state": dict(unflatten(join(chunks))), "param_groups": head["groups"]})
+            return whole_state(parts) if coordinator.is_sharded else parts[0]
 
     async def load_optimizer_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Put the optimizers of all replicas into a state that was read before.
@@ -259,7 +270,7 @@ class DataParallel:
         Cancelled or failed, either no replica has it, or all have before the next step.
 
         Args:
-            state: as from `optimizer_state_dict`.
+            state: as from `optimizer_state_dict`. Where the replicas divide the state, all of it is on the first for a moment.
             timeout: seconds for sending it.
 
         Raises:
@@ -269,17 +280,20 @@ class DataParallel:
             raise ArgumentError("load_optimizer_state_dict: expected a dict with 'state' and 'param_groups', as optimizer_state_dict() returns it")
         async with self._turn:
             coordinator = self._open()
-            first = await coordinator.begin_load()
+            first = await (coordinator.begin_optimizer_load() if coordinator.is_sharded else coordinator.begin_load())
             head = {"taken": 0, "groups": [dict(group) for group in state["param_groups"]]}
             values = {int(number): {name: _sendable(value) for name, value in each.items()} for number, each in state["state"].items()}
             function = "aiograd.optimizer.load_state_dict"
             await store(coordinator.driver, first.optimizer, function, flatten(values.items()), timeout, head)
-            await coordinator.end_load()
+            await (coordinator.end_optimizer_load() if coordinator.is_sharded else coordinator.end_load())
 
     # ---------------------------------------------------------------- who takes part
 
     async def remove(self, name: str) -> None:
         """Go on without the replica on a worker, which may be lost. The others keep their order, and nobody else does anything.
+
+        With ``shard_optimizer`` the others divide the state of the optimizer anew, at once if all of them can be reached. Remove those that are lost
+        before others.
 
         Cancelled, the replica is removed all the same, but its worker may not know.
 
@@ -368,6 +382,17 @@ def _checked_norm(clip_norm: Any) -> float | None:
     if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)) or not 0 < clip_norm < math.inf:
         raise ArgumentError(f"DataParallel(clip_norm={clip_norm!r}): expected a number above 0, or None")
     return float(clip_norm)
+
+
+def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:
+    if not isinstance(shard_optimizer, bool):
+        raise ArgumentTypeError(f"DataParallel(shard_optimizer={shard_optimizer!r}): expected True or False")
+    if shard_optimizer and not isinstance(optimizer, str) and not getattr(optimizer, "is_elementwise", False):
+        raise ArgumentTypeError(
+            f"DataParallel(shard_optimizer=True): {optimizer.__name__} cannot be divided: a step of it needs whole parameters; expected SGD, Adam, "
+            "AdamW, RMSprop, Adagrad, NAdam or RAdam"
+        )
+    return shard_optimizer
 
 
 def _checked_count(name: str, count: Any) -> int:

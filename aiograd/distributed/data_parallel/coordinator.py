@@ -15,12 +15,14 @@ Note [Lost after the decision]
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from aiograd.assembly import REPLICA_HOST_ADAPTER
 from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost, ReplicaSession
 from aiograd.distributed.data_parallel.replica_state import difference
+from aiograd.distributed.data_parallel.sharded_optimizer import ShardStamp, covering, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
@@ -33,6 +35,11 @@ from aiograd.transaction import Prepared
 
 #: replicas that one which is in doubt may ask, beside this process
 NEIGHBOURS = 8
+#: two neighbours were lost at once
+STATE_LOST = (
+    "the state of the optimizer is divided among the replicas (shard_optimizer=True), and all replicas that had one of its shards are lost. Go on "
+    "with that of a checkpoint: remove() the lost replicas or add() new ones, and call load_optimizer_state_dict()"
+)
 #: the advice to whoever has to wait until a commit is confirmed
 SETTLING = "The next call settles it, once they can be reached"
 
@@ -87,6 +94,9 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         self._options = dict(options)
         #: steps until the optimizer takes one
         self.accumulate = int(options["accumulate"])
+        self.is_sharded = bool(options["shard_optimizer"])
+        #: how often a state of the optimizer was loaded from outside, where it is divided
+        self._optimizer_loads = 0
         self._group = f"data-parallel-{driver._core.entropy(8).hex()}"
         self._gatherings = 0
         self._steps = 0
@@ -177,6 +187,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         self.remotes.remove(replica)
         self.pending.forget(replica)
         self._is_ready = False
+        await self._divide_soon()
         await self.drop([replica])
 
     async def enter(self, name: str) -> None:
@@ -198,6 +209,16 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         else:
             self.remotes[self.remotes.index(before)] = made
             self.pending.forget(before)
+        await self._divide_soon()
+
+    async def _divide_soon(self) -> None:
+        """The replicas are others: divide the optimizer's state anew, so that others which are lost now take no shard with them.
+
+        Where that fails the next step does it.
+        """
+        if self.is_sharded:
+            with contextlib.suppress(DistributedError):
+                await self.get_ready()
 
     async def _is_there(self, replica: RemoteReplica) -> bool:
         try:
@@ -222,8 +243,21 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         """
         if self._is_ready:
             return
+        await self._equalise()
+        shards: list[Any] = [None] * len(self.remotes)
+        if self.is_sharded:
+            shards = await self._divide()
         if self._local_ref is None:
             self._local_ref = self.driver.refer(self.local)
+        names, refs = [each.owner for each in self.remotes], [each.ref for each in self.remotes]
+        others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
+        asked = zip(self.remotes, others, shards, strict=True)
+        version = list(self.version)
+        await together([self.ask(each, "join", names, self._group, version, self._local_ref, rest, stamp) for each, rest, stamp in asked])
+        self._is_ready = True
+
+    async def _equalise(self) -> None:
+        """See that all replicas are there and have the same parameters and buffers; the state of the optimizer too, unless it is divided."""
         for host, error in (await self._tell_all(None)).items():
             raise self._explained(host, error)
         versions = dict(zip(self.remotes, await together([self._version(each) for each in self.remotes]), strict=True))
@@ -231,11 +265,57 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         for each, version in versions.items():
             if version != self.version:
                 await self.synchronise([source, each])
-        names, refs = [each.owner for each in self.remotes], [each.ref for each in self.remotes]
-        others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
-        asked = zip(self.remotes, others, strict=True)
-        await together([self.ask(each, "join", names, self._group, list(self.version), self._local_ref, rest) for each, rest in asked])
-        self._is_ready = True
+
+    async def _divide(self) -> list[list[Any]]:
+        """See that each replica has its part of the optimizer's state; returns the stamps of these parts.
+
+        Raises:
+            DistributedError: the state of a shard is lost.
+        """
+        held = [list(map(stamp_of, each)) for each in await together([self.ask(each, "held") for each in self.remotes])]
+        sources = covering(held, self.version[1])
+        if not sources and (self.version[1] or self._optimizer_loads):  # else there is no state yet
+            raise DistributedError(STATE_LOST)
+        size, loads = len(self.remotes), sources[0][1][0] if sources else 0
+        wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
+        sent = [[*stamp[:3], list(stamp[3])] for stamp in wanted]
+        if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
+            self._gatherings += 1
+            names, group = [each.owner for each in self.remotes], f"{self._group}-{self._gatherings}"
+            told = [[rank, [*stamp[:3], list(stamp[3])]] for rank, stamp in sources]
+            await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
+        return sent
+
+    async def shard_sources(self) -> list[RemoteReplica]:
+        """Replicas that can be reached and have the optimizer's whole state between them.
+
+        Raises:
+            DistributedError: there are none.
+        """
+        await self.source()  # settles what was decided
+        found = await asyncio.gather(*(self.ask(each, "held") for each in self.remotes), return_exceptions=True)
+        held: list[list[ShardStamp]] = []
+        for each in found:
+            if isinstance(each, BaseException) and not isinstance(each, DistributedError):
+                raise each
+            held.append([] if isinstance(each, BaseException) else list(map(stamp_of, each))[-1:])  # the part in use
+        sources = covering(held, self.version[1])
+        if not sources:
+            raise DistributedError(STATE_LOST)
+        return [self.remotes[rank] for rank, _ in sources]
+
+    async def begin_optimizer_load(self) -> RemoteReplica:
+        """The replica that is to get a whole state of the optimizer from outside, which is divided then; see `end_optimizer_load`."""
+        self._is_ready = False
+        await self._equalise()
+        await self.ask(self.remotes[0], "begin_optimizer_load")
+        return self.remotes[0]
+
+    async def end_optimizer_load(self) -> None:
+        """Divide the state."""
+        self._optimizer_loads += 1
+        await self.ask(self.remotes[0], "end_optimizer_load", self._optimizer_loads)
+        await self.get_ready()
 
     async def source(self, excluded: RemoteReplica | None = None) -> RemoteReplica:
         """A replica that has the state of all and can be reached.

@@ -14,10 +14,11 @@ import numpy as np
 
 from aiograd.distributed.data_parallel.buckets import GradientBuckets, ParameterSpec
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
+from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError
 from aiograd.modes import no_grad
 from aiograd.offloading import ready
 from aiograd.tensors import inplace
@@ -40,12 +41,22 @@ class Replica:
         clip_norm: the largest norm of all gradients together; None: any.
         accumulate: steps of which the gradients are summed before the optimizer takes a step.
         bucket_bytes: see `GradientBuckets`.
+        shard_optimizer: True: the replicas divide the state of the optimizer.
 
     Raises:
         ArgumentError: no parameters that require grad. ArgumentTypeError: the module has no such method, or another kind of optimizer is needed.
     """
 
-    def __init__(self, module: Any, holder: HoldsOptimizer, method: str, clip_norm: float | None, accumulate: int, bucket_bytes: int) -> None:
+    def __init__(
+        self,
+        module: Any,
+        holder: HoldsOptimizer,
+        method: str,
+        clip_norm: float | None,
+        accumulate: int,
+        bucket_bytes: int,
+        shard_optimizer: bool = False,
+    ) -> None:
         if not callable(getattr(module, method, None)):
             raise ArgumentTypeError(f"{type(module).__name__} has no method {method!r}: it computes the loss of a shard, a 0-d Tensor")
         self.module = module
@@ -57,7 +68,11 @@ class Replica:
             raise ArgumentError(f"{type(module).__name__} has no parameters that require grad, so there is nothing to train")
         self.buckets = GradientBuckets([ParameterSpec(tuple(each.shape), np.dtype(each.dtype)) for each in self.parameters], bucket_bytes)
         self._holder = holder
-        self.optimizer = StagedOptimizer(holder.optimizer, self.parameters)
+        kind = ShardedOptimizer if shard_optimizer else StagedOptimizer
+        self.optimizer: StagedOptimizer | ShardedOptimizer = kind(holder.optimizer, self.parameters)
+        #: shards that wait until all replicas have theirs, see Note [Dividing anew]; and a state that is being loaded from outside
+        self._divided: ShardedOptimizer | None = None
+        self._loading: ShardedOptimizer | None = None
         holder.optimizer = self.optimizer.current
         #: the sum of gradients of steps since the optimizer's last, by parameter
         self.running: list[Array | None] = [None] * len(self.parameters)
@@ -76,21 +91,87 @@ class Replica:
     def committed(self, running: list[Array | None] | None) -> None:
         """A step is written. `running`: the new sum of gradients; None: the optimizer has taken its step."""
         self.taken += 1
+        if isinstance(self.optimizer, ShardedOptimizer):
+            self.optimizer.taken = self.taken
+            self._divided = None
         if running is None:
             self._holder.optimizer = self.optimizer.current
             running = [None] * len(self.parameters)
         self.running = running
 
     def load(self, state: ReceivedState) -> None:
-        """Take the state of another replica.
+        """Take the state of another replica; without that of the optimizer, where it is divided.
 
         Raises:
             ArgumentError: the state of its optimizer does not fit.
         """
-        self.optimizer.current.load_state_dict(state.optimizer)
+        if isinstance(self.optimizer, StagedOptimizer):
+            self.optimizer.current.load_state_dict(state.optimizer)
         state.write()
         self.running = state.running
         self.loads, self.taken = state.version
+
+    # ---------------------------------------------------------------- a state that is divided
+
+    @property
+    def is_sharded(self) -> bool:
+        """The replicas divide the state of the optimizer."""
+        return isinstance(self.optimizer, ShardedOptimizer)
+
+    @property
+    def sharded(self) -> ShardedOptimizer:
+        """The optimizer, which is divided.
+
+        Raises:
+            DistributedError: it is not.
+        """
+        if not isinstance(self.optimizer, ShardedOptimizer):
+            raise DistributedError("the state of this replica's optimizer is not divided")
+        return self.optimizer
+
+    def parts(self) -> list[ShardedOptimizer]:
+        """The parts of the optimizer's state that are here."""
+        return [self.sharded] if self._divided is None else [self._divided, self.sharded]
+
+    def part(self, stamp: ShardStamp) -> ShardedOptimizer:
+        """One of them.
+
+        Raises:
+            DistributedError: it is not here.
+        """
+        found = next((each for each in self.parts() if each.stamp == stamp), None)
+        if found is None:
+            raise DistributedError(f"a replica has no shards {stamp} of the optimizer's state; it has {[each.stamp for each in self.parts()]}")
+        return found
+
+    def divide(self, divided: ShardedOptimizer) -> None:
+        """Keep shards until all replicas have theirs."""
+        self._divided = divided
+
+    def use(self, stamp: ShardStamp) -> None:
+        """Go on with one of the parts that are here."""
+        self.optimizer = self._holder.optimizer = self.part(stamp)
+        self._divided = self._loading = None
+
+    def begin_load(self) -> None:
+        """A whole state of the optimizer is to be loaded, beside the one that is here."""
+        self._loading = self._holder.optimizer = self.sharded.divided(1, (0,))
+
+    def drop_load(self) -> None:
+        """A state that was being loaded, if there is one, will not be."""
+        if self._loading is not None:
+            self._loading, self._holder.optimizer = None, self.optimizer
+
+    def end_load(self, loads: int) -> None:
+        """It has been loaded, as the state with this number.
+
+        Raises:
+            DistributedError: something has come between.
+        """
+        if self._loading is None:
+            raise DistributedError("no state of the optimizer is being loaded")
+        self._loading.loads, self._loading.taken = loads, self.taken
+        self._divided, self._loading, self._holder.optimizer = self._loading, None, self.optimizer
 
     @contextlib.asynccontextmanager
     async def alone(self) -> AsyncIterator[None]:

@@ -12,14 +12,18 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.group_server import join_group
 from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state, outline_of
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
+from aiograd.distributed.data_parallel.sharded_optimizer import stamp_of
 from aiograd.distributed.objects.adapter_host import AdapterHost
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, DistributedError
+from aiograd.offloading import offload
 from aiograd.steps.host import StepHost
 from aiograd.steps.session import StepSession, kept_for
 
@@ -114,7 +118,8 @@ class ReplicaHost(StepHost[ReplicaSession]):
         replica, worker = self._own
         async with replica.alone(), await join_group(worker.worker, names, name=group) as gathered:
             if gathered.rank == 0:
-                outline, arrays = flatten_state(replica.module, replica.optimizer.current.state_dict(), replica.running, replica.version)
+                optimizer = {"state": {}, "param_groups": []} if replica.is_sharded else replica.optimizer.current.state_dict()
+                outline, arrays = flatten_state(replica.module, optimizer, replica.running, replica.version)
                 await gathered.broadcast([outline])
                 await gathered.broadcast(arrays)
             else:
@@ -125,7 +130,53 @@ class ReplicaHost(StepHost[ReplicaSession]):
             await gathered.barrier()
         return True
 
-    async def join(self, names: list[str], group: str, version: list[int], driver: Any, others: list[Any]) -> bool:
+    async def held(self) -> list[Any]:
+        """The stamps of the parts of the optimizer's state that are here, that in use last. A load that has not ended is over."""
+        replica, _ = self._own
+        async with replica.alone():
+            replica.drop_load()
+            return [[*each.stamp[:3], list(each.shards)] for each in replica.parts()]
+
+    async def divide(self, names: list[str], group: str, wanted: list[Any], sources: list[list[Any]]) -> bool:
+        """Get this replica's part of the optimizer's state from those that have all shards; it waits beside the old one until `join`.
+
+        Args:
+            names: of the workers of all replicas, in the order of their ranks.
+            group: name for the group of these workers, which nothing else has.
+            wanted: the stamp of the part.
+            sources: ranks, with the stamps of the parts that they send; none: there is no state yet.
+        """
+        replica, worker = self._own
+        loads, taken, size, shards = stamp_of(wanted)
+        async with replica.alone(), await join_group(worker.worker, names, name=group) as gathered:
+            self._forget_step()
+            divided = replica.sharded.divided(size, shards)
+            mine = [replica.part(stamp_of(stamp)).flatten() for rank, stamp in sources if rank == gathered.rank]
+            parts = await gathered.all_gather(mine[0] if mine else np.empty(0, np.uint8))
+            await offload(divided.load_parts, [each for each in parts if each.size])
+            divided.loads, divided.taken = loads, taken
+            replica.divide(divided)
+        return True
+
+    async def begin_optimizer_load(self) -> bool:
+        """A whole state of the optimizer is about to come from outside; until `end_optimizer_load` it is beside the one that is here."""
+        replica, _ = self._own
+        async with replica.alone():
+            replica.begin_load()
+        return True
+
+    async def end_optimizer_load(self, loads: int) -> bool:
+        """It has come.
+
+        Args:
+            loads: how often states of the optimizer have been loaded then.
+        """
+        replica, _ = self._own
+        async with replica.alone():
+            replica.end_load(loads)
+        return True
+
+    async def join(self, names: list[str], group: str, version: list[int], driver: Any, others: list[Any], shards: list[Any] | None = None) -> bool:
         """Join the other replicas; steps can be taken from then on. Earlier steps are over, whatever was known of them here.
 
         Args:
@@ -134,6 +185,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             version: of the state that all have.
             driver: the host that decides about steps.
             others: hosts of other replicas, to be asked what became of a step.
+            shards: the stamp of this replica's part of the optimizer's state; None: it is not divided.
 
         Raises:
             DistributedError: this replica has another state. Otherwise as `join_group`.
@@ -142,6 +194,8 @@ class ReplicaHost(StepHost[ReplicaSession]):
         if list(replica.version) != version:
             raise DistributedError(f"the replica on {worker.name} has version {replica.version} of the state, the others {version}")
         self._forget_step()
+        if shards is not None:
+            replica.use(stamp_of(shards))
         if self._group is not None:
             await self._group.aclose()
         self._group = await join_group(worker.worker, names, name=group)
@@ -196,10 +250,11 @@ def _make(modules: Sequence[Any], options: Mapping[str, Any]) -> Replica:
         (module,) = modules
         optimizer, method = options["optimizer"], options["method"]
         clip_norm, accumulate, bucket_bytes = options["clip_norm"], options["accumulate"], options["bucket_bytes"]
+        is_sharded = bool(options["shard_optimizer"])
         if not isinstance(optimizer, RemoteRef) or method.__class__ is not str or method.startswith("_") or accumulate.__class__ is not int:
             raise ValueError("an option of another type")
         if accumulate < 1 or (clip_norm is not None and not (clip_norm.__class__ is float and clip_norm > 0 and math.isfinite(clip_norm))):
             raise ValueError("a number out of range")
     except (KeyError, TypeError, ValueError) as error:
         raise ArgumentError(f"a malformed request for a data-parallel replica: {type(error).__name__}: {error}") from error
-    return Replica(module, optimizer.local_value(), method, clip_norm, accumulate, bucket_bytes)
+    return Replica(module, optimizer.local_value(), method, clip_norm, accumulate, bucket_bytes, is_sharded)

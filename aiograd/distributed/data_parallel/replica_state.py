@@ -73,7 +73,7 @@ def flatten_state(
         "running": present,
         "version": list(version),
     }
-    return np.frombuffer(json.dumps(outline, default=_plain).encode(), np.uint8), arrays
+    return np.frombuffer(json.dumps(outline, default=plain_number).encode(), np.uint8), arrays
 
 
 def _items(state: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, str, Any]]:
@@ -82,7 +82,7 @@ def _items(state: Mapping[int, Mapping[str, Any]]) -> Iterator[tuple[int, str, A
             yield number, name, value
 
 
-def _plain(value: Any) -> Any:
+def plain_number(value: Any) -> Any:
     """A number of numpy's as one of Python's."""
     if isinstance(value, np.generic):
         return value.item()

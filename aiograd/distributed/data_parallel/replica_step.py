@@ -21,6 +21,7 @@ import numpy as np
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.reducer import ReducedPass
 from aiograd.distributed.data_parallel.replica import BufferSnapshot, Replica
+from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.offloading import offload
@@ -86,6 +87,8 @@ class ReplicaStep:
         withdrawn: list[bool] = []
         try:
             await offload(self._update, reduced, withdrawn)
+            if isinstance(replica.optimizer, ShardedOptimizer):
+                await replica.optimizer.exchange(self._group)
         except BaseException:
             withdrawn.append(True)
             raise

@@ -99,6 +99,11 @@ class StagedOptimizer:
                 else:
                     state[name] = make(value._data.copy())
 
+    def staged(self, index: int) -> Array:
+        """The new values of a parameter that the computed step updates."""
+        values: Array = self._copies[index]._data
+        return values
+
     def commit(self) -> None:
         """Write the parameters, and go on from here."""
         for index in self._updated:
