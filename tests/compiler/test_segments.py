@@ -58,7 +58,7 @@ async def test_heavy_statements_take_their_segment_to_the_executor_and_light_one
 
     @ag.compile
     def f(x: Any) -> Any:
-        for _ in range(4000):
+        for _ in range(8000):
             x = x * 1.001
         y = (x * ag.ones((512, 256))) @ w @ w @ w
         return (y * 1e-6).sum()

@@ -122,4 +122,5 @@ def requests_about(context: bytes, origin: str = "a") -> list[tuple[Kind, Any]]:
         (Kind.RELEASE, (context,)),
         (Kind.RENEW, ([(context, 1)],)),
         (Kind.COLLECTIVE, ("join", "group", [origin, "b"], bytes(16))),
+        (Kind.RELAY, (int(Kind.COMMIT), [["b", (context, origin, 1)]])),
     ]

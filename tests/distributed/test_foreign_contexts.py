@@ -61,6 +61,8 @@ def messages(key: bytes, origin: str, pass_id: tuple[str, int], edge: int) -> di
         "OUTCOME": (Kind.OUTCOME, (key, *pass_id)),
         "RENEW": (Kind.RENEW, ([(key, 99)],)),
         "RELEASE": (Kind.RELEASE, (key,)),
+        "RELAY of COMMIT": (Kind.RELAY, (int(Kind.COMMIT), [["b", (key, *pass_id)]])),
+        "RELAY of ABORT": (Kind.RELAY, (int(Kind.ABORT), [["b", (key, *pass_id, "because")]])),
     }
 
 
@@ -92,6 +94,9 @@ class Tenant:
         value = decode(bytearray(frame.body), LIMITS)
         if frame.kind is FrameKind.FAILURE:
             assert len(value.pop("id")) == 16
+        if message[0] is Kind.RELAY:
+            for _, failed, answer in value:
+                assert not failed or len(answer.pop("id")) == 16
         return frame.kind, b"".join(encode(value, LIMITS)).replace(key.hex().encode(), b"(its id)")
 
 

@@ -13,6 +13,7 @@ import pytest
 from aiograd import distributed as dist
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import CallHeader, ContextTable
+from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.rpc.handshake import Dialler
@@ -423,7 +424,11 @@ async def test_nothing_of_a_tenant_is_reached_by_another_with_leaked_ids() -> No
                             if kind in (Kind.CALL, Kind.RENEW, Kind.COLLECTIVE):
                                 continue
                             with pytest.raises((ContextNotFoundError, ContextReleasedError)) as caught:  # x may remember what x released
-                                await x.endpoint.request("b", kind, _with_edge(value, edge, number), 5)
+                                answer = await x.endpoint.request("b", kind, _with_edge(value, edge, number), 5)
+                                if kind == Kind.RELAY:  # the errors of those that were reached are in its answer
+                                    ((name, failed, error),) = answer
+                                    assert (name, failed) == ("b", True)
+                                    raise from_wire(error, name)
                             texts.append(str(caught.value))
             leaked, invented = told.values()
             assert leaked == invented and seen == []
