@@ -60,6 +60,8 @@ class GroupRun:
         self.outcomes: dict[str, str] = {}
         self.done: Counter[str] = Counter()
         self.killed: dict[str, float] = {}
+        #: members that have formed the group
+        self.joined: set[str] = set()
         self.ended: dict[str, float] = {}
 
     def values(self, rank: int, number: int) -> Any:
@@ -113,6 +115,7 @@ class GroupRun:
                     worker.add_peer(other, f"sim://{other}")
             try:
                 group = await dist.join_group(worker, self.names, timeout=SECONDS)
+                self.joined.add(name)
                 pending = list(range(OPERATIONS))
                 while pending:
                     together, pending = pending[:TOGETHER], pending[TOGETHER:]
@@ -184,7 +187,8 @@ class GroupRun:
             silence = dist.Limits().silence
             last = max(self.killed.values())
             until = last + (2 * silence if last < silence and is_large(len(self.names)) else silence) + MOMENT
-            late = {name: self.ended[name] for name in living if living[name] != "done" and self.ended[name] > until}
+            bounds = {name: until if name in self.joined else SECONDS + MOMENT for name in living}  # whoever was never there is waited for
+            late = {name: self.ended[name] for name in living if living[name] != "done" and self.ended[name] > bounds[name]}
             if late:
                 raise Broken(f"members were lost at {self.killed}, and some heard of it too late: {late}")
 
