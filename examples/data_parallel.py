@@ -61,7 +61,7 @@ class Digits(nn.Module):
 
 @service.function
 def end() -> None:
-    """What happens to machines."""
+    """Kill this worker, as the loss of a machine would."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -137,7 +137,7 @@ async def main(epochs: int, clip: float, on: str) -> None:
 
 
 async def alone(images: Any, labels: Any, taken: list[list[Any]], clip: float, state: Any) -> bool:
-    """Whether training in one process ends with the same bits."""
+    """True if training in one process ends with the same bits."""
     model = Digits()
     optimizer = ag.optim.AdamW(model.parameters(), **OPTIONS)
     for shards in taken:

@@ -65,7 +65,7 @@ class GroupRun:
         self.ended: dict[str, float] = {}
 
     def values(self, rank: int, number: int) -> Any:
-        """What a rank brings to an operation."""
+        """The array that a rank brings to an operation."""
         return np.random.default_rng([rank, number]).standard_normal(self.shapes[number]).astype(np.float32)
 
     def total(self, number: int) -> Any:
@@ -140,7 +140,7 @@ class GroupRun:
             self.outcomes[name] = "killed"
 
     async def trouble(self) -> None:
-        """What happens to hosts and links."""
+        """Trouble with hosts and links."""
         loop = asyncio.get_running_loop()
         kinds = ("kill",) if self.is_deadly else ("kill", "reset", "cut", "freeze")
         for _ in range(0 if self.is_calm else self.random.randrange(1 if self.is_deadly else 0, 3)):
@@ -254,7 +254,7 @@ PROTECTIONS: Mapping[str, Callable[[ExitStack], None]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Noticed:
-    """What noticed that a protection was missing."""
+    """The seed that noticed that a protection was missing."""
 
     protection: str
     #: the first seed that did; None: none

@@ -42,7 +42,7 @@ class Placement:
         return 0 if name == DRIVER else self._centre_of(name)
 
     def __call__(self, source: str, target: str) -> Faults:
-        """What happens to frames between two hosts."""
+        """The latency and bandwidth of frames between two hosts."""
         return WITHIN if self.centre(source) == self.centre(target) else BETWEEN
 
 

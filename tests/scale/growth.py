@@ -35,14 +35,14 @@ class Scale:
 
 @dataclass
 class Growth:
-    """What it took with so many workers."""
+    """The cost with so many workers."""
 
     workers: int
     figures: dict[str, Any] = field(default_factory=dict)
 
 
 class Counters:
-    """What driver and network have done since this was made."""
+    """The work of driver and network since this was made."""
 
     def __init__(self, cluster: SimulatedCluster) -> None:
         self.cluster = cluster

@@ -19,7 +19,7 @@ def _table(title: str, rows: Sequence[tuple[str, Sequence[Any]]]) -> str:
 
 
 def training_table(runs: Sequence[Figures]) -> str:
-    """What training took."""
+    """The table of the cost of training."""
     first = runs[0].size
     steps = [len(run.losses) for run in runs]
     workers = first.stages * first.replicas
@@ -46,7 +46,7 @@ def training_table(runs: Sequence[Figures]) -> str:
 
 
 def growth_table(found: Sequence[Growth]) -> str:
-    """What more workers take."""
+    """The table of the cost of more workers."""
     rows: list[tuple[str, Sequence[Any]]] = [("workers", [each.workers for each in found])]
     rows += [(name, [each.figures[name] for each in found]) for name in found[0].figures]
     return _table("One driver and more and more workers", rows)

@@ -51,7 +51,7 @@ class Size(NamedTuple):
 
 @dataclass
 class Figures:
-    """What a run cost."""
+    """The cost of a run."""
 
     size: Size
     joined_in: float = 0.0
@@ -131,7 +131,7 @@ class Training:
         return sum(link.bytes for link in links.values()), sum(link.sent for link in own), sum(link.bytes for link in own)
 
     def count(self, before: tuple[int, int, int]) -> None:
-        """What was sent meanwhile, and who is connected now."""
+        """Counts of frames sent meanwhile, and of connections now."""
         figures, hosts = self.figures, [self.cluster.network.find(name) for name in self.cluster.names]
         figures.bytes_sent, figures.driver_frames, figures.driver_bytes = (now - then for now, then in zip(self.sent(), before, strict=True))
         driver = self.cluster.network.find(DRIVER)
