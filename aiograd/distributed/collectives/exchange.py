@@ -1,4 +1,4 @@
-"""CollectiveExchange: one collective operation on one rank: what it sends, adds up and waits for. Pure: it decides, and `group` sends.
+"""MeshExchange: one collective operation on one rank of a few: what it sends, adds up and waits for. Pure: it decides, and `group` sends.
 
 Note [Two rounds]
     Every rank owns one part of the buffers. In the first round each rank sends every other rank its contribution to that rank's part; the owner
@@ -18,6 +18,7 @@ Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication O
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -90,27 +91,77 @@ class OrderedSum:
         if self._first is not None:
             np.copyto(target, self._first)
             self._first = None
-        if self.reduction == "mean":
-            np.divide(target, np.asarray(self.size, target.real.dtype), out=target)
+        finish_sum(target, self.reduction, self.size)
 
 
-class CollectiveExchange:
-    """One operation on one rank.
+class CollectiveExchange(ABC):
+    """One operation on one rank; the subclasses differ in who sends what to whom.
 
     Args:
         operation: as this rank carries it out.
         rank, size: of this rank, and of the group.
         arrays: C-contiguous; empty for a rank that only receives. They must not change until the operation is over.
-        piece, direct: bytes of a piece, and of operations in one round, at most; the same on all ranks.
+        piece: bytes of a piece: at most, or at least where there are that many; the same on all ranks.
+        direct: bytes of an operation whose arrays are not cut into pieces, at most; the same on all ranks.
     """
 
-    def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = PIECE, direct: int = DIRECT) -> None:
+    def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int, direct: int) -> None:
         self.operation = operation
         self.rank = rank
         self.size = size
         self._arrays = arrays
         self._piece = piece
         self._direct = direct
+
+    @property
+    @abstractmethod
+    def is_done(self) -> bool:
+        """True if everything that this rank needs has arrived."""
+
+    @property
+    @abstractmethod
+    def awaited(self) -> list[int]:
+        """Ranks from which something is still to come."""
+
+    @property
+    def is_symmetric(self) -> bool:
+        """True if each pair of ranks exchanges exactly one message, so that one of them can be the answer to the other."""
+        return False
+
+    @abstractmethod
+    def result(self) -> list[Array]:
+        """The new arrays: of an all-gather one for each rank.
+
+        They share no memory with arrays of other ranks or of the caller.
+        """
+
+    @abstractmethod
+    def begin(self) -> list[Message]:
+        """The messages that this rank sends of its own accord."""
+
+    @abstractmethod
+    def receive(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
+        """A message has come from another rank, for an operation that agrees with this one (see `Operation.mismatch`).
+
+        Args:
+            arrays: they belong to the exchange from now on.
+
+        Returns:
+            The messages to be sent now.
+
+        Raises:
+            ProtocolError: it is not what that rank should send; nothing has changed.
+        """
+
+
+class MeshExchange(CollectiveExchange):
+    """One operation on one rank of a group in which every rank sends to every other one; see Note [Two rounds].
+
+    The arguments are those of `CollectiveExchange`.
+    """
+
+    def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = PIECE, direct: int = DIRECT) -> None:
+        super().__init__(operation, rank, size, arrays, piece, direct)
         #: of an all-gather: the layout of each rank's array; else one for all, under this rank
         self._layouts: dict[int, BufferLayout] = {}
         self._results: dict[int, list[Array]] = {}
@@ -124,24 +175,17 @@ class CollectiveExchange:
 
     @property
     def is_done(self) -> bool:
-        """True if everything that this rank needs has arrived."""
         return not any(self._missing.values()) and None not in self._missing.values() and all(fold.is_complete for fold in self._folds.values())
 
     @property
     def awaited(self) -> list[int]:
-        """Ranks from which something is still to come."""
         return [rank for rank, count in self._missing.items() if count is None or count]
 
     @property
     def is_symmetric(self) -> bool:
-        """True if each pair of ranks exchanges exactly one message, so that one of them can be the answer to the other."""
         return self.is_direct and self.operation.kind in (OperationKind.ALL_REDUCE, OperationKind.REDUCE_SCATTER, OperationKind.BARRIER)
 
     def result(self) -> list[Array]:
-        """The new arrays: of an all-gather one for each rank.
-
-        They share no memory with arrays of other ranks or of the caller.
-        """
         kind, layouts = self.operation.kind, self._layouts
         if kind is OperationKind.BARRIER:
             return []
@@ -153,7 +197,6 @@ class CollectiveExchange:
     # ---------------------------------------------------------------- begin
 
     def begin(self) -> list[Message]:
-        """The messages that this rank sends of its own accord."""
         kind = self.operation.kind
         if kind is OperationKind.BARRIER:
             self.is_direct = True
@@ -236,17 +279,6 @@ class CollectiveExchange:
     # ---------------------------------------------------------------- receive
 
     def receive(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
-        """A message has come from another rank, for an operation that agrees with this one (see `Operation.mismatch`).
-
-        Args:
-            arrays: they belong to the exchange from now on.
-
-        Returns:
-            The messages to be sent now.
-
-        Raises:
-            ProtocolError: it is not what that rank should send; nothing has changed.
-        """
         if (sender, round, part, piece) in self._seen:
             raise wrong_message(sender, self.operation, "a piece that has come before")
         kind = self.operation.kind
@@ -330,6 +362,12 @@ class CollectiveExchange:
             raise wrong_message(sender, self.operation, f"a piece it should not send (round {round}, part {part}, piece {piece})")
         self._seen.add((sender, round, part, piece))
         self._missing[sender] = missing - 1
+
+
+def finish_sum(target: Array, reduction: str, size: int) -> None:
+    """Make the reduction of the sum over all ranks: of "mean" its quotient by their number, in the dtype of the array."""
+    if reduction == "mean":
+        np.divide(target, np.asarray(size, target.real.dtype), out=target)
 
 
 def view_of(buffers: Sequence[Array], piece: Piece) -> Array:

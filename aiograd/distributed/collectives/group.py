@@ -43,7 +43,7 @@ from aiograd.distributed.collectives.operation import (
     check_reduction,
     specs_of,
 )
-from aiograd.distributed.collectives.ring import RingExchange, is_large, new_exchange
+from aiograd.distributed.collectives.ring import is_large, new_exchange
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
@@ -78,7 +78,7 @@ class _Running:
 
     __slots__ = ("number", "exchange", "finished", "queues", "active", "senders", "answers", "due")
 
-    def __init__(self, number: int, exchange: CollectiveExchange | RingExchange, due: float) -> None:
+    def __init__(self, number: int, exchange: CollectiveExchange, due: float) -> None:
         self.number = number
         self.exchange = exchange
         self.due = due

@@ -29,8 +29,10 @@ from aiograd.distributed.collectives.exchange import (
     VALUES,
     WHOLE,
     CollectiveExchange,
+    MeshExchange,
     Message,
     OrderedSum,
+    finish_sum,
     view_of,
     wrong_message,
 )
@@ -51,31 +53,20 @@ def is_large(size: int) -> bool:
     return size > MESH
 
 
-def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Array]) -> CollectiveExchange | RingExchange:
+def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Array]) -> CollectiveExchange:
     """An operation on one rank, as fits the size of the group."""
-    return (RingExchange if is_large(size) else CollectiveExchange)(operation, rank, size, arrays)
+    return (RingExchange if is_large(size) else MeshExchange)(operation, rank, size, arrays)
 
 
-class RingExchange:
-    """One operation on one rank; as `CollectiveExchange`.
+class RingExchange(CollectiveExchange):
+    """One operation on one rank of a group of at least two; see Note [A ring in the order of ranks].
 
-    Args:
-        operation: as this rank carries it out.
-        rank, size: of this rank, and of the group, which has at least two members.
-        arrays: C-contiguous; empty for a rank that only receives. They must not change until the operation is over.
-        piece, direct: bytes of a piece at least, where there are that many, and of operations by way of rank 0 at most; the same on all ranks.
+    The arguments are those of `CollectiveExchange`: pieces have at least `piece` bytes where there are that many, and operations on at most `direct`
+    bytes go by way of rank 0.
     """
 
-    #: no message is the answer to another
-    is_symmetric = False
-
     def __init__(self, operation: Operation, rank: int, size: int, arrays: Sequence[Array], piece: int = SMALLEST, direct: int = DIRECT) -> None:
-        self.operation = operation
-        self.rank = rank
-        self.size = size
-        self._arrays = arrays
-        self._smallest = piece
-        self._direct = direct
+        super().__init__(operation, rank, size, arrays, piece, direct)
         self._next, self._before = (rank + 1) % size, (rank - 1) % size
         self._layout: BufferLayout | None = None
         #: contributions of this rank, and results
@@ -92,18 +83,16 @@ class RingExchange:
 
     @property
     def is_done(self) -> bool:
-        """True if everything that this rank needs has arrived."""
         return self._missing is not None and not self._missing
 
     @property
     def awaited(self) -> list[int]:
-        """Ranks from which something is still to come: those that send to this one, whoever is late further away."""
+        """The neighbours that send to this rank, whoever is late further away."""
         if self._missing is None:
             return [self._before]
         return sorted({sender for sender, *_ in self._missing})
 
     def result(self) -> list[Array]:
-        """The new arrays: of an all-gather one for each rank."""
         if self.operation.kind is OperationKind.ALL_GATHER:
             return [self._gathered[rank] for rank in range(self.size)]
         if self._layout is None:
@@ -115,7 +104,6 @@ class RingExchange:
     # ---------------------------------------------------------------- begin
 
     def begin(self) -> list[Message]:
-        """The messages that this rank sends of its own accord."""
         kind = self.operation.kind
         if kind is OperationKind.ALL_GATHER:
             self._gathered[self.rank] = own = self._arrays[0].copy()
@@ -163,7 +151,7 @@ class RingExchange:
     def _layout_of(self, operation: Operation) -> BufferLayout:
         scattered = operation.kind is OperationKind.REDUCE_SCATTER
         whole = BufferLayout(operation.specs, 1, scattered)
-        piece = min(PIECE, max(self._smallest, whole.nbytes // (2 * self.size)))
+        piece = min(PIECE, max(self._piece, whole.nbytes // (2 * self.size)))
         return BufferLayout(operation.specs, self.size if scattered else 1, scattered, piece)
 
     @staticmethod
@@ -180,17 +168,6 @@ class RingExchange:
     # ---------------------------------------------------------------- receive
 
     def receive(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
-        """A message has come from another rank, for an operation that agrees with this one (see `Operation.mismatch`).
-
-        Args:
-            arrays: they belong to the exchange from now on.
-
-        Returns:
-            The messages to be sent now.
-
-        Raises:
-            ProtocolError: it is not what that rank should send; nothing has changed.
-        """
         kind, where = self.operation.kind, (sender, round, part, piece)
         if kind is OperationKind.BROADCAST and self._missing is None:
             self._expect_broadcast(operation, sender, part)
@@ -250,8 +227,7 @@ class RingExchange:
         REDUCTIONS[self.operation.reduction](values, view_of(self._source, place), out=target)
         if self._next:
             return [Message(self._next, CONTRIBUTION, part, piece, [target])]
-        if self.operation.reduction == "mean":
-            np.divide(target, np.asarray(self.size, target.real.dtype), out=target)
+        finish_sum(target, self.operation.reduction, self.size)
         return [Message(0, VALUES, part, piece, [target])] if self._passes(part, 0) else []
 
     def _came_around(self, part: int, piece: int, values: Array) -> list[Message]:

@@ -9,22 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aiograd.distributed.collectives.exchange import CONTRIBUTION, VALUES, CollectiveExchange, Message
+from aiograd.distributed.collectives.exchange import CONTRIBUTION, VALUES, CollectiveExchange, MeshExchange, Message
 from aiograd.distributed.collectives.operation import Operation, OperationKind, specs_of
 from aiograd.distributed.collectives.ring import RingExchange
 from aiograd.errors import ProtocolError
 
 Arrays = list[Any]
 K = OperationKind
+Exchange = type[CollectiveExchange]
 
-
-Exchange = type[CollectiveExchange] | type[RingExchange]
 #: how a few members do it, and how many
-EXCHANGES: tuple[Exchange, ...] = (CollectiveExchange, RingExchange)
+EXCHANGES: tuple[Exchange, ...] = (MeshExchange, RingExchange)
 
 
 def run(
-    operations: list[Operation], arrays: list[Arrays], random: Random, piece: int, direct: int, exchange_class: Exchange = CollectiveExchange
+    operations: list[Operation], arrays: list[Arrays], random: Random, piece: int, direct: int, exchange_class: Exchange = MeshExchange
 ) -> tuple[list[Arrays], list[int]]:
     """Carry out an operation; returns the results and the bytes sent, by rank."""
     size = len(arrays)
@@ -60,7 +59,7 @@ def run(
 
 
 def sizes(random: Random, exchange_class: Exchange) -> int:
-    return random.randrange(1, 7) if exchange_class is CollectiveExchange else random.randrange(2, 9)
+    return random.randrange(1, 7) if exchange_class is MeshExchange else random.randrange(2, 9)
 
 
 def drawn(random: Random, size: int, dtype: str) -> list[Arrays]:
@@ -181,7 +180,7 @@ def test_on_a_ring_each_rank_sends_to_the_next_one_and_rank_0_alone() -> None:
 
 
 def test_a_barrier_waits_for_everybody() -> None:
-    exchange = CollectiveExchange(Operation(K.BARRIER), 0, 3, [])
+    exchange = MeshExchange(Operation(K.BARRIER), 0, 3, [])
     assert [message.to for message in exchange.begin()] == [1, 2] and exchange.is_symmetric
     exchange.receive(1, Operation(K.BARRIER), VALUES, 1, 0, [])
     assert not exchange.is_done and exchange.awaited == [2]
@@ -233,7 +232,7 @@ def test_a_message_that_should_not_come_changes_nothing(name: str, kind: Operati
 def test_a_piece_that_comes_twice_is_refused() -> None:
     arrays = [np.arange(12.0)]
     operation = Operation(K.ALL_REDUCE, "sum", 0, specs_of(arrays))
-    exchange = CollectiveExchange(operation, 0, 2, arrays, 16, 0)
+    exchange = MeshExchange(operation, 0, 2, arrays, 16, 0)
     exchange.begin()
     exchange.receive(1, operation, CONTRIBUTION, 0, 0, [np.zeros(2)])
     with pytest.raises(ProtocolError, match="a piece that has come before"):
