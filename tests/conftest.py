@@ -1,15 +1,21 @@
-"""What every test gets: both event loops for async ones, a leak check, and Hypothesis profiles.
+"""Fixtures of every test: both event loops for async ones, a leak check, and Hypothesis profiles.
 
 The fixtures themselves ship with the package (``aiograd.testing.pytest_plugin``); here they become the rule.
+
+Note [Collected tests are frozen]
+    Twenty thousand collected tests are most of a million objects that live as long as the run. Full collections of garbage would look at all of
+    them each time: those of tests that count objects or look for cycles, and the automatic ones. So they are frozen when they have been
+    collected, and none is looked at before. Garbage of a test is found as before; tests of the collector's settings thaw them (`thawed`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import logging
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 
 import pytest
 import uvloop
@@ -32,6 +38,29 @@ def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[]
     if any(item.get_closest_marker(name) for name in ("proc", "net", "sim")):
         del factories["asyncio"]
     return factories
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
+    """See Note [Collected tests are frozen]."""
+    gc.disable()
+    try:
+        result = yield
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
+    return result
+
+
+@pytest.fixture
+def thawed() -> Iterator[None]:
+    """The collector as a process has it that froze nothing."""
+    gc.collect()
+    gc.unfreeze()
+    yield
+    gc.collect()
+    gc.freeze()
 
 
 _watchdog = Watchdog()

@@ -33,10 +33,9 @@ MIB = 1 << 20
 
 
 @pytest.fixture(autouse=True)
-def settings_stay() -> Iterator[None]:
+def settings_stay(thawed: None) -> Iterator[None]:
     """Each test leaves the collector as it found it, and begins with thresholds that are nobody's default."""
     found = gc.get_threshold()
-    gc.collect()
     gc.set_threshold(901, 11, 12)
     before = settings()
     try:
