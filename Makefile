@@ -28,6 +28,9 @@ JOBS ?= 2
 ARGS ?=
 HAS_NUMBA_CUDA = $(BIN)/python -c 'import importlib.util, sys; sys.exit(importlib.util.find_spec("numba_cuda") is None)'
 
+# Tests start hundreds of interpreters, which find compiled modules here whatever the shell says.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := test
 .PHONY: demo test simulator ptx ray interop browser cpus lint format docs chaos release-checks scale gpu bench parity examples clean
 
