@@ -57,6 +57,8 @@ from aiograd.testing.suspension import coroutine_name, describe_task
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
+_pack_time = struct.Struct("<d").pack
+
 Order = Literal["fifo", "permuted"]
 ExecutorKind = Literal["inline", "threads"]
 
@@ -107,7 +109,8 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         self.steps = 0
         self._now = 0.0
         self._trace = hashlib.blake2b(digest_size=16)
-        self._serials: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+        #: of the tasks that have run, see `_label`
+        self._labels: weakref.WeakKeyDictionary[asyncio.Task[Any], bytes] = weakref.WeakKeyDictionary()
         self._next_serial = itertools.count()
         self._interrupts: dict[int, list[Callable[[], object]]] = {}
         self._expected = 0
@@ -189,23 +192,23 @@ class SimulatedLoop(asyncio.BaseEventLoop):
 
     def _step(self, handle: asyncio.Handle) -> None:
         self.steps += 1
-        self._trace.update(struct.pack("<d", self._now))
-        self._trace.update(self._label(handle).encode())
-        for callback in self._interrupts.pop(self.steps, ()):
-            callback()
+        self._trace.update(_pack_time(self._now) + self._label(handle))
+        if self._interrupts:
+            for callback in self._interrupts.pop(self.steps, ()):
+                callback()
 
-    def _label(self, handle: asyncio.Handle) -> str:
+    def _label(self, handle: asyncio.Handle) -> bytes:
         """A name for a step that holds no address and no process-wide counter, so that it is the same in every run."""
         callback: Any = handle._callback  # type: ignore[attr-defined]
         while isinstance(callback, functools.partial):
             callback = callback.func
         owner = getattr(callback, "__self__", None)
         if isinstance(owner, asyncio.Task):
-            serial = self._serials.get(owner)
-            if serial is None:
-                serial = self._serials[owner] = next(self._next_serial)
-            return f"{serial}:{coroutine_name(owner)}"
-        return str(getattr(callback, "__qualname__", type(callback).__qualname__))
+            label = self._labels.get(owner)
+            if label is None:
+                label = self._labels[owner] = f"{next(self._next_serial)}:{coroutine_name(owner)}".encode()
+            return label
+        return str(getattr(callback, "__qualname__", type(callback).__qualname__)).encode()
 
     # ---- who is stopped: Note [Owners]
 
@@ -446,7 +449,7 @@ class _VirtualSelector:
 
     def _story(self, reason: str) -> str:
         loop = self._loop
-        waiting = sorted(describe_task(task) for task in loop._serials if not task.done() and not any(owner.owns(task) for owner in loop._dead))
+        waiting = sorted(describe_task(task) for task in loop._labels if not task.done() and not any(owner.owns(task) for owner in loop._dead))
         lines = "".join(f"\n  {line}" for line in waiting) or " none"
         made = f"seed={loop.seed!r}, order={loop.order!r}"
         return f"deadlock at virtual time {loop.time():g} s after {loop.steps} steps ({made}): {reason}. Tasks:{lines}"

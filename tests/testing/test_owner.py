@@ -246,12 +246,12 @@ def test_jobs_belong_to_whoever_hands_them_in() -> None:
 
 def test_a_deadlock_names_the_living_only() -> None:
     async def main() -> None:
-        owner = HandleOwner("w0")
-        _loop().create_task(asyncio.Event().wait(), name="dead", context=context_of(owner))
-        _loop().create_task(asyncio.Event().wait(), name="alive")
+        owner, never = HandleOwner("w0"), asyncio.Event()  # one that this coroutine holds: a task that nobody can wake may be collected
+        _loop().create_task(never.wait(), name="dead", context=context_of(owner))
+        _loop().create_task(never.wait(), name="alive")
         await asyncio.sleep(1)
         _loop().kill(owner)
-        await asyncio.Event().wait()
+        await never.wait()
 
     with pytest.raises(DeadlockError) as caught:
         simulated_run(main)
