@@ -117,6 +117,8 @@ BANNED_CALLS: Mapping[str, tuple[str, ...]] = {
     "np.load": (),
     "numpy.load": (),
 }
+#: the last parts of their names, by which most calls are told apart without being written out
+_LAST_OF_BANNED_CALLS = frozenset(call.rpartition(".")[2] for call in BANNED_CALLS)
 
 
 @dataclass(frozen=True)
@@ -157,20 +159,26 @@ def package_sources(folder: Path) -> dict[str, str]:
     return {path.relative_to(folder).as_posix(): path.read_text(encoding="utf-8") for path in sorted(folder.rglob("*.py"))}
 
 
-def complaints(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> list[str]:
-    """Everything in `sources` that breaks a rule, as ``path:line: what``; circles as what imports what. Those within `left` are let through."""
+def examine(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> tuple[list[str], list[str]]:
+    """The results of `complaints` and `mended` for the same sources, which are read once."""
     modules = _parse(sources)
     found: list[str] = []
     for module in modules.values():
         found += [f"{module.path}:{line}: {what}" for line, what in (*_import_faults(module), *_statement_faults(module))]
     tangles = _tangles(_edges(modules))
-    return [*found, *(_circle_in(tangle, modules) for tangle in tangles if not any(tangle <= each for each in left))]
+    found += (_circle_in(tangle, modules) for tangle in tangles if not any(tangle <= each for each in left))
+    gone = [f"strike this circle out of CIRCLES_LEFT: {sorted(each)}" for each in left if not any(tangle <= each for tangle in tangles)]
+    return found, gone
+
+
+def complaints(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> list[str]:
+    """Everything in `sources` that breaks a rule, as ``path:line: what``; circles as what imports what. Those within `left` are let through."""
+    return examine(sources, left)[0]
 
 
 def mended(sources: Mapping[str, str], left: Sequence[frozenset[str]] = CIRCLES_LEFT) -> list[str]:
-    """What `left` names that is no circle any more."""
-    tangles = _tangles(_edges(_parse(sources)))
-    return [f"strike this circle out of CIRCLES_LEFT: {sorted(each)}" for each in left if not any(tangle <= each for tangle in tangles)]
+    """The circles that `left` names and that are none any more."""
+    return examine(sources, left)[1]
 
 
 def _parse(sources: Mapping[str, str]) -> dict[str, Module]:
@@ -201,8 +209,10 @@ def _imports(module: Module, modules: Mapping[str, Module]) -> Iterator[Import]:
 
 def _statements(node: ast.AST, in_function: bool, types_only: bool) -> Iterator[tuple[ast.AST, bool, bool]]:
     for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.expr):
+            continue  # no statement is in one
         yield child, in_function, types_only
-        inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef)
         if isinstance(child, ast.If) and ast.unparse(child.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
             for statement in child.body:
                 yield statement, inside, True
@@ -331,6 +341,7 @@ def _statement_faults(module: Module) -> Iterator[tuple[int, str]]:
         if isinstance(node, ast.Assert):
             yield node.lineno, "assert, which python -O removes; raise a typed error"
         elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name | ast.Attribute):
-            called = ast.unparse(node.func)
+            last = node.func.id if isinstance(node.func, ast.Name) else node.func.attr
+            called = ast.unparse(node.func) if last in _LAST_OF_BANNED_CALLS else last
             if called in BANNED_CALLS and not module.within(BANNED_CALLS[called]):
                 yield node.lineno, f"calls {called}"

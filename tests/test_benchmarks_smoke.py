@@ -30,6 +30,8 @@ from tests.benchmarks.harness import (
 )
 
 ALONE = Settings(tiny=True, peers=())
+#: the comparisons run each benchmark of ours as well, so where there are peers one without them is enough
+RUN_ALONE = NAMES[:1] if installed_peers() else NAMES
 
 
 def run_benchmark(name: str, *flags: str) -> str:
@@ -40,7 +42,7 @@ def run_benchmark(name: str, *flags: str) -> str:
 
 
 @pytest.mark.proc
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", RUN_ALONE)
 def test_a_benchmark_runs_alone(name: str) -> None:
     out = run_benchmark(name, "--alone")
     assert out.startswith(f"== {name}")
@@ -51,7 +53,9 @@ def test_a_benchmark_runs_alone(name: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES if installed_peers() else ())
 def test_a_benchmark_agrees_with_the_peers_that_are_installed(name: str) -> None:
-    assert f"({name}:" in run_benchmark(name)
+    out = run_benchmark(name)
+    assert out.startswith(f"== {name}") and f"({name}:" in out
+    assert "missed" not in out
 
 
 @pytest.mark.proc

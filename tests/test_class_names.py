@@ -27,6 +27,8 @@ def classes(sources: Mapping[str, str]) -> dict[str, list[str]]:
 def _outermost(tree: ast.AST) -> list[ast.ClassDef]:
     found: list[ast.ClassDef] = []
     for child in ast.iter_child_nodes(tree):
+        if isinstance(child, ast.expr):
+            continue  # no class is made in one
         found += [child] if isinstance(child, ast.ClassDef) else _outermost(child)
     return found
 
