@@ -1,6 +1,6 @@
 """Small PyTorch scripts, as their users wrote them, and their port to aiograd: another import, ``async def``, and ``await`` before backward.
 
-Each defines ``main()``, which returns numbers. `port` makes the three changes by text. What the numbers are is in `EXPECTED`, as PyTorch 2.13 gives
+Each defines ``main()``, which returns numbers. `port` makes the three changes by text. The expected numbers are in `EXPECTED`, as PyTorch 2.13 gives
 them; ``make parity`` runs the scripts under both.
 """
 

@@ -641,7 +641,7 @@ class Tracked:
 
 @pytest.fixture
 def no_cycles() -> Any:
-    """What is freed is freed by reference count."""
+    """Memory is freed by reference count."""
     gc.collect()
     gc.disable()
     yield

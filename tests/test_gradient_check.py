@@ -39,7 +39,7 @@ def function(forward: Any, backward: Any, *, materialize: bool = True) -> Any:
     return F.apply
 
 
-# What is right passes
+# Right rules pass
 
 
 @pytest.mark.parametrize("check", [gradcheck, gradgradcheck])
@@ -108,7 +108,7 @@ async def test_a_backward_that_takes_none_for_outputs_without_gradient() -> None
     assert await gradcheck(right, (leaf(), leaf()))
 
 
-# What is wrong does not
+# Wrong rules do not
 
 
 async def failure(fn: Any, inputs: Any, check: Any = gradcheck, **options: Any) -> str:

@@ -1,4 +1,4 @@
-"""What a notebook shows: HTML and SVG of tensors, modules, summaries, schedules, timelines and graphs; and progress."""
+"""The output of a notebook: HTML and SVG of tensors, modules, summaries, schedules, timelines and graphs; and progress."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user installs: metadata, wheel contents, and an import that stays light."""
+"""The installed package: metadata, wheel contents, and an import that stays light."""
 
 from __future__ import annotations
 

@@ -397,7 +397,7 @@ async def test_the_table_as_text() -> None:
 
 
 def check_trace(trace: Any) -> dict[int, list[Any]]:
-    """Whether a viewer can draw it: fields and their types, order, nesting, arrows. Returns the slices by tid."""
+    """Check that a viewer can draw it: fields and their types, order, nesting, arrows. Returns the slices by tid."""
     assert set(trace) == {"traceEvents", "displayTimeUnit", "otherData"}
     events = trace["traceEvents"]
     metadata = list(itertools.takewhile(lambda event: event["ph"] == "M", events))

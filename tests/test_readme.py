@@ -1,4 +1,4 @@
-"""What README and ``docs`` say is there: tests, files, commands, names, limits. The code in them is run by ``test_recipes.py``."""
+"""The things that README and ``docs`` name exist: tests, files, commands, names, limits. The code in them is run by ``test_recipes.py``."""
 
 from __future__ import annotations
 

@@ -382,12 +382,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def typed(console: str) -> list[str]:
-    """What is typed in a terminal."""
+    """The lines that are typed in a terminal."""
     return [line.removeprefix("$ ") for line in console.splitlines() if line.startswith("$ ")]
 
 
 def shown(console: str) -> str:
-    """What appears in a terminal."""
+    """The lines that appear in a terminal."""
     return "\n".join(line for line in console.splitlines() if not line.startswith("$ "))
 
 

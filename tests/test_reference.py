@@ -76,7 +76,7 @@ def raised_by(function: Any) -> set[str]:
 
 
 def _own_statements(definition: ast.AST) -> Iterator[ast.AST]:
-    """What a function or class runs itself; of a class its ``__init__``."""
+    """The source of a function, or of the ``__init__`` of a class."""
     if isinstance(definition, ast.ClassDef):
         for child in definition.body:
             if isinstance(child, ast.FunctionDef) and child.name in ("__init__", "__post_init__"):
@@ -86,7 +86,7 @@ def _own_statements(definition: ast.AST) -> Iterator[ast.AST]:
 
 
 def missing(value: Any) -> list[str]:
-    """What the docstring of a public callable does not say."""
+    """The parts that the docstring of a public callable lacks."""
     text = inspect.getdoc(value) or ""
     if not text:
         return ["a docstring"]

@@ -26,7 +26,7 @@ def raw(path: Path, header: dict[str, Any], data: bytes = b"") -> None:
 
 
 def same(ours: Any, theirs: Any) -> bool:
-    """Whether types, keys and every bit are the same."""
+    """True if types, keys and every bit are the same."""
     if isinstance(theirs, (ag.Tensor, np.ndarray)):
         values = theirs.detach().numpy() if isinstance(theirs, ag.Tensor) else theirs
         facts = [(array.dtype, array.shape, array.tobytes()) for array in (ours.numpy(), values)]

@@ -1,4 +1,4 @@
-"""What is set at the top level holds for the process; what a task, a thread or a block sets is its own."""
+"""A setting of the top level holds for the process; one of a task, a thread or a block is its own."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ CELLS = [
 
 
 def run_cell(source: str, names: dict[str, Any]) -> Any:
-    """What IPython and Jupyter make of a cell: a coroutine where its statements contain ``await``."""
+    """A cell as IPython and Jupyter compile it: a coroutine where its statements contain ``await``."""
     code = compile(source, "<cell>", "single", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
     return eval(code, names)  # noqa: S307 - the cells of this file
 

@@ -34,7 +34,7 @@ def network() -> tuple[Any, dict[str, Any]]:
 
 
 def texts(svg: str) -> list[list[str]]:
-    """What stands in each box."""
+    """The text in each box."""
     root = ET.fromstring(svg)  # noqa: S314 - our own text
     return [[text.text or "" for text in group.findall(f"{SVG}text")] for group in root.iter(f"{SVG}g") if group.find(f"{SVG}rect") is not None]
 

@@ -57,7 +57,7 @@ class GraphTask:
         hooks: the hooks of the larger pass that this one is part of, or None.
     """
 
-    # What a pass begins with and most passes keep; here, because setting it for each pass would cost a small one several percent
+    # The first values, which most passes keep; on the class, because setting them for each pass would cost a small one several percent
     #: made by `begin`, or at once where gradients come from other workers; None in a pass that is swept
     ledger: Ledger | None = None
     #: the nodes that the pass records, with `create_graph`

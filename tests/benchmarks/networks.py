@@ -20,7 +20,7 @@ Array = np.ndarray[Any, Any]
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """What to compute.
+    """The computation to measure.
 
     Attributes:
         data: arrays without gradients; integers are labels.

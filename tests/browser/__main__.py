@@ -39,7 +39,7 @@ def hostile(x: ag.Tensor) -> ag.Tensor:
 
 
 class CheckList:
-    """What was checked, and what was wrong."""
+    """The checks of a run, and those that failed."""
 
     def __init__(self) -> None:
         self.failures: list[str] = []

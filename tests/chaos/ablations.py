@@ -27,7 +27,7 @@ SCENARIOS: dict[str, Errand] = {
 
 
 class Catch(NamedTuple):
-    """What noticed that a protection was missing."""
+    """The check that noticed a missing protection."""
 
     protection: str
     #: number of the first seed, or name of the scenario; None: nothing did

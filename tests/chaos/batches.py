@@ -25,7 +25,7 @@ PATIENCE = 120
 
 @dataclass
 class Batch:
-    """What came of some runs."""
+    """The results of some runs."""
 
     counts: Counter[str] = field(default_factory=Counter)
     cells: Counter[Cell] = field(default_factory=Counter)

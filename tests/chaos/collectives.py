@@ -1,6 +1,6 @@
 """Collectives in trouble: every result is right to the bit, or there is a typed error on every member, in time.
 
-A run is a group of 2 to 20 members that carry out operations while a seed breaks connections, freezes and kills. What has to hold:
+A run is a group of 2 to 20 members that carry out operations while a seed breaks connections, freezes and kills. The promises:
 
 - a result, wherever there is one, has the bits of a sum in the order of ranks: nothing lost, doubled or half added;
 - who has no result has a typed error, and then every member that lives has one, unless it had nothing left to do;

@@ -29,7 +29,7 @@ def new_limits(frame_bytes: int) -> dist.Limits:
 
 
 class World(Protocol):
-    """What a host needs of the run it is in."""
+    """The part of a run that a host uses."""
 
     network: SimulatedNetwork
     notes: Notes
@@ -86,7 +86,7 @@ class Host:
         return self.worker._core.is_closing
 
     def new_transport(self) -> Transport:
-        """What carries frames."""
+        """The transport."""
         return self.world.network.transport(self.name)
 
     async def introduce(self) -> None:
@@ -110,7 +110,7 @@ class Host:
 
 
 class SimulatedServed(Served):
-    """What a host serves; whatever it asks of others is timed and noted."""
+    """The service of a host; its requests to others are timed and noted."""
 
     def __init__(self, host: Host) -> None:
         super().__init__(host.name, _Journal(host))

@@ -18,12 +18,12 @@ LATE = 3.0
 
 
 class JobFailed(Exception):
-    """What a failing job raises: an exception of somebody else's library."""
+    """The exception of a failing job: one of another library."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobFaults:
-    """What happens to a job: probabilities."""
+    """Probabilities of the faults of a job."""
 
     raises: float = 0.0
     late: float = 0.0

@@ -32,7 +32,7 @@ EVERYTHING, LARGE = 1e-3, 400_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class Mix:
-    """What happens in one run."""
+    """The settings and events of one run."""
 
     order: Order = "fifo"
     #: workers besides the driver
@@ -60,7 +60,7 @@ class Mix:
 
     @classmethod
     def drawn(cls, seed: int | str) -> Mix:
-        """What a seed draws. See Note [Streams]."""
+        """The mix that a seed draws. See Note [Streams]."""
 
         def stream(name: str) -> Random:
             return Random(f"{seed}:{name}")
@@ -88,7 +88,7 @@ class Mix:
 
     @property
     def is_gentle(self) -> bool:
-        """Whether messages are quick enough for every deadline."""
+        """True if messages are quick enough for every deadline."""
         return self.faults.slow is None and self.faults.latency[1] + self.faults.jitter <= 0.01
 
     def simpler(self) -> list[tuple[str, Mix]]:

@@ -1,4 +1,4 @@
-"""Whether gradients are right, to the last bit.
+"""Check gradients to the last bit.
 
 Note [The oracle]
     Each pass of a context is the same graph, scaled by its own power of two. A worker's gradients must therefore be the reference gradient
@@ -26,7 +26,7 @@ GAP = 8
 
 
 def power(number: int) -> int:
-    """What pass `number` of a context is scaled by."""
+    """The factor of pass `number` of a context."""
     return 1 << GAP * number
 
 
@@ -123,7 +123,7 @@ def _array(grad: Any) -> Any:
 
 
 def factor_of(grad: Any, expected: Any) -> int | None:
-    """What `expected` has been multiplied by; None where anything would fit, -1 where nothing does."""
+    """The factor by which `expected` has been multiplied; None where any would fit, -1 where none does."""
     if expected is None or not expected.any():
         return None if grad is None or not np.any(grad) else -1
     if grad is None:

@@ -1,4 +1,4 @@
-"""What the worker processes of `processes` serve; imported there by name.
+"""The service of the worker processes of `processes`; imported there by name.
 
 Besides what every worker of a chaos run serves, one can be told to run a pass of its own and to kill itself at a protocol point.
 """
@@ -43,7 +43,7 @@ class Counts:
 
 
 class ProcessServed(Served):
-    """What one process serves."""
+    """The service of one process."""
 
     def __init__(self) -> None:
         self.counts = Counts()
@@ -141,7 +141,7 @@ class ProcessServed(Served):
         asyncio.get_running_loop().call_later(0.02, arm)  # after the answer to this
 
     async def figures(self) -> dict:
-        """What is open, held and running here, besides this."""
+        """Counts of contexts, calls and bytes on this worker, this call left out."""
         figures = self.settle().statistics()
         mine = min((peer.bytes_held for peer in figures.peers if peer.name == "driver" and peer.running == 1), default=0)
         return {

@@ -38,7 +38,7 @@ SECONDS = 5.0
 
 @dataclass
 class Findings:
-    """What was seen."""
+    """The observations of a trial."""
 
     counts: Counter[str] = field(default_factory=Counter)
     #: what should not have been seen

@@ -23,7 +23,7 @@ ALONE = ("parameter", "multiply", "add", "scale", "hook", "offload")
 
 
 class Hands(Protocol):
-    """What carries out the steps of a program that are not plain arithmetic."""
+    """Carries out the steps of a program that are not plain arithmetic."""
 
     async def call(self, peer: str, program: list[Any], given: list[ag.Tensor]) -> list[ag.Tensor]:
         """Run a program on another worker, or this one."""
@@ -48,7 +48,7 @@ def parameters(worker: str) -> list[ag.Tensor]:
 
 
 def new_input() -> ag.Tensor:
-    """What the driver puts into a program."""
+    """The driver's input of a program."""
     return ag.tensor(np.array([1.0, 2.0, 3.0]), requires_grad=True)
 
 

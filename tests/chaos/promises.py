@@ -1,4 +1,4 @@
-"""What is promised whatever happens, and the notes that are needed to see whether it was kept.
+"""The promises that hold under every fault, and the notes that are needed to check them.
 
 Promises that only hold when nothing goes wrong count too: they are judged where no fault has struck (see `Notes.quiet`).
 """
@@ -75,7 +75,7 @@ class Notes:
     # ---------------------------------------------------------------- time
 
     def quiet(self) -> bool:
-        """Whether no fault has struck so far, so that everything has to succeed, and at once."""
+        """True if no fault has struck so far, so that everything has to succeed, and at once."""
         return self.is_gentle and not self.strikes()
 
     def frozen(self, name: str, begin: float, end: float) -> None:

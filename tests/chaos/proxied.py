@@ -35,7 +35,7 @@ class ProxiedHost(Host):
     world: ProxiedWorld
 
     def new_transport(self) -> Transport:
-        """What carries frames."""
+        """The transport."""
         return HttpTransport(limits=self.world.limits, trusted_hosts=("127.0.0.1",))
 
     async def introduce(self) -> None:

@@ -22,7 +22,7 @@ DRIP = 20_000
 
 
 class Plan(NamedTuple):
-    """What happens to one direction of one connection."""
+    """The fate of one direction of one connection."""
 
     fate: Fate = "fine"
     #: bytes that pass before it does
@@ -71,7 +71,7 @@ class Proxy:
             await asyncio.wait(self._connections)
 
     def draw(self) -> Plan:
-        """What happens to the next direction of a connection."""
+        """The plan for the next direction of a connection."""
         if self._random.random() >= self._rate:
             return Plan()
         return Plan(self._random.choice(FATES[1:]), int(self._random.expovariate(1 / 4000)), self._random.uniform(0, STALL))

@@ -11,7 +11,7 @@ from tests.chaos.cells import FAULTS, POINTS, Cell
 
 @dataclass
 class Report:
-    """What was done, what went wrong, and how long things took."""
+    """Counts of runs, failures, and durations."""
 
     counts: Counter[str] = field(default_factory=Counter)
     failures: list[str] = field(default_factory=list)

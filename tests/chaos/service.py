@@ -1,4 +1,4 @@
-"""What the workers of a chaos run expose, on simulated hosts and in real processes alike.
+"""The service of the workers of a chaos run, on simulated hosts and in real processes alike.
 
 Every call carries a token, by which the journal knows whether it ran, and the time until which it may run.
 """
@@ -33,7 +33,7 @@ UNTIL: ContextVar[float] = ContextVar("until", default=float("inf"))
 
 
 class Failure(Exception):
-    """What user code raises here."""
+    """The exception that user code raises here."""
 
 
 class Tally:
@@ -195,7 +195,7 @@ def new_values(random: Random, elements: int) -> dict[str, Any]:
 
 
 def is_same(a: Any, b: Any) -> bool:
-    """Whether two values are the same to the bit."""
+    """True if two values are the same to the bit."""
     if isinstance(a, ag.Tensor):
         return isinstance(b, ag.Tensor) and a.dtype == b.dtype and a.shape == b.shape and a.numpy().tobytes() == b.numpy().tobytes()
     if isinstance(a, (list, tuple)):

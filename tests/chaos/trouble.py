@@ -19,7 +19,7 @@ STOPPED = 5.0
 
 
 class World(Protocol):
-    """What trouble needs of the run."""
+    """The part of a run that `Troubles` uses."""
 
     network: SimulatedNetwork
     notes: Notes

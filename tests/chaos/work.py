@@ -1,4 +1,4 @@
-"""What drivers are busy with: contexts with backward passes, calls of all sorts, optimizer steps, and what another tenant tries."""
+"""The work of drivers: contexts with backward passes, calls of all sorts, optimizer steps, and the attempts of another tenant."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ NESTING = 3
 
 
 class Work:
-    """What one incarnation of a driver does.
+    """The work of one incarnation of a driver.
 
     Args:
         world: the run.

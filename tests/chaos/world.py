@@ -1,7 +1,7 @@
 """One run: workers on a simulated network run random programs forward and backward while things go wrong, and every promise is checked.
 
 A run begins with everything that a `Mix` says; then the network heals, every driver has to succeed with a fresh pass to every worker at the
-first attempt, everything has to come to rest, and all workers close. What has to hold meanwhile is in `promises` and `oracle`.
+first attempt, everything has to come to rest, and all workers close. The promises that have to hold meanwhile are in `promises` and `oracle`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Errand = Callable[[Work], Coroutine[Any, Any, None]]
 
 @dataclass
 class Outcome:
-    """What one run did."""
+    """The outcome of one run."""
 
     seed: int | str
     mix: Mix
@@ -138,7 +138,7 @@ class World:
             self.network.restart(name)
 
     async def work(self, host: Host) -> None:
-        """What a driver does, over all of its incarnations."""
+        """The plan of a driver, over all of its incarnations."""
         name = host.name
         await self.complete()
         work, plan = Work(self, host, self.books[name]), self.plans[name]
@@ -208,7 +208,7 @@ class World:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all hosts are there, and none is frozen."""
+        """True if all hosts are there, and none is frozen."""
         now = self.notes.clock()
         return all(name in self.hosts and (host := self.network.find(name)) is not None and host.frozen_until <= now for name in self.names)
 
@@ -222,7 +222,7 @@ class World:
             await asyncio.sleep(self.limits.heartbeat)
 
     def left(self) -> dict[str, Any]:
-        """What is open, held or remembered, by host."""
+        """Counts of everything open, held or remembered, by host."""
         found: dict[str, Any] = {}
         for name, host in self.hosts.items():
             figures = host.worker.statistics()
@@ -310,7 +310,7 @@ def run_seed(
             run = simulated_run(
                 _main, seed, chosen, story, errands, holder, outcome, complaints, seed=seed, order=chosen.order, executor=executor
             )
-            gc.collect(2 if gc.get_freeze_count() else 1)  # what nobody has looked at complains when it goes
+            gc.collect()  # what nobody has looked at complains when it goes; quick, since objects older than the run are frozen
         complaints += [str(each.message) for each in caught]
         if run.leftover_tasks or complaints:
             raise Broken(f"left behind: {[*run.leftover_tasks, *complaints][:3]}")

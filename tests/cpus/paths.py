@@ -3,7 +3,7 @@
 Note [Code paths]
     What decides the bits of a floating-point result is not the name of the CPU: it is the BLAS kernels (OpenBLAS picks a set when it is loaded), the
     loops of numpy (one set per level of instructions), the instructions that numba compiles for, and the number of BLAS threads, which split
-    sums. Each of these can be set on one machine, downwards: instructions that the CPU lacks cannot be tried. What stands for them is a CPU
+    sums. Each of these can be set on one machine, downwards: instructions that the CPU lacks cannot be tried. Their stand-in is a CPU
     that nobody has (``other_cpu.c``), whose kernels differ from each other more than any real ones do.
 """
 

@@ -18,14 +18,14 @@ THREADS = 8
 
 @device_function
 def neighbour(values: Any, t: int) -> Any:
-    """What the next thread wrote."""
+    """The value that the next thread wrote."""
     cuda.syncthreads()
     return values[(t + 1) % THREADS]
 
 
 @device_function
 def passed_on(value: Any, t: int) -> Any:
-    """What the next thread has."""
+    """The value of the next thread."""
     mine = cuda.shared.array(THREADS, TYPES["i8"])
     mine[t] = value
     return neighbour(mine, t)

@@ -28,7 +28,7 @@ from tests.cuda_driver.test_cublas import Library
 
 
 def add_one(n: Any, out: Any, step: Any) -> None:
-    """What the fake computes for a kernel of this name."""
+    """The function that the fake computes for a kernel of this name."""
     i = cuda.grid(1)
     if i < n:
         out[i] += step

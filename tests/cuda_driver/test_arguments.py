@@ -30,7 +30,7 @@ CASES: list[tuple[Any, Any, Any]] = [
 
 
 def read(arguments: Arguments, number: int, kind: Any) -> Any:
-    """What the driver finds behind the address at a position."""
+    """The value that the driver finds behind the address at a position."""
     address = ctypes.c_void_p.from_address(arguments.parameters + 8 * number).value
     return kind.from_address(address).value
 

@@ -29,7 +29,7 @@ needs_bindings = pytest.mark.skipif(not _has_bindings(), reason="needs cuda-bind
 
 
 def test_the_fake_has_what_the_real_one_has() -> None:
-    """What other tests run against offers the calls that the driver makes, and no others."""
+    """The fake that other tests run against has the calls that the driver makes, and no others."""
     offered = set(re.findall(r"^    def ([a-z]\w*)\(", BINDINGS.read_text(), re.M))
     assert offered <= set(dir(FakeCalls)), sorted(offered - set(dir(FakeCalls)))
     used = {name for file in ("hardware.py", "memory.py") for name in re.findall(r"calls\.([a-z]\w*)", (BINDINGS.parent / file).read_text())}

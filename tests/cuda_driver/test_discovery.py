@@ -1,4 +1,4 @@
-"""What is said where there is no device: each case, from a record of what was found."""
+"""The messages where there is no device: each case, from a record of the search."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ class Owner:
 
 
 class Exporter:
-    """What numpy's from_dlpack wants."""
+    """The protocol of numpy's from_dlpack."""
 
     def __init__(self, array: np.ndarray[Any, Any], version: tuple[int, int] | None = None, **options: Any) -> None:
         self.array, self.version, self.options = array, version, options

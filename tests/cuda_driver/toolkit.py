@@ -1,4 +1,4 @@
-"""Whether kernels can be compiled to machine code here: numba-cuda, nvvm and nvJitLink are installed, and the simulator is not in their place."""
+"""The toolchain that compiles kernels to machine code: numba-cuda, nvvm and nvJitLink. The simulator takes their place where it is switched on."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 
 
 def is_missing() -> bool:
-    """Whether they cannot."""
+    """True if kernels cannot be compiled here."""
     if os.environ.get("NUMBA_ENABLE_CUDASIM", "0") != "0" or importlib.util.find_spec("numba_cuda") is None:
         return True
     from cuda import pathfinder

@@ -1,4 +1,4 @@
-"""What Prometheus reads, by prometheus_client's own parser."""
+"""The page that Prometheus reads, by prometheus_client's own parser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the worker processes of `test_bitwise` serve; imported there by name."""
+"""The service of the worker processes of `test_bitwise`; imported there by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def advance(count: int) -> None:
 
 @service.function
 async def gradient() -> Any:
-    """What the context has for this worker's weight."""
+    """The context's gradient of this worker's weight."""
     ctx, worker = dist.current_context(), dist.current_worker()
     assert ctx is not None
     weight = stage.weights[worker.name]

@@ -1,4 +1,4 @@
-"""What the worker processes of `test_cluster` serve; imported there by name."""
+"""The service of the worker processes of `test_cluster`; imported there by name."""
 
 from __future__ import annotations
 

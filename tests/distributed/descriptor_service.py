@@ -1,4 +1,4 @@
-"""What the worker process of `test_descriptors` serves."""
+"""The service of the worker process of `test_descriptors`."""
 
 from __future__ import annotations
 

@@ -2,7 +2,7 @@
 
 Everywhere: gradients that were committed are those of the same graph in one process, each contribution counted once; a pass that failed has
 changed nothing; every await returns or raises an error of aiograd's within its deadline and a heartbeat; nothing is left behind; the next pass
-succeeds without anybody being restarted. What a row promises comes on top of that.
+succeeds without anybody being restarted. The promise of a row comes on top of that.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the tests of HTTP share: sinks for frames, pairs of channels, a transport that is none, raw requests and certificates."""
+"""Support for the tests of HTTP: sinks for frames, pairs of channels, a transport that is none, raw requests and certificates."""
 
 from __future__ import annotations
 

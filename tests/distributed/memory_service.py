@@ -1,4 +1,4 @@
-"""What the worker process of `test_out_of_memory` serves."""
+"""The service of the worker process of `test_out_of_memory`."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def receive(session: RpcSession, frame: bytes, now: float, *, in_place: bool) ->
 
 
 def answer_to(message: bytes) -> bytes:
-    """What handlers answer: of another length, and every byte of the message counts."""
+    """The answer of handlers: of another length, and every byte of the message counts."""
     return b"answer to " + message[::-1] + b"." * (len(message) // 2)
 
 
@@ -321,7 +321,7 @@ class SessionLink:
         self.run(max(last, self.now) + 3.0)
 
     def faults(self) -> list[str]:
-        """What went wrong; after `settle`."""
+        """The broken promises; after `settle`."""
         found = list(self.broken)
         for index, side in enumerate(self.sides):
             statistics = side.session.statistics()

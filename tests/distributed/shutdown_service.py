@@ -1,4 +1,4 @@
-"""What the worker processes of `test_shutdown` serve: work that does not end by itself, forward and backward."""
+"""The service of the worker processes of `test_shutdown`: work that does not end by itself, forward and backward."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ LIMITS = Limits(default_deadline=10.0)
 
 
 class Scene:
-    """What is run and cancelled. Subclasses say how it begins.
+    """The run that is cancelled. Subclasses say how it begins.
 
     Args:
         graph: what is differentiated.

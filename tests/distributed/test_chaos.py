@@ -1,4 +1,4 @@
-"""What is promised under faults: many seeds, every fault at every point, every protection missed, real processes.
+"""The promises under faults: many seeds, every fault at every point, every protection missed, real processes.
 
 ``AIOGRAD_SEEDS`` says how many seeds; ``make chaos`` runs more of everything.
 """
@@ -44,7 +44,7 @@ LEAST = CELL_PIECE // 2
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    """What workers log of the failures that are made here is no news."""
+    """Workers log nothing of the failures that are made here."""
     logging.disable(logging.CRITICAL)
     yield
     logging.disable(logging.NOTSET)

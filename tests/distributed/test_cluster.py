@@ -35,7 +35,7 @@ sys.stdin.read()
 
 
 def is_running(pid: int, *, is_ours: bool = True) -> bool:
-    """Whether there is such a process. A zombie counts, unless it is somebody else's to bury."""
+    """True if there is such a process. A zombie counts, unless it is somebody else's to bury."""
     try:
         os.kill(pid, 0)
         return is_ours or b") Z " not in Path(f"/proc/{pid}/stat").read_bytes()

@@ -25,7 +25,7 @@ async def cube(here: Here, x: Any) -> Any:
 
 
 async def gradient_of_weight(here: Here) -> Any:
-    """What an earlier pass has left for this worker's weight."""
+    """The gradient that an earlier pass has left for this worker's weight."""
     ctx = dist.current_context()
     assert ctx is not None
     return ctx.grads[here.weight]

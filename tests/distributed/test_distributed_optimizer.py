@@ -321,7 +321,7 @@ def test_a_step_is_taken_by_all_workers_though_it_is_cancelled_right_after_it_wa
 
 
 def taking(worker: dist.Worker) -> bool:
-    """Whether a step is under way on a worker."""
+    """True if a step is under way on a worker."""
     return any(task.get_name().endswith(":step") for task in worker._core._tasks)
 
 
@@ -544,7 +544,7 @@ async def test_the_gradients_of_all_workers_have_one_norm(max_norm: float, norm_
             await ctx.backward((await first(x) * await second(x) * await third(x) * own).sum())
 
             def known() -> list[Any]:
-                """What the workers have, in the order of the optimizer: c was named first, then a, then b."""
+                """The parameters of the workers, in the order of the optimizer: c was named first, then a, then b."""
                 found = {tuple(values(known)): grad for worker in (a, b, c) for known, grad in view(worker, ctx).grads.items()}
                 return [found[tuple(factors[n])].detach().numpy().copy() for n in (0, 2, 3, 1)]
 

@@ -47,7 +47,7 @@ def expect(condition: bool, promise: str) -> None:
 
 @dataclass
 class World:
-    """What all workers of a run share; it sees everything."""
+    """The state that all workers of a run share."""
 
     network: SimulatedNetwork
     random: Random

@@ -22,7 +22,7 @@ def functions(file: str) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
 
 
 def is_skipped(function: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Whether a test is never run as it stands; one that depends on the system is."""
+    """True if a test is never run as it stands; one that depends on the system is."""
     return any("skip(" in (text := ast.unparse(decorator)) or "xfail" in text for decorator in function.decorator_list)
 
 

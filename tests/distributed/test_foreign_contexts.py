@@ -115,7 +115,7 @@ class Scene:
         self.reached = asyncio.Event()
 
     async def hold(self, *_: Any) -> None:
-        """What the owner's pass comes to, to wait until the tenants are through; whoever comes later passes by."""
+        """The owner's pass waits here until the tenants are through; later ones pass."""
         if not self.reached.is_set():
             self.reached.set()
             await self.go.wait()

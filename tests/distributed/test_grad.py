@@ -259,7 +259,7 @@ def cubes(stage: Stage) -> Stage:
 
 
 async def transformed(call: Any, w: Any, x: Any) -> list[Any]:
-    """What each of the transforms makes of a function that calls another worker."""
+    """The results of all transforms of a function that calls another worker."""
 
     async def vector(x: Any) -> Any:
         h = x * w

@@ -210,7 +210,7 @@ async def test_whatever_a_peer_sends_takes_two_messages_of_memory_at_most(name: 
 
 
 def forget(worker: dist.Worker) -> None:
-    """What happens to the intruder's session when it has been silent for long enough."""
+    """The end of the intruder's session when it has been silent for long enough."""
     for peer in list(worker.endpoint._peers.values()):
         if peer.name == "x":
             for conversation in list(peer.conversations):
@@ -342,7 +342,7 @@ def repeated(piece: str, times: int) -> Iterator[bytes]:
 @pytest.mark.net
 @pytest.mark.parametrize("name", ["many headers", "a long header", "a long line", "a long body", "chunks", "a frame that is announced"])
 async def test_requests_without_end_are_refused_before_they_are_stored(name: str) -> None:
-    """What HTTP itself brings. Sixteen MiB are on offer; nobody takes more than a little of that."""
+    """The limits of HTTP itself. Sixteen MiB are on offer; nobody takes more than a little of that."""
     async with listening(HURRY) as (a, b):
         host = f"Host: {b.url[7:]}\r\n"
         get = f"GET /health HTTP/1.1\r\n{host}"

@@ -178,7 +178,7 @@ async def test_requests_leave_no_trace_in_the_log(caplog: pytest.LogCaptureFixtu
 
 
 def listening_addresses(port: int) -> set[str]:
-    """What the kernel says is listened on at `port`, in hexadecimal."""
+    """The addresses that the kernel says are listened on at `port`, in hexadecimal."""
     found = set()
     for name in ("tcp", "tcp6"):
         with contextlib.suppress(FileNotFoundError):

@@ -1,4 +1,4 @@
-"""What strangers send: malformed, slow, too much, from a browser, or as a server that sends its callers elsewhere.
+"""Requests of strangers: malformed, slow, too much, from a browser, or as a server that sends its callers elsewhere.
 
 `AIOGRAD_FUZZ=100` multiplies the number of random requests.
 """

@@ -1,4 +1,4 @@
-"""What runs passes of its own, with functions that call other workers: the gradients of one process, or an error at once that says what to call."""
+"""Transforms that run passes, with functions that call other workers: the gradients of one process, or an error that says what to call."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ async def test_a_stage_that_calls_a_worker_says_what_to_do(schedule: str) -> Non
 
 
 async def test_halves_of_a_stage_that_has_received_values() -> None:
-    """What lies before the inputs of a stage is none of its business; what it calls itself is."""
+    """A stage ignores the graph before its inputs; calls of its own are part of it."""
     remote = Stage("ab", seed=5)
     w = leaf(1.0, 2.0, 3.0)
     async with remote.open() as opened, opened[0].context():

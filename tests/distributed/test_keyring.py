@@ -20,7 +20,7 @@ ONE, TWO, THREE = (bytes([number]) * 16 + bytes(range(16)) for number in (1, 2, 
 
 
 def shows(secret: bytes, text: str) -> bool:
-    """Whether `text` has a secret in any spelling, or a good part of one."""
+    """True if `text` has a secret in any spelling, or a good part of one."""
     spellings = [repr(secret)[2:-1], secret.hex(), base64.b64encode(secret).decode(), base64.urlsafe_b64encode(secret).decode()]
     spellings.append(secret.decode("latin-1"))
     return any(spelling[at : at + 12] in text for spelling in spellings for at in range(0, len(spelling) - 12, 4))

@@ -75,7 +75,7 @@ class Two:
         self.network.loop.call_later(seconds, action, context=self.outside)
 
     def network_breaks(self) -> None:
-        """What is on its way is lost."""
+        """Frames on their way are lost."""
         self.network.reset("a", "b")
         self.network.heal("a", "b")
 

@@ -1,4 +1,4 @@
-"""What `RayCluster` says before it needs a Ray: of its arguments, of a Ray that is not installed, of an address where there is none.
+"""The errors of `RayCluster` before it needs a Ray: of its arguments, of a Ray that is not installed, of an address where there is none.
 
 What it does on Ray is tested in ``tests/ray``.
 """

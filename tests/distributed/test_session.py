@@ -1,4 +1,4 @@
-"""What a session promises to those who ask and those who answer, case by case.
+"""The promises of a session to callers and handlers, case by case.
 
 Limits are in `test_session_limits`, every state with every frame in `test_session_states`, random schedules in `test_session_schedules`.
 """

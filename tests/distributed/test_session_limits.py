@@ -1,4 +1,4 @@
-"""What a session refuses: more than there is room for, and what no honest peer sends."""
+"""A session refuses more than there is room for, and messages that no honest peer sends."""
 
 from __future__ import annotations
 

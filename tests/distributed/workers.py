@@ -58,7 +58,7 @@ async def workers(
 
 
 def busy(worker: dist.Worker) -> dict[str, int]:
-    """What is open or running on a worker."""
+    """Counts of everything open or running on a worker."""
     figures = worker.statistics()
     counts = {name: getattr(figures, name) for name in ("contexts", "passes", "calls", "in_doubt", "bytes_held")}
     counts["running"] = sum(peer.running for peer in figures.peers)
@@ -91,7 +91,7 @@ def view(worker: dist.Worker, context: Context) -> Context:
 
 
 def knows(worker: dist.Worker, context: Context) -> bool:
-    """Whether a worker has a context."""
+    """True if a worker has a context."""
     return any((each.key, each.principal) == (context.key, context.principal) for each in worker._contexts)
 
 

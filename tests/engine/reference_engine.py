@@ -88,7 +88,7 @@ def put(a: Node, b: Node, indices: np.ndarray[Any, Any]) -> Node:
 
 
 class Variable:
-    """What a Tensor stands for."""
+    """The node and output that a Tensor stands for."""
 
     def __init__(self, node: Node, base: Variable | None = None, indices: Any = None) -> None:
         self._node = node
@@ -118,7 +118,7 @@ class Variable:
 
 
 class Pass:
-    """What one pass computes: `grads` by node, and the nodes it executes, in order."""
+    """The results of one pass: `grads` by node, and the nodes it executes, in order."""
 
     def __init__(self, root: Node, seed: np.ndarray[Any, Any], inputs: Sequence[Node] | None, accumulate: bool, create_graph: bool = False) -> None:
         global recording

@@ -25,7 +25,7 @@ Scenario = Callable[["World"], Coroutine[Any, Any, None]]
 
 
 class World:
-    """What one run of a scenario touches, and what became of it."""
+    """The leaves and outcomes of one run of a scenario."""
 
     def __init__(self) -> None:
         self.leaves: list[ag.Tensor] = []
@@ -530,7 +530,7 @@ def test_an_error_while_another_node_cleans_up_gives_way_to_a_cancellation() -> 
 
 
 def captured_reports() -> list[dict[str, Any]]:
-    """What is reported to the running loop's exception handler from now on."""
+    """The reports to the running loop's exception handler from now on."""
     reports: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reports.append(context))
     return reports

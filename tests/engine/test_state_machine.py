@@ -1,7 +1,7 @@
 """The engine against a naive one: drawn programs of operations, views, in-place changes, hooks and custom functions, and drawn ways to run passes.
 
 All numbers are small integers in float64, so every sum is exact in any order and gradients are compared for equality, also those of
-passes that ran at the same time. What a failed or cancelled pass leaves of each ``grad`` is compared by identity.
+passes that ran at the same time. The ``grad`` of each leaf after a failed or cancelled pass is compared by identity.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a rule returns is checked: number, type, shape, dtype, device."""
+"""Checks of the gradients that a rule returns: number, type, shape, dtype, device."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ def hooked(seed: int, log: list[Any]) -> tuple[list[Any], Any]:
 
 
 async def test_hooks_anywhere(walks: list[GraphWalk]) -> None:
-    """What has run before the first hook is handed over, and hooks see the same in the same order."""
+    """The work done before the first hook is handed over, and hooks see the same in the same order."""
     handed_over = complete = 0
     for seed in range(SEEDS):
         logs: list[list[Any]] = []
@@ -80,7 +80,7 @@ async def test_hooks_anywhere(walks: list[GraphWalk]) -> None:
 
 @pytest.mark.parametrize("inline_ns", [4.0, 10.0, 20.0])
 async def test_expensive_nodes_anywhere(walks: list[GraphWalk], inline_ns: float) -> None:
-    """What goes to the executor may be in the middle; here "expensive" is a matter of nanoseconds."""
+    """Work for the executor may be in the middle; here "expensive" is a matter of nanoseconds."""
     handed_over = 0
     async with ag.Engine(inline_ns=inline_ns):
         for seed in range(SEEDS // 3):

@@ -1,4 +1,4 @@
-"""What an operation costs apart from the device: launches, waits, single steps of small graphs."""
+"""The cost of an operation apart from the device: launches, waits, single steps of small graphs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What code inside a pass can ask about it, and final callbacks."""
+"""The current pass, as code inside of it sees it, and final callbacks."""
 
 from __future__ import annotations
 

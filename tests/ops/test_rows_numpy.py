@@ -97,7 +97,7 @@ def test_every_row_of_the_core_tables_has_a_domain() -> None:
 
 
 def _is_core(row: Op) -> bool:
-    """Whether a module of `aiograd.ops` other than those of networks defines the row."""
+    """True if a module of `aiograd.ops` other than those of networks defines the row."""
     rule = next(iter((*row.rules.values(), *row.joint.values())))
     module = getattr(inspect.getmodule(rule), "__name__", "")
     return module.startswith("aiograd.ops.") and not module.startswith("aiograd.ops.nn")

@@ -297,7 +297,7 @@ def rnn(x: Tensor, h0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_h
 
 
 def lstm(x: Tensor, h0: Tensor, c0: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Any = None, b_hh: Any = None) -> Any:
-    """What torch.nn.LSTM calls."""
+    """The function that torch.nn.LSTM calls."""
     weights = [w_ih, w_hh] if b_ih is None else [w_ih, w_hh, b_ih, torch.zeros_like(b_ih) if b_hh is None else b_hh]
     out, h, c = torch._VF.lstm(x, (h0[None], c0[None]), weights, b_ih is not None, 1, 0.0, False, False, False)
     return out, h[0], c[0]

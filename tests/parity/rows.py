@@ -44,7 +44,7 @@ class Comparison:
 
     @property
     def agrees(self) -> bool:
-        """Whether all differences are within the limits."""
+        """True if all differences are within the limits."""
         slack = LOOSER.get(self.name, 1.0)
         return not self.errors and self.value <= VALUE * slack and self.gradient <= GRADIENT * slack and (self.second or 0.0) <= SECOND * slack
 

@@ -35,7 +35,7 @@ class Difference:
 
     @property
     def agrees(self) -> bool:
-        """Whether it is within the limit."""
+        """True if it is within the limit."""
         return not self.error and self.value <= LIMIT * LOOSER.get(self.name, 1.0)
 
 

@@ -17,7 +17,7 @@ SIZE = 4
 
 @dataclass
 class Calls:
-    """What the custom functions of one stage have computed: (instruction, what)."""
+    """The computations of the custom functions of one stage: (instruction, kind)."""
 
     log: list[tuple[int, str]] = field(default_factory=list)
 
@@ -215,7 +215,7 @@ class Stage:
         return outputs, grads
 
     def weight_grads(self) -> list[Any]:
-        """What the weights have."""
+        """The gradients of the weights."""
         return [weight.grad for weight in self.weights]
 
     def listed(self) -> Sequence[Any]:

@@ -142,7 +142,7 @@ class World:
 
     @property
     def staged(self) -> list[str]:
-        """What hosts still hold of steps."""
+        """The steps that hosts still hold."""
         held = []
         for name, host in self.hosts.items():
             session = host._session

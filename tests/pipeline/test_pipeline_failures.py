@@ -1,4 +1,4 @@
-"""What happens when a stage fails, or the step is cancelled: everybody stops, one error says where, and no gradient has changed."""
+"""A stage fails, or the step is cancelled: everybody stops, one error says where, and no gradient has changed."""
 
 from __future__ import annotations
 

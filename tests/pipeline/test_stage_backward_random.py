@@ -24,7 +24,7 @@ def bits(tensors: Any) -> list[Any]:
 
 
 def watch(monkeypatch: pytest.MonkeyPatch) -> tuple[Counter[tuple[Node, int]], list[tuple[Node, bool]]]:
-    """What both halves compute: how often each output of each node, and which nodes run in which half."""
+    """The computations of both halves: how often each output of each node, and which nodes run in which half."""
     made: Counter[tuple[Node, int]] = Counter()
     runs: list[tuple[Node, bool]] = []
     original = GraphTask.complete

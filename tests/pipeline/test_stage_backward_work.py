@@ -1,4 +1,4 @@
-"""What the halves of a stage's backward pass do not do twice, and what they do not keep."""
+"""The halves of a stage's backward pass do no work twice, and keep no more than they need."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the workers of these tests serve, as actors of Ray and as processes of this machine; imported there by name."""
+"""The service of the workers of these tests, as actors of Ray and as processes of this machine; imported there by name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Ray's tables show to whoever asks, and the ways in which a key could stand in them."""
+"""Ray's tables, as everybody can read them, and the ways in which a key could stand in them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def spellings(secret: bytes) -> list[bytes]:
 
 
 def of_ray() -> dict[str, bytes]:
-    """What Ray's tables hold: whole records of actors, jobs, workers, placement groups and tasks, and every value that is stored by key."""
+    """The contents of Ray's tables: whole records of actors, jobs, workers, placement groups and tasks, and every value that is stored by key."""
     from ray._private.state import state
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_list
 

@@ -1,4 +1,4 @@
-"""What Ray cannot give, and what is wrong with a service: one typed error, in seconds, that says what is missing."""
+"""A request that Ray cannot fulfil, or a faulty service, gives one typed error, in seconds, that names the cause."""
 
 from __future__ import annotations
 

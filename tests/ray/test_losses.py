@@ -19,7 +19,7 @@ pytestmark = pytest.mark.proc
 
 
 class Events:
-    """What a cluster calls back with."""
+    """The callbacks of a cluster."""
 
     def __init__(self) -> None:
         self.lost: list[tuple[str, int]] = []

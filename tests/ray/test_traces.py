@@ -1,4 +1,4 @@
-"""What Ray, its logs and the system can see of a cluster: never its key while it runs, and nothing of it afterwards."""
+"""The traces of a cluster in Ray, its logs and the system: never its key while it runs, and nothing of it afterwards."""
 
 from __future__ import annotations
 

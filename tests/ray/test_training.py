@@ -1,4 +1,4 @@
-"""What runs on processes of this machine runs on Ray's nodes, to the same bits."""
+"""Programs for processes of this machine run on Ray's nodes, to the same bits."""
 
 from __future__ import annotations
 

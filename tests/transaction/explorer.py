@@ -150,7 +150,7 @@ class Explorer:
         return found  # type: ignore[no-any-return]
 
     def says(self, c: C, ps: tuple[P, ...], peer: str) -> Outcome:
-        """What a worker answers, or has answered before it died."""
+        """The answer of a worker, or the one it gave before it died."""
         if peer == "c":
             return self._coordinator.outcomes[c.state] if c.knows else Outcome.UNKNOWN
         says = self._participant.outcomes[ps[self.names.index(peer)].state]
@@ -222,7 +222,7 @@ class Explorer:
     # ---------------------------------------------------------------- when nothing goes wrong any more
 
     def due(self, world: World) -> World | None:
-        """What comes of a world when nothing goes wrong any more: the next one; None: everybody has ended."""
+        """The next state of a world in which nothing goes wrong any more; None: everybody has ended."""
         c, ps = world
         if c.is_alive:
             for event in self._due_at_coordinator(c, ps):

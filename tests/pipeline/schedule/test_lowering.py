@@ -1,4 +1,4 @@
-"""What lowering adds and where, against the worked examples of PyTorch's tests, and what it never changes."""
+"""The actions that lowering adds, against the worked examples of PyTorch's tests, and those that it leaves alone."""
 
 from __future__ import annotations
 

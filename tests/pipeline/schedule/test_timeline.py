@@ -130,7 +130,7 @@ def picture(timeline: Timeline, **options: object) -> ET.Element:
 
 
 def boxes(root: ET.Element) -> list[tuple[str, float, float, float, str, str]]:
-    """What it is, left, top, width, colour, what stands in it."""
+    """The kind of an element, its left, top, width, colour and text."""
     found = []
     for group in root.iter(f"{SVG}g"):
         labels = [text.text or "" for text in group.findall(f"{SVG}text")]

@@ -1,4 +1,4 @@
-"""What makes a schedule impossible, and how precisely that is said."""
+"""Impossible schedules, and the errors that name their fault."""
 
 from __future__ import annotations
 

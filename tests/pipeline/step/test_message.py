@@ -1,4 +1,4 @@
-"""What stages hand to each other is cut out of the graph, and fits together again on the other side."""
+"""Messages between stages are cut out of the graph, and fit together again on the other side."""
 
 from __future__ import annotations
 

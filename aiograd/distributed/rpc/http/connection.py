@@ -104,7 +104,7 @@ class HttpConnection(web.RequestHandler):
         try:
             super().data_received(data)
         except Exception:
-            # What the parser did not foresee is the sender's fault all the same.
+            # An error that the parser did not foresee is the sender's fault all the same.
             logger.debug("a request from %s could not be parsed", self.peername, exc_info=True)
             self.abort()
 
