@@ -2,7 +2,8 @@
 
 Note [The oracle]
     The driver notes which steps were taken, with their shards; of a step that ended with `CommitUnknown` it does not know. The replicas must then
-    have the bits of one process that has taken exactly these steps, with or without the unknown ones.
+    have the bits of one process that has taken exactly these steps, with or without the unknown ones. If the optimizer's state is divided and
+    a shard of it is lost with both of its owners, the run loads the state from before the first step, and begins anew.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
+from aiograd.distributed.data_parallel.coordinator import STATE_LOST
 from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
 from aiograd.testing import Faults
 from tests.distributed.data_parallel.models import batches
@@ -42,6 +44,12 @@ class ReplicaRun:
         #: steps that were taken, and whether that is known
         self.history: list[tuple[Any, bool]] = []
         self.seen: Counter[str] = Counter()
+        self.is_sharded = bool(options.get("shard_optimizer"))
+        #: states of the module and of the optimizer before the first step, and whether they are to be loaded before the next
+        self.checkpoint: tuple[Any, Any] = ({}, {})
+        self.is_loading = False
+        #: True if gradients of steps before that may have gone into one after it, so that no oracle knows the bits
+        self.is_mixed = False
 
     def run(self) -> Counter[str]:
         """Train; returns what happened."""
@@ -50,11 +58,14 @@ class ReplicaRun:
 
     async def train(self, world: World) -> None:
         loop = asyncio.get_running_loop()
+        if self.is_sharded:
+            self.checkpoint = await world.replicas.state_dict(), await world.replicas.optimizer_state_dict()
         troubling = asyncio.ensure_future(self.trouble(world))
         number = 0
         while number < STEPS:
             assert loop.time() < 300.0, (self.seed, "training does not get on", dict(self.seen))
             number += await self.step(number)
+            number = min(number, len(self.history))  # nothing is left of them if a checkpoint was loaded
             if self.random.random() < 0.3:
                 await asyncio.sleep(self.random.uniform(0, 2.0))
         await troubling
@@ -67,7 +78,7 @@ class ReplicaRun:
         """Try to take a step; returns True if the next one is due."""
         replicas = self.world.replicas
         shards = self.given[len(replicas.names)][number]
-        stepping = asyncio.ensure_future(replicas.step(shards))
+        stepping = asyncio.ensure_future(self.load() if self.is_loading else replicas.step(shards))
         if is_cancelled is None and self.random.random() < 0.15:
             asyncio.get_running_loop().call_later(self.random.uniform(0, 0.1), stepping.cancel)
         try:
@@ -91,11 +102,24 @@ class ReplicaRun:
             return False
         except DistributedError as error:
             self.seen[type(error).__name__] += 1
+            self.is_loading = self.is_loading or str(error) == STATE_LOST
             await asyncio.sleep(0.5)
+            return False
+        if self.is_loading:
+            self.seen["loaded"] += 1
+            self.is_loading = False
+            self.is_mixed = self.is_mixed or (self.accumulate > 1 and bool(self.history))
+            self.history.clear()
             return False
         self.seen["taken"] += 1
         self.history.append((shards, True))
         return True
+
+    async def load(self) -> None:
+        """Begin anew: two neighbours were lost at once, and with them a part of the optimizer's state."""
+        module, optimizer = self.checkpoint
+        await self.world.replicas.load_optimizer_state_dict(optimizer)
+        await self.world.replicas.load_state_dict(module)
 
     async def recover(self, name: str) -> None:
         """Go on without a lost worker, or with a new replica there."""
@@ -137,6 +161,8 @@ class ReplicaRun:
         """See Note [The oracle]."""
         states = world.states
         assert all(state == states[0] for state in states), (self.seed, "replicas differ")
+        if self.is_mixed:
+            return
         unknown = [index for index, (_, is_known) in enumerate(self.history) if not is_known]
         for choice in range(1 << len(unknown)):
             out = {index for place, index in enumerate(unknown) if choice >> place & 1}

@@ -24,7 +24,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece
+from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece, layout_of
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
 from aiograd.errors import ProtocolError
 from aiograd.types import Array
@@ -38,12 +38,12 @@ WHOLE = -1
 
 
 class Message(NamedTuple):
-    """A piece on its way from this rank to another."""
+    """Pieces on their way from this rank to another."""
 
     to: int
     #: CONTRIBUTION or VALUES
     round: int
-    #: the rank whose part it belongs to, and its index there
+    #: the rank to whose part they belong, and the index of the message there
     part: int
     piece: int
     arrays: list[Array]
@@ -165,8 +165,9 @@ class MeshExchange(CollectiveExchange):
         #: of an all-gather: the layout of each rank's array; else one for all, under this rank
         self._layouts: dict[int, BufferLayout] = {}
         self._results: dict[int, list[Array]] = {}
-        self._folds: dict[tuple[int, int], OrderedSum] = {}
-        #: (sender, round, part, piece) that have arrived, and how many pieces are still to come from each rank; None: not known yet
+        #: by part and index of a message the sums of its pieces
+        self._folds: dict[tuple[int, int], list[OrderedSum]] = {}
+        #: (sender, round, part, index) of the messages that have arrived, and how many are still to come from each rank; None: not known yet
         self._seen: set[tuple[int, int, int, int]] = set()
         self._missing: dict[int, int | None] = {other: None for other in range(size) if other != rank}
         self.is_direct = False
@@ -175,7 +176,7 @@ class MeshExchange(CollectiveExchange):
 
     @property
     def is_done(self) -> bool:
-        return not any(self._missing.values()) and None not in self._missing.values() and all(fold.is_complete for fold in self._folds.values())
+        return not any(self._missing.values()) and None not in self._missing.values() and all(map(_is_complete, self._folds.values()))
 
     @property
     def awaited(self) -> list[int]:
@@ -217,8 +218,8 @@ class MeshExchange(CollectiveExchange):
         self._results[self.rank] = layout.flatten(self._arrays, copy=True)
         source = self._results[self.rank]
         messages = []
-        for index, piece in enumerate(layout.pieces[0]):
-            messages += [Message(other, VALUES, self.rank, index, [view_of(source, piece)]) for other in self._others()]
+        for index, pieces in enumerate(layout.messages[0]):
+            messages += [Message(other, VALUES, self.rank, index, views_of(source, pieces)) for other in self._others()]
         return messages or [Message(other, VALUES, self.rank, 0, []) for other in self._others()]
 
     def _begin_broadcast(self) -> list[Message]:
@@ -229,9 +230,9 @@ class MeshExchange(CollectiveExchange):
         self._missing = dict.fromkeys(self._missing, 0)
         self._results[0] = layout.flatten(self._arrays, copy=True)
         messages = []
-        for part, pieces in enumerate(layout.pieces):
-            for index, piece in enumerate(pieces):
-                values = [view_of(self._results[0], piece)]
+        for part, joined in enumerate(layout.messages):
+            for index, pieces in enumerate(joined):
+                values = views_of(self._results[0], pieces)
                 if self.is_direct or part == root:
                     messages += [Message(other, VALUES, part, index, values) for other in self._others()]
                 else:
@@ -245,35 +246,32 @@ class MeshExchange(CollectiveExchange):
         source = layout.flatten(self._arrays, copy=self.is_direct)
         self._results[0] = layout.empty()
         is_scatter = self.operation.kind is OperationKind.REDUCE_SCATTER
-        own = range(self.size) if self.is_direct and not is_scatter else (self.rank,)
-        contributed = sum(len(layout.pieces[part]) for part in own)
-        for part in own:
-            for index, piece in enumerate(layout.pieces[part]):
-                self._folds[part, index] = OrderedSum(self.operation.reduction, self.size, view_of(self._results[0], piece))
-                self._contribute(part, index, self.rank, view_of(source, piece))
+        own = self.rank if layout.size > 1 else 0
+        for index, pieces in enumerate(layout.messages[own]):
+            targets = views_of(self._results[0], pieces)
+            self._folds[own, index] = [OrderedSum(self.operation.reduction, self.size, target) for target in targets]
+            self._contribute(own, index, self.rank, views_of(source, pieces))
         if self.is_direct:
-            messages = []
-            for other in self._others():
-                parts = (other,) if is_scatter else range(self.size)
-                messages.append(Message(other, CONTRIBUTION, WHOLE, 0, [view_of(source, piece) for part in parts for piece in layout.pieces[part]]))
             self._missing = dict.fromkeys(self._missing, 1)
-            return messages
+            pieces_of = layout.pieces
+            return [Message(other, CONTRIBUTION, WHOLE, 0, views_of(source, pieces_of[other if layout.size > 1 else 0])) for other in self._others()]
         for other in self._missing:
-            self._missing[other] = contributed + (0 if is_scatter else len(layout.pieces[other]))
-        longest = max(len(pieces) for pieces in layout.pieces)
+            self._missing[other] = len(layout.messages[own]) + (0 if is_scatter else len(layout.messages[other]))
         messages = []
-        for index in range(longest):
+        for index in range(max(map(len, layout.messages))):
             for other in self._others():
-                if index < len(layout.pieces[other]):
-                    messages.append(Message(other, CONTRIBUTION, other, index, [view_of(source, layout.pieces[other][index])]))
+                if index < len(layout.messages[other]):
+                    messages.append(Message(other, CONTRIBUTION, other, index, views_of(source, layout.messages[other][index])))
         return messages
 
     def _layout_for(self, key: int, operation: Operation) -> BufferLayout:
         by_rows = operation.kind is OperationKind.REDUCE_SCATTER
-        size = 1 if operation.kind is OperationKind.ALL_GATHER else self.size
-        layout = BufferLayout(operation.specs, size, by_rows, self._piece)
+        is_gather = operation.kind is OperationKind.ALL_GATHER
+        layout = layout_of(operation.specs, 1 if is_gather else self.size, by_rows, self._piece)
+        self.is_direct = not is_gather and layout.nbytes <= self._direct
+        if self.is_direct and not by_rows:
+            layout = layout_of(operation.specs, 1, by_rows, self._piece)  # everybody adds up all of it
         self._layouts[key] = layout
-        self.is_direct = operation.kind is not OperationKind.ALL_GATHER and layout.nbytes <= self._direct
         return layout
 
     # ---------------------------------------------------------------- receive
@@ -290,7 +288,7 @@ class MeshExchange(CollectiveExchange):
             if layout is None:
                 layout = self._layout_for(sender, operation)
                 self._results[sender] = layout.empty()
-                self._missing[sender] = max(1, len(layout.pieces[0]))
+                self._missing[sender] = max(1, len(layout.messages[0]))
             elif list(layout.specs) != [(shape, np.dtype(dtype)) for shape, dtype in operation.specs]:
                 raise wrong_message(sender, self.operation, "pieces of arrays of different shapes")
             self._store(sender, round, part, piece, arrays, sender, 0, part == sender and round == VALUES)
@@ -305,14 +303,14 @@ class MeshExchange(CollectiveExchange):
             self._store(sender, round, part, piece, arrays, 0, part, is_expected)
             return []
         self._note(sender, round, part, piece, round == CONTRIBUTION and part == self.rank and _fits(arrays, layout, part, piece))
-        return self._contribute(part, piece, sender, arrays[0])
+        return self._contribute(part, piece, sender, arrays)
 
     def _receive_direct(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], layout: BufferLayout) -> list[Message]:
-        expected = list(self._folds)
-        fits = len(arrays) == len(expected) and all(_fits([array], layout, *key) for array, key in zip(arrays, expected, strict=True))
-        self._note(sender, round, part, piece, (round, part, piece) == (CONTRIBUTION, WHOLE, 0) and fits)
-        for array, (owner, index) in zip(arrays, expected, strict=True):
-            self._contribute(owner, index, sender, array)
+        expected = layout.pieces[self.rank if layout.size > 1 else 0]
+        self._note(sender, round, part, piece, (round, part, piece) == (CONTRIBUTION, WHOLE, 0) and _fit(arrays, layout, expected))
+        for place, pieces in zip(self._folds, layout.messages[self.rank if layout.size > 1 else 0], strict=True):
+            self._contribute(*place, sender, arrays[: len(pieces)])
+            arrays = arrays[len(pieces) :]
         return []
 
     def _receive_broadcast(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
@@ -323,8 +321,9 @@ class MeshExchange(CollectiveExchange):
             layout = self._layout_for(0, operation)
             self._results[0] = layout.empty()
             for other in self._missing:
-                self._missing[other] = 0 if self.is_direct else len(layout.pieces[other])
-            self._missing[root] = max(1, sum(map(len, layout.pieces))) if self.is_direct else len(layout.pieces[root]) + len(layout.pieces[self.rank])
+                self._missing[other] = 0 if self.is_direct else len(layout.messages[other])
+            counts = [len(each) for each in layout.messages]
+            self._missing[root] = max(1, sum(counts)) if self.is_direct else counts[root] + counts[self.rank]
         if self.is_direct and not layout.nbytes:
             self._note(sender, round, part, piece, sender == root and arrays == [])
             return []
@@ -335,17 +334,18 @@ class MeshExchange(CollectiveExchange):
         self._store(sender, round, part, piece, arrays, 0, part, is_expected)
         if round == VALUES:
             return []
-        values = [view_of(self._results[0], layout.pieces[part][piece])]
+        values = views_of(self._results[0], layout.messages[part][piece])
         return [Message(other, VALUES, part, piece, values) for other in self._others() if other != root]
 
-    def _contribute(self, part: int, piece: int, rank: int, values: Array) -> list[Message]:
+    def _contribute(self, part: int, piece: int, rank: int, values: Sequence[Array]) -> list[Message]:
         """Add a contribution; returns the sum for everybody else, once it is complete and they want it."""
-        fold = self._folds[part, piece]
-        fold.add(rank, values)
-        if not fold.is_complete or self.is_direct or self.operation.kind is OperationKind.REDUCE_SCATTER:
+        folds = self._folds[part, piece]
+        for fold, array in zip(folds, values, strict=True):
+            fold.add(rank, array)
+        if not _is_complete(folds) or self.is_direct or self.operation.kind is OperationKind.REDUCE_SCATTER:
             return []
-        values = view_of(self._results[0], self._layouts[0].pieces[part][piece])
-        return [Message(other, VALUES, part, piece, [values]) for other in self._others()]
+        values = views_of(self._results[0], self._layouts[0].messages[part][piece])
+        return [Message(other, VALUES, part, piece, values) for other in self._others()]
 
     def _store(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], key: int, owner: int, is_expected: bool) -> None:
         """Values of a piece, of the part of `owner` in the layout under `key`."""
@@ -354,7 +354,8 @@ class MeshExchange(CollectiveExchange):
             self._note(sender, round, part, piece, True)
             return
         self._note(sender, round, part, piece, is_expected and _fits(arrays, layout, owner, piece))
-        np.copyto(view_of(self._results[key], layout.pieces[owner][piece]), arrays[0])
+        for target, array in zip(views_of(self._results[key], layout.messages[owner][piece]), arrays, strict=True):
+            np.copyto(target, array)
 
     def _note(self, sender: int, round: int, part: int, piece: int, is_right: bool) -> None:
         missing = self._missing.get(sender)
@@ -376,13 +377,26 @@ def view_of(buffers: Sequence[Array], piece: Piece) -> Array:
     return view
 
 
+def views_of(buffers: Sequence[Array], pieces: Sequence[Piece]) -> list[Array]:
+    """The elements of pieces."""
+    return [view_of(buffers, piece) for piece in pieces]
+
+
+def _is_complete(folds: Sequence[OrderedSum]) -> bool:
+    return all(fold.is_complete for fold in folds)
+
+
 def _fits(arrays: list[Array], layout: BufferLayout, part: int, piece: int) -> bool:
-    """True if arrays are what a message with this piece has."""
-    if len(arrays) != 1 or not 0 <= part < layout.size or not 0 <= piece < len(layout.pieces[part]):
-        return False
-    expected = layout.pieces[part][piece]
-    dtype, _ = layout.buffers[expected.buffer]
-    return bool(arrays[0].dtype == dtype) and arrays[0].shape == (expected.stop - expected.start,)
+    """True if arrays are what the message of this index has."""
+    return 0 <= part < layout.size and 0 <= piece < len(layout.messages[part]) and _fit(arrays, layout, layout.messages[part][piece])
+
+
+def _fit(arrays: list[Array], layout: BufferLayout, pieces: Sequence[Piece]) -> bool:
+    """True if arrays have the dtypes and lengths of pieces."""
+    return len(arrays) == len(pieces) and all(
+        array.dtype == layout.buffers[piece.buffer][0] and array.shape == (piece.stop - piece.start,)
+        for array, piece in zip(arrays, pieces, strict=True)
+    )
 
 
 def wrong_message(sender: int, operation: Operation, what: str) -> ProtocolError:

@@ -45,6 +45,7 @@ from aiograd.distributed.collectives.operation import (
 )
 from aiograd.distributed.collectives.ring import is_large, new_exchange
 from aiograd.distributed.rpc.tensor_table import WireTensor
+from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
 from aiograd.tensors.core import TensorCore
@@ -76,14 +77,16 @@ class GroupOwner(Protocol):
 class _Running:
     """An operation that is under way on this rank."""
 
-    __slots__ = ("number", "exchange", "finished", "queues", "active", "senders", "answers", "due")
+    __slots__ = ("number", "exchange", "finished", "queues", "active", "senders", "answers", "due", "timer")
 
-    def __init__(self, number: int, exchange: CollectiveExchange, due: float) -> None:
+    def __init__(self, number: int, exchange: CollectiveExchange, due: float, loop: asyncio.AbstractEventLoop) -> None:
         self.number = number
         self.exchange = exchange
         self.due = due
-        #: set when it is complete, or the group has failed
-        self.finished = asyncio.Event()
+        #: done when it is complete, or the group has failed
+        self.finished: asyncio.Future[None] = loop.create_future()
+        #: makes the group fail when the operation is late
+        self.timer: asyncio.TimerHandle | None = None
         #: by rank the messages that wait, and the number of tasks that send them
         self.queues: dict[int, deque[Message]] = {}
         self.active: dict[int, int] = {}
@@ -95,6 +98,13 @@ class _Running:
     def is_complete(self) -> bool:
         """True if everything has arrived, and the others have taken everything that this rank sends."""
         return not self.senders and self.exchange.is_done
+
+    def finish(self) -> None:
+        """Nothing more is to come."""
+        if self.timer is not None:
+            self.timer.cancel()
+        if not self.finished.done():
+            self.finished.set_result(None)
 
 
 class Group:
@@ -343,7 +353,7 @@ class Group:
             self._unstarted.add(number)
             due = self._owner.core.now() + seconds
             if all(array.__class__ is np.ndarray for array in data):
-                return self._finish(self._start(number, operation, data, due), seconds, single)
+                return self._finish(self._start(number, operation, data, due, seconds), single)
             return self._start_later(number, operation, data, due, seconds, single)
         return self._refuse(number)
 
@@ -361,11 +371,13 @@ class Group:
             raise
         if self._error is not None:
             raise self._error.with_traceback(None)
-        return await self._finish(self._start(number, operation, [np.ascontiguousarray(array) for array in hosted], due), seconds, single)
+        return await self._finish(self._start(number, operation, [np.ascontiguousarray(array) for array in hosted], due, seconds), single)
 
-    def _start(self, number: int, operation: Operation, arrays: list[Array], due: float) -> _Running:
+    def _start(self, number: int, operation: Operation, arrays: list[Array], due: float, seconds: float) -> _Running:
+        core = self._owner.core
         exchange = new_exchange(operation, self.rank, self.size, arrays)
-        running = self._running[number] = _Running(number, exchange, due)
+        running = self._running[number] = _Running(number, exchange, due, core.loop)
+        running.timer = call_at(core.endpoint.context, core.loop, due, self._late, running, seconds)
         messages = exchange.begin()
         if exchange.is_symmetric:
             running.answers = {message.to: message for message in messages if message.to < self.rank}
@@ -376,13 +388,13 @@ class Group:
         self._advance(running)
         return running
 
-    async def _finish(self, running: _Running, seconds: float, single: bool) -> Any:
+    def _late(self, running: _Running, seconds: float) -> None:
+        self.fail(DeadlineError(f"{self._describe(running)}: not complete after {seconds:g} s; {self._describe_missing(running)}"))
+
+    async def _finish(self, running: _Running, single: bool) -> Any:
         """Wait for the end of an operation."""
         try:
-            async with asyncio.timeout_at(running.due):
-                await running.finished.wait()
-        except TimeoutError:
-            self.fail(DeadlineError(f"{self._describe(running)}: not complete after {seconds:g} s; {self._describe_missing(running)}"))
+            await running.finished
         except asyncio.CancelledError:
             self.fail(CollectiveError(f"{self._describe(running)} was cancelled on {self._describe_self()}"))
             raise
@@ -453,7 +465,8 @@ class Group:
         """A message of a rank for an operation that is under way."""
         try:
             operation, round, part, piece, arrays = value
-            other = Operation.parse(operation)
+            mine = running.exchange.operation
+            other = mine if operation == mine.to_wire() else Operation.parse(operation)
             indices = (round, part, piece)
             if other is None or any(index.__class__ is not int for index in indices) or arrays.__class__ is not list:
                 raise ValueError
@@ -462,7 +475,6 @@ class Group:
                 raise ValueError
         except (TypeError, ValueError):
             raise ProtocolError(f"{self.names[rank]} sent a malformed message of a collective", code="collective") from None
-        mine = running.exchange.operation
         if mine.mismatch(other):
             error = CollectiveError(
                 f"group {self.name!r}: operation {running.number} is {other} on {self.names[rank]} (rank {rank}) and {mine} on "
@@ -476,9 +488,9 @@ class Group:
 
     def _advance(self, running: _Running) -> None:
         """See whether everything has arrived, and everybody has what this rank sent."""
-        if running.is_complete and not running.finished.is_set():
+        if running.is_complete and not running.finished.done():
             self._running.pop(running.number, None)
-            running.finished.set()
+            running.finish()
 
     # ---------------------------------------------------------------- requests of other members
 
@@ -575,7 +587,7 @@ class Group:
             self._tell(("fail", self.key, error))
         running, self._running = self._running, {}
         for each in running.values():
-            each.finished.set()
+            each.finish()
             for task in each.senders:
                 if task is not asyncio.current_task():
                     task.cancel()

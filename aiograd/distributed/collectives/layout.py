@@ -1,4 +1,4 @@
-"""BufferLayout: arrays as flat buffers, cut into a part for each rank, and each part into pieces that travel as messages. Pure.
+"""BufferLayout: arrays as flat buffers, cut into a part for each rank, and each part into pieces, of which a message has a few. Pure.
 
 Every rank computes the same layout from the shapes and dtypes of an operation.
 
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -20,7 +20,9 @@ from aiograd.distributed.collectives.operation import ArraySpec
 from aiograd.types import Array
 
 #: bytes of a piece at most
-PIECE = 1 << 20
+PIECE = (1 << 20) - (4 << 10)
+#: a message has the bytes of so many pieces at most
+PIECES = 4
 
 
 class Piece(NamedTuple):
@@ -40,7 +42,7 @@ class ArrayPlace(NamedTuple):
 
 
 class BufferLayout:
-    """The buffers of an operation.
+    """The buffers of an operation; `layout_of` makes them. Nothing of one changes.
 
     Args:
         specs: shapes and dtypes of the arrays.
@@ -72,7 +74,7 @@ class BufferLayout:
                 self.buffers[index] = (dtype, start + count)
             self.places.append(ArrayPlace(index, start, start + count))
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Bytes of all buffers."""
         return sum(dtype.itemsize * count for dtype, count in self.buffers)
@@ -96,6 +98,26 @@ class BufferLayout:
     def pieces(self) -> list[list[Piece]]:
         """For each rank the pieces of its part."""
         return [list(self._cut(part)) for part in range(self.size)]
+
+    @cached_property
+    def messages(self) -> list[list[list[Piece]]]:
+        """For each rank the pieces of its part, by the messages in which they travel. See Note [Pieces and messages]."""
+        return [list(self._joined(pieces)) for pieces in self.pieces]
+
+    def _joined(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
+        joined: list[Piece] = []
+        left = 0
+        for piece in pieces:
+            nbytes = (piece.stop - piece.start) * self.buffers[piece.buffer][0].itemsize
+            if joined and nbytes > left:
+                yield joined
+                joined = []
+            if not joined:
+                left = PIECES * self.piece
+            joined.append(piece)
+            left -= nbytes
+        if joined:
+            yield joined
 
     def _cut(self, part: int) -> Iterator[Piece]:
         for index, (dtype, _) in enumerate(self.buffers):
@@ -128,3 +150,9 @@ class BufferLayout:
         """A rank's part of each array, as views, where arrays are cut by rows."""
         arrays = self.unflatten(buffers)
         return [array[slice(*self.rows(index, part))] for index, array in enumerate(arrays)]
+
+
+@lru_cache(maxsize=256)
+def layout_of(specs: tuple[ArraySpec, ...], size: int, by_rows: bool = False, piece: int = PIECE) -> BufferLayout:
+    """A layout: one of the latest, as training carries out the same operations in each step."""
+    return BufferLayout(specs, size, by_rows, piece)

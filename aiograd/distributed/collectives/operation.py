@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,6 +61,7 @@ class Operation(NamedTuple):
             return self[:3] != other[:3]  # shapes may differ, or only the root knows what comes
         return self != other
 
+    @lru_cache(maxsize=256)  # noqa: B019 (an operation is a value, and training carries out the same ones in each step)
     def to_wire(self) -> tuple[Any, ...]:
         """The operation as plain values."""
         return self.kind.value, self.reduction, self.root, [(list(shape), dtype) for shape, dtype in self.specs]
@@ -97,7 +99,8 @@ def check_arrays(what: str, arrays: Sequence[Any], kinds: str = SENDABLE_KINDS) 
             raise ArgumentTypeError(f"{what}: array {index} is of type {type(array).__name__}; expected a numpy array or a Tensor")
         if array.dtype.kind not in kinds or not array.dtype.isnative:
             raise ArgumentTypeError(f"{what}: array {index} has dtype {array.dtype}, which it does not take; convert it with astype() first")
-        found.append(np.ascontiguousarray(array).reshape(array.shape) if isinstance(array, np.ndarray) else array)
+        is_ready = not isinstance(array, np.ndarray) or (array.__class__ is np.ndarray and array.flags.c_contiguous)
+        found.append(array if is_ready else np.ascontiguousarray(array).reshape(array.shape))
     return found
 
 

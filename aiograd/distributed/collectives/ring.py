@@ -36,7 +36,7 @@ from aiograd.distributed.collectives.exchange import (
     view_of,
     wrong_message,
 )
-from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece
+from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece, layout_of
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
 from aiograd.types import Array
 
@@ -150,9 +150,9 @@ class RingExchange(CollectiveExchange):
 
     def _layout_of(self, operation: Operation) -> BufferLayout:
         scattered = operation.kind is OperationKind.REDUCE_SCATTER
-        whole = BufferLayout(operation.specs, 1, scattered)
+        whole = layout_of(operation.specs, 1, scattered)
         piece = min(PIECE, max(self._piece, whole.nbytes // (2 * self.size)))
-        return BufferLayout(operation.specs, self.size if scattered else 1, scattered, piece)
+        return layout_of(operation.specs, self.size if scattered else 1, scattered, piece)
 
     @staticmethod
     def _places(layout: BufferLayout) -> list[tuple[int, int]]:

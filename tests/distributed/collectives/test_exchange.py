@@ -224,6 +224,8 @@ def test_a_message_that_should_not_come_changes_nothing(name: str, kind: Operati
     exchange = exchange_class(operation, 0, 3, arrays[0], 16, direct)
     exchange.begin()
     sender, round, part, piece, odd = ODD[name]
+    if exchange_class is MeshExchange and odd:
+        odd = [*odd, np.zeros(2)]  # its messages have two of these pieces
     with pytest.raises(ProtocolError, match=rf"rank {sender} sent a piece"):
         exchange.receive(sender, operation, round, part, piece, odd)
     assert not exchange.is_done
@@ -234,6 +236,15 @@ def test_a_piece_that_comes_twice_is_refused() -> None:
     operation = Operation(K.ALL_REDUCE, "sum", 0, specs_of(arrays))
     exchange = MeshExchange(operation, 0, 2, arrays, 16, 0)
     exchange.begin()
-    exchange.receive(1, operation, CONTRIBUTION, 0, 0, [np.zeros(2)])
+    pieces = [np.zeros(2), np.zeros(2), np.zeros(2)]
+    exchange.receive(1, operation, CONTRIBUTION, 0, 0, pieces)
     with pytest.raises(ProtocolError, match="a piece that has come before"):
-        exchange.receive(1, operation, CONTRIBUTION, 0, 0, [np.zeros(2)])
+        exchange.receive(1, operation, CONTRIBUTION, 0, 0, pieces)
+
+
+def test_a_message_has_several_pieces_and_no_more_bytes_than_its_share() -> None:
+    arrays = [np.zeros(40, "f4"), np.zeros(2, "f8"), np.zeros(100, "f4")]
+    operation = Operation(K.ALL_REDUCE, "sum", 0, specs_of(arrays))
+    sent = MeshExchange(operation, 0, 2, arrays, 32, 0).begin()
+    assert [[array.nbytes for array in message.arrays] for message in sent] == [[32, 32, 16, 8, 32], [32] * 4, [32, 8]]
+    assert [message.piece for message in sent] == [0, 1, 2]
