@@ -55,14 +55,25 @@ class BitGeneratorState(NamedTuple):
 class RandomStream:
     """A PCG64 and the seed it came from."""
 
-    __slots__ = ("entropy", "spawn_key", "spawned", "bits", "numpy")
+    __slots__ = ("entropy", "spawn_key", "spawned", "_numpy")
 
     def __init__(self, entropy: int | tuple[int, ...], spawn_key: tuple[int, ...] = ()) -> None:
         self.entropy = entropy
         self.spawn_key = spawn_key
         self.spawned = 0
-        self.bits = np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=spawn_key))
-        self.numpy = np.random.Generator(self.bits)
+        self._numpy: np.random.Generator | None = None
+
+    @property
+    def numpy(self) -> np.random.Generator:
+        """It as numpy has it; made when something is drawn, since many streams are never used and seeding takes 20 µs."""
+        if self._numpy is None:
+            self._numpy = np.random.Generator(np.random.PCG64(np.random.SeedSequence(self.entropy, spawn_key=self.spawn_key)))
+        return self._numpy
+
+    @property
+    def bits(self) -> np.random.PCG64:
+        """The source of bits."""
+        return self.numpy.bit_generator  # type: ignore[return-value]
 
     def state(self) -> BitGeneratorState:
         """The present state."""

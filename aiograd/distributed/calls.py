@@ -39,7 +39,7 @@ from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.observing import NO_TRAIL, Trail, observe, trail
-from aiograd.distributed.payload import Packing, Unpacking, UnsendableError, device_tensors, explain
+from aiograd.distributed.payload import NotOnHostError, Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.identity import PeerIdentity
@@ -125,8 +125,7 @@ class Calls:
         mode = current_mode()
         grad, profiler = mode.grad, mode.profiler
         try:
-            packing = await self._packing((args, kwargs), grad, function.startswith(EXACT))
-            wire_args, wire_kwargs = packing.pack(args), packing.pack(kwargs)
+            packing, (wire_args, wire_kwargs) = await self._pack((args, kwargs), grad, function.startswith(EXACT))
         except (UnsendableError, RecursionError) as error:
             raise explain(error, f"calling {_label(function, args)} on {peer}", _named(function, args, kwargs)) from None
         sent = packing.differentiable
@@ -138,7 +137,7 @@ class Calls:
                 )
             principal = None if scope is None else scope.principal
             try:
-                with self._observe("call", function, _label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
+                with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
                     message = (function, wire_args, wire_kwargs, grad, None, *trail(None if function.startswith(UNOBSERVED) else profiler))
                     answer = await core.request(peer, Kind.CALL, message, seconds, principal)
             except DeadlineError as error:
@@ -162,7 +161,7 @@ class Calls:
         context.known_workers.add(peer)
         try:
             about = {"server.address": peer, "aiograd.context": context.id}
-            with self._observe("call", function, _label(function, args), peer, profiler, "CLIENT", **about) as seen:
+            with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **about) as seen:
                 seen.nbytes = sum(tensor.size * tensor.dtype.itemsize for tensor in sent)
                 message = (function, wire_args, wire_kwargs, grad, heading, *trail(profiler))
                 answer = await core.request(peer, Kind.CALL, message, seconds, context.principal)
@@ -189,18 +188,26 @@ class Calls:
                 collect(recv)
         return result
 
-    def _observe(
+    def observe(
         self, category: str, function: str, label: str, peer: str, profiler: Any, kind: SpanKindName, parent: str | None = None, **about: Any
     ) -> observe:
+        """A ``with`` block around an exchange."""
         if function.startswith(UNOBSERVED):
             return observe(Meter(), category, label, peer, None)
         return observe(self.core.meter, category, label, peer, profiler, kind, parent, **about)
 
-    async def _packing(self, value: Any, records: bool, is_exact: bool) -> Packing:
-        hosted = {}
-        for tensor in device_tensors(value):
-            hosted[id(tensor)] = await on_host(tensor._data)
-        return Packing(records, Encoding.PLAIN if is_exact else self.core.encoding, hosted)
+    async def _pack(self, value: Any, records: bool, is_exact: bool) -> tuple[Packing, Any]:
+        """A value as it is sent, and its packing."""
+        encoding = Encoding.PLAIN if is_exact else self.core.encoding
+        try:
+            packing = Packing(records, encoding, {})
+            return packing, packing.pack(value)
+        except NotOnHostError:
+            hosted = {}
+            for tensor in device_tensors(value):
+                hosted[id(tensor)] = await on_host(tensor._data)
+            packing = Packing(records, encoding, hosted)
+            return packing, packing.pack(value)
 
     @staticmethod
     def _parse_answer(answer: Any, peer: str) -> tuple[Any, int, list[int] | None]:
@@ -221,8 +228,27 @@ class Calls:
         if what == "call_all":
             refs, method, args = values
             return self._call_all(refs, method, args, timeout)
+        if what == "post":
+            posted, waits = values
+            return self._post(ref, posted, waits, timeout)
         function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
         return self.call(ref.owner, function, [ref, *values], {}, timeout)
+
+    async def _post(self, ref: RemoteRef, posted: list[Any], waits: bool, timeout: float | None) -> None:
+        """See `RemoteRef.post`."""
+        core = self.core
+        what = f"{ref.type_name}.post"
+        try:
+            _, values = await self._pack(posted, False, False)
+        except (UnsendableError, RecursionError) as error:
+            raise explain(error, f"sending to {what} on {ref.owner}", [("values", posted)]) from None
+        profiler = current_mode().profiler
+        with self.observe("call", "aiograd.post", what, ref.owner, profiler, "CLIENT", **{"server.address": ref.owner}):
+            try:
+                message = (ref.to_wire(), values, waits, *trail(profiler))
+                await core.request(ref.owner, Kind.POST, message, core.time_for(timeout), core.acting_principal())
+            except DeadlineError as error:
+                raise _late(error, f"sending to {what} on {ref.owner}") from None
 
     async def _call_all(self, refs: Sequence[RemoteRef], method: str, args: list[Any], timeout: float | None) -> list[Any]:
         """See `RemoteRef.call_all`."""
@@ -230,8 +256,7 @@ class Calls:
         messages: dict[str, Any] = {}
         for ref in refs:
             if ref.owner != core.name and ref.owner not in messages:
-                packing = await self._packing([ref, args], False, False)
-                messages[ref.owner] = (CALL_METHOD, packing.pack([ref, method, args, {}]), {}, False, None)
+                messages[ref.owner] = (CALL_METHOD, (await self._pack([ref, method, args, {}], False, False))[1], {}, False, None)
         found = await core.multicast.spread(Kind.CALL, messages, core.time_for(timeout), core.acting_principal())
         results: list[Any] = []
         for ref in refs:
@@ -281,7 +306,7 @@ class Calls:
         profiler = None if function.startswith(UNOBSERVED) else core.recorder(caller, seen)
         modes: dict[str, Any] = {"grad": grad, "profiler": profiler}
         about: dict[str, Any] = {"client.address": caller.name} if context is None else {"client.address": caller.name, "aiograd.context": context.id}
-        serving = self._observe("serve", function, _label(function, args), caller.name, profiler, "SERVER", seen.traceparent, **about)
+        serving = self.observe("serve", function, _label(function, args), caller.name, profiler, "SERVER", seen.traceparent, **about)
         if context is None:
             with ModeScope(**modes), serving:
                 return await self._serve(caller, target, args, kwargs, None, 0, grad)
@@ -323,8 +348,7 @@ class Calls:
         await ready(result)
         failpoints.reach("fwd.before_reply")
         try:
-            packing = await self._packing(result, grad and context is not None, not isinstance(target, Exposed) and target in self.exact)
-            wire = packing.pack(result)
+            packing, wire = await self._pack(result, grad and context is not None, not isinstance(target, Exposed) and target in self.exact)
         except (UnsendableError, RecursionError) as error:
             raise explain(error, "sending a result", [("it", result)]) from None
         sent = packing.differentiable

@@ -19,6 +19,8 @@ RELEASE    drop a context: (context,) → True
 RENEW      these contexts are still in use: ([(context, sign of life), ...],) → True
 RELAY      a message to many workers, by way of this one: (kind, [[name, message], ...]), its own first → [[name, failed, answer or error], ...] of
            those that were reached; see `multicast`
+POST       values for an object of the receiver, which takes them at once: (its reference, [values], True if the sender waits for the answer) → None.
+           Where the sender does not wait, the answer may go with the next message
 COLLECTIVE something about a group of workers: (word, ...) → an answer that depends on the word; see `collectives.group_server`
 ========== ===================================================================================================================
 """
@@ -41,3 +43,4 @@ class Kind(IntEnum):
     RENEW = 8
     COLLECTIVE = 9
     RELAY = 10
+    POST = 11

@@ -70,6 +70,10 @@ def _path_to(found: object, value: Any) -> str | None:
     return next((f"[{key!r}]{path}" for key, item in items if (path := _path_to(found, item)) is not None), None)
 
 
+class NotOnHostError(Exception):
+    """A value has a Tensor whose data is on a device, and there is no copy of it."""
+
+
 def device_tensors(value: Any, found: list[Any] | None = None) -> list[Any]:
     """The Tensors in a tree whose data is not on the host."""
     found = [] if found is None else found
@@ -108,7 +112,8 @@ class Packing:
         """The value with every Tensor and RemoteRef replaced.
 
         Raises:
-            UnsendableError: it contains a value that cannot be sent. RecursionError: it is nested too deep.
+            UnsendableError: it contains a value that cannot be sent. RecursionError: it is nested too deep. NotOnHostError: a Tensor lives on a
+            device, and is not among `hosted`.
         """
         kind = value.__class__
         if kind in _PLAIN:
@@ -134,6 +139,8 @@ class Packing:
             array = self.hosted.get(id(tensor))
             if array is None:
                 array = tensor._data
+                if array.__class__ is not np.ndarray:
+                    raise NotOnHostError
             is_wanted = self.records and tensor.requires_grad
             if is_wanted:
                 self.differentiable.append(tensor)

@@ -20,6 +20,7 @@ from aiograd.distributed.rpc.endpoint import Endpoint
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits, check_number
+from aiograd.distributed.rpc.peer_session import PromptHandler
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
@@ -49,6 +50,7 @@ class WorkerCore:
 
     Attributes:
         handlers: by kind of request; each part of the worker adds its own.
+        prompt_handlers: the same for kinds that are served without a task; see `Endpoint`.
         on_lost: called with each peer that is lost and the error, in order.
         principal: the principal on whose behalf the worker's own code acts.
         profiler: records the functions and passes that this worker runs for peers, or None.
@@ -83,9 +85,17 @@ class WorkerCore:
         self.watch: Watch | None = None
         self.meter = Meter()
         self.handlers: dict[int, Handler] = {}
+        self.prompt_handlers: dict[int, PromptHandler] = {}
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
         self.endpoint = Endpoint(
-            name, transport=transport, keyring=keyring, limits=limits, handler=self._handle, on_lost=self._on_lost, describe=_describe
+            name,
+            transport=transport,
+            keyring=keyring,
+            limits=limits,
+            handler=self._handle,
+            prompt_handlers=self.prompt_handlers,
+            on_lost=self._on_lost,
+            describe=_describe,
         )
         self.multicast = Multicast(self)
         self.is_closing = False

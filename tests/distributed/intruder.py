@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.rpc.codec import encode
+from aiograd.distributed.rpc.codec import WireReference, encode
 from aiograd.distributed.rpc.frames import FrameKind, pack_header
 from aiograd.distributed.rpc.handshake import Dialler, Secured
 from aiograd.distributed.rpc.keyring import Key
@@ -122,5 +122,6 @@ def requests_about(context: bytes, origin: str = "a") -> list[tuple[Kind, Any]]:
         (Kind.RELEASE, (context,)),
         (Kind.RENEW, ([(context, 1)],)),
         (Kind.COLLECTIVE, ("join", "group", [origin, "b"], bytes(16))),
+        (Kind.POST, (WireReference("b", context, context, "Thing"), [1], True)),
         (Kind.RELAY, (int(Kind.COMMIT), [["b", (context, origin, 1)]])),
     ]

@@ -79,7 +79,10 @@ class MemoryChannel:
         if self._ended and self._on_closed is not None:
             self._report(self._ended[0])
 
-    def send(self, frame: Buffer) -> bool:
+    def flush(self) -> None:
+        """Frames never wait for more."""
+
+    def send(self, frame: Buffer, more: bool = False) -> bool:
         if self.closed:
             return True
         frame = bytes(frame)

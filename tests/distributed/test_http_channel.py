@@ -69,6 +69,29 @@ async def test_what_one_side_sends_the_other_receives_however_it_is_cut(masking:
     assert frames(sink) == sent
 
 
+async def test_small_frames_that_follow_each_other_leave_together_and_in_order() -> None:
+    out, sender, _ = channel(masking=False)
+    into, _, sink = channel(masking=True)
+    for data in (b"one", b"two"):
+        assert sender.send(data, more=True)
+    assert not out.written
+    sender.send(bytes(40_000), more=True)
+    assert sender.send(b"three", more=True)
+    sender.send(b"four")
+    written = len(out.written)
+    sender.send(b"five", more=True)
+    assert len(out.written) == written
+    sender.flush()
+    sender.send(bytes(16_000), more=True)
+    sender.send(bytes(16_000), more=True)
+    assert len(out.written) > written + 32_000, "no more than a little waits"
+    into.feed(bytes(out.written))
+    assert [len(frame) if len(frame) > 9 else frame for frame in frames(sink)] == [b"one", b"two", 40_000, b"three", b"four", b"five", 16_000, 16_000]
+    sender.send(b"last", more=True)
+    sender.close()
+    assert b"last" in out.written
+
+
 async def test_buffers_of_large_frames_are_not_used_again() -> None:
     into, _, sink = channel(masking=True)
     first, second = os.urandom(100_000), os.urandom(100_000)

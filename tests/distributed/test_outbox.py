@@ -170,3 +170,28 @@ def test_an_interruption_takes_out_what_was_sent_in_part():
     outbox.clear()
     assert not outbox
     assert outbox.unsent == 0
+
+
+def test_messages_that_are_held_wait_for_company_and_precede_it():
+    outbox = SessionOutbox(32)
+    held = [outgoing(id, b"y") for id in range(3)]
+    for index, message in enumerate(held):
+        outbox.hold(message, 5.0 + index)
+    assert not outbox and outbox.take() is None and outbox.unsent == 3 and outbox.held_until == 5.0
+    outbox.put(held[0])
+    assert not outbox, "it is there already"
+    outbox.withdraw(held[1])
+    outbox.put(outgoing(9, b"x"))
+    outbox.release()
+    assert [id for id, _, _ in drain(outbox)] == [0, 2, 9]
+    assert outbox.unsent == 0 and outbox.held_until > 1e9 and not any(message.queued for message in held)
+
+
+def test_messages_that_are_held_survive_an_interruption():
+    outbox = SessionOutbox(32)
+    outbox.hold(outgoing(1, b"y"), 5.0)
+    assert outbox.interrupt(32) == []
+    assert [id for id, _, _ in drain(outbox)] == [1]
+    outbox.hold(last := outgoing(2, b"y"), 5.0)
+    outbox.clear()
+    assert not outbox and outbox.unsent == 0 and not last.queued

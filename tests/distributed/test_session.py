@@ -60,6 +60,43 @@ def test_failures_are_marked():
     assert effects(near) == [Answered(id, bytearray(b"no"), True)]
 
 
+def test_an_answer_that_is_held_goes_with_the_next_frame_or_when_its_time_is_over():
+    near, far = pair()
+    ids = [near.request(1, [b"?"], 10.0, 0.0) for _ in range(3)]
+    pass_on(near, far)
+    first, second, third = effects(far)
+    far.respond(first.id, [b"one"], 0.0, hold=0.05)
+    assert not far.has_output and frames(far) == [] and far.next_tick() == 0.05
+    far.respond(second.id, [b"two"], 0.01)
+    assert far.has_output and pass_on(far, near, 0.01) == 2
+    assert effects(near) == [Answered(id, bytearray(text), False) for id, text in zip(ids, (b"one", b"two"), strict=False)]
+    far.respond(third.id, [b"three"], 0.02, hold=0.05)
+    far.tick(0.06)
+    assert not far.has_output
+    far.tick(0.07)
+    assert pass_on(far, near, 0.07) == 1 and effects(near) == [Answered(ids[2], bytearray(b"three"), False)]
+    pass_on(near, far, 0.07)
+    near.tick(1.0)
+    pass_on(near, far, 1.0)
+    assert nothing_left(near, far)
+
+
+def test_an_answer_that_is_held_goes_out_before_a_goodbye_and_is_asked_for_over_the_next_channel():
+    near, far = pair()
+    near.request(1, [b"?"], 10.0, 0.0)
+    pass_on(near, far)
+    far.respond(delivered(far).id, [b"!"], 0.0, hold=0.05)
+    for session in (near, far):
+        session.detach(0.01)
+        session.attach(0.01)
+    assert [name for name, _ in kinds(frames(far, 0.01))] == ["RESPONSE"]
+    near.request(1, [b"?"], 10.0, 0.01)
+    pass_on(near, far, 0.01)
+    far.respond(delivered(far).id, [b"!"], 0.01, hold=0.05)
+    far.goodbye(0.01)
+    assert [name for name, _ in kinds(frames(far, 0.01))][-2:] == ["RESPONSE", "GOODBYE"]
+
+
 def test_messages_are_writable_and_the_receivers_own():
     near, far = pair()
     for size in (10, 1000):

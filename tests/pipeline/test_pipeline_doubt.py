@@ -229,7 +229,8 @@ def test_the_driver_dies_when_all_are_prepared(silent: bool) -> None:
         world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[1].parameters()])
         assert await world.hosts["a"].abort(2) and world.state == "a:aborted b:unknown"
         world.workers["a"]._objects.check_certain(leaves=[each._node for each in world.real[0].parameters()])
-        assert await world.hosts["a"].receive(3, 0, "entry", 0, 0, (BATCH[:1], {}))
+        world.hosts["a"]._take((3, 0, "entry", 0, 0, (BATCH[:1], {})))
+        assert world.hosts["a"]._session is not None and world.hosts["a"]._session.step == 3
 
     simulate(world, test, main)
 
@@ -403,7 +404,7 @@ def test_a_step_that_is_given_up_while_a_worker_is_cut_off(seconds: float) -> No
             await step(world)
         assert world.state == "a:aborted b:prepared"
         with pytest.raises(CommitUnknown, match="step 3 .* cannot begin .*step 2 of a pipeline is prepared on b, which does not know yet"):
-            await world.hosts["b"].receive(3, 1, "forward", 1, 0, ((), ()))
+            world.hosts["b"]._take((3, 1, "forward", 1, 0, ((), ())))
         await asyncio.sleep(seconds)
         assert world.state == ("a:aborted b:prepared" if seconds < LEASE else "a:aborted b:unknown")
         world.heal()
@@ -511,7 +512,8 @@ def test_a_step_that_a_host_was_asked_about_and_never_heard_of_cannot_run_there(
     async def main(world: World) -> str:
         host, ref = world.hosts["b"], world.pipe._coordinator.remotes[1].ref
         assert await ref.call("outcome", 2) == "aborted"
-        assert not await ref.call("receive", 2, 1, "forward", 1, 0, ((), ()))
+        await ref.post([(2, 1, "forward", 1, 0, ((), ()))])
+        assert not world.staged, "it came too late"
         with pytest.raises(RemoteError, match="too late"):
             await ref.call("run", 2, True, {})
         assert await world.pipe._coordinator.local.outcome(9) == "unknown", "the driver's steps are its own"
@@ -534,7 +536,7 @@ def test_values_for_a_step_that_nobody_runs_are_dropped() -> None:
 
     async def main(world: World) -> str:
         ref = world.pipe._coordinator.remotes[0].ref
-        assert await ref.call("receive", 2, 0, "entry", 0, 0, (BATCH[:1], {}))
+        await ref.post([(2, 0, "entry", 0, 0, (BATCH[:1], {}))])
         await asyncio.sleep(kept_for(LEASE) - 1)
         assert world.staged == ["a"]
         await asyncio.sleep(LEASE - kept_for(LEASE) + 1)

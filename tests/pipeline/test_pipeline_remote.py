@@ -12,17 +12,21 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.assembly import STAGE_HOST_ADAPTER
+from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import (
     ArgumentError,
     CommitUnknown,
     NotExposedError,
     PipelineError,
+    ProtocolError,
     ReferenceLostError,
     RemoteError,
     RemotePipelineError,
     WorkerLostError,
 )
 from aiograd.pipeline import Pipeline, Stage, make_schedule
+from aiograd.pipeline.run import outbox
 from aiograd.testing import ToyDevice, simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
@@ -273,21 +277,71 @@ async def test_a_step_asks_every_host_three_times() -> None:
         async with Pipeline(await place(opened[0], ["a", "b"]), make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
             await pipe.eval(data(8)[0])
             asked: Counter[str] = Counter()
+            posted: list[tuple[str, int]] = []
             request = pipe._coordinator.remotes[0].ref._request
 
             def spied(ref: Any, what: str, values: Any, timeout: Any) -> Any:
+                if what == "post":
+                    posted.append((ref.owner, len(values[0])))
+                    return request(ref, what, values, timeout)
                 asked[values[0] if what == "call" else what] += 1
                 return request(ref, what, values, timeout)
 
             for remote in pipe._coordinator.remotes:
                 remote.ref._request = spied
             await pipe.step(*data(8))
-            del asked["receive"]
+            assert posted[0] == ("a", 4), "the microbatches go together"
+            assert Counter(owner for owner, count in posted if count) == {"a": 1, "b": 4}
             assert asked == {"run": 2, "check": 2, "commit": 2}
             asked.clear()
             await pipe.eval(data(8)[0])
-            del asked["receive"]
             assert asked == {"run": 2, "check": 2, "abort": 2}
+
+
+async def test_values_that_are_large_or_many_do_not_travel_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(outbox, "TOGETHER_BYTES", 2 * data(8)[0][:2].numpy().nbytes)
+    sent: list[int] = []
+
+    def spied(ref: Any, what: str, values: Any, timeout: Any) -> Any:
+        sent.append(len(values[0]))
+        return request(ref, what, values, timeout)
+
+    async with workers("driver", "a", service=service) as opened:
+        modules = await place(opened[0], ["a"])
+        async with Pipeline(modules, make_schedule("GPipe", 1, 4), loss_fn=mean_square) as pipe:
+            await pipe.step(*data(8))
+            ref = pipe._coordinator.remotes[0].ref
+            request = ref._request
+            expected = await pipe.step(*data(8))
+            for most in (16, 1):
+                monkeypatch.setattr(outbox, "TOGETHER", most)
+                sent.clear()
+                ref._request = lambda ref, what, *rest: spied(ref, what, *rest) if what == "post" else request(ref, what, *rest)
+                assert [loss.item() for loss in await pipe.step(*data(8))] == [loss.item() for loss in expected]
+                assert sent[: 4 // min(most, 2)] == [min(most, 2)] * (4 // min(most, 2))
+
+
+async def test_hosts_of_others_take_nothing() -> None:
+    """A value for another principal's host is refused as one for a host that never was."""
+    server = Keyring(b"s" * 32, kid="k1")
+    server.add("k2", b"x" * 32, principal="tenant")
+    secrets = {"driver": Keyring(b"s" * 32, kid="k1"), "a": server, "x": Keyring(b"x" * 32, kid="k2", principal="tenant")}
+    async with workers("driver", "a", "x", service=service, secrets=secrets, idle=False) as opened:
+        modules = await place(opened[0], ["a"])
+        async with Pipeline(modules, make_schedule("GPipe", 1, 4), loss_fn=mean_square) as pipe:
+            await pipe.step(*data(8))
+            wire = pipe._coordinator.remotes[0].ref.to_wire()
+            texts = []
+            for key in (wire.id, bytes(16)):
+                with pytest.raises(ReferenceLostError) as caught:
+                    message = (wire._replace(id=key), [(2, 0, "entry", 0, 0, ((), {}))], True)
+                    await opened[2].endpoint.request("a", Kind.POST, message, 5)
+                texts.append(str(caught.value))
+            assert texts[0] == texts[1]
+            for malformed in ((), (wire,), (wire, 3, True), (wire, [], 1), (wire, [], True, 4), 7):
+                with pytest.raises(ProtocolError, match="malformed"):
+                    await opened[0].endpoint.request("a", Kind.POST, malformed, 5)
+            await pipe.step(*data(8))
 
 
 async def test_steps_that_come_too_late() -> None:
@@ -302,10 +356,14 @@ async def test_steps_that_come_too_late() -> None:
             for method, args in (("run", (1, True, {})), ("run", (0, True, {})), ("commit", (0,)), ("commit", (2,))):
                 with pytest.raises(RemoteError, match=r"too late|not prepared"):
                     await host.call(method, *args)
-            assert not await host.call("receive", 0, 0, "entry", 0, 0, ((x,), {}))
-            for wrong in ((5, 0, "entry", 0, 0, 3), (5, 0, "moon", 0, 0, ()), (5, 1, "entry", 0, 0, ((), {})), (5, 0, "forward", 0, 9, ((), ()))):
+            await host.post([(0, 0, "entry", 0, 0, ((x,), {}))])  # comes too late, and is dropped
+            wrong: Any
+            several = [(5, 0, "entry", 0, 0, 3), (5, 0, "moon", 0, 0, ()), (5, 1, "entry", 0, 0, ((), {})), (5, 0, "forward", 0, 9, ((), ()))]
+            for wrong in (*several, (5,), 7):
                 with pytest.raises(RemoteError, match="malformed|wrong place"):
-                    await host.call("receive", *wrong)
+                    await host.post([wrong])
+            with pytest.raises(NotExposedError, match="takes no values"):
+                await modules[0].ref.post([1])
             assert gradients(behind(module, *opened) for module in modules) == before
             await pipe._coordinator.abort(pipe._coordinator.open(6))
             pipe._steps = 6

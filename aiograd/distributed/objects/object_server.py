@@ -26,17 +26,30 @@ import numpy as np
 
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.calls import Calls
+from aiograd.distributed.kinds import Kind
 from aiograd.distributed.objects.adapter_host import AdapterHost
 from aiograd.distributed.objects.chunks import Chunk, flatten, join, unflatten
 from aiograd.distributed.objects.reference_table import Held
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import Transfers
+from aiograd.distributed.observing import NO_TRAIL, Trail
+from aiograd.distributed.payload import Unpacking
+from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.scope import current_context
 from aiograd.distributed.service import Exposed, ExposedClass
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.run import current_engine
-from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, NoContextError, NotExposedError, ReferenceLostError
+from aiograd.errors import (
+    ArgumentError,
+    ArgumentTypeError,
+    CommitUnknown,
+    DistributedError,
+    NoContextError,
+    NotExposedError,
+    ProtocolError,
+    ReferenceLostError,
+)
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import scaled, size_of
 from aiograd.transaction import Applied, Apply, ApplyFailed, CommitDecided, Participant
@@ -67,6 +80,14 @@ class Adapter(Protocol):
 
     def _leave(self) -> None:
         """Release everything: the last reference has been deleted."""
+
+
+@runtime_checkable
+class Recipient(Protocol):
+    """An adapter that takes values as they come, see `RemoteRef.post`."""
+
+    def _take(self, value: Any) -> None:
+        """Take a value. It comes from the peer that had the adapter made, or from one that this peer has told of it, and may be anything."""
 
 
 #: classes of adapters that may be made on request, by name, each loaded when it is called for; see Note [Adapters]
@@ -186,6 +207,7 @@ class ObjectServer:
                 "aiograd.optimizer.load_state_dict": self._load_optimizer_state,
             }
         )
+        core.prompt_handlers[Kind.POST] = self._on_post
         core.on_lost.append(lambda identity, error: self.transfers.forget(identity))
 
     def clear(self) -> None:
@@ -242,6 +264,25 @@ class ObjectServer:
         if held.exposed is None:
             raise NotExposedError(f"{ref!r} has no methods that others may call: its class is not exposed with @service.reference")
         return await self.calls.invoke(held.exposed.method(held.value, method), args, kwargs)
+
+    def _on_post(self, caller: PeerIdentity, message: Any) -> bool:
+        """See `Kind.POST`."""
+        match message:
+            case (WireReference() as ref, list(values), bool(waits), *rest) if len(rest) <= 1:
+                seen = Trail.parse(rest[0]) if rest else NO_TRAIL
+            case _:
+                raise ProtocolError("malformed values for an object", code="post")
+        self.table.find(ref.id, ref.epoch, caller.principal)
+        adapter = self.adapters.get(ref.id)
+        if not isinstance(adapter, Recipient):
+            raise NotExposedError(f"a {ref.type_name:.80} takes no values in this way; call its methods")
+        profiler = self.core.recorder(caller, seen)
+        what, about = f"{ref.type_name:.80}.post", {"client.address": caller.name}
+        with self.calls.observe("serve", "aiograd.post", what, caller.name, profiler, "SERVER", seen.traceparent, **about):
+            unpacking = Unpacking(self.calls.reference)
+            for value in values:
+                adapter._take(unpacking.unpack(value))
+        return waits
 
     async def _get(self, caller: PeerIdentity, ref: RemoteRef) -> Any:
         return self._find(caller, ref).value

@@ -76,6 +76,22 @@ class RemoteRef:
         """
         return self._request(self, "call", (method, list(args), kwargs), timeout)
 
+    def post(self, values: list[Any], *, waits: bool = True, timeout: float | None = None) -> Coroutine[Any, Any, None]:
+        """Give values to an object of the library that takes them as they come, in order. Nothing is recorded.
+
+        Args:
+            values: what can be sent.
+            waits: False where nobody waits for the coroutine now: the answer may then take some milliseconds more.
+            timeout: seconds; None: the worker's default.
+
+        Returns:
+            A coroutine that ends when all have been taken. Cancelled, some may have been taken.
+
+        Raises:
+            As `call`, where a value is not taken; those before it have been.
+        """
+        return self._request(self, "post", (values, waits), timeout)
+
     def call_all(self, refs: Sequence[RemoteRef], method: str, /, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Call a method of many objects, on a worker each, which pass the call on to one another: see `aiograd.distributed.multicast`.
 

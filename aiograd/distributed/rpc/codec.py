@@ -51,7 +51,7 @@ from aiograd.distributed.rpc.transport import Buffer
 from aiograd.distributed.rpc.values import TreeReader, TreeWriter, WireReference
 from aiograd.errors import LimitError
 
-__all__ = ["Encoding", "WireReference", "WireTensor", "decode", "encode", "message_size"]
+__all__ = ["NOTHING", "Encoding", "WireReference", "WireTensor", "decode", "encode", "message_size"]
 
 #: bytes of the head, number of tensors, bytes of the payload
 PROLOGUE: Final = struct.Struct("<IIQ")
@@ -147,3 +147,7 @@ def message_size(buffers: Sequence[Buffer]) -> int:
 def _start_of_payload(head: int, payload: int) -> int:
     end = PROLOGUE.size + head
     return end + (-end & 63) if payload else end
+
+
+#: the message None
+NOTHING: Final[Sequence[Buffer]] = (bytes(encode(None, Limits())[0]),)

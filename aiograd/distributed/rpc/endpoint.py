@@ -9,7 +9,7 @@ import asyncio
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from aiograd.distributed.error_wire import to_wire
@@ -23,7 +23,7 @@ from aiograd.distributed.rpc.keyring import Keyring, check_name
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.loopback import Loopback
 from aiograd.distributed.rpc.peer import RESTARTED, Peer
-from aiograd.distributed.rpc.peer_session import Handler, PeerSession
+from aiograd.distributed.rpc.peer_session import Handler, PeerSession, PromptHandler
 from aiograd.distributed.rpc.secure_channel import SecureChannel, ServerHandshake
 from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistics
@@ -49,6 +49,8 @@ class Endpoint:
         limits: limits on requests of peers, and timeouts.
         handler: ``await handler(peer, kind, value, timeout)`` answers a request, in a task of its own, which is cancelled when the
             requester gives up, the deadline passes or the peer is lost.
+        prompt_handlers: by kind of request, those that are served as they come, without a task, by ``handler(peer, value)``: it returns
+            True where the requester waits for the answer, which is None; else that may be held for a moment, to go with something else.
         on_lost: called with a peer that is lost, after requests that waited for it have failed; may be called again for one that comes
             back and is lost again.
         incarnation: 16 bytes that differ each time the worker starts; None: drawn.
@@ -66,6 +68,7 @@ class Endpoint:
         keyring: Keyring,
         limits: Limits,
         handler: Handler,
+        prompt_handlers: Mapping[int, PromptHandler] | None = None,
         on_lost: Callable[[PeerIdentity, WorkerLostError], None] | None = None,
         incarnation: bytes | None = None,
         describe: Callable[[int, Any], str] | None = None,
@@ -75,6 +78,7 @@ class Endpoint:
         self.keyring = keyring
         self.limits = limits
         self.handler = handler
+        self.prompt_handlers: Mapping[int, PromptHandler] = {} if prompt_handlers is None else prompt_handlers
         self.incarnation = transport.entropy(16) if incarnation is None else incarnation
         self.url: str | None = None
         #: True if a worker keeps its name for as long as it is connected; otherwise the latest worker to connect takes it over

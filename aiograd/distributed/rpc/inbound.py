@@ -266,7 +266,7 @@ class InboundRequests:
 
     # ---- asked by the driver
 
-    def respond(self, id: int, message: Sequence[Buffer], failed: bool) -> None:
+    def respond(self, id: int, message: Sequence[Buffer], failed: bool, held_until: float | None = None) -> None:
         """See `RpcSession.respond`."""
         row = self.rows.get(id)
         if row is None or row.state is not _RUNNING:
@@ -278,7 +278,10 @@ class InboundRequests:
         row.state = _DONE
         self.stored += answer.total
         self.timers.remove(id)
-        self._outbox.put(answer)
+        if held_until is None or answer.total > self._outbox.frame_bytes:
+            self._outbox.put(answer)
+        else:
+            self._outbox.hold(answer, held_until)
 
     # ---- channel and time
 

@@ -53,7 +53,11 @@ class Loopback:
         value: Any = None
         try:
             value = decode(message, owner.limits)
-            result = await owner.handler(PeerIdentity(owner.name, owner.incarnation, principal), kind, value, left)
+            identity, prompt, result = PeerIdentity(owner.name, owner.incarnation, principal), owner.prompt_handlers.get(kind), None
+            if prompt is not None:
+                prompt(identity, value)
+            else:
+                result = await owner.handler(identity, kind, value, left)
             reply = bytearray().join(encode(result, owner.limits)), False
         except BaseException as error:
             if answer.done():

@@ -9,6 +9,10 @@ Note [No copies]
     A message is a list of buffers which are never joined: a frame is its header and slices of those buffers. A fragment that spans the
     end of a buffer is two slices. The buffers belong to the session until the message is done with, since it may have to be sent again;
     whoever queues a message must not change them.
+
+Note [Messages that are held]
+    A packet of its own costs the peer a wake-up, which is more than a small answer is worth that nobody waits for. Such a message is held until
+    there is something else to send, which it precedes, or until the time is over that whoever queues it allows.
 """
 
 from __future__ import annotations
@@ -124,14 +128,18 @@ class SessionOutbox:
     Attributes:
         control: (kind, id) of control frames, in order, each once.
         unsent: bytes of messages that have not been cut off yet.
+        held_until: when the messages that are held are sent at the latest, seconds; infinite where there are none.
     """
 
-    __slots__ = ("frame_bytes", "control", "unsent", "_small", "_large", "_credit")
+    __slots__ = ("frame_bytes", "control", "unsent", "held_until", "_small", "_large", "_held", "_credit")
 
     def __init__(self, frame_bytes: int) -> None:
         self.frame_bytes = frame_bytes
         self.control: OrderedDict[tuple[FrameKind, int], None] = OrderedDict()
         self.unsent = 0
+        self.held_until = math.inf
+        #: messages that are held, in order; see Note [Messages that are held]
+        self._held: dict[Outgoing, None] = {}
         self._small: OrderedDict[Outgoing, None] = OrderedDict()
         self._large: OrderedDict[Outgoing, None] = OrderedDict()
         #: bytes of small messages that may go before the next frame of a large one
@@ -158,12 +166,29 @@ class SessionOutbox:
         else:
             self._large[message] = None
 
+    def hold(self, message: Outgoing, until: float) -> None:
+        """Queue a new message of one frame that may wait; see Note [Messages that are held]."""
+        message.queued = True
+        self.unsent += message.total
+        self._held[message] = None
+        self.held_until = min(self.held_until, until)
+
+    def release(self) -> None:
+        """Let the messages that are held go out, before all others of one frame."""
+        for message in reversed(self._held):
+            self._small[message] = None
+            self._small.move_to_end(message, last=False)
+        self._held.clear()
+        self.held_until = math.inf
+
     def withdraw(self, message: Outgoing) -> None:
         """Take a message out, whatever is left of it. Idempotent."""
         if message.queued:
             message.queued = False
             self.unsent -= message.total - message.offset
-            if message in self._small:
+            if message in self._held:
+                del self._held[message]
+            elif message in self._small:
                 del self._small[message]
             else:
                 del self._large[message]
@@ -202,6 +227,7 @@ class SessionOutbox:
         Returns:
             The messages that were sent in part; they are taken out.
         """
+        self.release()
         started = [message for message in self._large if message.offset]
         for message in started:
             self.withdraw(message)
@@ -215,6 +241,7 @@ class SessionOutbox:
 
     def clear(self) -> None:
         """Take everything out."""
+        self.release()
         for message in (*self._small, *self._large):
             message.queued = False
         self._small.clear()

@@ -34,7 +34,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from aiograd.distributed.rpc.effects import Former
@@ -42,7 +42,7 @@ from aiograd.distributed.rpc.handshake import Dialler, Secured
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.distributed.rpc.peer_session import Handler, PeerSession
+from aiograd.distributed.rpc.peer_session import Handler, PeerSession, PromptHandler
 from aiograd.distributed.rpc.secure_channel import SecureChannel, dial
 from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
@@ -84,6 +84,7 @@ class LocalEndpoint(Protocol):
     loop: asyncio.AbstractEventLoop
     context: contextvars.Context
     handler: Handler
+    prompt_handlers: Mapping[int, PromptHandler]
 
     def failure(self, error: BaseException, kind: int, value: Any) -> Sequence[Buffer]:
         """The message that tells a peer of an error of a handler."""
@@ -126,7 +127,7 @@ class Peer:
     """
 
     __slots__ = (
-        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "failure", "conversations",
+        "owner", "id", "name", "principal", "limits", "loop", "context", "handler", "prompt_handlers", "failure", "conversations",
         "_best", "_dialling",
     )  # fmt: skip
 
@@ -138,6 +139,7 @@ class Peer:
         self.loop = owner.loop
         self.context = owner.context
         self.handler = owner.handler
+        self.prompt_handlers = owner.prompt_handlers
         self.failure = owner.failure
         self.conversations: list[PeerSession] = []
         self._best: PeerSession | None = None

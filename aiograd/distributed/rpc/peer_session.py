@@ -27,14 +27,14 @@ import asyncio
 import contextvars
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.rpc.codec import decode, encode, message_size
+from aiograd.distributed.rpc.codec import NOTHING, decode, encode, message_size
 from aiograd.distributed.rpc.effects import NOT_KNOWN, Abandon, Answered, Deliver, Expired, Former
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
@@ -48,8 +48,13 @@ from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
 #: ticks are at least this far apart, in seconds
 TICK = 0.002
 
+#: seconds for which the answer to a request that was served at once is held, where the peer does not wait for it; and the longest such request
+HOLD, HOLD_BYTES = 0.005, 64 << 10
+
 #: serves requests: who asks, the kind, the message, and the seconds that are left
 Handler: TypeAlias = Callable[[PeerIdentity, int, Any, float], Coroutine[Any, Any, Any]]
+#: serves requests that need no task: who asks, and the message; returns True where the peer waits for the answer, which is None
+PromptHandler: TypeAlias = Callable[[PeerIdentity, Any], bool]
 
 
 class SessionOwner(Protocol):
@@ -61,6 +66,8 @@ class SessionOwner(Protocol):
     loop: asyncio.AbstractEventLoop
     context: contextvars.Context
     handler: Handler
+    #: by kind of request
+    prompt_handlers: Mapping[int, PromptHandler]
 
     @property
     def failure(self) -> Callable[[BaseException, int, Any], Sequence[Buffer]]:
@@ -288,6 +295,24 @@ class PeerSession:
         if stop is not None:  # somebody at a terminal means the process: it leaves the loop, as out of any task, but the answer goes first
             self._loop.call_soon(_raise, stop)
 
+    def _serve_promptly(self, effect: Deliver, handler: PromptHandler) -> None:
+        """Serve a request that needs no task; what is to be sent then goes out with the rest of what came with it."""
+        id, kind, message, _ = effect
+        value: Any = None
+        failed, hold = False, 0.0
+        answer: Sequence[Buffer] = NOTHING
+        size = len(message)
+        try:
+            value = decode(message, self.peer.limits)
+            if not handler(self._known(), value) and size <= HOLD_BYTES:
+                hold = HOLD
+        except BaseException as error:
+            failed = True
+            answer = self.peer.failure(error, kind, value)
+            if not isinstance(error, Exception):  # it means the process: see `_serve`
+                self._loop.call_soon(_raise, error)
+        self.session.respond(id, answer, self._loop.time(), failed, hold)
+
     def _abandon(self, id: int) -> None:
         task = self._handlers.pop(id, None)
         if task is not None and not task.done():
@@ -325,7 +350,11 @@ class PeerSession:
                 self._answered(effect)
             elif isinstance(effect, Deliver):
                 self.is_used = True
-                self._handlers[effect.id] = self._loop.create_task(self._serve(effect), context=self._context.copy())
+                prompt = self.peer.prompt_handlers.get(effect.kind)
+                if prompt is not None:
+                    self._context.copy().run(self._serve_promptly, effect, prompt)
+                else:
+                    self._handlers[effect.id] = self._loop.create_task(self._serve(effect), context=self._context.copy())
             elif isinstance(effect, Abandon):
                 self._abandon(effect.id)
             elif isinstance(effect, Expired):
@@ -342,7 +371,7 @@ class PeerSession:
         if request is None or request.answer.done():
             return
         try:
-            value = decode(effect.message, self.peer.limits)
+            value = None if effect.message == NOTHING[0] else decode(effect.message, self.peer.limits)
         except Exception as error:
             request.answer.set_exception(error)
             return

@@ -87,12 +87,13 @@ class SecureChannel:
             if lane.put(parts):
                 return not lane.is_full
             lane.flush()
-        return self._write(parts)
+        return self._write(parts, more=True)
 
     def flush(self) -> None:
         """Send what `send` has queued here."""
         if self._lane is not None:
             self._lane.flush()
+        self.channel.flush()
 
     def _make_lane(self) -> SharedLane:
         return SharedLane(self.channel.shared_memory, self.secured.frame_bytes, self._write_record, self._writable, self.close)
@@ -100,9 +101,9 @@ class SecureChannel:
     def _write_record(self, record: bytes) -> None:
         self._write((record,))
 
-    def _write(self, parts: Sequence[Buffer]) -> bool:
+    def _write(self, parts: Sequence[Buffer], more: bool = False) -> bool:
         try:
-            return self.channel.send(self._seal(parts))
+            return self.channel.send(self._seal(parts), more)
         except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
             self.close(error)
             return False

@@ -147,7 +147,7 @@ class RpcSession:
         """Tell the peer what was delivered in an earlier session."""
         self._former.append(former)
 
-    def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False) -> None:
+    def respond(self, id: int, message: Sequence[Buffer], now: float, failed: bool = False, hold: float = 0.0) -> None:
         """Answer a request that was delivered. Ignored where nobody waits for it any more.
 
         Args:
@@ -155,11 +155,12 @@ class RpcSession:
             message: its buffers; they must not change until the peer has resolved the request, since they may have to be sent again.
             now: seconds.
             failed: the answer is an error.
+            hold: seconds for which it may wait for something else that is sent; 0: it does not.
 
         Raises:
             LimitError: the message is above `Limits.message_bytes`; the request still runs and can be answered with a failure.
         """
-        self._answers.respond(id, message, failed)
+        self._answers.respond(id, message, failed, now + hold if hold else None)
 
     # ---- channel
 
@@ -266,6 +267,8 @@ class RpcSession:
         if not self._attached:
             return None
         outbox, requests = self._outbox, self._requests
+        if outbox.held_until != math.inf and self.has_output:
+            outbox.release()
         if requests.unacknowledged:
             requests.told()
         if self._former:
@@ -326,6 +329,8 @@ class RpcSession:
     def tick(self, now: float) -> None:
         """Do what is due; harmless when nothing is."""
         self._ticked_at = now
+        if now >= self._outbox.held_until:
+            self._outbox.release()
         self._requests.tick(now)
         self._answers.tick(now)
         if self._attached and now >= self._heartbeat_at:
@@ -341,6 +346,8 @@ class RpcSession:
         if self._attached:
             if soonest is None or self._heartbeat_at < soonest:
                 soonest = self._heartbeat_at
+            if self._outbox.held_until < soonest:
+                soonest = self._outbox.held_until
             when = self.last_heard + self._silence
             if self._ticked_at < when < soonest:
                 soonest = when

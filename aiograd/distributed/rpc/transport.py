@@ -40,15 +40,19 @@ class Channel(Protocol):
             on_writable: called when there is room again after `send` has returned False.
         """
 
-    def send(self, frame: Buffer) -> bool:
+    def send(self, frame: Buffer, more: bool = False) -> bool:
         """Queue one frame; never blocks or raises (after the channel has closed, frames vanish).
 
         Args:
             frame: the bytes.
+            more: further frames follow at once, or `flush`: a small frame may wait for them and leave in one packet with them.
 
         Returns:
             False where the sender should stop until `on_writable` is called.
         """
+
+    def flush(self) -> None:
+        """Let frames leave that wait for more."""
 
     def close(self) -> None:
         """Close at once; what is queued may be lost. Idempotent."""

@@ -44,16 +44,19 @@ class StageHost(StepHost[PipelineSession]):
 
     # ---------------------------------------------------------------- what others may call
 
-    async def receive(self, step: int, rank: int, kind: str, stage: int, microbatch: int, value: Any) -> bool:
-        """A value for a rank that lives here. Returns whether it was of use; what comes too late is not."""
-        session = self._find(step)
+    def _take(self, value: Any) -> None:
+        """Take a value for a rank that lives here, from a `StepOutbox`; one that comes too late is dropped."""
+        match value:
+            case (int(step), int(rank), str(kind), int(stage), int(microbatch), value):
+                session = self._find(step)
+            case _:
+                raise ArgumentError("a malformed value between ranks of a pipeline")
         if session is None:
-            return False
+            return
         assignment = self._assignment
         if rank not in session.mailboxes or stage not in assignment.stages or not 0 <= microbatch < assignment.microbatches:
             raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
         session.mailboxes[rank].put((kind, stage, microbatch), received(kind, value))
-        return True
 
     async def run(self, step: int, trains: bool, peers: dict[str, Any], driver: Any = None, seed: Any = None) -> dict[str, Any]:
         """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.

@@ -5,19 +5,30 @@ Note [Repeating what was sent]
     ranks' actions from the first to the last, on the same inputs, and gives the same values again, to ranks that drop what they have already.
     So all it needs of the others is that they repeat what they had sent. An undelivered message is sent again until it is delivered, or until the
     rank is somewhere else: it may be that only the two of them have lost contact.
+
+Note [Values that go together]
+    A message costs far more than a small value. So the values that are posted for a rank in one turn of the loop, such as the microbatches at the
+    beginning of a step, travel together, up to `TOGETHER` of them and `TOGETHER_BYTES` of their tensors; and their delivery is confirmed with
+    whatever the other host sends next (`RemoteRef.post`), until this one has nothing more to send and waits for that.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
-from aiograd.errors import ArgumentError, PipelineError, UnknownPeerError
+from aiograd.errors import ArgumentError, DistributedError, LimitError, PipelineError, UnknownPeerError
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
 from aiograd.steps.coordinator import GONE
 from aiograd.steps.session import PAUSE
+from aiograd.tensors.core import TensorCore
+from aiograd.trees import leaves_of
+
+#: values that travel together, at most, and bytes of their tensors
+TOGETHER, TOGETHER_BYTES = 16, 64 << 10
 
 _KINDS = {ENTRY: tuple, FORWARD: tuple, BACKWARD: list, TARGET: tuple}
 
@@ -48,6 +59,12 @@ class StepOutbox:
         #: where each rank is: how often it has been replaced, and its host
         self._routes: dict[int, tuple[int, Any]] = {}
         self._entries: dict[Entry, None] = {}
+        self._undelivered = 0
+        #: by rank, what was posted and is not on its way yet; see Note [Values that go together]
+        self._queues: dict[int, list[Entry]] = {}
+        self._flushing: asyncio.Handle | None = None
+        #: somebody waits until everything has been delivered
+        self._drains = False
         self._tasks: set[asyncio.Task[None]] = set()
         #: fails when a value could not be delivered
         self.failure: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -74,7 +91,20 @@ class StepOutbox:
         """Send a value, and go on."""
         entry = Entry(rank, key, tuple(value) if isinstance(value, StageMessage) else value)
         self._entries[entry] = None
-        task = asyncio.get_running_loop().create_task(self._send(entry), name=f"aiograd:pipeline:send {key[0]}")
+        self._undelivered += 1
+        if not self._queues:
+            self._flushing = asyncio.get_running_loop().call_soon(self._flush)
+        self._queues.setdefault(rank, []).append(entry)
+
+    def _flush(self) -> None:
+        """Send what has been posted."""
+        queues, self._queues = self._queues, {}
+        for rank, entries in queues.items():
+            for batch in _batches(entries):
+                self._start(self._send(rank, batch), f"send {batch[0].key[0]}")
+
+    def _start(self, sending: Coroutine[Any, Any, None], what: str) -> None:
+        task = asyncio.get_running_loop().create_task(sending, name=f"aiograd:pipeline:{what}")
         self._tasks.add(task)
         task.add_done_callback(self._sent)
 
@@ -84,43 +114,54 @@ class StepOutbox:
             self.failure.set_exception(error)
             self.failure.exception()
 
-    async def _send(self, entry: Entry) -> None:
+    async def _send(self, rank: int, entries: list[Entry]) -> None:
         while True:
-            route = self._routes.get(entry.rank)
+            route = self._routes.get(rank)
+            stage = entries[0].key[1]
             if route is None:
-                raise PipelineError(f"rank {entry.rank} of a pipeline is nowhere: a value for its stage {entry.key[1]} cannot be sent")
+                raise PipelineError(f"rank {rank} of a pipeline is nowhere: a value for its stage {stage} cannot be sent")
             try:
-                await route[1].call("receive", self._step, entry.rank, *entry.key, entry.value)
+                await route[1].post([(self._step, rank, *entry.key, entry.value) for entry in entries], waits=self._drains)
                 break
             except UnknownPeerError as error:
                 raise PipelineError(
-                    f"a value for stage {entry.key[1]} of a pipeline, on rank {entry.rank}, cannot be sent: {error}. Workers that have neighbouring "
+                    f"a value for stage {stage} of a pipeline, on rank {rank}, cannot be sent: {error}. Workers that have neighbouring "
                     "stages have to know each other: Worker.add_peer"
                 ) from error
+            except LimitError:
+                if len(entries) == 1:
+                    raise
+                for entry in entries:
+                    await self._send(rank, [entry])
+                return
             except GONE:
                 if not self._keeps:
                     raise
-            if self._routes[entry.rank] is route:
+            if self._routes[rank] is route:
                 await asyncio.sleep(PAUSE)
-        entry.is_delivered = True
-        if not self._keeps:
-            del self._entries[entry]
-        if self._idle is not None and self.is_idle and not self._idle.done():
+        for entry in entries:
+            if not entry.is_delivered:
+                entry.is_delivered = True
+                self._undelivered -= 1
+            if not self._keeps:
+                self._entries.pop(entry, None)
+        if self._idle is not None and not self._undelivered and not self._idle.done():
             self._idle.set_result(None)
 
     async def repeat(self, ranks: set[int]) -> None:
         """Send again what has been delivered to these ranks. Cancelling stops it."""
         for entry in [entry for entry in self._entries if entry.rank in ranks and entry.is_delivered]:
-            await self._send(entry)
-
-    @property
-    def is_idle(self) -> bool:
-        """True if everything has been delivered."""
-        return all(entry.is_delivered for entry in self._entries)
+            await self._send(entry.rank, [entry])
 
     async def drain(self) -> None:
         """Wait until everything has been delivered, if need be to replacements."""
-        while not self.is_idle:
+        self._drains = True
+        urged = {self._routes[entry.rank][1] for entry in self._entries if not entry.is_delivered and entry.rank in self._routes}
+        urged -= {self._routes[rank][1] for rank in self._queues if rank in self._routes}
+        self._flush()
+        for host in urged:  # what it has taken it may not have said yet
+            self._start(_urge(host), "urge")
+        while self._undelivered:
             self._idle = asyncio.get_running_loop().create_future()
             await asyncio.wait([self._idle, self.failure], return_when=asyncio.FIRST_COMPLETED)
             if self.failure.done():
@@ -131,9 +172,35 @@ class StepOutbox:
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
+        if self._flushing is not None:
+            self._flushing.cancel()
+        self._queues.clear()
         self._entries.clear()
         self.failure.cancel()
         return tasks
+
+
+def _batches(entries: list[Entry]) -> Iterator[list[Entry]]:
+    """Values for one rank, by message; see Note [Values that go together]."""
+    if len(entries) == 1:
+        yield entries
+        return
+    batch: list[Entry] = []
+    total = 0
+    for entry in entries:
+        size = sum(tensor.size * tensor.dtype.itemsize for tensor in leaves_of(entry.value, TensorCore))
+        if batch and (len(batch) == TOGETHER or total + size > TOGETHER_BYTES):
+            yield batch
+            batch, total = [], 0
+        batch.append(entry)
+        total += size
+    yield batch
+
+
+async def _urge(host: Any) -> None:
+    """Let a host say at once what it has taken. Where it cannot be reached, the values themselves show it."""
+    with contextlib.suppress(DistributedError):
+        await host.post([])
 
 
 def received(kind: str, value: Any) -> Any:

@@ -207,7 +207,7 @@ class SimulatedChannel:
         if self.is_closed:
             self._loop.call_soon(self._tell, context=self.context)
 
-    def send(self, frame: Buffer) -> bool:
+    def send(self, frame: Buffer, more: bool = False) -> bool:
         """Queue one frame. False where the sender should stop until `on_writable` is called."""
         if self.is_closed or self.place.owner.is_dead:
             return True
@@ -217,6 +217,9 @@ class SimulatedChannel:
         self._out.link.carry(self._out, frame if type(frame) is bytes else bytes(frame), self._loop.time())
         self._is_full = self._out.queued >= self._room and not self.is_closed
         return not self._is_full
+
+    def flush(self) -> None:
+        """Frames never wait for more."""
 
     def close(self) -> None:
         """Close at once. The other end learns it; what is on its way may be lost where the link has faults."""

@@ -89,7 +89,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         "remote", "certified_names", "shared_memory", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit",
         "_is_sealed", "_loop", "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end",
         "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused",
-        "_written", "_unread_mark", "_unread_since", "_watch",
+        "_joined", "_joined_bytes", "_written", "_unread_mark", "_unread_since", "_watch",
     )  # fmt: skip
 
     def __init__(
@@ -139,6 +139,9 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         # output
         self._keys = b""
         self._keys_used = 0
+        #: heads and small frames that wait for more, and bytes of these frames
+        self._joined: list[Buffer] = []
+        self._joined_bytes = 0
         self._paused = False
         self._written = 0
         self._unread_mark = 0
@@ -233,7 +236,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
 
     # ---- output
 
-    def send(self, frame: Buffer) -> bool:
+    def send(self, frame: Buffer, more: bool = False) -> bool:
         """Queue one frame, see `Channel.send`. It must not change afterwards: it may be sent from where it is."""
         if self._closing:
             return False
@@ -246,16 +249,30 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                 key = self._next_key()
                 head += key
                 frame = framing.masked(frame, key)
-        if length <= JOIN:
-            self._transport.write(b"".join((head, frame)))
-        else:
-            self._transport.writelines((head, frame))
         self._written += length
+        if length <= JOIN:
+            self._joined += (head, frame)
+            self._joined_bytes += length
+            if more and self._joined_bytes <= JOIN and not self._paused:
+                return True
+            self.flush()
+        else:
+            self.flush()
+            self._transport.writelines((head, frame))
         if self._paused:
             if self._transport.get_write_buffer_size() > self._limits.unread_bytes:
                 self._drop(f"it left more than {self._limits.unread_bytes} bytes unread")
             return False
         return True
+
+    def flush(self) -> None:
+        """Let frames leave, see `Channel.flush`."""
+        joined = self._joined
+        if joined and not self._closing:
+            data = b"".join(joined)
+            joined.clear()
+            self._joined_bytes = 0
+            self._transport.write(data)
 
     def _next_key(self) -> bytes:
         at = self._keys_used
@@ -271,6 +288,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             head += key + framing.masked(payload, key)
         else:
             head += payload
+        self.flush()
         self._transport.write(head)
 
     def pause_writing(self) -> None:
