@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aiograd.distributed.rpc import peer_session
 from aiograd.distributed.rpc.codec import WireTensor
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.peer_session import _Request
@@ -286,6 +287,54 @@ async def test_handlers_run_in_the_context_of_their_own_endpoint() -> None:
         await a.ask("b", "echo")
         await a.ask("b", "echo")
     assert seen == ["where b was opened"] * 2
+
+
+def test_requests_that_are_served_without_a_task() -> None:
+    """Their answers are held where nobody waits for them: they come with another, with one that is waited for, or a few milliseconds later."""
+
+    async def main() -> None:
+        mark = contextvars.ContextVar("mark", default="none")
+        seen: list[Any] = []
+
+        def take(peer: PeerIdentity, value: Any) -> bool:
+            seen.append((peer.name, mark.get(), value))
+            mark.set("by an earlier handler")
+            if value == "wrong":
+                raise ContextNotFoundError("no such context")
+            return value == "urgent"
+
+        async with World() as world:
+            mark.set("where b was opened")
+            b = await world.node("b", prompt_handlers={9: take})
+            mark.set("the caller's")
+            a = await world.node("a", b)
+            now = asyncio.get_running_loop().time
+
+            async def post(value: Any) -> tuple[Any, float]:
+                began = now()
+                await a.endpoint.request("b", 9, value, 5.0)
+                return value, now() - began
+
+            await a.ask("b", "echo")
+            value, seconds = await post("patient")
+            assert peer_session.HOLD <= seconds < 2 * peer_session.HOLD
+            for other in (post("urgent"), a.ask("b", "echo", 1)):
+                patient = asyncio.create_task(post("patient"))
+                await turns()
+                assert not patient.done(), "it is held"
+                await other
+                value, seconds = await patient
+                assert seconds == 0.0, "it came along"
+            assert (await post(bytes(peer_session.HOLD_BYTES)))[1] == 0.0, "room is given back at once"
+            with pytest.raises(ContextNotFoundError, match="no such context"):
+                await post("wrong")
+            with pytest.raises(ContextNotFoundError, match="no such context"):
+                await b.endpoint.request("b", 9, "wrong", 5.0)
+            await b.endpoint.request("b", 9, "urgent", 5.0)
+            assert {name for name, *_ in seen} == {"a", "b"} and {each for _, each, _ in seen} == {"where b was opened"}
+            assert b.callers == [b.callers[0]] * len(b.callers), "the other handler saw nothing of it"
+
+    simulate(main)
 
 
 async def test_answers_hold_nothing_behind() -> None:
