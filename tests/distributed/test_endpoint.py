@@ -17,8 +17,8 @@ import pytest
 
 from aiograd.distributed.rpc import peer_session
 from aiograd.distributed.rpc.codec import WireTensor
+from aiograd.distributed.rpc.former_requests import PendingRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
-from aiograd.distributed.rpc.peer_session import _Request
 from aiograd.errors import (
     ArgumentError,
     ArgumentTypeError,
@@ -157,7 +157,7 @@ def test_the_deadline_passes_in_the_moment_in_which_there_is_room() -> None:
             second = asyncio.create_task(a.ask("b", "echo", "z" * 10_000, timeout=2.0))
             await turns()
             b.gate.set()
-            while conversation._waiting:
+            while conversation._room.is_awaited:
                 await turns(1)
             loop.advance(3.0)
             with pytest.raises(DeadlineError):
@@ -420,7 +420,7 @@ async def test_a_request_that_makes_no_sense_is_answered_with_an_error() -> None
         now = loop.time()
         answer: asyncio.Future[Any] = loop.create_future()
         id = conversation.session.request(CALL, [b"nonsense that is no message"], 5.0, now)
-        conversation._requests[id] = _Request(conversation, id, answer, CALL, 0, 5.0)
+        conversation._requests[id] = PendingRequest(conversation, id, answer, CALL, 0, 5.0)
         conversation._pump(now)
         with pytest.raises((ProtocolError, LimitError), match="Error on Node b"):
             await answer

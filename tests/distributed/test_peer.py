@@ -318,7 +318,7 @@ def test_altered_bytes_close_the_connection_and_nothing_is_lost() -> None:
             await a.ask("b", "echo", 0)
             (channel, *_) = [each for each in world.board.channels if each.side == "a"]
             send = channel.send
-            channel.send = lambda frame: send(bytes(frame)[:-1] + bytes([bytes(frame)[-1] ^ 1]))  # type: ignore[method-assign]
+            channel.send = lambda frame, more=False: send(bytes(frame)[:-1] + bytes([bytes(frame)[-1] ^ 1]))  # type: ignore[method-assign]
             assert await a.ask("b", "echo", 1) == 1
             assert b.ran == [0, 1]
             assert world.board.dials == 2
@@ -430,7 +430,7 @@ def test_a_loss_in_the_moment_in_which_there_is_room() -> None:
             second = asyncio.create_task(a.ask("b", "echo", "y" * 10_000))
             await turns()
             b.gate.set()
-            while conversation._waiting:
+            while conversation._room.is_awaited:
                 await turns(1)
             conversation.peer.lose(conversation, "for the test")
             await first

@@ -140,13 +140,16 @@ class PassParticipant(PassRecord):
             TransactionError: the event is not allowed in the present state.
         """
         commands = self.transaction.handle(event, self._loop.time())
+        if not commands:
+            self._arm()
+            return False
         if Drop() in commands and self.error is None:
             lease_ended = self.state is TransactionState.IN_DOUBT and not isinstance(event, OwnerClosed)
             self._failed(self._doubt() if lease_ended else error or PassAbortedError("the pass was aborted"))
         for command in commands:
             self._perform(command)
         self._arm()
-        return bool(commands)
+        return True
 
     def _perform(self, command: TransactionCommand) -> None:
         match command:

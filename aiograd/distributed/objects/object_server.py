@@ -73,21 +73,17 @@ def register_optimizers(*classes: type[Any]) -> None:
 
 @runtime_checkable
 class Adapter(Protocol):
-    """The methods of an adapter that its worker calls; peers cannot call them, since they are private."""
+    """The methods of an adapter that its worker calls; peers cannot call them, since they are private.
+
+    One that takes values as they come (`RemoteRef.post`) has also ``_take(value)``. The value comes from the peer that had the adapter made, or from
+    one that this peer has told of it, and may be anything.
+    """
 
     def _doubt(self, leaves: Iterable[Any], owners: Iterable[str]) -> CommitUnknown | None:
         """The error if gradients are in doubt: those of some leaves of this worker (given by their nodes), or those on some workers; else None."""
 
     def _leave(self) -> None:
         """Release everything: the last reference has been deleted."""
-
-
-@runtime_checkable
-class Recipient(Protocol):
-    """An adapter that takes values as they come, see `RemoteRef.post`."""
-
-    def _take(self, value: Any) -> None:
-        """Take a value. It comes from the peer that had the adapter made, or from one that this peer has told of it, and may be anything."""
 
 
 #: classes of adapters that may be made on request, by name, each loaded when it is called for; see Note [Adapters]
@@ -273,15 +269,15 @@ class ObjectServer:
             case _:
                 raise ProtocolError("malformed values for an object", code="post")
         self.table.find(ref.id, ref.epoch, caller.principal)
-        adapter = self.adapters.get(ref.id)
-        if not isinstance(adapter, Recipient):
+        take = getattr(self.adapters.get(ref.id), "_take", None)
+        if take is None:
             raise NotExposedError(f"a {ref.type_name:.80} takes no values in this way; call its methods")
         profiler = self.core.recorder(caller, seen)
         what, about = f"{ref.type_name:.80}.post", {"client.address": caller.name}
         with self.calls.observe("serve", "aiograd.post", what, caller.name, profiler, "SERVER", seen.traceparent, **about):
             unpacking = Unpacking(self.calls.reference)
             for value in values:
-                adapter._take(unpacking.unpack(value))
+                take(unpacking.unpack(value))
         return waits
 
     async def _get(self, caller: PeerIdentity, ref: RemoteRef) -> Any:

@@ -12,13 +12,6 @@ Note [A blocked loop]
     that came meanwhile, so every peer seems silent. If a tick is late by more than half a heartbeat, the delay is
     not counted as silence. If it is late by the whole time after which a peer is lost, peers have most likely given up this worker, although the
     socket is open: only heartbeats are sent until one comes back, and the silence of the peer is counted anew.
-
-Note [Requests that move to the next session]
-    A worker that dials a peer which has given up the session gets another one. Requests that were not sent move to it at once. For requests that
-    were sent, the peer must report if it ran them: it remembers the last delivered request of ended sessions (`Former`), for as long as
-    a request can wait for an answer. Later ones were not delivered and will not be, since the session has ended; they are sent again under new
-    numbers. The others are lost, and so are all if the peer does not remember the session. The one exception is a session in which this side never
-    got a frame and which the peer does not know: its handshake was not completed there, so the peer has run nothing.
 """
 
 from __future__ import annotations
@@ -26,22 +19,21 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import math
-from collections import deque
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
 from aiograd.distributed import failpoints
 from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc.codec import NOTHING, decode, encode, message_size
-from aiograd.distributed.rpc.effects import NOT_KNOWN, Abandon, Answered, Deliver, Expired, Former
+from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Expired, Former
+from aiograd.distributed.rpc.former_requests import FormerRequests, PendingRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.outbound import OutboundRequest
+from aiograd.distributed.rpc.outbound_room import OutboundRoom
 from aiograd.distributed.rpc.secure_channel import SecureChannel
 from aiograd.distributed.rpc.session import RpcSession
-from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
 
@@ -86,34 +78,6 @@ class SessionOwner(Protocol):
         """The error for a request that waits."""
 
 
-class _Request:
-    """A request that waits for its answer. It may move to the next session, see Note [Requests that move to the next session]."""
-
-    __slots__ = ("conversation", "id", "answer", "kind", "size", "timeout")
-
-    def __init__(self, conversation: PeerSession, id: int, answer: asyncio.Future[Any], kind: int, size: int, timeout: float) -> None:
-        self.conversation = conversation
-        self.id = id
-        self.answer = answer
-        self.kind = kind
-        self.size = size
-        self.timeout = timeout
-
-
-@dataclass(slots=True)
-class _Estate:
-    """Requests of a session that has ended, for which the peer has not reported yet if it ran them."""
-
-    rows: dict[_Request, OutboundRequest]
-    #: makes the error for a request that is lost
-    loss: Callable[[int], DistributedError]
-    #: True if none of the requests was run in case the peer does not know the session
-    is_unconfirmed: bool
-    #: time at which the peer's time to report ends, in seconds
-    until: float
-    timer: asyncio.TimerHandle | None = None
-
-
 class PeerSession:
     """One session with one peer.
 
@@ -126,8 +90,7 @@ class PeerSession:
     __slots__ = (
         "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "short_lived", "round_trip", "trouble",
         "is_lost", "is_confirmed", "is_used", "heir",
-        "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_tolerance", "_outgoing", "_waiting",
-        "_estates", "_predecessor",
+        "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_tolerance", "_room", "_former",
     )  # fmt: skip
 
     def __init__(self, peer: SessionOwner, session: RpcSession, *, dialled: bool) -> None:
@@ -156,7 +119,7 @@ class PeerSession:
         self.round_trip = 0.0
         #: the reason why there is no link
         self.trouble: BaseException | None = None
-        self._requests: dict[int, _Request] = {}
+        self._requests: dict[int, PendingRequest] = {}
         self._handlers: dict[int, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._blocked = False
@@ -164,12 +127,10 @@ class PeerSession:
         self._timer_at = math.inf
         #: seconds by which a tick may be late
         self._tolerance = peer.limits.heartbeat / 2
-        #: bytes of unanswered requests, and the requests that wait until there are fewer
-        self._outgoing = 0
-        self._waiting: deque[tuple[int, asyncio.Future[None]]] = deque()
-        #: id of an ended session -> its requests that are not settled
-        self._estates: dict[bytes, _Estate] = {}
-        self._predecessor = b""
+        #: for bytes of unanswered requests
+        self._room = OutboundRoom(peer.limits.bytes_per_peer)
+        #: requests of ended sessions
+        self._former = FormerRequests(self, peer.loop, peer.context, peer.limits.silence)
         self._arm(self.heard)
 
     # ---- requests of this side
@@ -181,12 +142,10 @@ class PeerSession:
         size = message_size(message)
         self.is_used = True
         left = timeout
-        if self._waiting or (self._outgoing and self._outgoing + size > limits.bytes_per_peer):
+        if not self._room.take(size):
             left = await self._wait_for_room(kind, size, timeout)
             if self.heir is not None:
                 return await self.heir.request(kind, value, left)
-        else:
-            self._outgoing += size
         answer: asyncio.Future[Any] = self._loop.create_future()
         now = self._loop.time()
         if now > self._timer_at + self._tolerance:
@@ -194,20 +153,20 @@ class PeerSession:
         try:
             id = self.session.request(kind, message, left, now)
         except BaseException:
-            self._release(size)
+            self._room.release(size)
             raise
         del message
-        request = self._requests[id] = _Request(self, id, answer, kind, size, timeout)
+        request = self._requests[id] = PendingRequest(self, id, answer, kind, size, timeout)
         self._pump(now)
         if kind == Kind.GRADIENT:
             failpoints.reach("bwd.after_send")
         try:
             return await answer
         except asyncio.CancelledError:
-            request.conversation._give_up(request)
+            request.conversation.give_up(request)
             raise
 
-    def _give_up(self, request: _Request) -> None:
+    def give_up(self, request: PendingRequest) -> None:
         """Cancel a request whose caller does not wait any more."""
         id = request.id
         if self._requests.get(id) is request:
@@ -216,51 +175,25 @@ class PeerSession:
             self.session.cancel(id, now)
             self._pump(now)
             return
-        for estate in self._estates.values():
-            if estate.rows.pop(request, None) is not None:
-                self._release(request.size)
+        if self._former.drop(request):
+            self._room.release(request.size)
 
     async def _wait_for_room(self, kind: int, size: int, seconds: float) -> float:
         """Wait until `size` more bytes of requests may be outstanding, and reserve them; returns the rest of `seconds`."""
         started = self._loop.time()
-        room: asyncio.Future[None] = self._loop.create_future()
-        entry = (size, room)
-        self._waiting.append(entry)
-        timer = call_at(self._context, self._loop, self._loop.time() + seconds, _expire, room, self._late(kind, seconds))
-        try:
-            await room
-        except BaseException:
-            if entry in self._waiting:
-                self._waiting.remove(entry)
-            elif room.done() and not room.cancelled() and room.exception() is None:
-                self._release(size)  # it was granted in the same moment
-            raise
-        finally:
-            timer.cancel()
+        await self._room.wait(size, self._context, started + seconds, self._late(kind, seconds))
         if self.is_lost and self.heir is None:  # in the same moment in which room was granted
             raise self.peer.loss(self, "it was lost while this waited to be sent", self._stage(kind), self.trouble)
         left = seconds - (self._loop.time() - started)
         if left <= 0:
-            self._release(size)
+            self._room.release(size)
             raise self._late(kind, seconds)
         return left
 
-    def _release(self, size: int) -> None:
-        self._outgoing -= size
-        waiting = self._waiting
-        while waiting:
-            size, room = waiting[0]
-            if self._outgoing and self._outgoing + size > self.peer.limits.bytes_per_peer:
-                break
-            waiting.popleft()
-            if not room.done():
-                self._outgoing += size
-                room.set_result(None)
-
-    def _forget(self, id: int) -> _Request | None:
+    def _forget(self, id: int) -> PendingRequest | None:
         request = self._requests.pop(id, None)
         if request is not None:
-            self._release(request.size)
+            self._room.release(request.size)
         return request
 
     # ---- requests of the peer
@@ -362,7 +295,7 @@ class PeerSession:
                 if request is not None and not request.answer.done():
                     request.answer.set_exception(self._late(request.kind, request.timeout))
             elif isinstance(effect, Former):
-                self._settle(effect.session, effect.first)
+                self._former.settle(effect.session, effect.first)
             else:
                 self.peer.left(self)
 
@@ -382,14 +315,15 @@ class PeerSession:
 
     def _pump(self, now: float, point: str | None = None) -> None:
         """Send frames while the link accepts them; the failpoint `point` is reached between two frames."""
-        link = self.link
-        if link is not None and not self._blocked:
-            session = self.session
-            while session.has_output and (frame := session.next_frame(now)) is not None:
+        link, session = self.link, self.session
+        if link is not None and not self._blocked and session.has_output:
+            while (frame := session.next_frame(now)) is not None:
                 if not link.send(frame):
                     self._blocked = True
                     break
-                if point is not None and session.has_output:
+                if not session.has_output:
+                    break
+                if point is not None:
                     link.flush()
                     failpoints.reach(point)
             link.flush()
@@ -442,7 +376,8 @@ class PeerSession:
         Args:
             reason: completes the sentence "worker 'x' was lost: ...".
             cause: an error that says more than "lost", and is raised instead where it is one of the handshake.
-            heir: the session to which requests move that the peer has not run, see Note [Requests that move to the next session].
+            heir: the session to which requests move that the peer has not run, see Note [Requests that move to the next session]
+                in `former_requests`.
         """
         if self.is_lost:
             return
@@ -461,101 +396,46 @@ class PeerSession:
 
         if heir is not None:
             rows = {requests.pop(row.id): row for row in self.session.unresolved() if row.id in requests}
-            heir._inherit(self.id, rows, loss, not self.is_confirmed)
-            heir._predecessor = self.id
+            heir._former.inherit(self.id, rows, loss, not self.is_confirmed)
+            heir._former.predecessor = self.id
         self.session.fail_all()
         for request in requests.values():
-            _fail(request, loss)
-        for session, estate in self._estates.items():
-            if estate.timer is not None:
-                estate.timer.cancel()
-            if heir is not None:  # it may learn what this one did not
-                heir._inherit(session, estate.rows, estate.loss, estate.is_unconfirmed)
-                continue
-            for request in estate.rows:
-                _fail(request, estate.loss)
-        self._estates.clear()
-        while self._waiting:
-            _, room = self._waiting.popleft()
-            if room.done():
-                continue
-            if heir is None:
-                room.set_exception(self.peer.loss(self, reason, "waiting to send", cause))
-            else:
-                room.set_result(None)
+            request.fail(loss)
+        self._former.end(None if heir is None else heir._former)
+        self._room.close(None if heir is not None else lambda: self.peer.loss(self, reason, "waiting to send", cause))
         for id in list(self._handlers):
             self._abandon(id)
-
-    # ---- requests of an earlier session
 
     @property
     def has_requests(self) -> bool:
         """True if requests wait for the peer."""
-        return bool(self._requests or self._waiting or self._estates)
+        return bool(self._requests or self._room.is_awaited or self._former)
 
-    def _inherit(self, session: bytes, rows: dict[_Request, OutboundRequest], loss: Callable[[int], DistributedError], is_unconfirmed: bool) -> None:
-        """Take over the requests of an ended session that were not run. See Note [Requests that move to the next session]."""
-        now = self._loop.time()
-        undecided: dict[_Request, OutboundRequest] = {}
-        for request, row in rows.items():
-            request.conversation, request.id = self, 0
-            self._outgoing += request.size
-            if row.received:
-                self._lost_for(request, loss)
-            elif row.started:
-                undecided[request] = row
-            else:
-                self._repeat(request, row, now)
-        if rows:
-            self.is_used = True
-        if undecided:
-            self._estates[session] = estate = _Estate(undecided, loss, is_unconfirmed, now + self.peer.limits.silence)
-            self._watch(session, estate)
+    # ---- for requests of an earlier session, see `FormerRequests`
 
-    def _watch(self, session: bytes, estate: _Estate) -> None:
-        """Fail the requests of an ended session whose deadlines have passed, and all of them when the peer's time to report has ended."""
-        now = self._loop.time()
-        for request in [request for request, row in estate.rows.items() if row.deadline <= now]:
-            del estate.rows[request]
-            self._lost_for(request, lambda kind, timeout=request.timeout: self._late(kind, timeout))  # type: ignore[misc]
-        if now >= estate.until or not estate.rows:
-            estate.is_unconfirmed = False  # the peer has not said that it knows nothing of it
-            self._settle_one(session, NOT_KNOWN)
-            return
-        when = min(estate.until, *(row.deadline for row in estate.rows.values()))
-        estate.timer = call_at(self._context, self._loop, when, self._watch, session, estate)
+    def take_over(self, request: PendingRequest) -> None:
+        """A request is this session's from now on, although it has not been sent in it."""
+        request.conversation, request.id = self, 0
+        self._room.add(request.size)
+        self.is_used = True
 
-    def _settle(self, session: bytes, first: int) -> None:
-        """Settle the requests of an earlier session: the peer has run none from the id `first` on. The peer reports on the latest session last."""
-        self._settle_one(session, first)
-        if session == self._predecessor:
-            for older in list(self._estates):
-                self._settle_one(older, NOT_KNOWN)
-
-    def _settle_one(self, session: bytes, first: int) -> None:
-        estate = self._estates.pop(session, None)
-        if estate is None:
-            return
-        if estate.timer is not None:
-            estate.timer.cancel()
-        if first == NOT_KNOWN and estate.is_unconfirmed:
-            first = 0
-        now = self._loop.time()
-        for request, row in estate.rows.items():
-            if row.id >= first:
-                self._repeat(request, row, now)
-            else:
-                self._lost_for(request, estate.loss)
-        self._pump(now)
-
-    def _repeat(self, request: _Request, row: OutboundRequest, now: float) -> None:
+    def repeat(self, request: PendingRequest, row: OutboundRequest, now: float) -> None:
+        """Send a request that has been taken over."""
         request.id = self.session.repeat(row, now)
         self._requests[request.id] = request
 
-    def _lost_for(self, request: _Request, loss: Callable[[int], DistributedError]) -> None:
-        """Fail a request that ends without an answer."""
-        self._release(request.size)
-        _fail(request, loss)
+    def lost_for(self, request: PendingRequest, loss: Callable[[int], DistributedError]) -> None:
+        """Fail a request that has been taken over and ends without an answer."""
+        self._room.release(request.size)
+        request.fail(loss)
+
+    def late_for(self, request: PendingRequest) -> DistributedError:
+        """The error for a request whose deadline has passed."""
+        return self._late(request.kind, request.timeout)
+
+    def settled(self, now: float) -> None:
+        """Requests may have been repeated."""
+        self._pump(now)
 
     # ---- time
 
@@ -579,7 +459,7 @@ class PeerSession:
 
     def _arm(self, now: float) -> None:
         """Set the timer so that `_tick` runs when something is due; a timer that fires too early only costs a tick."""
-        if self.is_lost:
+        if self.is_lost or (self._timer is not None and self.link is not None and self.session.is_idle_until(self._timer_at)):
             return
         when = self.session.next_tick()
         if self.link is None:
@@ -631,16 +511,6 @@ class PeerSession:
             f"{self._about(kind)} did not end within {timeout:g} s (connected: {'yes' if self.link is not None else 'no'}); allow more time, or see "
             "what that worker is doing"
         )
-
-
-def _expire(room: asyncio.Future[None], error: BaseException) -> None:
-    if not room.done():
-        room.set_exception(error)
-
-
-def _fail(request: _Request, loss: Callable[[int], DistributedError]) -> None:
-    if not request.answer.done():
-        request.answer.set_exception(loss(request.kind))
 
 
 def _raise(error: BaseException) -> None:

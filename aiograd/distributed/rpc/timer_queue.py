@@ -60,6 +60,11 @@ class TimerQueue:
                 heapreplace(heap, (due, id))
         return None
 
+    def is_idle_until(self, when: float) -> bool:
+        """True if nothing is due before `when`; may be False although nothing is. Cheaper than `next`."""
+        heap = self._heap
+        return not heap or heap[0][0] >= when
+
     def take(self, now: float) -> list[int]:
         """Remove and return what is due at `now`, earliest first."""
         found: list[int] = []
