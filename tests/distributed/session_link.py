@@ -257,7 +257,7 @@ class SessionLink:
             del side.running[id]
             answer = answer_to(message)[: self.limits.message_bytes]
             side.answers[token_of(message)] = answer
-            side.session.respond(id, cut(answer, self.work), self.now, failed=len(message) % 5 == 0, hold=0.02 * (len(message) % 3 == 0))
+            side.session.respond(id, cut(answer, self.work), self.now, failed=len(message) % 5 == 0, hold=0.02 * (len(message) % 4 == 1))
 
     def _carry_out(self, index: int, effect: object) -> None:
         side = self.sides[index]

@@ -182,7 +182,7 @@ def test_any_bad_luck_ends_in_one_of_three_ways(chunk: int) -> None:
         trouble = [(random.uniform(0, 2.5), random.choice("ab"))] if random.random() < 0.7 else []
         try:
             result = simulated_run(world.run, *trouble, seed=seed).value
-        except DistributedError:  # already before the step
+        except (DistributedError, PipelineError):  # already in the evaluation before the step
             outcomes["early"] += 1
             continue
         found = gradients(world.modules)

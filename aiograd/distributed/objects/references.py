@@ -80,7 +80,7 @@ class RemoteRef:
         """Give values to an object of the library that takes them as they come, in order. Nothing is recorded.
 
         Args:
-            values: what can be sent.
+            values: of types that can be sent.
             waits: False where nobody waits for the coroutine now: the answer may then take some milliseconds more.
             timeout: seconds; None: the worker's default.
 
