@@ -13,6 +13,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.rpc import peer_session
 from aiograd.distributed.rpc.keyring import Keyring
 from aiograd.errors import (
     ArgumentError,
@@ -319,6 +320,21 @@ async def test_values_that_are_large_or_many_do_not_travel_together(monkeypatch:
                 ref._request = lambda ref, what, *rest: spied(ref, what, *rest) if what == "post" else request(ref, what, *rest)
                 assert [loss.item() for loss in await pipe.step(*data(8))] == [loss.item() for loss in expected]
                 assert sent[: 4 // min(most, 2)] == [min(most, 2)] * (4 // min(most, 2))
+
+
+def test_nobody_waits_for_confirmations_that_are_held() -> None:
+    """Who has nothing more to send asks for them."""
+
+    async def main() -> float:
+        now = asyncio.get_running_loop().time
+        async with workers("driver", "a", "b", service=service) as opened:
+            async with Pipeline(await place(opened[0], ["a", "b"]), make_schedule("1F1B", 2, 4), loss_fn=mean_square) as pipe:
+                await pipe.step(*data(8))
+                began = now()
+                await pipe.step(*data(8))
+                return now() - began
+
+    assert simulated_run(main).value < peer_session.HOLD
 
 
 async def test_hosts_of_others_take_nothing() -> None:
