@@ -17,6 +17,8 @@ import linecache
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from aiograd.compiler.backward_code import BackwardWriter
 from aiograd.compiler.forward_code import is_needed, saved_names, sources
 from aiograd.compiler.profiled import ProfiledBackward
@@ -87,11 +89,23 @@ class ProgramNode(Node):
 
     def vjp(self, g: Any) -> list[Any]:
         """Gradients of all edges, from one gradient per output (None for one without)."""
-        return self._run(g, self.code.all_needed, self.code.all_needed)
+        code, saved = self.code, self._arrays
+        grad = g[0]
+        if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and current_mode().profiler is None:
+            whole = code.whole.get(grad.strides)
+            if whole is not None:  # the same as `_run` does, without a key for everything that may differ
+                self.check_versions(code.saved_places)
+                try:
+                    result: list[Any] = whole(saved, g)
+                    return result
+                except Exception as error:
+                    explain(error, code.name)
+                    raise
+        return self._run(g, code.all_needed, code.all_needed)
 
     def apply(self, grads: Sequence[Any]) -> list[Any]:
         """As `vjp`."""
-        return self._run(grads, self.code.all_needed, self.code.all_needed)
+        return self.vjp(grads)
 
     def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> list[Any]:
         """As `vjp`, only for the edges with `needs`."""
@@ -176,8 +190,9 @@ class ProgramNode(Node):
         Raises:
             ModifiedError
         """
+        tensors, versions = self.tensors, self.versions
         for place in places:
-            tensor, expected = self.tensors[place], self.versions[place]
+            tensor, expected = tensors[place], versions[place]
             found = 0 if tensor._vc is None else tensor._vc[0]
             if found != expected:
                 raise modified_error(f"a tensor that {self.code.name} has read", tensor.shape, found, expected, belongs_to_leaf(tensor))
@@ -212,7 +227,7 @@ class ProgramNode(Node):
 
     def cost_key(self) -> Any:
         """The key of the estimate; None where a sweep, which does not say whose gradient comes first, cannot run the node."""
-        return None if self.has_repeats else self.code
+        return None if self.has_repeats else (ProgramNode, self.code.estimate)
 
     def estimate(self) -> float:
         """Estimated nanoseconds of one run."""

@@ -101,6 +101,8 @@ class ProgramCode(GuardedCode):
         self.has_repeats = max(counts, default=0) > 1
         self.all_needed = (True,) * len(self.sources)
         self.backwards: dict[Any, Callable[..., list[Any]]] = {}
+        #: of a program with one output, those for all edges, by the strides of the gradient
+        self.whole: dict[Any, Callable[..., list[Any]]] = {}
         self.metadata = tuple([InputMetadata(value.shape, value.dtype, "cpu") for value in program.outputs])
         self.records = bool(self.sources)
         self.saved = saved_names(program)
@@ -117,6 +119,9 @@ class ProgramCode(GuardedCode):
         if key not in self.backwards:
             self.backwards[key] = backward
             self.program.source += f"\n\n{text}"
+            strides, needs, sums = key
+            if len(strides) == 1 and strides[0] is not None and needs == sums == self.all_needed:
+                self.whole[strides[0]] = backward
 
     def statements_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> frozenset[int]:
         """The statements that a pass runs.

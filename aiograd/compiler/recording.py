@@ -19,6 +19,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -48,15 +49,32 @@ class CalledOp(Op):
 
     Args:
         name: for people.
-        function: takes Tensors; returns None, or what has the Tensors that are the statement's outputs.
+        repeated: the call that is made; its `again` takes Tensors and returns None, or what has the Tensors that are the statement's outputs.
         is_awaited: True if it returns a coroutine.
     """
 
-    __slots__ = ("is_awaited",)
+    __slots__ = ("is_awaited", "repeated")
 
-    def __init__(self, name: str, function: Callable[..., Any], *, is_awaited: bool) -> None:
-        super().__init__(name, lambda *tensors: function(*tensors), {}, {}, **_NO_ROW)
+    def __init__(self, name: str, repeated: RepeatedCall, *, is_awaited: bool) -> None:
+        super().__init__(name, lambda *tensors: repeated.again(*tensors), {}, {}, **_NO_ROW)
         self.is_awaited = is_awaited
+        self.repeated = repeated
+
+
+@dataclass(frozen=True, slots=True)
+class RepeatedCall:
+    """A call that was recorded, to be made at every run.
+
+    Attributes:
+        function: that is called.
+        args, kwargs: its arguments, with an `ArgumentPlace` for each Tensor that the statement takes.
+        again: takes these Tensors and makes the call.
+    """
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    again: Callable[..., Any]
 
 
 class ProgramRecorder:
@@ -186,8 +204,8 @@ class ProgramRecorder:
 
     def _call(
         self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[Callable[..., Any], tuple[Value, ...]] | None:
-        """A function of Tensors that makes the same call, and the values that it takes: all Tensors but leaves that are no argument.
+    ) -> tuple[RepeatedCall, tuple[Value, ...]] | None:
+        """The same call of other Tensors, and the values that it takes: all Tensors but leaves that are no argument.
 
         Returns:
             None if the recording is broken.
@@ -202,10 +220,10 @@ class ProgramRecorder:
             if node is not None and node.is_leaf and (known is None or known.kind is ValueKind.CAPTURED):
                 return tensor
             taken.append(self._value_of(tensor))
-            return _ArgumentPlace(len(taken) - 1)
+            return ArgumentPlace(len(taken) - 1)
 
         tree = map_tree(place, (args, kwargs), TensorCore)
-        return _caller(function, *tree), tuple(taken)
+        return RepeatedCall(function, *tree, _caller(function, *tree)), tuple(taken)
 
     def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
         if call is None or self.broken is not None:
@@ -222,8 +240,8 @@ class ProgramRecorder:
         if self.broken is None:
             self.has_called = True
             made = self._made(outputs)
-            function, values = call
-            self._statements.append(Statement(CalledOp(name, function, is_awaited=is_awaited), values, {}, None, made, None, *user_line()))
+            repeated, values = call
+            self._statements.append(Statement(CalledOp(name, repeated, is_awaited=is_awaited), values, {}, None, made, None, *user_line()))
 
     def waits(self, place: str, line: str) -> None:
         """The function waits for something that a program cannot repeat.
@@ -372,7 +390,7 @@ def _listed(arguments: Any) -> Any:
     return map_tree(list, arguments, Iterator)
 
 
-class _ArgumentPlace:
+class ArgumentPlace:
     """Stands for a Tensor among the arguments of a call."""
 
     __slots__ = ("index",)
@@ -385,7 +403,7 @@ def _caller(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     """A function of Tensors that calls `function` with them in their places among arguments."""
 
     def again(*tensors: Any) -> Any:
-        filled, named = map_tree(lambda place: tensors[place.index], (args, kwargs), _ArgumentPlace)
+        filled, named = map_tree(lambda place: tensors[place.index], (args, kwargs), ArgumentPlace)
         return function(*filled, **named)
 
     def flat(*tensors: Any) -> Any:
@@ -395,9 +413,9 @@ def _caller(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
         return function(*filled, **kwargs)
 
     has_trees = any(isinstance(each, (tuple, list, dict, slice)) for each in (*args, *kwargs.values()))
-    if has_trees or any(isinstance(each, _ArgumentPlace) for each in kwargs.values()):
+    if has_trees or any(isinstance(each, ArgumentPlace) for each in kwargs.values()):
         return again
-    places = [(i, each.index) for i, each in enumerate(args) if isinstance(each, _ArgumentPlace)]
+    places = [(i, each.index) for i, each in enumerate(args) if isinstance(each, ArgumentPlace)]
     return flat
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import itertools
 import linecache
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -29,11 +30,17 @@ def load(code: ArrayCode) -> tuple[Callable[..., Any], str]:
     """The function, and its text."""
     names = Names()
     text = text_of(code, names)
+    return load_text(code.name, text, names), text
+
+
+def load_text(name: str, text: str, names: Names) -> Callable[..., Any]:
+    """The function `name` of a text, which `linecache` knows for as long as the function lives."""
     file = f"<aiograd program {next(_numbers)}>"
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     exec(compile(text, file, "exec"), names.namespace)  # noqa: S102 - see the module
-    function: Callable[..., Any] = names.namespace[code.name]
-    return function, text
+    function: Callable[..., Any] = names.namespace.pop(name)
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    weakref.finalize(function, linecache.cache.pop, file, None).atexit = False
+    return function
 
 
 def load_checks(name: str, text: str, names: Names) -> Callable[..., Any]:

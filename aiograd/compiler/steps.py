@@ -6,6 +6,11 @@ Note [Parts of a step]
     duties: hooks, cancellation, deadlines, the commit in one step; and an optimizer reads its options, and a schedule its place, at every run.
     Where a run fails or is cancelled, the parts before have happened and those after have not, as in the eager function.
 
+Note [Short ways]
+    Two kinds of calls are made in a shorter way where that has the same effect: a pass from one output, which the engine runs at once if it may
+    (`Engine.run_at_once`), without looking at arguments that are known; and an optimizer's step (`aiograd.compiler.updates`). Where a short way
+    refuses, nothing has been done, and the call is made.
+
 Note [Segments]
     A long run of rows is cut as well, so that the engine has nodes to place: between them it gives the loop its turns, and cancellation and
     deadlines act. Light statements make segments that fit the loop's budget; heavy ones, which would leave the loop by themselves, take
@@ -14,7 +19,8 @@ Note [Segments]
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import functools
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
@@ -22,12 +28,16 @@ from typing import Any
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use
-from aiograd.compiler.recording import CalledOp
+from aiograd.compiler.recording import ArgumentPlace, CalledOp, RepeatedCall
 from aiograd.compiler.surroundings import Guard
+from aiograd.compiler.updates import inlined_step, step_of
 from aiograd.engine.placement import INLINE_NS
+from aiograd.engine.run.engine import current_engine
+from aiograd.engine.run.loop import check_can_run
 from aiograd.errors import TraceError
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, make, refresh
+from aiograd.tensors.passes import ONE, backward
 from aiograd.trees import leaves_of, map_tree
 
 #: estimated nanoseconds of light statements in one segment, within `aiograd.engine.run.engine.BUDGET`
@@ -44,12 +54,16 @@ class Part:
         statement: the call; None for rows.
         code: of the rows; None for a call.
         takes, gives: places of the Tensors that it takes and makes, among those of the run.
+        short: makes the call in a shorter way and returns True, see Note [Short ways]; None where there is none.
+        text: of the short way; empty without one.
     """
 
     statement: Statement | None
     code: ProgramCode | None
     takes: tuple[int, ...]
     gives: tuple[int, ...]
+    short: Callable[..., bool] | None = None
+    text: str = ""
 
 
 class StepCode(GuardedCode):
@@ -78,7 +92,7 @@ class StepCode(GuardedCode):
         if isinstance(first.op, CalledOp):
             takes = tuple([places[value.name] for value in first.arrays if value is not None])
             gives = tuple([places.setdefault(value.name, len(places)) for value in first.outputs])
-            return Part(first, None, takes, gives)
+            return Part(first, None, takes, gives, *_short_way(first))
         made = {value for statement in statements for value in statement.outputs}
         names = {value.name for value in made}
         inputs: dict[Value, Value] = {}
@@ -106,7 +120,8 @@ class StepCode(GuardedCode):
                 awaits = "await " if called.op.is_awaited else ""  # type: ignore[attr-defined]
                 given = ", ".join([value.name for value in called.outputs])
                 taken = ", ".join([value.name for value in called.arrays if value is not None])
-                texts.append(f"# {given}{' = ' if given else ''}{awaits}{called.op.name}({taken})  # {called.place}: {called.line}\n")
+                made = f"# {given}{' = ' if given else ''}{awaits}{called.op.name}({taken})  # {called.place}: {called.line}\n"
+                texts.append(part.text or made)
         self.program.source = "\n\n".join(texts)
 
     # ---------------------------------------------------------------- running
@@ -118,11 +133,12 @@ class StepCode(GuardedCode):
             self._carry_out(part, tensors)
         return self._result(tensors)
 
-    async def run_async(self, inputs: list[Any]) -> Any:
+    def run_async(self, inputs: list[Any]) -> Coroutine[Any, Any, Any]:
         """One call. Cancelling it stops it as it would the function itself."""
         profiler = current_mode().profiler
-        if profiler is None:
-            return await self._run_parts(inputs)
+        return self._run_parts(inputs) if profiler is None else self._run_profiled(inputs, profiler)
+
+    async def _run_profiled(self, inputs: list[Any], profiler: Any) -> Any:
         began = perf_counter_ns()
         try:
             return await self._run_parts(inputs)
@@ -137,7 +153,9 @@ class StepCode(GuardedCode):
                 self._carry_out(part, tensors)
                 continue
             try:
-                self._take(part, await called.op.forward(*[tensors[i] for i in part.takes]), tensors)
+                taken = [tensors[i] for i in part.takes]
+                if part.short is None or not part.short(*taken):
+                    self._take(part, await called.op.forward(*taken), tensors)
             except BaseException as error:
                 self._explain(error, called)
                 raise
@@ -153,7 +171,8 @@ class StepCode(GuardedCode):
         if part.code is None:
             called: Any = part.statement
             try:
-                self._take(part, called.op.forward(*taken), tensors)
+                if part.short is None or not part.short(*taken):
+                    self._take(part, called.op.forward(*taken), tensors)
             except BaseException as error:
                 self._explain(error, called)
                 raise
@@ -191,6 +210,31 @@ class StepCode(GuardedCode):
         """The program, with the text of all its parts."""
         self._describe()
         return self.program
+
+
+def _short_way(statement: Statement) -> tuple[Callable[..., bool] | None, str]:
+    """The short way of a call and its text. See Note [Short ways]."""
+    call: RepeatedCall = statement.op.repeated  # type: ignore[attr-defined]
+    if call.function is backward and len(statement.arrays) == 1:
+        (value,) = statement.arrays
+        tensors, grads = call.args
+        options = dict(call.kwargs)
+        keep_graph = bool(options.pop("retain_graph"))
+        seed = None if value is None or value.shape != () else ONE.get(value.dtype.num)
+        if tensors.__class__ is ArgumentPlace and grads is None and seed is not None and not any(options.values()):
+            return functools.partial(_pass_at_once, seed, keep_graph), ""
+    optimizer = step_of(call.function, call.args)
+    found = None if optimizer is None else inlined_step(optimizer, f"{statement.place}: {statement.line}")
+    return (None, "") if found is None else found
+
+
+def _pass_at_once(seed: Any, keep_graph: bool, tensor: Any) -> bool:
+    """Run the pass from a tensor if it is one over a single program that may run now."""
+    node = tensor._node
+    if node is None or tensor._vc is not None:
+        return False
+    check_can_run("backward()")
+    return current_engine().run_at_once((node, tensor._nr), seed, keep_graph)
 
 
 def segments(program: Program) -> list[list[Statement]]:

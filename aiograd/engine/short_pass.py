@@ -8,11 +8,14 @@ Note [No pass to speak of]
 
 from __future__ import annotations
 
+from sys import getrefcount
 from typing import Any
+
+from numpy import ndarray
 
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.validate import fit
-from aiograd.graph.accumulate_grad import Staged, commit, own
+from aiograd.graph.accumulate_grad import SOLE_OWNER_OF_LOCAL, Staged, commit, commit_first, own
 from aiograd.graph.node import Node, ReleasedVariables
 from aiograd.ops.slice_gradient import dense
 from aiograd.types import Array
@@ -52,14 +55,18 @@ def run_short(node: Node, nr: int, seed: Array, keep_graph: bool) -> None:
         if leaf is not None and out is not None:
             if out.shape != leaf.shape or out.dtype is not leaf.dtype:  # type: ignore[attr-defined]
                 out = fit(out, leaf.shape, leaf.dtype, node, index)  # type: ignore[attr-defined]
-            out = dense(out)
+            if out.__class__ is not ndarray:
+                out = dense(out)
             sums[leaf] = sums[leaf] + out if leaf in sums else out
     if node.holds_data and not keep_graph:
         node._saved = _RELEASED  # type: ignore[attr-defined]
     outputs = out = None  # the arrays have one owner now, see `own`
-    staged = []
     for leaf in [*sums]:
         grad = sums.pop(leaf)
-        staged.append(Staged(leaf, own(grad)))
+        # the first conditions of `own`, here because a call per leaf costs a small pass a tenth
+        if grad.__class__ is not ndarray or grad.base is not None or getrefcount(grad) > SOLE_OWNER_OF_LOCAL:
+            grad = own(grad)
+        sums[leaf] = grad
         grad = None
-    commit(staged)
+    if not commit_first(sums):
+        commit([Staged(leaf, grad) for leaf, grad in sums.items()])

@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 import numpy as np
@@ -196,6 +196,17 @@ def commit(staged: Iterable[Staged]) -> None:
             entry.target.grad = entry.total
 
 
+def commit_first(grads: Mapping[Any, Array]) -> bool:
+    """Write the gradients of leaves in one step if none of them has one yet; returns True if that was so. Else nothing is written."""
+    with _commit_lock:
+        for leaf in grads:
+            if leaf.grad is not None:
+                return False
+        for leaf, grad in grads.items():
+            leaf.grad = grad
+    return True
+
+
 def _version_of(grad: Any) -> int:
     return getattr(grad, "version", 0)
 
@@ -251,3 +262,5 @@ def _calibrate() -> int:
 
 
 SOLE_OWNER = _calibrate()
+#: the same where the local name itself is looked at
+SOLE_OWNER_OF_LOCAL = SOLE_OWNER - 1

@@ -20,7 +20,7 @@ class Pack:
         names: of the state's arrays.
     """
 
-    __slots__ = ("parameter", "gradient", "state", "_names", "_tensors", "_places", "_arrays")
+    __slots__ = ("parameter", "gradient", "state", "_names", "_tensors", "places", "_arrays")
 
     def __init__(self, members: list[Any], names: tuple[str, ...]) -> None:
         dtype = members[0][0]._data.dtype
@@ -32,7 +32,7 @@ class Pack:
         #: per member: the parameter, and the Tensors of its state
         self._tensors: list[tuple[Any, ...]] = []
         #: per member: where its values and its gradient are in the lines
-        self._places: list[tuple[Any, Any]] = []
+        self.places: list[tuple[Any, Any]] = []
         self._arrays: list[Any] = []
         start = 0
         for p, _, state in members:
@@ -43,7 +43,7 @@ class Pack:
                 place[...] = state[name]._data
                 state[name] = make(place)
             self._tensors.append((p, *(state[name] for name in names)))
-            self._places.append((self.parameter[part].reshape(p.shape), self.gradient[part].reshape(p.shape)))
+            self.places.append((self.parameter[part].reshape(p.shape), self.gradient[part].reshape(p.shape)))
 
     def holds(self, members: list[Any], names: tuple[str, ...]) -> bool:
         """True if the pack is of exactly these members, whose state is still where it was put."""
@@ -61,7 +61,7 @@ class Pack:
         """Copy parameters and gradients in."""
         copy = np.copyto
         self._arrays = arrays = []
-        for (p, grad, _), (place, gradient_place) in zip(members, self._places, strict=True):
+        for (p, grad, _), (place, gradient_place) in zip(members, self.places, strict=True):
             data = p._data
             arrays.append(data)
             copy(place, data)
@@ -70,6 +70,6 @@ class Pack:
     def unload(self) -> None:
         """Copy the parameters back."""
         copy = np.copyto
-        for data, (place, _) in zip(self._arrays, self._places, strict=True):
+        for data, (place, _) in zip(self._arrays, self.places, strict=True):
             copy(data, place)
         self._arrays = []

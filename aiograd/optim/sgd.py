@@ -17,7 +17,7 @@ from aiograd.optim.optimizer import Group, Optimizer, Pair
 from aiograd.tensors.tensor import Tensor
 
 #: up to how many elements the plain rule is two calls of numpy
-_SMALL = 16_384
+SMALL = 16_384
 
 
 class SGD(Optimizer):
@@ -70,7 +70,7 @@ class SGD(Optimizer):
         for pair in pairs:
             p, grad = pair
             data = p._data
-            if data.__class__ is not ndarray or data.size > _SMALL:
+            if data.__class__ is not ndarray or data.size > SMALL:
                 larger.append(pair)
                 continue
             if rate.dtype is not data.dtype:

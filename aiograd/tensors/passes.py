@@ -198,8 +198,8 @@ async def _grad(
 # -------------------------------------------------------------------- arguments
 
 #: the seed of a 0-d loss, by dtype number; nothing writes to seeds, and a leaf gets a copy
-_ONE = {np.dtype(dtype).num: np.ones((), dtype) for dtype in (np.float32, np.float64)}
-for _one in _ONE.values():
+ONE = {np.dtype(dtype).num: np.ones((), dtype) for dtype in (np.float32, np.float64)}
+for _one in ONE.values():
     _one.flags.writeable = False
 
 
@@ -273,7 +273,7 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
             )
         if data.dtype.kind != "f":
             raise ArgumentTypeError(f"{what}: grad can be implicitly created only for real scalar outputs; output {i} has dtype {data.dtype}")
-        seed = _ONE.get(data.dtype.num) if data.ndim == 0 and data.__class__ is np.ndarray else None
+        seed = ONE.get(data.dtype.num) if data.ndim == 0 and data.__class__ is np.ndarray else None
         if seed is None:
             seed = np.ones_like(data)
         return make(seed) if create_graph else seed
