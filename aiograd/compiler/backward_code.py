@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import ArrayCode, Form, Ref
+from aiograd.compiler.calls import ArrayCode, Form, Memory, Ref
 from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, saved_names, sources, uses
 from aiograd.compiler.passes import optimized
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
@@ -24,7 +24,7 @@ from aiograd.engine.validate import fit
 from aiograd.ops.elementwise import identity
 from aiograd.ops.indexing import getitem_adjoint
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
-from aiograd.trees import map_tree
+from aiograd.trees import leaves_of, map_tree
 
 _ARRAYS = (np.ndarray, np.generic)
 
@@ -87,9 +87,12 @@ class BackwardWriter:
         parts = [self._opaque("slice_gradient", SliceGradient, _parts_of(part)) if part.__class__ is SliceGradient else part for part in parts]
         return self._opaque("unsummed", UnsummedGradient, (parts,)) if len(parts) > 1 else parts[0]
 
-    def compiled(self) -> tuple[Callable[..., list[Any]], str]:
-        """A function of what is saved and of the gradients that does the same again; and its text."""
-        return load(optimized(ArrayCode("backward", self._parameters, tuple(self._tracer.calls), map_tree(_ref_of, self._results, Recorded))))
+    def compiled(self) -> tuple[Callable[..., list[Any]], str, set[str]]:
+        """A function of what is saved and of the gradients that does the same again; its text; names of saved values that results may be parts of."""
+        results = map_tree(_ref_of, self._results, Recorded)
+        code = optimized(ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results))
+        shared = Memory(code).shared(self._parameters[0][1], leaves_of(code.results, Ref))
+        return *load(code), {ref.name for ref in shared}
 
     # ---------------------------------------------------------------- which part
 

@@ -8,7 +8,7 @@ Note [Memory]
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -18,6 +18,8 @@ from aiograd.trees import leaves_of, map_tree
 from aiograd.types import Shape
 
 _NESTED = (tuple, list, dict, slice)
+#: name of the parameter that has the memory to write into
+ARENA = "arena"
 
 
 @dataclass(slots=True, eq=False)
@@ -181,6 +183,11 @@ class ArrayCode:
             else:
                 yield from parameter[1]
 
+    @property
+    def arena(self) -> tuple[Ref, ...]:
+        """The arrays that it is given to write into."""
+        return next((parameter[1] for parameter in self.parameters if not isinstance(parameter, Ref) and parameter[0] == ARENA), ())
+
     def visible(self) -> set[Ref]:
         """The results that others get to see."""
         return set(leaves_of(self.results, Ref)) - self.private
@@ -207,6 +214,11 @@ class Memory:
             self._parent[ref] = self._parent[parent]
             ref, parent = parent, self._parent[parent]
         return ref
+
+    def shared(self, some: Iterable[Ref], others: Iterable[Ref]) -> set[Ref]:
+        """Those of `some` that may share memory with one of `others`."""
+        roots = {self.of(ref) for ref in others}
+        return {ref for ref in some if self.of(ref) in roots}
 
     def join(self, one: Ref, other: Ref) -> None:
         """The two may share memory."""

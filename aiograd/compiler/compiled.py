@@ -16,6 +16,7 @@ import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
@@ -48,15 +49,17 @@ class CompiledStatistics:
     Attributes:
         signatures: that it has programs for.
         recordings: calls that were recorded.
+        recording_seconds: that they took, with what they waited for and with making the programs' code.
         runs: calls that ran a program.
         eager: calls that ran the function itself and were not recorded.
         breaks: signatures that have no program and run eagerly.
         reasons: why, by their text.
-        arena_bytes: bytes that one run of every program computes.
+        arena_bytes: bytes of the memory that the programs compute in: that of runs whose graph is still there, and what is kept for later runs.
     """
 
     signatures: int
     recordings: int
+    recording_seconds: float
     runs: int
     eager: int
     breaks: int
@@ -83,6 +86,7 @@ class CompiledFunction:
         self._checked: tuple[tuple[Callable[..., Any], ProgramCode | StepCode], ...] = ()
         self._breaks: dict[Any, str] = {}
         self._recordings = self._eager = self._past_runs = 0
+        self._seconds = 0.0
         self._has_warned = self._has_told = False
         self._lock = threading.Lock()
         self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "forward", None))
@@ -102,10 +106,14 @@ class CompiledFunction:
             return code.run(inputs)
         if key is None:
             return self.function(*args, **kwargs)
-        recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
-        with ModeScope(trace=recorder), _recursion_ends(self._name):
-            result = self.function(*args, **kwargs)
-        return self._keep(key, recorder, guards, result)
+        began = perf_counter()
+        try:
+            recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
+            with ModeScope(trace=recorder), _recursion_ends(self._name):
+                result = self.function(*args, **kwargs)
+            return self._keep(key, recorder, guards, result)
+        finally:
+            self._seconds += perf_counter() - began
 
     async def _call_async(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         inputs: list[Any] = []
@@ -114,11 +122,15 @@ class CompiledFunction:
             return await code.run_async(inputs)
         if key is None:
             return await self.function(*args, **kwargs)
-        recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
-        self._refuse_async_blocks(recorder)
-        with ModeScope(trace=recorder), _recursion_ends(self._name):
-            result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
-        return self._keep(key, recorder, guards, result)
+        began = perf_counter()
+        try:
+            recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
+            self._refuse_async_blocks(recorder)
+            with ModeScope(trace=recorder), _recursion_ends(self._name):
+                result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
+            return self._keep(key, recorder, guards, result)
+        finally:
+            self._seconds += perf_counter() - began
 
     def _find(self, args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Any]) -> tuple[Any, Any]:
         """The key of a call and the code to run; without code a key to record it under, or None to run the function itself."""
@@ -205,8 +217,8 @@ class CompiledFunction:
 
         for other in others_in(result):
             raise TraceError(
-                f"{defined_at(self.function)}: the compiled function {self._name} returned a {type(other).__name__}; expected a Tensor, or nested "
-                "tuples, lists and dicts of Tensors, since nothing else is computed anew by a program"
+                f"{defined_at(self.function)}: the compiled function {self._name} returned something of type {type(other).__name__}; expected a "
+                "Tensor, or nested tuples, lists and dicts of Tensors, since nothing else is computed anew by a program"
             )
         outputs += leaves_of(result, TensorCore)
         if not outputs and not recorder.has_called:
@@ -249,11 +261,12 @@ class CompiledFunction:
         return CompiledStatistics(
             signatures=len(codes),
             recordings=self._recordings,
+            recording_seconds=self._seconds,
             runs=self._past_runs + sum(code.runs for code in codes),
             eager=self._eager,
             breaks=len(self._breaks),
             reasons={describe(key[0]): reason for key, reason in self._breaks.items()},
-            arena_bytes=sum(code.program.arena_bytes for code in codes),
+            arena_bytes=sum(code.held_bytes for code in codes),
         )
 
     def _all(self) -> list[ProgramCode | StepCode]:
@@ -340,7 +353,8 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
         return functools.partial(compile, on_break=on_break, max_signatures=max_signatures)
     if not callable(function):
         raise ArgumentTypeError(f"compile(): expected a function or module, found {type(function).__name__}")
-    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+    plain = plain_function(function)
+    if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         name = getattr(function, "__name__", function)
         raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
     return CompiledFunction(function, on_break, max_signatures)

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
+from aiograd.compiler.arena import ArenaPool
+from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.passes import optimized
+from aiograd.compiler.passes.arenas import with_arena
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
@@ -35,6 +37,8 @@ def rule_inputs(statement: Statement) -> tuple[str, ...]:
 def saved_names(program: Program) -> list[str]:
     """Names in the program's text that the backward needs."""
     found: dict[str, None] = {}
+    if not any(statement.node is not None for statement in program.statements):
+        return []
     for number, statement in enumerate(program.statements):
         for name in rule_inputs(statement):
             found.update(dict.fromkeys(names_of(statement, number, name)))
@@ -63,9 +67,13 @@ def residual(number: int, name: str) -> str:
     return f"r{number}_{name}"
 
 
-def compile_forward(program: Program) -> tuple[Callable[..., Any], str]:
-    """The function of `forward_code`, and its text."""
-    return load(optimized(forward_code(program)))
+def compile_forward(program: Program) -> tuple[Callable[..., Any], str, ArenaPool, frozenset[str]]:
+    """The function of `forward_code`, its text, its arenas, and the names of the saved values that may lie in an arena."""
+    code = with_arena(optimized(forward_code(program)))
+    saved = code.results[1]
+    found = Memory(code).shared(saved, code.arena)
+    inside = frozenset([name for name, ref in zip(saved_names(program), saved, strict=True) if ref in found])
+    return *load(code), ArenaPool(code.arena), inside
 
 
 def forward_code(program: Program) -> ArrayCode:

@@ -7,7 +7,7 @@ import functools
 import inspect
 import linecache
 import sys
-from types import FunctionType
+from types import FunctionType, MethodType
 from typing import Any
 
 _PACKAGE = "aiograd"
@@ -22,9 +22,12 @@ def user_line() -> tuple[str, str]:
 
 
 def plain_function(function: Any) -> FunctionType | None:
-    """The ``def`` of a function, method or module; None for one without."""
+    """The ``def`` of a function, method, module or other callable; None for one without."""
     plain = inspect.unwrap(function)
-    plain = getattr(plain, "forward", plain) if not isinstance(plain, FunctionType) else plain
+    while isinstance(plain, functools.partial):
+        plain = inspect.unwrap(plain.func)
+    if not isinstance(plain, (FunctionType, MethodType)):
+        plain = getattr(plain, "forward", inspect.getattr_static(type(plain), "__call__", None))
     plain = getattr(plain, "__func__", plain)
     return plain if isinstance(plain, FunctionType) else None
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
 from aiograd.compiler.forward_code import is_needed, saved_names, sources
 from aiograd.compiler.profiled import ProfiledBackward
@@ -45,16 +46,17 @@ class ProgramNode(Node):
         code: the program with its code, shared by all calls; a `ProgramCode`.
         tensors: those that the program read: inputs, then captured Tensors.
         arrays: those that the forward saved.
+        arena: the memory that the forward computed in.
     """
 
-    __slots__ = ("code", "_arrays", "tensors", "versions", "counters", "_ran", "_gone", "_released")
+    __slots__ = ("arena", "code", "_arrays", "tensors", "versions", "counters", "_ran", "_gone", "_released")
 
     is_builtin = is_program = True
     holds_data = True
     is_divisible = False
     is_traceable = True
 
-    def __init__(self, code: Any, tensors: list[Any], arrays: tuple[Any, ...]) -> None:
+    def __init__(self, code: Any, tensors: list[Any], arrays: tuple[Any, ...], arena: Arena | None = None) -> None:
         self._seq = _next_sequence()
         self._extra = None
         self.code = code
@@ -62,6 +64,7 @@ class ProgramNode(Node):
         self.next_nrs = tuple([tensors[number]._nr for number in code.sources])
         #: arrays that the backward needs, by `saved_names`; a `ReleasedVariables` once they are gone
         self._arrays: Any = arrays
+        self.arena = arena
         #: of several outputs those that the last run had gradients for, and the edges that it wanted
         self._ran: Any = None
         #: statements whose arrays are gone, and the `ReleasedVariables` that says why
@@ -90,6 +93,7 @@ class ProgramNode(Node):
     def vjp(self, g: Any) -> list[Any]:
         """Gradients of all edges, from one gradient per output (None for one without)."""
         code, saved = self.code, self._arrays
+        arena = self.arena  # noqa: F841 - kept until the end, see Note [Who has an arena] in `aiograd.compiler.arena`
         grad = g[0]
         if grad.__class__ is np.ndarray and len(g) == 1 and saved.__class__ is tuple and current_mode().profiler is None:
             whole = code.whole.get(grad.strides)
@@ -120,7 +124,7 @@ class ProgramNode(Node):
         return self._run(grads, needs, begins)
 
     def _run(self, grads: Sequence[Any], needs: tuple[bool, ...], sums: tuple[bool, ...]) -> list[Any]:
-        saved = self._arrays
+        saved, arena = self._arrays, self.arena
         if isinstance(saved, ReleasedVariables):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
@@ -132,6 +136,8 @@ class ProgramNode(Node):
             raise self._released.error(self.name)
         backward = self.code.backwards.get(key)
         profiler = current_mode().profiler
+        if arena is not None and (backward is None or profiler is not None or key in self.code.sharing):
+            arena.is_shared = True
         try:
             if profiler is not None:
                 profiled = ProfiledBackward(self.code.program, self, saved, grads, needs, sums)
@@ -212,6 +218,7 @@ class ProgramNode(Node):
             if self._arrays:
                 return
         self._arrays = released
+        self.arena = None
         self.tensors = []
 
     # ---------------------------------------------------------------- metadata and cost

@@ -114,6 +114,7 @@ class Program:
         statements: in the order of recording.
         outputs: values that the function returns, in the order of its result's leaves.
         source: text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line.
+        arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
     """
 
     signature: str
@@ -123,11 +124,7 @@ class Program:
     statements: tuple[Statement, ...]
     outputs: tuple[Value, ...]
     source: str = field(default="", compare=False)
-
-    @property
-    def arena_bytes(self) -> int:
-        """Bytes of all that one run computes."""
-        return sum(value.nbytes for value in self.computed())
+    arena_bytes: int = field(default=0, compare=False)
 
     def dot(self, *, max_nodes: int = 10_000) -> str:
         """The program as DOT text; see `aiograd.viz.program_dot`."""

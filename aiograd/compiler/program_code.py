@@ -49,6 +49,11 @@ class GuardedCode:
         #: how often a function was made that knows the arguments of its calls
         self.checks_of_arguments = 0
 
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the arenas that are in use or free."""
+        return 0
+
     def fit(self) -> Fit:
         """How what the program was made for compares with what is now."""
         if self._check():
@@ -96,11 +101,16 @@ class ProgramCode(GuardedCode):
     def __init__(self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
         super().__init__(program, result, guards)
         self.name = name
-        self.forward, program.source = compile_forward(program)
+        self.forward, program.source, self.arenas, inside = compile_forward(program)
+        program.arena_bytes = self.arenas.arena_bytes
+        #: names of the saved values that lie in an arena
+        self.inside = inside
         self.sources, counts = sources(program)
         self.has_repeats = max(counts, default=0) > 1
         self.all_needed = (True,) * len(self.sources)
         self.backwards: dict[Any, Callable[..., list[Any]]] = {}
+        #: keys of those whose results may share memory with the arena
+        self.sharing: set[Any] = set()
         #: of a program with one output, those for all edges, by the strides of the gradient
         self.whole: dict[Any, Callable[..., list[Any]]] = {}
         self.metadata = tuple([InputMetadata(value.shape, value.dtype, "cpu") for value in program.outputs])
@@ -114,14 +124,28 @@ class ProgramCode(GuardedCode):
         self.saved_outputs = [i for i, value in enumerate(program.outputs) if value.name in saved]
         self.estimate = estimate(program)
 
-    def add_backward(self, key: Any, backward: Callable[..., list[Any]], text: str) -> None:
-        """Keep the code of another kind of pass."""
+    def add_backward(self, key: Any, backward: Callable[..., list[Any]], text: str, shared: set[str]) -> None:
+        """Keep the code of another kind of pass.
+
+        Args:
+            key: of the kind.
+            backward: the function.
+            text: of it.
+            shared: names of the saved values that its results may share memory with.
+        """
         if key not in self.backwards:
+            if not self.inside.isdisjoint(shared):
+                self.sharing.add(key)
             self.backwards[key] = backward
             self.program.source += f"\n\n{text}"
             strides, needs, sums = key
-            if len(strides) == 1 and strides[0] is not None and needs == sums == self.all_needed:
+            if len(strides) == 1 and strides[0] is not None and key not in self.sharing and needs == sums == self.all_needed:
                 self.whole[strides[0]] = backward
+
+    @property
+    def held_bytes(self) -> int:
+        """Bytes of the arenas that are in use or free."""
+        return self.arenas.nbytes
 
     def statements_of(self, present: tuple[bool, ...], needs: tuple[bool, ...]) -> frozenset[int]:
         """The statements that a pass runs.
@@ -153,9 +177,14 @@ class ProgramCode(GuardedCode):
         tensors = [*inputs, *self.program.tensors]
         mode = current_mode()
         profiler = mode.profiler
+        arena = None
         try:
             if profiler is None:
-                arrays, saved = self.forward(*[tensor._data for tensor in tensors])
+                given = [tensor._data for tensor in tensors]
+                arena = self.arenas.take()
+                if arena is not None:
+                    given.append(arena.arrays)
+                arrays, saved = self.forward(*given)
             else:
                 arrays, saved = run_profiled(self.program, [tensor._data for tensor in tensors], profiler, self.name)
         except Exception as error:
@@ -170,7 +199,7 @@ class ProgramCode(GuardedCode):
             tensor._nr = 0
             outputs.append(tensor)
         if self.records:
-            node = ProgramNode(self, tensors, saved)
+            node = ProgramNode(self, tensors, saved, arena)
             if mode.collect is not None:
                 mode.collect(node)
             for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):

@@ -222,8 +222,8 @@ class ProgramRecorder:
             taken.append(self._value_of(tensor))
             return ArgumentPlace(len(taken) - 1)
 
-        tree = map_tree(place, (args, kwargs), TensorCore)
-        return RepeatedCall(function, *tree, _caller(function, *tree)), tuple(taken)
+        args, kwargs = map_tree(place, (args, kwargs), TensorCore)
+        return RepeatedCall(function, args, kwargs, _caller(function, args, kwargs)), tuple(taken)
 
     def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
         if call is None or self.broken is not None:

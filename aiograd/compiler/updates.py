@@ -1,10 +1,10 @@
 """Steps of optimizers inside of compiled steps: statements of numpy calls in the place of a call of `Optimizer.step`.
 
 Note [An inlined step]
-    The text repeats what the optimizer does for the parameters that it has: the same calls, of the same arrays, in the same order. So the bits are the
-    same, and where one of them raises the same has happened. Options are read at every run. Before anything is written it looks whether all is as it
-    was when the text was made: the same groups of the same parameters, each with a gradient, the state where it was. Where that is not so, where the
-    step is traced, and for optimizers and sizes of parameters that are not known here, `Optimizer.step` is called.
+    The text repeats what the optimizer does for the parameters that it has: the same calls, of the same arrays, in the same order. So the bits
+    are the same, and where one of them raises the same has happened. Options are read at every run. Before anything is written it looks if all is
+    as it was when the text was made: the same groups of the same parameters, each with a gradient, the state where it was. Where that is not so,
+    where the step is traced, and for optimizers and sizes of parameters that are not known here, `Optimizer.step` is called.
 """
 
 from __future__ import annotations

@@ -28,6 +28,8 @@ async def _run(settings: Settings) -> Table:
         replace(wide(settings, length, own_leaves=False, compiled=True), target=0.20, beyond=0.10),
         replace(mlp(settings, by_optim=False, compiled=True), target=0.45, beyond=0.35),
         replace(mlp(settings, by_optim=True, compiled=True), target=0.45, beyond=0.35),
+        replace(mlp(settings, by_optim=False, compiled=True, as_step=True), target=0.45, beyond=0.35),
+        replace(mlp(settings, by_optim=True, compiled=True, as_step=True), target=0.45, beyond=0.35),
         replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.35, beyond=0.25),
     ]
     return await compare("Compiled small graphs, 1 thread: forward + backward + free", workloads, settings)

@@ -156,22 +156,22 @@ def _branches(starts: Sequence[Any], factor: Any, term: Any) -> Any:
 # -------------------------------------------------------------------- small networks
 
 
-def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False) -> Workload:
-    """A training step of 64-64-10 on a batch of 8: linear, relu, linear, cross entropy, SGD."""
+def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False, as_step: bool = False) -> Workload:
+    """A training step of 64-64-10 on a batch of 8: linear, relu, linear, cross entropy, SGD; with `as_step` the whole of it is compiled."""
     network = networks.mlp(8, (64, 64, 10))
     rate = 0.01
 
     def ours() -> Side:
         model = networks.on_aiograd(network, rate)
-        run_forward = ag.compile(model.forward) if compiled else model.forward
+        run_forward = ag.compile(model.forward) if compiled and not as_step else model.forward
 
         async def forward_backward() -> Any:
             loss = run_forward()
             await loss.backward()
             return loss
 
-        async def step() -> None:
-            await forward_backward()
+        async def step() -> Any:
+            loss = await forward_backward()
             if by_optim:
                 model.optimizer.step()
                 model.optimizer.zero_grad()
@@ -180,8 +180,9 @@ def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False) -> Worklo
                     for parameter in model.parameters:
                         parameter -= rate * parameter.grad
                         parameter.grad = None
+            return loss
 
-        return training_side(forward_backward, step, model.parameters)
+        return training_side(forward_backward, ag.compile(step) if as_step else step, model.parameters)
 
     def torch_() -> Side:
         import torch
@@ -234,7 +235,8 @@ def mlp(settings: Settings, *, by_optim: bool, compiled: bool = False) -> Worklo
 
     peers = {"torch": torch_} if by_optim else {"torch": torch_, "autograd": autograd_}
     what = "optim.SGD" if by_optim else "SGD by hand"
-    return Workload(f"MLP 64-64-10, batch 8, training step, {what}", sides(settings, ours, **peers), 0.70, 0.50)
+    one = "one compiled step" if as_step else "training step"
+    return Workload(f"MLP 64-64-10, batch 8, {one}, {what}", sides(settings, ours, **peers), 0.70, 0.50)
 
 
 def lstm(settings: Settings, steps: int, *, compiled: bool = False) -> Workload:

@@ -52,7 +52,7 @@ async def test_the_first_call_records_and_later_ones_run_the_program() -> None:
         await same(f, compiled, [x], [x, w])
     assert len(calls) == 6, "five eager calls and one that was recorded"
     statistics = compiled.statistics()
-    assert (statistics.signatures, statistics.recordings, statistics.runs) == (1, 1, 4) and statistics.arena_bytes > 0
+    assert (statistics.signatures, statistics.recordings, statistics.runs) == (1, 1, 4) and statistics.recording_seconds > 0
     compiled.clear()
     assert compiled.programs == () and compiled.statistics().runs == 4
 

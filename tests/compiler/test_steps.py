@@ -207,7 +207,7 @@ async def test_it_says_what_it_does() -> None:
     assert "# await backward(v" in program.source and "loss.backward()" in program.source and "def backward(saved, grads):" in program.source
     names = [statement.op.name for statement in program.statements]
     assert "backward" in names and "in_place_sub" in names and names.count("grad") == 4
-    assert "backward" in str(program) and program.arena_bytes > 0 and program.dot().count("->") > 5 and program.svg().startswith("<svg")
+    assert "backward" in str(program) and program.dot().count("->") > 5 and program.svg().startswith("<svg")
 
 
 def by_hand_of(case: Case) -> Any:

@@ -8,7 +8,10 @@
 `layouts`        small operands laid out alike
 `dead`           what nobody reads
 `reuse`          element-wise calls that write where nobody reads any more
+`arenas`         those that make new arrays write into memory that is used again
 ===============  =====================================================================
+
+The last one is for the forward only.
 """
 
 from __future__ import annotations
