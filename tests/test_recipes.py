@@ -141,6 +141,12 @@ def test_a_compiled_function(capsys: pytest.CaptureFixture[str]) -> None:
     assert "dropout_mask" in printed and "recordings=1, runs=19" in printed
 
 
+def test_a_compiled_step(capsys: pytest.CaptureFixture[str]) -> None:
+    start(block("# compiled_step.py"), {})
+    printed = capsys.readouterr().out
+    assert " 19\n" in printed and "\ndef step():  # " in printed
+
+
 async def test_train(model: ag.nn.Module, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     first = model_and_loss(model).item()

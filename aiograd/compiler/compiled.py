@@ -49,21 +49,21 @@ class CompiledStatistics:
     Attributes:
         signatures: that it has programs for.
         recordings: calls that were recorded.
-        recording_seconds: that they took, with what they waited for and with making the programs' code.
         runs: calls that ran a program.
         eager: calls that ran the function itself and were not recorded.
         breaks: signatures that have no program and run eagerly.
         reasons: why, by their text.
+        recording_seconds: that the recordings took, with what they waited for and with making the programs' code.
         arena_bytes: bytes of the memory that the programs compute in: that of runs whose graph is still there, and what is kept for later runs.
     """
 
     signatures: int
     recordings: int
-    recording_seconds: float
     runs: int
     eager: int
     breaks: int
     reasons: dict[str, str]
+    recording_seconds: float
     arena_bytes: int
 
 
@@ -73,6 +73,8 @@ class CompiledFunction:
     Attributes:
         programs: one per signature that has one.
     """
+
+    is_compiled_function = True
 
     def __init__(self, function: Callable[..., Any], on_break: str, max_signatures: int) -> None:
         functools.update_wrapper(self, function, updated=())
@@ -261,11 +263,11 @@ class CompiledFunction:
         return CompiledStatistics(
             signatures=len(codes),
             recordings=self._recordings,
-            recording_seconds=self._seconds,
             runs=self._past_runs + sum(code.runs for code in codes),
             eager=self._eager,
             breaks=len(self._breaks),
             reasons={describe(key[0]): reason for key, reason in self._breaks.items()},
+            recording_seconds=self._seconds,
             arena_bytes=sum(code.held_bytes for code in codes),
         )
 

@@ -36,6 +36,12 @@ def rule_inputs(statement: Statement) -> tuple[str, ...]:
 
 def saved_names(program: Program) -> list[str]:
     """Names in the program's text that the backward needs."""
+    if program.saved is None:
+        program.saved = _saved_names(program)
+    return program.saved
+
+
+def _saved_names(program: Program) -> list[str]:
     found: dict[str, None] = {}
     if not any(statement.node is not None for statement in program.statements):
         return []

@@ -125,6 +125,8 @@ class Program:
     outputs: tuple[Value, ...]
     source: str = field(default="", compare=False)
     arena_bytes: int = field(default=0, compare=False)
+    #: see `aiograd.compiler.forward_code.saved_names`
+    saved: list[str] | None = field(default=None, repr=False)
 
     def dot(self, *, max_nodes: int = 10_000) -> str:
         """The program as DOT text; see `aiograd.viz.program_dot`."""

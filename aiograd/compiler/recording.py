@@ -159,6 +159,19 @@ class ProgramRecorder:
             self._add(statement_op(name, lambda *arrays: function(*arrays)), tensors, ())
             self.forget_captured()
 
+    def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
+        """The gradient of a tensor is set to None, by `forget`; of a captured leaf that is a statement, which needs no part of its own."""
+        known, node = self._find(tensor), tensor._node
+        if node is None or not node.is_leaf or (known is not None and known.kind is not ValueKind.CAPTURED):
+            self.acts("setting .grad", forget, tensor)
+            return
+        forget_here = functools.partial(forget, tensor)
+        with ModeScope(trace=None):
+            forget_here()
+        if self.broken is None:
+            self.has_called = True
+            self._add(statement_op("setting .grad", forget_here), (), ())
+
     def forget_captured(self) -> None:
         """Count captured Tensors that are used from here on as new values: their memory may have been written to."""
         self._values = {key: value for key, value in self._values.items() if value.kind is not ValueKind.CAPTURED}
@@ -425,10 +438,10 @@ def _gradient_of(leaf: Any) -> Any:
     Raises:
         TraceError: there is none.
     """
-    grad = leaf.seen_grad()
+    grad = leaf.grad
     if grad is None:
         raise TraceError(f"a compiled function reads the gradient of a leaf of shape {list(leaf.shape)}, which had one while it was recorded")
-    return grad._data
+    return grad._data if isinstance(grad, TensorCore) else grad
 
 
 def _refuse_async_blocks(frame: Any, recorder: ProgramRecorder) -> None:

@@ -210,6 +210,8 @@ def contents_of(value: Any) -> tuple[str, list[Any]] | None:
     if isinstance(value, FunctionType):
         cells = value.__closure__ or ()
         return ("[cell.cell_contents for cell in {}.__closure__]" if cells else ""), [_reader(cell)() for cell in cells]
+    if getattr(type(value), "is_compiled_function", False):
+        return "[{}.function]", [value.function]  # what else it has counts calls
     if hasattr(value, "__dict__"):
         return "{}.__dict__.values()", list(vars(value).values())
     return None

@@ -29,11 +29,16 @@ _RELEASED = ReleasedVariables()
 
 def is_short(node: Node, placement: RulePlacement) -> bool:
     """True if a pass over everything reachable from a node is one step without user code that is short enough for the loop."""
-    if not node.is_program or not 0 < len(node.next_nodes) <= MOST_LEAVES or not placement.allows_sweep(node):
+    leaves = node.next_nodes
+    if not node.is_program or not 0 < len(leaves) <= MOST_LEAVES or not placement.allows_sweep(node):
         return False
-    for child in node.next_nodes:
-        if child is not None and not (child.is_leaf and placement.allows_sweep(child)):
-            return False
+    small = placement.small_leaves
+    for child in leaves:
+        if child is not None:
+            if not child.is_leaf or child._extra is not None or child.post_accumulate_hooks:  # type: ignore[attr-defined]
+                return False
+            if child.shape not in small and not placement.leaf_is_small(child.shape):  # type: ignore[attr-defined]
+                return False
     return True
 
 

@@ -176,7 +176,10 @@ class TensorCore:
                 raise DeviceMismatchError(f"setting .grad: it lives on {value.device}, the tensor on {self.device}. Move it with .to().")
         trace = current_mode().trace
         if trace is not None:
-            trace.acts("setting .grad", _set_grad, self, value)
+            if value is None:
+                trace.forgets_grad(self, _forget_grad)
+            else:
+                trace.acts("setting .grad", _set_grad, self, value)
             return
         node = self._node
         if node is not None and node.is_leaf:
@@ -487,6 +490,10 @@ def bind_tensor_class(cls: type[Any]) -> None:
 
 def _set_grad(tensor: TensorCore, value: Any) -> None:
     tensor.grad = value
+
+
+def _forget_grad(tensor: TensorCore) -> None:
+    tensor.grad = None
 
 
 def view_of(tensor: TensorCore) -> View | None:

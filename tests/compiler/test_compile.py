@@ -594,3 +594,19 @@ def test_zeros_of_either_sign_are_different_numbers() -> None:
     for factor, scale in ((0.0, 0.0), (-0.0, -0.0), (0.0, -0.0), (-0.0, 0.0), (-0.0, -0.0), (0.0, 0.0)) * 2:
         expected = (x * factor) * 1.0 + x * scale
         assert np.signbit(scaled(x, factor).numpy()).tolist() == np.signbit(expected.numpy()).tolist()
+
+
+INNER = ag.compile(lambda x: x * 2)
+
+
+@ag.compile
+def detach(x: Any) -> Any:
+    """Calls another compiled function, and has the name of an attribute that it uses."""
+    return INNER(x) * x.detach()
+
+
+def test_counters_of_compiled_functions_are_no_numbers_that_count() -> None:
+    for n in range(5):
+        detach(leaf(2))
+        INNER(leaf(n + 1))
+    assert detach.statistics().recordings == 1 and INNER.statistics().recordings == 5
