@@ -6,6 +6,7 @@ traced it is one call of that function. The order is that of recording, and the 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -24,13 +25,19 @@ from aiograd.trees import map_tree
 #: elements up to which arrays are made to trace a forward with
 TRACED_SIZE = 1 << 15
 
+
 def rule_inputs(statement: Statement) -> tuple[str, ...]:
     """The names that the rules of a statement ask for, of arrays, output and residuals; in a fixed order, each once."""
     if statement.node is None:
         return ()
-    row = statement.node.row
+    computed = [name for name, value in statement.statics.items() if values_in(value)] if statement.statics else []
+    return _asked_for(statement.node, tuple(computed))
+
+
+@functools.lru_cache(maxsize=4096)
+def _asked_for(node: type[Any], computed: tuple[str, ...]) -> tuple[str, ...]:
+    row: Any = node.row  # type: ignore[attr-defined]
     names = {name for _, _, wanted in row.fast for name in wanted}
-    computed = [name for name, value in statement.statics.items() if values_in(value)]
     return tuple(name for name in (*row.values, "out", *row.offered, *computed) if name in names)
 
 

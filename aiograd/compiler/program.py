@@ -46,6 +46,7 @@ class Value:
         kind, index: where it comes from, see Note [Values]; the index counts within its kind.
         shape, dtype, strides: of every run.
         records: True if it had a place in the graph while recording.
+        name: as the program's source calls it: ``i0``, ``c0``, ``v0``.
     """
 
     kind: ValueKind
@@ -54,11 +55,10 @@ class Value:
     dtype: np.dtype[Any]
     records: bool
     strides: Shape
+    name: str = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """As the program's source calls it: ``i0``, ``c0``, ``v0``."""
-        return f"{self.kind.value}{self.index}"
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", f"{self.kind._value_}{self.index}")
 
     @property
     def nbytes(self) -> int:

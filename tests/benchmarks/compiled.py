@@ -1,4 +1,4 @@
-"""Compiled functions on small graphs, one thread: the workloads of `small_graphs` with their forward compiled, beside the eager peers.
+"""Compiled functions beside the eager peers: the workloads of `small_graphs` on one thread and the networks of `large_tensors` on two.
 
 The first step records; it is not timed, as no warm-up of any side is.
 """
@@ -9,7 +9,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import aiograd as ag
+from aiograd import kernels
 from tests.benchmarks.harness import Settings, Table, compare, threads
+from tests.benchmarks.large_tensors import steps_of_networks
 from tests.benchmarks.small_graphs import chain, lstm, mlp, wide
 
 
@@ -17,6 +19,10 @@ def run(settings: Settings) -> Iterator[Table]:
     """Time all of them."""
     with threads(1):
         yield ag.run(_run(settings))
+    if not settings.tiny:
+        kernels.warm_up()
+    with threads(2):
+        yield ag.run(_run_large(settings))
 
 
 async def _run(settings: Settings) -> Table:
@@ -33,3 +39,8 @@ async def _run(settings: Settings) -> Table:
         replace(lstm(settings, settings.of(100, 3), compiled=True), target=0.35, beyond=0.25),
     ]
     return await compare("Compiled small graphs, 1 thread: forward + backward + free", workloads, settings)
+
+
+async def _run_large(settings: Settings) -> Table:
+    workloads = [replace(workload, target=0.85, beyond=0.75) for workload in steps_of_networks(settings, compiled=True)]
+    return await compare("Compiled networks, 2 threads: training step", workloads, settings, rounds=12, pause=0.02)

@@ -7,6 +7,7 @@ it serves; `AIOGRAD_KERNELS=numpy` shows what numpy alone does.
 from __future__ import annotations
 
 import asyncio
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -50,19 +51,32 @@ def run(settings: Settings) -> Iterator[Table]:
 
 
 async def _steps(settings: Settings) -> Table:
+    return await compare("Training step, 2 threads", steps_of_networks(settings), settings, rounds=12, pause=0.02)
+
+
+def steps_of_networks(settings: Settings, *, compiled: bool = False) -> list[Workload]:
+    """Training steps of the networks, with their forward compiled or not."""
     workloads = []
     for name, (build, target, beyond) in NETWORKS.items():
-        workloads.append(Workload(name, _both(settings, build(settings.tiny)), target, beyond, rtol=2e-3, atol=1e-5))
-    return await compare("Training step, 2 threads", workloads, settings, rounds=12, pause=0.02)
+        network = build(settings.tiny)
+        both = sides(settings, functools.partial(_ours, network, compiled), torch=functools.partial(_theirs, network))
+        workloads.append(Workload(name, both, target, beyond, rtol=2e-3, atol=1e-5))
+    return workloads
 
 
-def _both(settings: Settings, network: Network) -> dict[str, Side]:
-    return sides(settings, lambda: _side(networks.on_aiograd(network)), torch=lambda: _side(networks.on_torch(network)))
+def _ours(network: Network, compiled: bool) -> Side:
+    model = networks.on_aiograd(network)
+    return _side(model, ag.compile(model.forward) if compiled else model.forward)
 
 
-def _side(model: Model) -> Side:
+def _theirs(network: Network) -> Side:
+    model = networks.on_torch(network)
+    return _side(model, model.forward)
+
+
+def _side(model: Model, forward: Callable[[], Any]) -> Side:
     async def forward_backward() -> Any:
-        loss = model.forward()
+        loss = forward()
         done = loss.backward()
         if done is not None:
             await done
@@ -148,12 +162,13 @@ def peak_of(name: str, side: str, tiny: bool) -> dict[str, Any]:
     on_side = networks.on_aiograd if side == OURS else networks.on_torch
 
     async def steps() -> int:
-        model = _side(on_side(build(tiny)))
-        await model.step()
+        model = on_side(build(tiny))
+        side_of_it = _side(model, model.forward)
+        await side_of_it.step()
         forget_peak()
         before = resident()
         for _ in range(3):
-            await model.step()
+            await side_of_it.step()
         return peak() - before
 
     return {"bytes": (ag.run if side == OURS else asyncio.run)(steps())}  # `ag.run` tunes the allocator, which is torch's too
