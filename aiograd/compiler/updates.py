@@ -63,11 +63,12 @@ class _Text:
         """The function, and its text."""
         groups = self._optimizer.param_groups
         names = "".join([f"group{i}, " for i in range(len(groups))])
-        self._checks += ["    try:", f"        {names}= {self._of('optimizer', self._optimizer)}.param_groups"]
+        self._checks += [f"    with {self._of('optimizer', self._optimizer)}._lock:", "      try:"]
+        self._check(f"{names}= optimizer.param_groups")
         for number, group in enumerate(groups):
             self._group(number, group)
-        self._checks += ["    except (ValueError, KeyError): return False", "    optimizer._knows_gradients = True", "    with optimizer._lock:"]
-        text = "\n".join([*self._checks, *self._writes, "    return True"]) + "\n"
+        self._checks += ["      except (ValueError, KeyError): return False", "      optimizer._knows_gradients = True"]
+        text = "\n".join([*self._checks, *self._writes, "      return True"]) + "\n"
         return load_text("step", text, self._names), text
 
     def _of(self, name: str, thing: Any) -> str:
@@ -77,7 +78,7 @@ class _Text:
         self._checks.append(f"        {text}")
 
     def _write(self, text: str) -> None:
-        self._writes.append(f"        {text}")
+        self._writes.append(f"      {text}")
 
     def _group(self, number: int, group: dict[str, Any]) -> None:
         params = group["params"]
@@ -106,7 +107,7 @@ class _Text:
 
     def _plain(self, number: int, places: range, kind: str) -> None:
         """As `SGD._update` without momentum."""
-        self._check(f"if group{number}['momentum'] or group{number}['weight_decay'] or group{number}['maximize']: return False")
+        self._check(f"if {_has_more(number)}: return False")
         self._check(f"rate{number} = {self._of('array', np.array)}(group{number}['lr'], {kind})")
         for i in places:
             subtract, multiply = self._of("subtract", np.subtract), self._of("multiply", np.multiply)
@@ -122,6 +123,8 @@ class _Text:
         states = [optimizer.state.get(p) for p in params]
         if pack is None or None in states or not pack.holds([(p, None, s) for p, s in zip(params, states, strict=True)], names):
             raise _NotKnown
+        if type(optimizer) is SGD:
+            self._check(f"if not ({_has_more(number)}): return False")
         self._check(f"if optimizer._packs.get({slot}) is not {self._of('pack', pack)}: return False")
         self._check(f"if optimizer._state_names(group{number}) != {names}: return False")
         counts = "step" in states[0]
@@ -148,6 +151,11 @@ class _Text:
         """The parameter has been modified."""
         self._write(f"if p{i}._vc is None: p{i}._vc = [1]")
         self._write(f"else: p{i}._vc[0] += 1")
+
+
+def _has_more(number: int) -> str:
+    """The condition that a group of `SGD` is more than a rate."""
+    return f"group{number}['momentum'] or group{number}['weight_decay'] or group{number}['maximize']"
 
 
 def step_of(function: Any, args: tuple[Any, ...]) -> Any:

@@ -110,6 +110,11 @@ async def test_what_has_changed_is_left_to_the_optimizer(calls: list[Any]) -> No
 
     assert await both(OPTIMIZERS["sgd"], {4: gets_momentum, 6: loses_momentum}, calls) == [0, 4, 5]
 
+    def loses_decay(case: Case) -> None:
+        case.optimizer.param_groups[0]["weight_decay"] = 0.0
+
+    assert await both(lambda p: ag.optim.SGD(p, 0.05, weight_decay=0.1), {4: loses_decay}, calls) == [0, *range(4, 10)]
+
     def loads(case: Case) -> None:
         case.optimizer.load_state_dict(case.optimizer.state_dict())
 
