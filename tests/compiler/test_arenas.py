@@ -159,6 +159,42 @@ async def test_a_failed_pass_gives_the_arena_back() -> None:
     assert await gradients(f(x, w), x, w) == await gradients(deep(x, w), x, w)
 
 
+async def test_a_thread_that_goes_on_after_its_pass_keeps_the_arena() -> None:
+    f, x, w = ag.compile(lambda x, w: deep(x, w)[1]), leaf(5, 3), leaf(3)
+    for _ in range(3):
+        await f(x, w).backward()
+    code = code_of(f)
+    ((strides, backward),) = code.whole.items()
+    reached, may_go_on = threading.Event(), threading.Event()
+    found: list[Any] = []
+
+    def waits(saved: Any, grads: Any) -> Any:
+        reached.set()
+        may_go_on.wait()
+        found.extend([array.tobytes() for array in saved])
+        return backward(saved, grads)
+
+    loss = f(x, w)
+    node, arrays = loss.grad_fn, loss.grad_fn.arena.arrays
+    expected = [array.tobytes() for array in node._arrays]
+    code.whole[strides] = waits
+    thread = threading.Thread(target=node.vjp, args=([np.ones((), np.float32)],))
+    thread.start()
+    reached.wait()
+    code.whole[strides] = backward
+    node.release_variables()  # as a pass does that was cancelled meanwhile
+    del node
+    for _ in range(5):
+        other = f(leaf(5, 3), leaf(3))
+        assert other.grad_fn.arena.arrays is not arrays
+    may_go_on.set()
+    thread.join()
+    assert found == expected
+    del thread
+    others = [f(x, w) for _ in range(3)]
+    assert any([other.grad_fn.arena.arrays is arrays for other in others])
+
+
 # -------------------------------------------------------------------- the pass
 
 
