@@ -79,6 +79,7 @@ class Statement:
         node: class of the node that was recorded for it; None: nothing of it is differentiated.
         place: file and line of the user's code, ``model.py:12``.
         line: the text of that line.
+        cost: estimated nanoseconds of its backward.
     """
 
     op: Op
@@ -89,19 +90,19 @@ class Statement:
     node: type[Any] | None
     place: str
     line: str
+    cost: float = field(init=False)
+
+    def __post_init__(self) -> None:
+        cost = self.op.cost
+        shapes = tuple([() if value is None else value.shape for value in self.arrays])
+        main = max([value.shape for value in self.outputs], key=math.prod, default=())
+        found = float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
+        object.__setattr__(self, "cost", found)
 
     @property
     def is_row(self) -> bool:
         """True for a row of the op tables, which can run again; False for a random draw and for an effect, which has no outputs."""
         return ROWS.get(self.op.name) is self.op
-
-    @property
-    def cost(self) -> float:
-        """Estimated nanoseconds of its backward."""
-        cost = self.op.cost
-        shapes = tuple(() if value is None else value.shape for value in self.arrays)
-        main = max((value.shape for value in self.outputs), key=math.prod, default=())
-        return float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
 
 
 @dataclass(eq=False)
