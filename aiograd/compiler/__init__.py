@@ -16,7 +16,9 @@
 `passes`            calls to fewer and cheaper calls of the same bits
 `source`            calls to text to function: the only one that calls ``compile``
 `program_code`      a program with its code, ready to be called
+`arena`             memory that calls compute in, used again
 `steps`             programs in parts: calls between rows, segments
+`updates`           optimizers' steps as statements
 `reached`           the statements that a pass runs
 `profiled`          programs under a profiler
 `node`              the backward node of one call
