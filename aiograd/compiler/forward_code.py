@@ -28,15 +28,16 @@ TRACED_SIZE = 1 << 15
 
 def rule_inputs(statement: Statement) -> tuple[str, ...]:
     """The names that the rules of a statement ask for, of arrays, output and residuals; in a fixed order, each once."""
-    if statement.node is None:
+    node: Any = statement.node
+    if node is None:
         return ()
     computed = [name for name, value in statement.statics.items() if values_in(value)] if statement.statics else []
-    return _asked_for(statement.node, tuple(computed))
+    return _asked_for(node, tuple(computed))
 
 
 @functools.lru_cache(maxsize=4096)
-def _asked_for(node: type[Any], computed: tuple[str, ...]) -> tuple[str, ...]:
-    row: Any = node.row  # type: ignore[attr-defined]
+def _asked_for(node: Any, computed: tuple[str, ...]) -> tuple[str, ...]:
+    row = node.row
     names = {name for _, _, wanted in row.fast for name in wanted}
     return tuple(name for name in (*row.values, "out", *row.offered, *computed) if name in names)
 
