@@ -5,7 +5,8 @@ The fixtures themselves ship with the package (``aiograd.testing.pytest_plugin``
 Note [Collected tests are frozen]
     Twenty thousand collected tests are most of a million objects that live as long as the run. Full collections of garbage would look at all of
     them each time: those of tests that count objects or look for cycles, and the automatic ones. So they are frozen when they have been
-    collected, and none is looked at before. Garbage of a test is found as before; tests of the collector's settings thaw them (`thawed`).
+    collected, and none is looked at before. Garbage of a test is found as before. Tests of the collector's settings thaw them (`thawed`), in a
+    process of their own.
 """
 
 from __future__ import annotations
