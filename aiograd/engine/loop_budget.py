@@ -57,14 +57,16 @@ class LoopBudget:
         """True if the budget is spent."""
         return self._clock() > self.deadline
 
+    def is_taken(self) -> bool:
+        """True if `take` would fail now."""
+        return self._busy or bool(self._waiters) or (self._open and self._clock() > self.deadline)
+
     def take(self) -> bool:
         """Take a turn if that needs no waiting; returns True if taken."""
-        if self._busy or self._waiters:
+        if self.is_taken():
             return False
         if not self._open:
             self._open_budget()
-        elif self._clock() > self.deadline:
-            return False
         self._busy = True
         self._has_rest = False
         return True

@@ -92,9 +92,8 @@ async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_grap
     engine = current_engine()
     if inputs is None and len(roots) == 1 and not create_graph and engine.run_at_once(roots[0], seeds[0], keep_graph):
         return
-    running = engine.run(
-        new_graph_task(roots, seeds, inputs=inputs, accumulate=True, keepers=keepers, keep_graph=keep_graph, create_graph=create_graph)
-    )
+    options = {"inputs": inputs, "keepers": keepers, "keep_graph": keep_graph, "create_graph": create_graph}
+    running = engine.run_new(roots, seeds, accumulate=True, **options)
     del roots, seeds
     await running
 
@@ -177,9 +176,9 @@ def start_grad(
 async def _grad(
     roots: Any, seeds: Any, inputs: list[Any], wanted: Any, keep_graph: bool, create_graph: bool, allow_unused: bool, materialize: bool, run: Any
 ) -> tuple[Any, ...]:
-    task = new_graph_task(roots, seeds, inputs=wanted, require_inputs=not allow_unused, keep_graph=keep_graph, create_graph=create_graph)
-    running = (run or current_engine().run)(task)
-    del roots, seeds, task
+    options = {"inputs": wanted, "require_inputs": not allow_unused, "keep_graph": keep_graph, "create_graph": create_graph}
+    running = current_engine().run_new(roots, seeds, **options) if run is None else run(new_graph_task(roots, seeds, **options))
+    del roots, seeds
     results = await running
     for i, result in enumerate(results):
         if result is not None:

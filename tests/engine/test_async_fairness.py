@@ -17,6 +17,8 @@ import pytest
 import aiograd as ag
 from aiograd.engine import loop_budget
 from aiograd.engine.plan import DISCOVER_STRIDE
+from aiograd.engine.run import engine as engine_module
+from aiograd.errors import EngineClosedError, GraphFreedError
 from aiograd.testing import simulated_run
 from tests.engine.cases import Switch, chain, function, leaf, number, rounds
 
@@ -257,6 +259,71 @@ def test_a_thousand_passes_cost_few_rounds_of_the_loop() -> None:
 
     few, many = simulated_run(main, 100).steps, simulated_run(main, 1000).steps
     assert (many - few) / 900 < 6
+
+
+def test_a_pass_is_made_when_its_turn_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that are started together begin in one round of the loop, so each may do next to nothing in it."""
+    made = 0
+    new_graph_task = engine_module.new_graph_task
+
+    def counting(*args: Any, **options: Any) -> Any:
+        nonlocal made
+        made += 1
+        return new_graph_task(*args, **options)
+
+    async def main() -> tuple[int, int]:
+        x = leaf(1.0)
+        graphs = [chain(x, 20) for _ in range(500)]
+        async with ag.Engine(clock=Clock(), budget=BUDGET) as engine:
+            tasks = [asyncio.create_task(graph.backward()) for graph in graphs[::2]]
+            tasks += [asyncio.create_task(ag.grad(graph, x)) for graph in graphs[1::2]]
+            await rounds(2)
+            first, begun = made, engine.statistics().in_flight + engine.statistics().committed
+            await asyncio.gather(*tasks)
+        assert number(x.grad) == 250.0
+        return first, begun
+
+    monkeypatch.setattr(engine_module, "new_graph_task", counting)
+    first, begun = simulated_run(main).value
+    assert made == begun == 500
+    assert first <= BUDGET + SLACK
+
+
+def test_a_pass_that_is_cancelled_before_its_first_turn_is_as_cancelled_as_any() -> None:
+    async def main() -> None:
+        before = chain(leaf(1.0), 2000)
+        x = leaf(1.0)
+        y = chain(x, 20)
+        async with ag.Engine(clock=Clock(), budget=2) as engine:
+            first = asyncio.create_task(before.backward())
+            second = asyncio.create_task(y.backward())
+            await rounds(2)
+            second.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await second
+            assert not first.done()
+            await first
+            counted = engine.statistics()
+            assert (counted.begun, counted.committed, counted.cancelled, counted.in_flight) == (2, 1, 1, 0)
+            assert x.grad is None
+            with pytest.raises(GraphFreedError, match="ended with: CancelledError"):
+                await y.backward()
+
+    simulated_run(main)
+
+
+def test_closing_the_engine_fails_a_pass_that_waits_for_its_first_turn() -> None:
+    async def main() -> None:
+        graphs = [chain(leaf(1.0), 2000) for _ in range(3)]
+        async with ag.Engine(clock=Clock(), budget=2) as engine:
+            tasks = [asyncio.create_task(graph.backward()) for graph in graphs]
+            await rounds(2)
+        assert engine.statistics().failed == 3
+        for task in tasks:
+            with pytest.raises(EngineClosedError, match="closed while a pass was running"):
+                await task
+
+    simulated_run(main)
 
 
 def test_a_training_loop_of_tiny_passes_leaves_turns_to_others() -> None:

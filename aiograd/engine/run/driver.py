@@ -54,16 +54,17 @@ class EngineSettings(Protocol):
 
 
 class PassDriver:
-    """The state of one running pass."""
+    """The state of one running pass. `task` is set before `run`."""
 
     __slots__ = (
         "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "is_fresh", "ended",
-        "holds_turn", "in_flight", "done", "waker", "current", "rest",
+        "holds_turn", "stopped", "in_flight", "done", "waker", "current", "rest",
     )  # fmt: skip
 
-    def __init__(self, engine: EngineSettings, task: GraphTask, turns: LoopBudget) -> None:
+    task: GraphTask
+
+    def __init__(self, engine: EngineSettings, turns: LoopBudget) -> None:
         self.engine = engine
-        self.task = task
         self.turns = turns
         #: the asyncio task that awaits the pass, and the number of its cancellations before the pass
         self.runner: asyncio.Task[Any] = not_none(asyncio.current_task())
@@ -75,6 +76,8 @@ class PassDriver:
         #: resolves when the pass is over; created by `interrupt`
         self.ended: asyncio.Future[None] | None = None
         self.holds_turn = False
+        #: the cancellation that came while the pass waited for its first turn; `run` raises it
+        self.stopped: BaseException | None = None
         #: future -> callback for its result
         self.in_flight: dict[asyncio.Future[Any], Callable[[asyncio.Future[Any]], None]] = {}
         self.done: deque[asyncio.Future[Any]] = deque()
@@ -90,6 +93,13 @@ class PassDriver:
                 await self.turns.wait()
             self.holds_turn = True
 
+    async def queue(self) -> None:
+        """Wait for the first turn, before there is a `task`."""
+        try:
+            await self.take_turn()
+        except BaseException as error:
+            self.stopped = error
+
     async def pause(self) -> None:
         if self.task.hooks is not None:
             self.task.hooks.on_wait()
@@ -104,6 +114,11 @@ class PassDriver:
 
     async def run(self) -> None:
         task, turns = self.task, self.turns
+        if self.stopped is not None:
+            try:
+                raise self.stopped
+            finally:
+                self.stopped = None  # whose traceback leads back here
         if not self.holds_turn:
             await self.take_turn()
         walk = None

@@ -1,4 +1,10 @@
-"""Engine: owns the executor and the limits of the passes on one event loop; each loop has a default one."""
+"""Engine: owns the executor and the limits of the passes on one event loop; each loop has a default one.
+
+Note [A pass that waits is not made yet]
+    A loop runs every task that is ready before it looks at its timers. So a thousand passes that are started together all begin in one round of
+    the loop, and whatever each does before it waits for its turn holds the loop up a thousand times. Therefore `Engine.run_new` makes a pass only
+    when its turn has come; until then there is its place in the queue.
+"""
 
 from __future__ import annotations
 
@@ -256,7 +262,32 @@ class Engine:
         with contextlib.suppress(Warning):
             task.issue_warnings()
 
-    async def run(self, task: GraphTask) -> list[Any]:
+    async def run_new(self, roots: Sequence[tuple[Node, int]], grads: Sequence[Array], **options: Any) -> list[Any]:
+        """Make a pass when its turn on the loop has come, and run it. See Note [A pass that waits is not made yet].
+
+        Args:
+            roots, grads, options: as of `new_graph_task`.
+
+        Returns:
+            As `run`, and cancelling does what it does there.
+        """
+        self._bind(asyncio.get_running_loop())
+        turns = not_none(self._loop_budget)
+        driver = None
+        if turns.is_taken() and CURRENT.get() is None:
+            driver = PassDriver(self, turns)
+            self._drivers[driver] = None
+            await driver.queue()
+        try:
+            running = self.run(new_graph_task(roots, grads, **options), driver)
+        except BaseException:
+            if driver is not None:
+                self._leave(driver)
+            raise
+        del roots, grads, options, driver
+        return await running
+
+    async def run(self, task: GraphTask, driver: PassDriver | None = None) -> list[Any]:
         """Run a pass and return the captured gradients.
 
         Cancelling stops it: no further node starts, coroutines in flight are cancelled and awaited, results of running kernels are dropped,
@@ -264,18 +295,20 @@ class Engine:
 
         Args:
             task: the pass, which has not begun.
+            driver: the driver that has waited for the pass's first turn, if there is one.
 
         Returns:
             One gradient for each captured edge, in their order; an empty list for a pass that accumulates.
         """
         loop = asyncio.get_running_loop()
-        self._bind(loop)
+        if driver is None:
+            self._bind(loop)
         task.loop = loop
         try:
             if task.reentrant_depth:
                 await loop.create_task(self._drive(task), name=f"aiograd:graph-task-{task.id}")
             else:
-                await self._drive(task)
+                await self._drive(task, driver)
         except BaseException as error:
             with contextlib.suppress(Warning):  # where a filter makes an exception of a warning, the error of the pass still wins
                 task.issue_warnings()
@@ -341,9 +374,11 @@ class Engine:
         self._bind(loop)
         return await self.executor.submit(loop, contextvars.copy_context(), function)
 
-    async def _drive(self, task: GraphTask) -> None:
-        driver = PassDriver(self, task, not_none(self._loop_budget))
-        self._drivers[driver] = None
+    async def _drive(self, task: GraphTask, driver: PassDriver | None = None) -> None:
+        if driver is None:
+            driver = PassDriver(self, not_none(self._loop_budget))
+            self._drivers[driver] = None
+        driver.task = task
         profiler = task.profiler
         began = None if profiler is None else profiler.begin_pass()
         try:
@@ -357,13 +392,16 @@ class Engine:
         else:
             task.finish()
         finally:
-            driver.close()
-            self._drivers.pop(driver, None)
             self._count(task)
-            if driver.ended is not None:
-                driver.ended.set_result(None)
+            self._leave(driver)
             if profiler is not None:
                 profiler.end_pass(began, task)
+
+    def _leave(self, driver: PassDriver) -> None:
+        driver.close()
+        self._drivers.pop(driver, None)
+        if driver.ended is not None:
+            driver.ended.set_result(None)
 
     def _count(self, task: GraphTask) -> None:
         """Count a pass that has ended in the statistics."""
