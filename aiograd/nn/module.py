@@ -300,6 +300,10 @@ class Module:
         """The Parameters of this module itself by name; a module that stands for several names those below it by their paths."""
         return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Parameter)]
 
+    def _hold(self, tensors: Mapping[str, Any]) -> None:
+        """Take these in the place of own parameters and buffers, by name; called of a copy."""
+        self.__dict__.update(tensors)
+
     def _own_buffers(self, only_state: bool = False) -> list[tuple[str, Any]]:
         """As `_own_parameters`, the buffers; with `only_state` those that belong to the state."""
         found = [(name, getattr(self, name, None)) for name, is_state in self._buffer_names.items() if is_state or not only_state]

@@ -59,29 +59,27 @@ def functional_call(
             raise ArgumentTypeError(f"functional_call: {path} is a {type(value).__name__}, expected a Tensor")
         if value.shape != own[path].shape:
             raise ArgumentError(f"functional_call: {path} has shape {list(value.shape)}, expected {list(own[path].shape)}")
-    by_place: dict[tuple[int, str], Any] = {}
+    by_place: dict[int, dict[str, Any]] = {}
     shared = {id(own[path]): value for path, value in given.items()} if tie_weights else {}
     modules = dict(module.named_modules(remove_duplicate=False))
     for path, tensor in own.items():
-        where, _, name = path.rpartition(".")
         value = given.get(path, shared.get(id(tensor)))
         if value is not None:
-            by_place[id(modules[where]), name] = value
+            where, _, name = path.rpartition(".")
+            while where not in modules:  # the path goes on inside of a module of another library
+                where, _, outer = where.rpartition(".")
+                name = f"{outer}.{name}"
+            by_place.setdefault(id(modules[where]), {})[name] = value
     called = _copied(module, by_place, {})
     return called(*(args if isinstance(args, tuple) else (args,)), **(kwargs or {}))
 
 
-def _copied(module: Module, by_place: Mapping[tuple[int, str], Any], seen: dict[int, Module]) -> Module:
+def _copied(module: Module, by_place: Mapping[int, Mapping[str, Any]], seen: dict[int, Module]) -> Module:
     """The module, copied where something in or below it is replaced."""
     if id(module) in seen:
         return seen[id(module)]
     twin = copy.copy(module)
     seen[id(module)] = twin
-    changes: dict[str, Any] = {}
-    for name, value in module.__dict__.items():
-        if (id(module), name) in by_place:
-            changes[name] = by_place[id(module), name]
-        elif isinstance(value, Module):
-            changes[name] = _copied(value, by_place, seen)
-    twin.__dict__.update(changes)
+    twin.__dict__.update({name: _copied(value, by_place, seen) for name, value in module.__dict__.items() if isinstance(value, Module)})
+    twin._hold(by_place.get(id(module), {}))
     return twin

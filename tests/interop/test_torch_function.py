@@ -242,6 +242,40 @@ def test_a_pass_of_torch_that_fails_changes_no_gradient_of_aiograd(loop: Backgro
     assert layer.weight.grad is not None
 
 
+def test_calls_in_one_pass_of_torch_commit_together(loop: BackgroundLoop) -> None:
+    """Two layers, and one called twice: all gradients or none, and one pass of aiograd at the end."""
+    first, second, x = Layer(), Layer(), torch.tensor(draw(2, 4), requires_grad=True)
+    bridged, other = function(first, loop=loop), function(second, loop=loop)
+
+    def loss(x: Any) -> Any:
+        return bridged(x).sum() + (bridged(2 * x) ** 2).sum() + other(x).prod()
+
+    committed = []
+    first.weight.register_post_accumulate_grad_hook(lambda w: committed.append(("first", second.weight.grad is not None)))
+    second.weight.register_post_accumulate_grad_hook(lambda w: committed.append(("second", first.weight.grad is not None)))
+    loss(x).backward()
+    assert sorted(committed) == [("first", True), ("second", True)]
+
+    async def alone() -> tuple[Any, ...]:
+        y = ag.tensor(x.detach().numpy())
+        value = (await first(y)).sum() + ((await first(2 * y)) ** 2).sum() + (await second(y)).prod()
+        return await ag.grad(value, (first.weight, second.weight))
+
+    for layer, expected in zip((first, second), loop.run(alone()), strict=True):
+        assert_close(layer.weight.grad.numpy(), expected.numpy(), 100)
+
+    before = [layer.weight.grad.numpy().copy() for layer in (first, second)]
+
+    def fails(w: Any) -> None:
+        raise ZeroDivisionError("in a hook")
+
+    second.weight.register_hook(fails)
+    with pytest.raises(ZeroDivisionError, match="in a hook"):
+        loss(x).backward()
+    for layer, was in zip((first, second), before, strict=True):
+        assert np.array_equal(layer.weight.grad.numpy(), was)
+
+
 async def _nothing(x: Any) -> None:
     return None
 

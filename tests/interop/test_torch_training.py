@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import copy
 import threading
 from pathlib import Path
@@ -587,6 +588,52 @@ def test_what_is_no_module_or_tensor() -> None:
         interop.from_torch(np.ones(3))
     with pytest.raises(ValueError, match="of the module"):
         interop.wrap(functional(raises))(ag.ones(3))
+
+
+@pytest.mark.parametrize("saves", [False, True])
+async def test_functional_call_of_a_wrapped_module(saves: bool) -> None:
+    """Other Tensors in the place of parameters, with gradients to where they come from."""
+    module, layer = pair_of(net)
+    x = draw(5, 4)
+    outer = ag.nn.Sequential(layer, ag.nn.Identity())
+    scale = ag.tensor(2.0, requires_grad=True)
+    given = {path: parameter.detach() * scale for path, parameter in outer.named_parameters() if path.endswith("weight")}
+    with ag.graph.saved_tensors_hooks(lambda t: t, lambda t: t) if saves else contextlib.nullcontext():
+        result = ag.functional_call(outer, given, (ag.asarray(x),))
+    await result.sum().backward()
+
+    factor = torch.tensor(2.0, requires_grad=True)
+    theirs = {path: p.detach() * factor for path, p in module.named_parameters() if path.endswith("weight")}
+    expected = torch.func.functional_call(module, theirs, (torch.from_numpy(x),))
+    expected.sum().backward()
+    same(result, expected)
+    assert_close(scale.grad.numpy(), factor.grad.numpy(), 100)
+    assert [path for path, p in layer.named_parameters() if p.grad is None] == [path for path, p in module.named_parameters() if p.grad is None]
+    same(layer(ag.asarray(x)), module(torch.from_numpy(x)))  # the module is as it was
+
+    with pytest.raises(ArgumentError, match="shape"):
+        ag.functional_call(outer, {next(iter(given)): ag.ones(7)}, (ag.asarray(x),))
+
+
+async def test_a_wrapped_module_within_functional_call_of_torch() -> None:
+    class Calls(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 2)
+            self.wrapped = [interop.wrap(self.linear)]
+
+        def forward(self, x: Any) -> Any:
+            return self.wrapped[0](x)
+
+    module = Calls()
+    x = draw(5, 4)
+    plain = {path: p.detach() * 2 for path, p in module.named_parameters()}
+    same(torch.func.functional_call(module, plain, (ag.asarray(x),)), torch.func.functional_call(module.linear, {
+        path.removeprefix("linear."): p for path, p in plain.items()
+    }, (torch.from_numpy(x),)))
+    with pytest.raises(GraphError, match="functional_call: the tensor in the place of parameter weight requires grad"):
+        torch.func.functional_call(module, {path: p * 2 for path, p in module.named_parameters()}, (ag.asarray(x),))
+    same(module.wrapped[0](ag.asarray(x)), module.linear(torch.from_numpy(x)))
 
 
 def raises(x: Any) -> Any:

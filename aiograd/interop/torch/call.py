@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from time import perf_counter_ns
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -46,8 +46,8 @@ class Passed(NamedTuple):
     counted: int
 
 
-def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Call the torch module of a `TorchModule`; see its `forward`."""
+def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Mapping[str, Any]) -> Any:
+    """Call the torch module of a `TorchModule`, with Tensors in the place of some of its parameters and buffers; see its `forward`."""
     mode = current_mode()
     profiler = mode.profiler
     began = None if profiler is None else profiler.begin_forward()
@@ -56,8 +56,11 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     passed: list[Passed] = []
     place = functools.partial(_pass, passed, records)
     kinds = (TensorCore, np.ndarray, torch.Tensor)
-    tree = (map_tree(place, args, kinds), map_tree(place, kwargs, kinds) if kwargs else kwargs)
+    tree = (map_tree(place, args, kinds), *[map_tree(place, named, kinds) if named else named for named in (kwargs, instead)])
     trained = [parameter for parameter in parameters if parameter.torch_parameter.requires_grad] if records else []
+    if instead:
+        used = {id(parameter) for path, parameter in layer._own_parameters() if path not in instead}
+        trained = [parameter for parameter in trained if id(parameter) in used]
     hooks = mode.saved_hooks if records else None
     states: list[Any] = []
     result, elapsed_ns = _run(layer, tree, records, [each.given for each in passed], None if hooks is None else states)
@@ -75,7 +78,7 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     if hooks is not None:
         node = next((tensor._node for tensor in tensors if isinstance(tensor._node, TorchNode)), None)
         if node is not None:
-            _recompute(node, layer, (args, kwargs), passed, trained, states[0], mode)
+            _recompute(node, layer, (args, kwargs, instead), passed, trained, states[0], mode)
     if profiler is not None:
         made = next((tensor._node for tensor in tensors if tensor._node is not None), None)
         profiler.end_forward(began, type(layer.module).__name__, made, leaves_of(result, TensorCore))
@@ -114,10 +117,11 @@ def _run(layer: Any, tree: Any, records: bool, given: Sequence[Any], states: lis
 
 
 def _timed(layer: Any, tree: Any, given: Sequence[Any]) -> tuple[Any, int]:
-    args, kwargs = tree
+    args, kwargs, instead = tree
     began = perf_counter_ns()
     try:
-        return layer.module(*args, **kwargs), perf_counter_ns() - began
+        result = torch.func.functional_call(layer.module, instead, args, kwargs) if instead else layer.module(*args, **kwargs)
+        return result, perf_counter_ns() - began
     except AiogradError:
         raise
     except Exception as error:

@@ -3,8 +3,8 @@
 Note [Two graphs]
     A call runs the function on detached Tensors over torch's memory and records a graph of its own. The node in torch's graph pulls gradients
     through that graph in one pass, which gives the gradients of the arguments; those of other Tensors, such as the function's parameters, are
-    held back until torch's whole pass has succeeded, and are then committed, those of one call together. A torch pass that fails changes no
-    ``grad`` of aiograd.
+    held back until torch's whole pass has succeeded, and are then committed, those of all calls in the pass together (one commit for each loop, where
+    calls are on several). A torch pass that fails changes no ``grad`` of aiograd.
 
     Where the function has called other workers with what requires grad, its graph cannot be run apart: its pass is `Context.backward` of the
     context in which it was called. All gradients but those of the arguments go to the context's `grads` then, on every worker, at one commit
@@ -24,8 +24,10 @@ from __future__ import annotations
 
 import contextvars
 import functools
+import threading
+import weakref
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiograd.distributed.scope import current_context
 from aiograd.engine.run import current_engine, new_graph_task
@@ -176,7 +178,7 @@ class BridgedCall:
         seeds = [None if grad is None else from_torch(grad.detach()) for grad in grads]
         found, held_back = self.run(self._pull_back(seeds, keep, accumulates))
         if held_back and accumulates:
-            torch.autograd.Variable._execution_engine.queue_callback(lambda: self.run(self._commit(held_back, keep)))
+            HeldBack.of_running_pass().add(self, held_back, keep)
         return [None if grad is None else to_torch(grad.detach().clone()) for grad in found]
 
     # ---------------------------------------------------------------- on the loop
@@ -238,10 +240,44 @@ class BridgedCall:
         left = iter([None if grad is None else grad if isinstance(grad, TensorCore) else make(grad) for grad in found])
         return [next(left) if tensor.requires_grad else None for tensor in inputs]
 
-    async def _commit(self, held_back: Sequence[tuple[Any, Any]], keep: bool) -> None:
-        """Accumulate what was held back, all of it at one commit."""
-        task = new_graph_task([target for target, _ in held_back], [grad._data for _, grad in held_back], keep_graph=keep)
-        await current_engine().run(task)
+
+class HeldBack:
+    """The gradients that the calls in one pass of torch hold back, until torch calls back at its end."""
+
+    _lock = threading.Lock()
+    #: by torch's number of the pass; torch's callback keeps it, and drops it where the pass fails
+    _of_passes: ClassVar[weakref.WeakValueDictionary[int, HeldBack]] = weakref.WeakValueDictionary()
+
+    def __init__(self) -> None:
+        #: by loop: a call, whose surroundings the commit has, the edges with their gradients in the order of the pass, and whether to keep graphs
+        self._of_loops: dict[AnyLoop, tuple[BridgedCall, list[tuple[Any, Any]], bool]] = {}
+
+    @classmethod
+    def of_running_pass(cls) -> HeldBack:
+        """Those of the pass that torch runs in this thread."""
+        number = torch._C._current_graph_task_id()
+        with cls._lock:  # the threads of torch's devices share a pass
+            found = cls._of_passes.get(number)
+            if found is None:
+                found = cls._of_passes[number] = cls()
+                torch.autograd.Variable._execution_engine.queue_callback(found.commit)
+        return found
+
+    def add(self, call: BridgedCall, grads: list[tuple[Any, Any]], keep: bool) -> None:
+        """Hold gradients of a call back."""
+        with self._lock:
+            _, held_back, _ = self._of_loops.setdefault(call.loop, (call, [], keep))
+            held_back += grads
+
+    def commit(self) -> None:
+        """Accumulate what was held back; all of a loop at one commit."""
+        for call, held_back, keep in self._of_loops.values():
+            call.run(_accumulate(held_back, keep))
+
+
+async def _accumulate(held_back: Sequence[tuple[Any, Any]], keep: bool) -> None:
+    task = new_graph_task([target for target, _ in held_back], [grad._data for _, grad in held_back], keep_graph=keep)
+    await current_engine().run(task)
 
 
 @functools.cache

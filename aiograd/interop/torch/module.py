@@ -9,6 +9,7 @@ Note [What a module of aiograd is asked]
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
@@ -67,6 +68,8 @@ class TorchModule(Module):
         self._shared: list[SharedParameter] = []
         self._by_path: list[tuple[str, SharedParameter]] = []
         self._buffers: dict[str, tuple[Any, Any]] = {}
+        #: Tensors in the place of parameters and buffers, by path; see `aiograd.functional_call`
+        self._given: Mapping[str, Any] = {}
         self.shared_parameters()
 
     @property
@@ -95,8 +98,11 @@ class TorchModule(Module):
         """
         trace = current_mode().trace
         if trace is not None:
-            return trace.applies(f"{type(self.module).__name__}, a torch module", _called_again, (self, args, kwargs), is_async=False)
-        return call(self, args, kwargs)
+            return trace.applies(f"{type(self.module).__name__}, a torch module", _called_again, (self, args, kwargs, self._given), is_async=False)
+        return call(self, args, kwargs, self._given)
+
+    def _hold(self, tensors: Mapping[str, Any]) -> None:
+        self._given = {**self._given, **tensors}
 
     def shared_parameters(self) -> list[SharedParameter]:
         """The torch module's parameters as Parameters, each once.
@@ -151,6 +157,6 @@ class TorchModule(Module):
         return f"{type(self).__name__}({self.module!r})"
 
 
-def _called_again(layer: TorchModule, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _called_again(layer: TorchModule, args: tuple[Any, ...], kwargs: dict[str, Any], given: Mapping[str, Any]) -> Any:
     """The call that a compiled function repeats."""
-    return call(layer, args, kwargs)
+    return call(layer, args, kwargs, given)

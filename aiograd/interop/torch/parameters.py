@@ -22,7 +22,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
 from aiograd.interop.extras import from_extra
-from aiograd.interop.torch.conversion import TorchCounter, array_over, name_of_device, over_array, tensor_over
+from aiograd.interop.torch.conversion import TorchCounter, array_over, name_of_device, over_array, refuse_graph, tensor_over
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors.core import TensorCore, make
 
@@ -205,10 +205,13 @@ def shared_parameter(source: Any, side: str, name: str) -> SharedParameter:
 
     Raises:
         ArgumentError: it is shared already, with gradients on another side, or has no memory yet. ArgumentTypeError: numpy has no such dtype.
+        GraphError: it is part of torch's graph.
         DeviceError: it is on a device that aiograd does not have.
     """
     if torch.nn.parameter.is_lazy(source):
         raise ArgumentError(f"wrapping a torch module: parameter {name} has no shape yet. Call the torch module once, and wrap it then.")
+    if source.grad_fn is not None:  # put there by torch.func.functional_call
+        refuse_graph(f"calling a wrapped torch module within torch.func.functional_call: the tensor in the place of parameter {name}")
     found = _known.get(id(source))
     if found is None:
         found = _known.setdefault(id(source), SharedParameter._of(source, side))
