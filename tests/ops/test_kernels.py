@@ -480,6 +480,17 @@ def test_which_products_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(pieces) == 1
 
 
+@pytest.mark.parametrize("rows", [1, 2, 33, matmul.FEW_ROWS, matmul.FEW_ROWS + 1])
+def test_a_product_by_blas_is_right_whichever_way_around_it_is_computed(rows: int) -> None:
+    generator = np.random.default_rng(rows)
+    for a in (generator.standard_normal((rows, 96)), generator.standard_normal((96, rows)).T):
+        for b in (generator.standard_normal((200, 96)).T, generator.standard_normal((96, 200)), generator.standard_normal((50, 96)).T):
+            for dtype in (np.float32, np.float64):
+                found = matmul.by_blas(a.astype(dtype), b.astype(dtype))
+                assert found.dtype == dtype and found.flags.c_contiguous and found.flags.writeable and found.base is None
+                np.testing.assert_allclose(found, a @ b, rtol=1e-4, atol=1e-4)
+
+
 def test_the_bits_of_a_product_do_not_depend_on_its_other_rows_and_columns() -> None:
     selection.select("numba")
     rng = np.random.default_rng(4)
