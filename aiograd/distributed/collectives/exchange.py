@@ -8,7 +8,8 @@ Note [Two rounds]
     ``((rank 0 + rank 1) + rank 2) + ...`` wherever it lies, so results depend neither on sizes nor on timing. Parts travel in pieces, so sending,
     adding and receiving overlap. Many members exchange otherwise: see `ring`.
 
-    Small arrays take one round: everybody sends everything to everybody, and everybody adds up.
+    Small arrays take one round: everybody sends everything to everybody, and everybody adds up. So do arrays of any size between two members, where
+    that is no more to send, and one message where there would be two.
 
     Reduce-scatter is the first round alone, all-gather the second; of a broadcast the root sends each rank one part in the first, which that
     rank sends to the others in the second.
@@ -246,7 +247,7 @@ class MeshExchange(CollectiveExchange):
         source = layout.flatten(self._arrays, copy=self.is_direct)
         self._results[0] = layout.empty()
         is_scatter = self.operation.kind is OperationKind.REDUCE_SCATTER
-        own = self.rank if layout.size > 1 else 0
+        own = self._own_part(layout)
         for index, pieces in enumerate(layout.messages[own]):
             targets = views_of(self._results[0], pieces)
             self._folds[own, index] = [OrderedSum(self.operation.reduction, self.size, target) for target in targets]
@@ -255,21 +256,27 @@ class MeshExchange(CollectiveExchange):
             self._missing = dict.fromkeys(self._missing, 1)
             pieces_of = layout.pieces
             return [Message(other, CONTRIBUTION, WHOLE, 0, views_of(source, pieces_of[other if layout.size > 1 else 0])) for other in self._others()]
+        is_one_round = is_scatter or layout.size == 1
         for other in self._missing:
-            self._missing[other] = len(layout.messages[own]) + (0 if is_scatter else len(layout.messages[other]))
+            self._missing[other] = len(layout.messages[own]) + (0 if is_one_round else len(layout.messages[other]))
         messages = []
         for index in range(max(map(len, layout.messages))):
             for other in self._others():
-                if index < len(layout.messages[other]):
-                    messages.append(Message(other, CONTRIBUTION, other, index, views_of(source, layout.messages[other][index])))
+                part = other if layout.size > 1 else 0
+                if index < len(layout.messages[part]):
+                    messages.append(Message(other, CONTRIBUTION, part, index, views_of(source, layout.messages[part][index])))
         return messages
+
+    def _own_part(self, layout: BufferLayout) -> int:
+        """The part of the layout that this rank adds up."""
+        return self.rank if layout.size > 1 else 0
 
     def _layout_for(self, key: int, operation: Operation) -> BufferLayout:
         by_rows = operation.kind is OperationKind.REDUCE_SCATTER
         is_gather = operation.kind is OperationKind.ALL_GATHER
         layout = layout_of(operation.specs, 1 if is_gather else self.size, by_rows, self._piece)
         self.is_direct = not is_gather and layout.nbytes <= self._direct
-        if self.is_direct and not by_rows:
+        if (self.is_direct and not by_rows) or (operation.kind is OperationKind.ALL_REDUCE and self.size == 2):
             layout = layout_of(operation.specs, 1, by_rows, self._piece)  # everybody adds up all of it
         self._layouts[key] = layout
         return layout
@@ -299,16 +306,17 @@ class MeshExchange(CollectiveExchange):
         if self.is_direct:
             return self._receive_direct(sender, round, part, piece, arrays, layout)
         if round == VALUES:
-            is_expected = kind is OperationKind.ALL_REDUCE and part == sender
+            is_expected = kind is OperationKind.ALL_REDUCE and part == sender and layout.size > 1
             self._store(sender, round, part, piece, arrays, 0, part, is_expected)
             return []
-        self._note(sender, round, part, piece, round == CONTRIBUTION and part == self.rank and _fits(arrays, layout, part, piece))
+        self._note(sender, round, part, piece, round == CONTRIBUTION and part == self._own_part(layout) and _fits(arrays, layout, part, piece))
         return self._contribute(part, piece, sender, arrays)
 
     def _receive_direct(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], layout: BufferLayout) -> list[Message]:
-        expected = layout.pieces[self.rank if layout.size > 1 else 0]
+        own = self._own_part(layout)
+        expected = layout.pieces[own]
         self._note(sender, round, part, piece, (round, part, piece) == (CONTRIBUTION, WHOLE, 0) and _fit(arrays, layout, expected))
-        for place, pieces in zip(self._folds, layout.messages[self.rank if layout.size > 1 else 0], strict=True):
+        for place, pieces in zip(self._folds, layout.messages[own], strict=True):
             self._contribute(*place, sender, arrays[: len(pieces)])
             arrays = arrays[len(pieces) :]
         return []
@@ -342,9 +350,10 @@ class MeshExchange(CollectiveExchange):
         folds = self._folds[part, piece]
         for fold, array in zip(folds, values, strict=True):
             fold.add(rank, array)
-        if not _is_complete(folds) or self.is_direct or self.operation.kind is OperationKind.REDUCE_SCATTER:
+        layout = self._layouts[0]
+        if not _is_complete(folds) or self.operation.kind is OperationKind.REDUCE_SCATTER or layout.size == 1:
             return []
-        values = views_of(self._results[0], self._layouts[0].messages[part][piece])
+        values = views_of(self._results[0], layout.messages[part][piece])
         return [Message(other, VALUES, part, piece, values) for other in self._others()]
 
     def _store(self, sender: int, round: int, part: int, piece: int, arrays: list[Array], key: int, owner: int, is_expected: bool) -> None:
@@ -367,7 +376,11 @@ class MeshExchange(CollectiveExchange):
 
 def finish_sum(target: Array, reduction: str, size: int) -> None:
     """Make the reduction of the sum over all ranks: of "mean" its quotient by their number, in the dtype of the array."""
-    if reduction == "mean":
+    if reduction != "mean":
+        return
+    if target.dtype.kind == "f" and size & (size - 1) == 0:
+        np.multiply(target, target.dtype.type(1 / size), out=target)  # the same bits, as the inverse of a power of two is exact
+    else:
         np.divide(target, np.asarray(size, target.real.dtype), out=target)
 
 

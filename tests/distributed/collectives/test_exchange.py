@@ -234,9 +234,9 @@ def test_a_message_that_should_not_come_changes_nothing(name: str, kind: Operati
 def test_a_piece_that_comes_twice_is_refused() -> None:
     arrays = [np.arange(12.0)]
     operation = Operation(K.ALL_REDUCE, "sum", 0, specs_of(arrays))
-    exchange = MeshExchange(operation, 0, 2, arrays, 16, 0)
+    exchange = MeshExchange(operation, 0, 3, arrays, 16, 0)
     exchange.begin()
-    pieces = [np.zeros(2), np.zeros(2), np.zeros(2)]
+    pieces = [np.zeros(2), np.zeros(2)]
     exchange.receive(1, operation, CONTRIBUTION, 0, 0, pieces)
     with pytest.raises(ProtocolError, match="a piece that has come before"):
         exchange.receive(1, operation, CONTRIBUTION, 0, 0, pieces)
@@ -246,5 +246,5 @@ def test_a_message_has_several_pieces_and_no_more_bytes_than_its_share() -> None
     arrays = [np.zeros(40, "f4"), np.zeros(2, "f8"), np.zeros(100, "f4")]
     operation = Operation(K.ALL_REDUCE, "sum", 0, specs_of(arrays))
     sent = MeshExchange(operation, 0, 2, arrays, 32, 0).begin()
-    assert [[array.nbytes for array in message.arrays] for message in sent] == [[32, 32, 16, 8, 32], [32] * 4, [32, 8]]
-    assert [message.piece for message in sent] == [0, 1, 2]
+    assert [[array.nbytes for array in message.arrays] for message in sent] == [[32] * 4, [32, 16, 32, 32], [32] * 4, [32] * 4, [32, 32, 16]]
+    assert [(message.round, message.part, message.piece) for message in sent] == [(CONTRIBUTION, 0, index) for index in range(5)]
