@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
@@ -62,19 +63,19 @@ class Operation(NamedTuple):
         return self != other
 
     @lru_cache(maxsize=256)  # noqa: B019 (an operation is a value, and training carries out the same ones in each step)
-    def to_wire(self) -> tuple[Any, ...]:
-        """The operation as plain values."""
-        return self.kind.value, self.reduction, self.root, [(list(shape), dtype) for shape, dtype in self.specs]
+    def to_wire(self) -> bytes:
+        """The operation as bytes, the same for equal ones: so most that come need not be read, see `Group`."""
+        return json.dumps([self.kind.value, self.reduction, self.root, self.specs], separators=(",", ":")).encode()
 
     @classmethod
-    def parse(cls, value: Any) -> Operation | None:
+    def parse(cls, wire: Any) -> Operation | None:
         """An operation from a message, or None if it is none."""
         try:
-            kind, reduction, root, specs = value
-            if not (reduction.__class__ is str and root.__class__ is int and specs.__class__ is list):
+            kind, reduction, root, specs = json.loads(wire) if wire.__class__ is bytes else None
+            if not (reduction.__class__ is str and root.__class__ is int and all(dtype.__class__ is str for _, dtype in specs)):
                 return None
             return cls(OperationKind(kind), reduction, root, tuple((tuple(map(int, shape)), np.dtype(dtype).str) for shape, dtype in specs))
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, RecursionError, OverflowError):
             return None
 
 

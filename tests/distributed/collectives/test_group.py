@@ -343,12 +343,19 @@ async def test_malformed_requests_are_refused(message: Any) -> None:
     [
         (),
         (1, 2),
-        ("barrier", 0, 0, 0, []),
-        (("barrier", "", 0, []), "2", 0, 0, []),
-        (("barrier", "", 0, []), 2, 0, 0, [1]),
-        (("jump", "", 0, []), 2, 0, 0, []),
+        (b"barrier", 0, 0, 0, []),
+        (b'["barrier","",0,[]]', "2", 0, 0, []),
+        (b'["barrier","",0,[]]', 2, 0, 0, [1]),
+        ('["barrier","",0,[]]', 2, 0, 0, []),
+        (b'["jump","",0,[]]', 2, 0, 0, []),
+        (b'["all_reduce","sum",0,[[[1e999],"<f8"]]]', 1, -1, 0, []),
+        (b'["all_reduce","sum",0,[[[1],{}]]]', 1, -1, 0, []),
+        (b'["all_reduce","sum",0,[[[1],"f"]],0]', 1, -1, 0, []),
+        (b"null", 1, -1, 0, []),
+        (b"\xff", 1, -1, 0, []),
+        (b"[" * 100_000, 1, -1, 0, []),
     ],
-    ids=str,
+    ids=lambda message: str(message)[:60],
 )
 async def test_malformed_pieces_are_refused_and_the_operation_goes_on(message: Any) -> None:
     async with groups("w0", "w1") as (opened, joined):
