@@ -21,7 +21,7 @@ from aiograd.types import Array
 
 #: bytes of a piece at most
 PIECE = (1 << 20) - (4 << 10)
-#: a message has the bytes of so many pieces at most
+#: a message has the bytes of so many pieces at most, the last one those of half a piece more
 PIECES = 4
 
 
@@ -102,22 +102,22 @@ class BufferLayout:
     @cached_property
     def messages(self) -> list[list[list[Piece]]]:
         """For each rank the pieces of its part, by the messages in which they travel. See Note [Pieces and messages]."""
-        return [list(self._joined(pieces)) for pieces in self.pieces]
+        return [self._joined(pieces) for pieces in self.pieces]
 
-    def _joined(self, pieces: Sequence[Piece]) -> Iterator[list[Piece]]:
-        joined: list[Piece] = []
+    def _joined(self, pieces: Sequence[Piece]) -> list[list[Piece]]:
+        messages: list[list[Piece]] = []
         left = 0
         for piece in pieces:
             nbytes = (piece.stop - piece.start) * self.buffers[piece.buffer][0].itemsize
-            if joined and nbytes > left:
-                yield joined
-                joined = []
-            if not joined:
+            if nbytes > left:
+                messages.append([])
                 left = PIECES * self.piece
-            joined.append(piece)
+            messages[-1].append(piece)
             left -= nbytes
-        if joined:
-            yield joined
+        if len(messages) > 1 and left >= (PIECES - 0.5) * self.piece:  # what is left over goes with the message before
+            rest = messages.pop()
+            messages[-1] += rest
+        return messages
 
     def _cut(self, part: int) -> Iterator[Piece]:
         for index, (dtype, _) in enumerate(self.buffers):

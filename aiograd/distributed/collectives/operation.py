@@ -71,7 +71,9 @@ class Operation(NamedTuple):
     def parse(cls, wire: Any) -> Operation | None:
         """An operation from a message, or None if it is none."""
         try:
-            kind, reduction, root, specs = json.loads(wire) if wire.__class__ is bytes else None
+            if wire.__class__ is not bytes:
+                return None
+            kind, reduction, root, specs = json.loads(wire)
             if not (reduction.__class__ is str and root.__class__ is int and all(dtype.__class__ is str for _, dtype in specs)):
                 return None
             return cls(OperationKind(kind), reduction, root, tuple((tuple(map(int, shape)), np.dtype(dtype).str) for shape, dtype in specs))
