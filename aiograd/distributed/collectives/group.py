@@ -375,7 +375,7 @@ class Group:
 
     def _start(self, number: int, operation: Operation, arrays: list[Array], due: float, seconds: float) -> _Running:
         core = self._owner.core
-        exchange = new_exchange(operation, self.rank, self.size, arrays)
+        exchange = new_exchange(operation, self.rank, self.size, arrays, min(core.limits.message_bytes, core.limits.bytes_per_peer))
         running = self._running[number] = _Running(number, exchange, due, core.loop)
         running.timer = call_at(core.endpoint.context, core.loop, due, self._late, running, seconds)
         messages = exchange.begin()

@@ -36,7 +36,7 @@ from aiograd.distributed.collectives.exchange import (
     view_of,
     wrong_message,
 )
-from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece, layout_of
+from aiograd.distributed.collectives.layout import PIECE, PIECES, BufferLayout, Piece, layout_of
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
 from aiograd.types import Array
 
@@ -53,9 +53,15 @@ def is_large(size: int) -> bool:
     return size > MESH
 
 
-def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Array]) -> CollectiveExchange:
-    """An operation on one rank, as fits the size of the group."""
-    return (RingExchange if is_large(size) else MeshExchange)(operation, rank, size, arrays)
+def new_exchange(operation: Operation, rank: int, size: int, arrays: Sequence[Array], most: int) -> CollectiveExchange:
+    """An operation on one rank, as fits the size of the group.
+
+    Args:
+        most: bytes that the members take in one message; the same on all of them, unless it is above some megabytes.
+    """
+    if is_large(size):
+        return RingExchange(operation, rank, size, arrays)
+    return MeshExchange(operation, rank, size, arrays, min(PIECE, max(1, most // (PIECES + 1))))
 
 
 class RingExchange(CollectiveExchange):

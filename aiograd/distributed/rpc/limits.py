@@ -55,7 +55,8 @@ class Limits:
     """Limits of one worker. Sizes in bytes, times in seconds.
 
     Args:
-        message_bytes: one message (a call, a reply, the gradients of one edge) with all its tensors.
+        message_bytes: one message (a call, a reply, the gradients of one edge) with all its tensors. The members of a group have the same
+            `message_bytes` and `bytes_per_peer` where these are below 5 MiB.
         frame_bytes: one frame: a message is cut into frames.
         head_bytes: the part of a message that is not tensor data: names, numbers, strings, descriptions of tensors.
         tensors: tensors in one message.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -27,7 +28,7 @@ from aiograd.errors import (
 )
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import SECRET, simulate, workers
+from tests.distributed.workers import PATIENT, SECRET, simulate, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
 NAMES = ("w0", "w1", "w2")
@@ -364,6 +365,15 @@ async def test_malformed_pieces_are_refused_and_the_operation_goes_on(message: A
         with pytest.raises(ProtocolError):
             await opened[0].endpoint.request("w1", Kind.COLLECTIVE, ("piece", joined[0].key, "default", 0, *message), 5)
         assert await joined[0].all_reduce(np.ones(1)) == [2.0] and await waiting == [2.0]
+
+
+@pytest.mark.parametrize("names", [("w0", "w1"), ("w0", "w1", "w2")])
+async def test_messages_are_as_short_as_the_members_take(names: tuple[str, ...]) -> None:
+    given = np.arange(50_000, dtype=np.float32)
+    for tight in ({"message_bytes": 1 << 14}, {"bytes_per_peer": 1 << 14}):
+        async with groups(*names, limits=dataclasses.replace(PATIENT, **tight)) as (_, joined):
+            for found in await everywhere(joined, lambda group: group.all_reduce(given)):
+                assert np.array_equal(found, given * len(names))
 
 
 async def test_the_smallest_operations_take_one_request_for_each_pair() -> None:
