@@ -1,7 +1,7 @@
 """A data-parallel training step over two processes of one machine, beside torch's DistributedDataParallel over gloo, in the same processes.
 
-MLP 784-1024-1024-10, SGD, a thread each. aiograd's messages are authenticated; large frames travel in shared memory, everything else is encrypted. Its
-sums are associated by rank, and a pass is committed on both or on none. Gloo does none of that.
+MLP 784-1024-1024-10, SGD, a thread each. aiograd's messages are authenticated; large frames travel in shared memory, everything else is encrypted.
+Its sums are associated by rank, and a pass is committed on both or on none. Gloo does none of that.
 """
 
 from __future__ import annotations

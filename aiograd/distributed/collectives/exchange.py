@@ -8,8 +8,8 @@ Note [Two rounds]
     ``((rank 0 + rank 1) + rank 2) + ...`` wherever it lies, so results depend neither on sizes nor on timing. Parts travel in pieces, so sending,
     adding and receiving overlap. Many members exchange otherwise: see `ring`.
 
-    Small arrays take one round: everybody sends everything to everybody, and everybody adds up. So do arrays of any size between two members, where
-    that is no more to send, and one message where there would be two.
+    Small arrays take one round: everybody sends everything to everybody, and everybody adds up. So do larger ones between two members, where that is
+    no more to send, and one message where there would be two; but not those beyond the caches, as each element is then read and written more often.
 
     Reduce-scatter is the first round alone, all-gather the second; of a broadcast the root sends each rank one part in the first, which that
     rank sends to the others in the second.
@@ -32,6 +32,8 @@ from aiograd.types import Array
 
 #: operations on at most so many bytes take one round
 DIRECT = 1 << 15
+#: operations of two members on at most so many pieces take one round
+PAIR = 8
 #: a contribution to a part, for its owner; the values of a part, for everybody
 CONTRIBUTION, VALUES = 1, 2
 #: stands for a part in a message with all that its receiver adds up
@@ -273,10 +275,10 @@ class MeshExchange(CollectiveExchange):
 
     def _layout_for(self, key: int, operation: Operation) -> BufferLayout:
         by_rows = operation.kind is OperationKind.REDUCE_SCATTER
-        is_gather = operation.kind is OperationKind.ALL_GATHER
+        is_gather, is_pair = operation.kind is OperationKind.ALL_GATHER, operation.kind is OperationKind.ALL_REDUCE and self.size == 2
         layout = layout_of(operation.specs, 1 if is_gather else self.size, by_rows, self._piece)
         self.is_direct = not is_gather and layout.nbytes <= self._direct
-        if (self.is_direct and not by_rows) or (operation.kind is OperationKind.ALL_REDUCE and self.size == 2):
+        if (self.is_direct and not by_rows) or (is_pair and layout.nbytes <= PAIR * self._piece):
             layout = layout_of(operation.specs, 1, by_rows, self._piece)  # everybody adds up all of it
         self._layouts[key] = layout
         return layout
