@@ -4,8 +4,9 @@ A run is a group of 2 to 20 members that carry out operations while a seed break
 
 - a result, wherever there is one, has the bits of a sum in the order of ranks: nothing lost, doubled or half added;
 - who has no result has a typed error, and then every member that lives has one, unless it had nothing left to do;
-- if nothing happens but that members die, all others know it when the time after which a silent peer counts as lost is over, and a moment (while
-  a large group is being formed, twice that time: nobody is connected to a member that has not come);
+- if nothing happens but that members die, all others know it when the time after which a silent peer counts as lost is over, and a moment; also
+  those that have yet to form the group, once anybody who lives has met the member that died (nobody can tell one that was never there from one that
+  has not started, which is waited for until the deadline);
 - if nothing happens at all, all operations succeed.
 """
 
@@ -24,8 +25,10 @@ import numpy as np
 
 from aiograd import distributed as dist
 from aiograd.distributed.collectives.exchange import OrderedSum
+from aiograd.distributed.collectives.forming import GroupForming
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.collectives.ring import RingExchange, is_large
+from aiograd.distributed.collectives.ring import RingExchange
+from aiograd.distributed.rpc.identity import PeerId
 from aiograd.errors import CollectiveError, DeadlineError, WorkerLostError
 from aiograd.testing import simulated_run
 from aiograd.testing.network import Faults, HostKilledError, SimulatedNetwork
@@ -57,11 +60,15 @@ class GroupRun:
         self.kinds = [random.choice(KINDS) for _ in range(OPERATIONS)]
         #: a member that takes one operation for another
         self.odd = random.choice(self.names) if not self.is_calm and not self.is_deadly and random.random() < 0.2 else ""
+        #: seconds until a member starts
+        delays = Random(f"{seed}:starts")
+        self.starts = {name: delays.choice((0.0, 0.0, delays.uniform(0, 1.0))) for name in self.names}
         self.outcomes: dict[str, str] = {}
         self.done: Counter[str] = Counter()
         self.killed: dict[str, float] = {}
-        #: members that have formed the group
-        self.joined: set[str] = set()
+        self.workers: dict[str, dist.Worker] = {}
+        #: who had met a member when it was killed, and lived
+        self.met: dict[str, set[str]] = {}
         self.ended: dict[str, float] = {}
 
     def values(self, rank: int, number: int) -> Any:
@@ -108,14 +115,15 @@ class GroupRun:
     async def member(self, name: str) -> None:
         """One member's process."""
         now = asyncio.get_running_loop().time
+        await asyncio.sleep(self.starts[name])
         transport = self.network.transport(name)
         async with dist.Worker(name, secret=SECRET, transport=transport) as worker:
+            self.workers[name] = worker
             for other in self.names:
                 if other != name:
                     worker.add_peer(other, f"sim://{other}")
             try:
                 group = await dist.join_group(worker, self.names, timeout=SECONDS)
-                self.joined.add(name)
                 pending = list(range(OPERATIONS))
                 while pending:
                     together, pending = pending[:TOGETHER], pending[TOGETHER:]
@@ -149,6 +157,7 @@ class GroupRun:
             match self.random.choice(kinds):
                 case "kill" if self.outcomes.get(a) != "done":
                     self.killed[a] = loop.time()
+                    self.met[a] = {name for name, worker in self.workers.items() if name not in self.killed and has_met(worker, a)}
                     self.network.kill(a, silent=self.random.random() < 0.5)
                 case "reset":
                     self.network.reset(a, b)
@@ -184,13 +193,18 @@ class GroupRun:
             if behind:
                 raise Broken(f"{behind} failed in operations that others have ended long ago: {living}, {self.done}")
         if self.is_deadly and self.killed:
-            silence = dist.Limits().silence
-            last = max(self.killed.values())
-            until = last + (2 * silence if last < silence and is_large(len(self.names)) else silence) + MOMENT
-            bounds = {name: until if name in self.joined else SECONDS + MOMENT for name in living}  # whoever was never there is waited for
-            late = {name: self.ended[name] for name in living if living[name] != "done" and self.ended[name] > bounds[name]}
+            is_noticed = any(self.met[name] - set(self.killed) for name in self.killed)
+            seconds = dist.Limits().silence if is_noticed else SECONDS
+            since = {name: max(self.starts[name], *self.killed.values(), 0.0) if is_noticed else self.starts[name] for name in living}
+            late = {name: self.ended[name] for name in living if living[name] != "done" and self.ended[name] > since[name] + seconds + MOMENT}
             if late:
                 raise Broken(f"members were lost at {self.killed}, and some heard of it too late: {late}")
+
+
+def has_met(worker: dist.Worker, name: str) -> bool:
+    """Whether two members have been connected."""
+    peer = PeerId(worker._core.principal, name)
+    return worker.endpoint.is_connected(peer) or worker.endpoint.was_there(peer)
 
 
 def run_group(seed: int) -> GroupRun:
@@ -230,6 +244,20 @@ def _pass_nothing_on(stack: ExitStack) -> None:
     stack.enter_context(mock.patch.object(Group, "passes_on", False))
 
 
+def _join_on(stack: ExitStack) -> None:
+    stack.enter_context(mock.patch.object(GroupForming, "lost", lambda self, identity, error: None))
+
+
+def _give_up_silently(stack: ExitStack) -> None:
+    def give_up(self: GroupForming, where: tuple[str, str], joining: Any, error: BaseException) -> None:
+        with mock.patch.object(self._core, "is_closing", True):
+            tell(self, where, joining, error)
+        self._given_up.clear()
+
+    tell = GroupForming._give_up
+    stack.enter_context(mock.patch.object(GroupForming, "_give_up", give_up))
+
+
 def _end_early(stack: ExitStack) -> None:
     is_done = RingExchange.is_done.fget
 
@@ -247,6 +275,10 @@ PROTECTIONS: Mapping[str, Callable[[ExitStack], None]] = {
     "tell_failures": _tell_nobody,
     # rank 0 of a large group tells the others what members tell it
     "pass_on_failures": _pass_nothing_on,
+    # the loss of a member ends the forming of its group
+    "notice_losses_while_joining": _join_on,
+    # a member that gives up joining tells those that it has met, and those that come later
+    "tell_who_gave_up_joining": _give_up_silently,
     # a result is there when all pieces are
     "wait_for_all_pieces": _end_early,
 }

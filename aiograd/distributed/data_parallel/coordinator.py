@@ -231,9 +231,13 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
 
     async def synchronise(self, replicas: Sequence[RemoteReplica]) -> None:
         """Give the state of the first of some replicas to the others."""
-        self._gatherings += 1
-        names, group = [each.owner for each in replicas], f"{self._group}-{self._gatherings}"
+        names, group = self._gathering(replicas)
         await together([self.ask(each, "synchronise", names, group) for each in replicas])
+
+    def _gathering(self, replicas: Sequence[RemoteReplica]) -> tuple[list[str], str]:
+        """The names of the workers for a group of replicas, and one for the group, which no attempt to form one has had before."""
+        self._gatherings += 1
+        return [each.owner for each in replicas], f"{self._group}-{self._gatherings}"
 
     async def get_ready(self) -> None:
         """See that all replicas are there, have the same state and are in one group. See Note [Equal replicas].
@@ -249,11 +253,12 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             shards = await self._divide()
         if self._local_ref is None:
             self._local_ref = self.driver.refer(self.local)
-        names, refs = [each.owner for each in self.remotes], [each.ref for each in self.remotes]
+        refs = [each.ref for each in self.remotes]
         others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
         asked = zip(self.remotes, others, shards, strict=True)
+        names, group = self._gathering(self.remotes)
         version = list(self.version)
-        await together([self.ask(each, "join", names, self._group, version, self._local_ref, rest, stamp) for each, rest, stamp in asked])
+        await together([self.ask(each, "join", names, group, version, self._local_ref, rest, stamp) for each, rest, stamp in asked])
         self._is_ready = True
 
     async def _equalise(self) -> None:
@@ -280,8 +285,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
         sent = [[*stamp[:3], list(stamp[3])] for stamp in wanted]
         if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
-            self._gatherings += 1
-            names, group = [each.owner for each in self.remotes], f"{self._group}-{self._gatherings}"
+            names, group = self._gathering(self.remotes)
             told = [[rank, [*stamp[:3], list(stamp[3])]] for rank, stamp in sources]
             await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
         return sent

@@ -26,6 +26,7 @@ from aiograd.errors import (
     UnknownPeerError,
     WorkerLostError,
 )
+from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import PATIENT, SECRET, simulate, workers
@@ -255,19 +256,136 @@ def test_joining_waits_for_all_and_names_those_who_do_not_come() -> None:
     simulate(main)
 
 
-async def test_a_member_that_fails_to_join_and_comes_again() -> None:
-    async with workers(*NAMES) as opened:
-        first = asyncio.ensure_future(dist.join_group(opened[0], NAMES))
-        second = asyncio.ensure_future(dist.join_group(opened[1], NAMES))
-        for _ in range(50):
-            await asyncio.sleep(0)
-        first.cancel()
-        await asyncio.wait([first])
-        joined = [await each for each in [asyncio.ensure_future(dist.join_group(opened[i], NAMES)) for i in (0, 2)]] + [await second]
-        assert await everywhere(joined, lambda group: group.all_reduce(np.ones(1))) == [3.0] * 3
-        again = asyncio.ensure_future(dist.join_group(opened[1], NAMES))
+async def begun(*attempts: asyncio.Future[Any]) -> None:
+    """Let members meet."""
+    for _ in range(50):
+        await asyncio.sleep(0)
+    assert not any(each.done() for each in attempts)
+
+
+@pytest.mark.parametrize("count", [3, 18], ids=["mesh", "ring"])
+async def test_members_that_wait_learn_at_once_that_one_has_given_up_joining(count: int) -> None:
+    """Those that have met it, and one that comes later, once; then all can join again."""
+    names = [f"w{i}" for i in range(count)]
+    async with workers(*names) as opened:
+        attempts = [asyncio.ensure_future(dist.join_group(worker, names)) for worker in opened[:-1]]
+        await begun(*attempts)
+        attempts[1].cancel()
+        _, *others = await asyncio.gather(attempts[1], attempts[0], *attempts[2:], return_exceptions=True)
+        late = (await asyncio.gather(dist.join_group(opened[-1], names), return_exceptions=True))[0]
+        for error in (*others, late):
+            assert isinstance(error, CollectiveError) and "joining group 'default' was cancelled on w1" in str(error), error
+            assert error.worker == "w1"
+        again = asyncio.ensure_future(dist.join_group(opened[-1], names))
+        await begun(again)
+        joined = [*await asyncio.gather(*(dist.join_group(worker, names) for worker in opened[:-1])), await again]
+        assert await everywhere(joined, lambda group: group.all_reduce(np.ones(1))) == [float(count)] * count
         with pytest.raises(ArgumentError, match="is in a group 'default' already"):
-            await again
+            await dist.join_group(opened[1], names)
+        await asyncio.gather(*(group.aclose() for group in joined))
+
+
+async def test_one_that_comes_when_others_have_begun_again_joins_them() -> None:
+    async with workers(*NAMES) as opened:
+        attempts = [asyncio.ensure_future(dist.join_group(worker, NAMES)) for worker in opened[:2]]
+        await begun(*attempts)
+        attempts[0].cancel()
+        await asyncio.gather(*attempts, return_exceptions=True)
+        attempts = [asyncio.ensure_future(dist.join_group(worker, NAMES)) for worker in opened[:2]]
+        await begun(*attempts)
+        joined = await asyncio.gather(*attempts, dist.join_group(opened[2], NAMES))
+        assert await everywhere(list(joined), lambda group: group.all_reduce(np.ones(1))) == [3.0] * 3
+        await asyncio.gather(*(group.aclose() for group in joined))
+
+
+def test_a_member_whose_own_time_is_over_tells_the_others() -> None:
+    async def main() -> None:
+        now = asyncio.get_running_loop().time
+        async with workers(*NAMES) as opened:
+            waiting = [dist.join_group(worker, NAMES, timeout=timeout) for worker, timeout in zip(opened[:2], (2.0, 40.0), strict=True)]
+            began = now()
+            errors = await asyncio.gather(*waiting, return_exceptions=True)
+            assert now() - began < 2.5
+            assert all(isinstance(error, DeadlineError) for error in errors), errors
+            assert all("join_group: w2 did not join group 'default' within 2 s" in str(error) for error in errors)
+            late = asyncio.ensure_future(dist.join_group(opened[2], NAMES))  # w1 would have waited for it
+            with pytest.raises(DeadlineError, match="w2 did not join"):
+                await late
+
+    simulate(main)
+
+
+def test_an_attempt_that_was_given_up_is_forgotten_when_its_time_is_over() -> None:
+    async def main() -> None:
+        async with workers(*NAMES) as opened:
+            attempt = asyncio.ensure_future(dist.join_group(opened[0], NAMES, timeout=5.0))
+            await asyncio.sleep(1.0)
+            attempt.cancel()
+            await asyncio.sleep(5.0)
+            waiting = [asyncio.ensure_future(dist.join_group(worker, NAMES)) for worker in opened[1:]]
+            await asyncio.sleep(5.0)
+            joined = await asyncio.gather(dist.join_group(opened[0], NAMES), *waiting)
+            await asyncio.gather(*(group.aclose() for group in joined))
+
+    simulate(main)
+
+
+@pytest.mark.parametrize("silent", [False, True], ids=["crashes", "falls silent"])
+@pytest.mark.parametrize("count", [4, 18], ids=["mesh", "ring"])
+def test_members_learn_of_the_loss_of_one_that_others_have_met(count: int, silent: bool) -> None:
+    """Also one that starts after the loss, and has never met it; for the others it has been there."""
+    names = [f"w{i}" for i in range(count)]
+
+    async def main() -> None:
+        loop, network = asyncio.get_running_loop(), SimulatedNetwork(1, faults=Faults(latency=(1e-3, 2e-3)))
+        ended: dict[str, tuple[float, BaseException]] = {}
+
+        async def member(name: str) -> None:
+            peers = {other: f"sim://{other}" for other in names if other != name}
+            async with dist.Worker(name, secret=SECRET, transport=network.transport(name), peers=peers) as worker:
+                try:
+                    await dist.join_group(worker, names, timeout=30.0)
+                except DistributedError as error:
+                    ended[name] = loop.time(), error
+                await asyncio.sleep(60.0 - loop.time())
+
+        hosts = [network.spawn(name, member(name)) for name in names[:-1]]
+        await asyncio.sleep(1.0)
+        network.kill("w0", silent=silent)  # of a large group the one that everybody asks
+        await asyncio.sleep(dist.Limits().silence + 0.5)
+        assert set(ended) == set(names[1:-1])
+        began = loop.time()
+        hosts.append(network.spawn(names[-1], member(names[-1])))
+        await asyncio.gather(*hosts, return_exceptions=True)
+        when, error = ended[names[-1]]
+        assert when < began + (dist.Limits().silence if count > 16 else 0.0) + 0.1, when
+        assert all(isinstance(error, WorkerLostError) and error.worker == "w0" and "w0" in str(error) for _, error in ended.values()), ended
+
+    simulate(main)
+
+
+async def test_a_member_that_gives_up_for_a_reason_of_its_own_names_it() -> None:
+    async with workers(*NAMES) as opened:
+        opened[0].endpoint.remove_peer("w2")
+        waiting = asyncio.ensure_future(dist.join_group(opened[1], NAMES))
+        await begun(waiting)
+        with pytest.raises(UnknownPeerError):
+            await dist.join_group(opened[0], NAMES)
+        with pytest.raises(CollectiveError, match=r"failed: UnknownPeerError: .* on w0") as found:
+            await waiting
+        assert found.value.worker == "w0"
+
+
+async def test_news_of_another_attempt_change_nothing() -> None:
+    async with workers(*NAMES) as opened:
+        waiting = [asyncio.ensure_future(dist.join_group(worker, NAMES)) for worker in opened[:2]]
+        await begun(*waiting)
+        error = to_wire(CollectiveError("of an earlier attempt"), "w0", "", "")
+        for sender in (opened[0], opened[2]):
+            assert await sender.endpoint.request("w1", Kind.COLLECTIVE, ("withdraw", "default", bytes(16), error), 5)
+        joined = await asyncio.gather(*waiting, dist.join_group(opened[2], NAMES))
+        assert await opened[0].endpoint.request("w1", Kind.COLLECTIVE, ("withdraw", "default", bytes(16), error), 5)
+        assert await everywhere(list(joined), lambda group: group.all_reduce(np.ones(1))) == [3.0] * 3
         await asyncio.gather(*(group.aclose() for group in joined))
 
 
@@ -329,6 +447,7 @@ async def test_another_principal_reaches_nothing_with_leaked_keys() -> None:
 
 MALFORMED: list[Any] = [
     None, (), ("join",), ("join", "g", ["a", "b"], b"short"), ("join", 1, [], bytes(16)), ("piece", b"", "g"), ("leave", b"", "1"), ("shout", b""),
+    ("withdraw", "g", "nonce", {}), ("withdraw", b"g", bytes(16), {}),
 ]  # fmt: skip
 
 
