@@ -109,10 +109,11 @@ def cancelled(first: int, last: int) -> Batch:
 
 
 def replicas(first: int, last: int) -> Batch:
-    """Training by data-parallel replicas."""
+    """Training by data-parallel replicas; every second run divides the state of the optimizer."""
 
-    def one(batch: Batch, seed: int) -> None:
-        batch.counts.update({f"replicas: {what}": count for what, count in ReplicaRun(seed).run().items()})
+    def one(batch: Batch, number: int) -> None:
+        happened = ReplicaRun(number // 2, shard_optimizer=number % 2 == 1).run()
+        batch.counts.update({f"replicas: {what}": count for what, count in happened.items()})
 
     return _batch("replicas", range(first, last), one)
 

@@ -2,8 +2,13 @@
 
 Note [The oracle]
     The driver notes which steps were taken, with their shards; of a step that ended with `CommitUnknown` it does not know. The replicas must then
-    have the bits of one process that has taken exactly these steps, with or without the unknown ones. If the optimizer's state is divided and
-    a shard of it is lost with both of its owners, the run loads the state from before the first step, and begins anew.
+    have the bits of one process that has taken exactly these steps, with or without the unknown ones.
+
+Note [When the state of the optimizer may be lost]
+    Replicas that divide the state of the optimizer have two copies of each shard. A typed error may say that the state is lost if, and only if, all
+    replicas are gone that had one of the shards when they last got ready for a step: their workers were killed or started again, or the driver has
+    removed them or put new ones in their place. Then the training goes on as the error advises, with the state from outside: that of one
+    process which has taken the same steps.
 """
 
 from __future__ import annotations
@@ -15,11 +20,12 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from aiograd.distributed.data_parallel.coordinator import STATE_LOST
+from aiograd.distributed.data_parallel.coordinator import STATE_LOST, ReplicaCoordinator
+from aiograd.distributed.data_parallel.sharded_optimizer import shards_of
 from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
 from aiograd.testing import Faults
-from tests.distributed.data_parallel.models import batches
-from tests.distributed.data_parallel.simulated import World, expected
+from tests.distributed.data_parallel.models import batches, bits, module_of
+from tests.distributed.data_parallel.simulated import World, whole
 
 STEPS = 6
 
@@ -44,12 +50,10 @@ class ReplicaRun:
         #: steps that were taken, and whether that is known
         self.history: list[tuple[Any, bool]] = []
         self.seen: Counter[str] = Counter()
-        self.is_sharded = bool(options.get("shard_optimizer"))
-        #: states of the module and of the optimizer before the first step, and whether they are to be loaded before the next
-        self.checkpoint: tuple[Any, Any] = ({}, {})
-        self.is_loading = False
-        #: True if gradients of steps before that may have gone into one after it, so that no oracle knows the bits
-        self.is_mixed = False
+        #: workers that are killed and not started again
+        self.dead: set[str] = set()
+        #: by name, the hosts that had the state of the optimizer when the replicas last got ready, in the order of their ranks
+        self.holders: dict[str, Any] = {}
 
     def run(self) -> Counter[str]:
         """Train; returns what happened."""
@@ -58,17 +62,16 @@ class ReplicaRun:
 
     async def train(self, world: World) -> None:
         loop = asyncio.get_running_loop()
-        if self.is_sharded:
-            self.checkpoint = await world.replicas.state_dict(), await world.replicas.optimizer_state_dict()
+        self.note_holders()
         troubling = asyncio.ensure_future(self.trouble(world))
         number = 0
         while number < STEPS:
             assert loop.time() < 300.0, (self.seed, "training does not get on", dict(self.seen))
             number += await self.step(number)
-            number = min(number, len(self.history))  # nothing is left of them if a checkpoint was loaded
             if self.random.random() < 0.3:
                 await asyncio.sleep(self.random.uniform(0, 2.0))
         await troubling
+        world.network.calm()
         calm = loop.time()
         while not await self.step(STEPS - 1, is_cancelled=False):
             assert loop.time() < calm + 60.0, (self.seed, "no step succeeds although nothing is wrong any more")
@@ -78,7 +81,7 @@ class ReplicaRun:
         """Try to take a step; returns True if the next one is due."""
         replicas = self.world.replicas
         shards = self.given[len(replicas.names)][number]
-        stepping = asyncio.ensure_future(self.load() if self.is_loading else replicas.step(shards))
+        stepping = asyncio.ensure_future(replicas.step(shards))
         if is_cancelled is None and self.random.random() < 0.15:
             asyncio.get_running_loop().call_later(self.random.uniform(0, 0.1), stepping.cancel)
         try:
@@ -101,25 +104,14 @@ class ReplicaRun:
             await self.recover(error.worker)
             return False
         except DistributedError as error:
+            if STATE_LOST in str(error):
+                await self.state_lost()
             self.seen[type(error).__name__] += 1
-            self.is_loading = self.is_loading or str(error) == STATE_LOST
             await asyncio.sleep(0.5)
-            return False
-        if self.is_loading:
-            self.seen["loaded"] += 1
-            self.is_loading = False
-            self.is_mixed = self.is_mixed or (self.accumulate > 1 and bool(self.history))
-            self.history.clear()
             return False
         self.seen["taken"] += 1
         self.history.append((shards, True))
         return True
-
-    async def load(self) -> None:
-        """Begin anew: two neighbours were lost at once, and with them a part of the optimizer's state."""
-        module, optimizer = self.checkpoint
-        await self.world.replicas.load_optimizer_state_dict(optimizer)
-        await self.world.replicas.load_state_dict(module)
 
     async def recover(self, name: str) -> None:
         """Go on without a lost worker, or with a new replica there."""
@@ -132,6 +124,44 @@ class ReplicaRun:
             await replicas.add(name)
             self.seen["added"] += 1
 
+    # ---------------------------------------------------------------- the state of the optimizer
+
+    def note_holders(self) -> None:
+        """Note who has the state of the optimizer whenever the replicas have got ready."""
+        coordinator: ReplicaCoordinator = self.world.replicas._coordinator
+        get_ready = coordinator.get_ready
+
+        async def noting() -> None:
+            await get_ready()
+            self.holders = {name: self.host(name) for name in self.world.replicas.names}
+
+        if coordinator.is_sharded:
+            coordinator.get_ready = noting  # type: ignore[method-assign]
+
+    def host(self, name: str) -> Any:
+        """The host of the driver's replica on a worker; None: it is gone."""
+        try:
+            return None if name in self.dead else self.world.host(name)
+        except (AssertionError, KeyError):
+            return None
+
+    async def state_lost(self) -> None:
+        """See Note [When the state of the optimizer may be lost]."""
+        size = len(self.holders)
+        kept = [rank for rank, (name, host) in enumerate(self.holders.items()) if host is not None and self.host(name) is host]
+        missing = set(range(size)).difference(*(shards_of(rank, size) for rank in kept))
+        assert missing, (self.seed, "the state of the optimizer is said to be lost, and it is not", list(self.holders), kept)
+        self.seen["state lost"] += 1
+        newest = max((host for name in self.world.replicas.names if (host := self.host(name))), key=lambda host: host._replica.version)
+        _, state = await self.reference(bits(module_of(newest).state_dict()))
+        with contextlib.suppress(DistributedError):  # then the next step says again that it is lost
+            await self.world.replicas.load_optimizer_state_dict(state)
+
+    def restart(self, name: str) -> None:
+        """Start a worker again."""
+        self.world.restart(name)
+        self.dead.discard(name)
+
     async def trouble(self, world: World) -> None:
         later = asyncio.get_running_loop().call_later
         for one, two in itertools.combinations(("driver", *world.names), 2):
@@ -143,8 +173,9 @@ class ReplicaRun:
             match self.random.choice(("kill", "kill", "reset", "cut", "freeze", "freeze driver")):
                 case "kill" if len(world.names) > 1 and not self.seen["killed"]:  # one at a time: the state has to survive somewhere
                     self.seen["killed"] += 1
+                    self.dead.add(name)
                     world.network.kill(name, silent=self.random.random() < 0.5)
-                    later(self.random.uniform(0.1, 4.0), world.restart, name)
+                    later(self.random.uniform(0.1, 4.0), self.restart, name)
                 case "reset":
                     world.network.reset(name, other)
                 case "cut":
@@ -161,12 +192,14 @@ class ReplicaRun:
         """See Note [The oracle]."""
         states = world.states
         assert all(state == states[0] for state in states), (self.seed, "replicas differ")
-        if self.is_mixed:
-            return
+        await self.reference(states[0])
+
+    async def reference(self, state: dict[str, bytes]) -> tuple[dict[str, bytes], Any]:
+        """Weights and state of one process that has taken the same steps as replicas of this state."""
         unknown = [index for index, (_, is_known) in enumerate(self.history) if not is_known]
         for choice in range(1 << len(unknown)):
             out = {index for place, index in enumerate(unknown) if choice >> place & 1}
             taken = [shards for index, (shards, _) in enumerate(self.history) if index not in out]
-            if states[0] == await expected(taken, accumulate=self.accumulate):
-                return
+            if (found := await whole(taken, accumulate=self.accumulate))[0] == state:
+                return found
         raise AssertionError((self.seed, f"no way of taking {len(self.history)} steps leads to this state", dict(self.seen)))

@@ -128,6 +128,12 @@ class World:
 
 async def expected(history: Sequence[Any], module: Any = Net, **options: Any) -> dict[str, bytes]:
     """The bits of one process that has taken these steps."""
-    made = module()
-    await serial(made, ag.optim.AdamW(made.parameters(), lr=0.05), history, **options)
-    return bits(made.state_dict())
+    return (await whole(history, module=module, **options))[0]
+
+
+async def whole(given: Any, cls: Any = ag.optim.AdamW, options: Any = None, module: Any = Net, **more: Any) -> tuple[dict[str, bytes], Any]:
+    """Weights and state of one process that has taken these steps."""
+    alone = module()
+    optimizer = cls(alone.parameters(), **(options or {"lr": 0.05}))
+    await serial(alone, optimizer, given, **more)
+    return bits(alone.state_dict()), optimizer.state_dict()

@@ -29,7 +29,7 @@ from tests.distributed.data_parallel.models import (
     serial,
     service,
 )
-from tests.distributed.data_parallel.simulated import World, expected
+from tests.distributed.data_parallel.simulated import World, expected, whole
 from tests.distributed.workers import workers
 
 NAMES = ("w0", "w1", "w2", "w3")
@@ -67,14 +67,6 @@ def comparable(state: Any) -> Any:
 
 def optimizers(replicas: dist.DataParallel, opened: list[dist.Worker]) -> list[Any]:
     return [host._replica.optimizer for host in replicas_behind(replicas, opened)]
-
-
-async def whole(given: Any, cls: Any = ag.optim.AdamW, options: Any = None, module: Any = Net, **more: Any) -> tuple[dict[str, bytes], Any]:
-    """Weights and state of one process that has taken these steps."""
-    alone = module()
-    optimizer = cls(alone.parameters(), **(options or {"lr": 0.05}))
-    await serial(alone, optimizer, given, **more)
-    return bits(alone.state_dict()), optimizer.state_dict()
 
 
 # ---------------------------------------------------------------- steps
