@@ -48,7 +48,7 @@ GIVEN_UP = "given up"
 _TYPED = (CollectiveError, DeadlineError, WorkerLostError)
 
 
-class GroupOwner(Protocol):
+class FormedGroups(Protocol):
     """The groups of a worker, as those that are formed see them."""
 
     core: WorkerCore
@@ -122,7 +122,7 @@ class GroupForming:
         owner: the worker's groups.
     """
 
-    def __init__(self, owner: GroupOwner) -> None:
+    def __init__(self, owner: FormedGroups) -> None:
         self._owner = owner
         self._core = owner.core
         #: by principal and name of the group

@@ -1,7 +1,7 @@
 """GroupServer: the groups of one worker, and the requests of their other members. How groups are formed is in `forming`.
 
 Requests of members that are ahead of this worker wait here for their time: pieces until it has begun the operation. Each sender has few under way
-(`WINDOW` in `group`), and its deadline ends the waiting.
+(`WINDOW` in `running`), and its deadline ends the waiting.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class GroupServer:
                 return True
             case ("piece", bytes(key), str(name), int(number), *message):
                 group = await self._find(caller, key, name)
-                return await group.piece(group.names.index(caller.name), number, tuple(message))
+                return await group.operations.piece(group.names.index(caller.name), number, tuple(message))
             case ("vote", bytes(key), str(name), int(number)):
                 if (caller.principal, key) not in self._agreements:
                     await self._find(caller, key, name)  # which may be about to be formed here

@@ -104,7 +104,8 @@ async def test_buckets_travel_while_backward_runs() -> None:
             await model[2](hidden).square().mean().backward()
 
         running = asyncio.gather(*map(step, joined))
-        await until(lambda: all(group._next == 2 and not group._running for group in joined))  # two operations have begun and are over
+        under_way = [group.operations for group in joined]
+        await until(lambda: all(each.next == 2 and not each.running for each in under_way))  # two operations have begun and are over
         assert not any(map(any, map(gradients, models))), "nothing is written before the pass ends"
         for gate in gates:
             gate.set()
