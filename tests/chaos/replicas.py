@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import itertools
 from collections import Counter
 from random import Random
@@ -56,8 +57,18 @@ class ReplicaRun:
         self.holders: dict[str, Any] = {}
 
     def run(self) -> Counter[str]:
-        """Train; returns what happened."""
-        self.world.simulate(self.train, seed=self.seed, order=self.random.choice(("fifo", "permuted")))
+        """Train; returns what happened.
+
+        No garbage is collected meanwhile: a reference that goes tells its worker, and when it goes has to depend on the seed alone.
+        """
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            self.world.simulate(self.train, seed=self.seed, order=self.random.choice(("fifo", "permuted")))
+        finally:
+            if was_enabled:
+                gc.enable()
+            gc.collect()
         return self.seen
 
     async def train(self, world: World) -> None:
