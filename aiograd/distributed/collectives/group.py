@@ -293,10 +293,13 @@ class Group:
     # ---------------------------------------------------------------- requests of other members
 
     def fault(self, number: int) -> DistributedError | None:
-        """The reason why an operation cannot begin, or None.
+        """See if an operation can begin.
 
         Args:
             number: of the operation.
+
+        Returns:
+            The reason why it cannot, or None.
         """
         if self.error is not None:
             return self.error.with_traceback(None)

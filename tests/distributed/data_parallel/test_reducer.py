@@ -260,7 +260,7 @@ async def test_passes_that_are_not_reduced() -> None:
         x = ag.ones((4, 5), requires_grad=True)
         found = await ag.grad(model(x).sum(), list(model.parameters()))
         await model(x).sum().backward(inputs=[x])
-        assert x.grad is not None and gradients(model) == [None] * 4 and not joined[0]._next
+        assert x.grad is not None and gradients(model) == [None] * 4 and not joined[0].operations.next
         reducer.detach()
         await model(x).sum().backward()
         assert bits(found) == gradients(model)
@@ -297,7 +297,7 @@ async def test_passes_that_cannot_be_reduced_are_refused() -> None:
         model = net()
         GradientReducer(joined[0], model.parameters()).attach()
         first = asyncio.ensure_future(loss_of(model, 0).backward())
-        await until(lambda: joined[0]._next)
+        await until(lambda: joined[0].operations.next)
         with pytest.raises(GraphError, match="two passes"):
             await loss_of(model, 0).backward()
         with pytest.raises(CollectiveError):
