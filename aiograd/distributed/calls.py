@@ -58,7 +58,7 @@ from aiograd.errors import (
     ReferenceLostError,
     RemoteError,
 )
-from aiograd.graph.node import Node, _next_sequence
+from aiograd.graph.node import EDGE_EDITS, _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.offloading import ready
 from aiograd.tensors.core import TensorCore
@@ -360,7 +360,7 @@ class Calls:
         scope = SCOPE.get()
         if scope is not None:
             context.recorder(scope.place)(send)
-        send.behind, send.edits = foresight(send, context), Node.edits
+        send.behind, send.edits = foresight(send, context), EDGE_EDITS.count
         return (wire, send.edge) if send.behind is None else (wire, send.edge, send.behind)
 
     @property

@@ -38,6 +38,22 @@ _next_sequence = count(1).__next__
 LEAF_SEQUENCE = 2**64 - 1
 
 
+class EdgeEdits:
+    """Counts the times that edges of any node of the process were replaced.
+
+    An object of its own: setting an attribute of `Node` would empty Python's caches of the attributes of every node class, which the passes after
+    it would fill anew (``tests/benchmarks/layers.py``, the step with second derivatives).
+    """
+
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+EDGE_EDITS = EdgeEdits()
+
+
 class Edge(NamedTuple):
     """Input `input_nr` of `node`; ``Edge(None, 0)`` leads nowhere."""
 
@@ -139,8 +155,6 @@ class Node:
     is_traceable = False
     #: True if the node is to be told, by ``leave(outputs)``, that its next run is one half of a split backward, to keep what serves the other
     divides_itself = False
-    #: times that edges of any node of the process were replaced
-    edits = 0
     #: True once any node of the process has got edges against the order of sequence numbers (which turns pruning by number off)
     any_reordered = False
 
@@ -303,12 +317,14 @@ class Node:
         self.set_next_edges((*self.next_edges, edge))
 
     def _edges_changed(self) -> None:
-        Node.edits += 1
+        EDGE_EDITS.count += 1
         if hasattr(self, "_topological_nr"):
             del self._topological_nr
-        if any(child is not None and not child.is_leaf and child._seq >= self._seq for child in self.next_nodes):
-            self.extra.reordered = True
-            Node.any_reordered = True
+        number = self._seq
+        for child in self.next_nodes:
+            if child is not None and child._seq >= number and not child.is_leaf:
+                self.extra.reordered = True
+                Node.any_reordered = True
 
     def should_compute_output(self, i: int) -> bool:
         """True if output `i` has an edge to a node.

@@ -156,11 +156,65 @@ acos = define("acos", np.arccos, x=lambda g, x: -(g / np.sqrt((1 - x) * (1 + x))
 atan = define("atan", np.arctan, x=lambda g, x: g / (x * x + 1), complex="holomorphic", cost=2.0)
 sinh = define("sinh", np.sinh, x=lambda g, x: g * np.cosh(x), complex="holomorphic", cost=1.5)
 cosh = define("cosh", np.cosh, x=lambda g, x: g * np.sinh(x), complex="holomorphic", cost=1.5)
-tanh = define("tanh", np.tanh, x=lambda g, out: g - g * out * out, complex="holomorphic", cost=1.5)
 asinh = define("asinh", np.arcsinh, x=lambda g, x: g / np.sqrt(x * x + 1), complex="holomorphic", cost=3.0)
 # two roots: the product of the arguments has its branch cut elsewhere
 acosh = define("acosh", np.arccosh, x=lambda g, x: g / (np.sqrt(x - 1) * np.sqrt(x + 1)), complex="holomorphic", cost=4.0)
 atanh = define("atanh", np.arctanh, x=lambda g, x: g / ((1 - x) * (1 + x)), complex="holomorphic", cost=2.0)
+
+
+def _tanh_slope(x1: Array, x2: Array, /) -> Array:
+    """``x1 * (1 - x2**2)``: a gradient `x1` times the slope of tanh where tanh is `x2`."""
+    if x1.__class__ is x2.__class__ is np.ndarray and x2.ndim:
+        lost = x1 * x2
+        lost *= x2
+        return np.subtract(x1, lost, lost)
+    return x1 - x1 * x2 * x2
+
+
+def _tanh_slope_vjp(g: Array, needs: tuple[bool, bool], x1: Array, x2: Array) -> tuple[Array | None, Array | None]:
+    return _tanh_slope(g, x2) if needs[0] else None, _tanh_bend(g, x1, x2) if needs[1] else None
+
+
+def _tanh_bend(x1: Array, x2: Array, x3: Array, /) -> Array:
+    """``-2 * x1 * x2 * x3``, which the derivatives of `tanh_slope` and its own are made of."""
+    out = x1 * x2
+    if out.__class__ is x3.__class__ is np.ndarray and out.shape == x3.shape and out.dtype is x3.dtype:
+        out *= x3
+        out *= -2.0
+        return out
+    return out * x3 * -2.0
+
+
+tanh = define(
+    "tanh",
+    np.tanh,
+    x=lambda g, out: g - g * out * out,
+    recorded={"x": lambda g, out: tanh_slope(g, out)},
+    complex="holomorphic",
+    cost=1.5,
+)
+tanh_slope: Op = define(
+    "tanh_slope",
+    _tanh_slope,
+    joint={("x1", "x2"): _tanh_slope_vjp},
+    recorded={"x1": lambda g, x2: tanh_slope(g, x2), "x2": lambda g, x1, x2: tanh_bend(g, x1, x2)},
+    complex="holomorphic",
+    cost=2.0,
+)
+tanh_bend: Op = define(
+    "tanh_bend",
+    _tanh_bend,
+    x1=lambda g, x2, x3: _tanh_bend(g, x2, x3),
+    x2=lambda g, x1, x3: _tanh_bend(g, x1, x3),
+    x3=lambda g, x1, x2: _tanh_bend(g, x1, x2),
+    recorded={
+        "x1": lambda g, x2, x3: tanh_bend(g, x2, x3),
+        "x2": lambda g, x1, x3: tanh_bend(g, x1, x3),
+        "x3": lambda g, x1, x2: tanh_bend(g, x1, x2),
+    },
+    complex="holomorphic",
+    cost=2.0,
+)
 deg2rad = define("deg2rad", np.deg2rad, x=lambda g: np.deg2rad(g), cost=1.0, numpy=(np.radians,))
 rad2deg = define("rad2deg", np.rad2deg, x=lambda g: np.rad2deg(g), cost=1.0, numpy=(np.degrees,))
 

@@ -36,14 +36,18 @@ def _cat(*arrays: Array, axis: int = 0) -> Array:
 
 
 def _cat_vjp(g: Array, arrays_shape: tuple[Shape, ...], axis: int) -> tuple[Array, ...]:
-    pieces, start, ndim = [], 0, len(g.shape)
     plain = g.__class__ is np.ndarray
-    for shape in arrays_shape:
+    return tuple([g[index] if plain else getitem(g, index=index) for index in _places(arrays_shape, axis)])
+
+
+def _places(shapes: tuple[Shape, ...], axis: int) -> list[tuple[Any, ...]]:
+    """The index of each array in the array that joins them."""
+    places, start = [], 0
+    for shape in shapes:
         end = start + shape[axis]
-        index = _along(axis, ndim, slice(start, end))
-        pieces.append(g[index] if plain else getitem(g, index=index))
+        places.append(_along(axis, len(shape), slice(start, end)))
         start = end
-    return tuple(pieces)
+    return places
 
 
 def _stack(*arrays: Array, axis: int = 0) -> Array:
@@ -94,7 +98,14 @@ def _unbind_vjp(g: tuple[Array | None, ...], axis: int) -> Array:
     return stack(*(zeros_like(some) if piece is None else piece for piece in g), axis=axis)
 
 
-cat: Op = define("cat", _cat, arrays=_cat_vjp, complex="explicit", cost=0.1)
+cat: Op = define(
+    "cat",
+    _cat,
+    arrays=_cat_vjp,
+    recorded={"arrays": lambda g, arrays_shape, axis: tuple([g[index] for index in _places(arrays_shape, axis)])},
+    complex="explicit",
+    cost=0.1,
+)
 stack: Op = define("stack", _stack, arrays=_stack_vjp, complex="explicit", cost=0.1)
 split = define("split", _split, x=_split_vjp, outputs=None, view=True, complex="explicit", cost=0.5)
 unbind: Op = define("unbind", _unbind, x=_unbind_vjp, outputs=None, view=True, complex="explicit", cost=1.5)

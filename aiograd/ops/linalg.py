@@ -18,7 +18,7 @@ from aiograd.kernels.matmul import LARGE, shifted
 from aiograd.kernels.matmul import product as large_product
 from aiograd.ops.creation import refuse
 from aiograd.ops.elementwise import conj, mul
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import ROWS, Op, define, implements
 from aiograd.ops.reduction import in_dtype, sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, reshape, reshaped, swapped, unsqueeze
 from aiograd.types import Array, Shape
@@ -91,12 +91,27 @@ def _matmul_x2(g: Array, x1: Array, x2_shape: Shape) -> Array:
     return np.matmul(swapped(x1), g)
 
 
+def _recorded_x1(g: Array, x2: Array, x1_shape: Shape) -> Array:
+    if x2.ndim == len(x1_shape) == 2 and x2.dtype.kind == g.dtype.kind == "f":
+        return ROWS["linear"](g, x2)  # multiplies by the transpose in one node
+    return _matmul_x1(g, x2, x1_shape)
+
+
 def _matmul_cost(output: Shape, inputs: tuple[Shape, ...]) -> float:
     inner = inputs[0][-1] if inputs[0] else 1
     return 2.0 * math.prod(output) * inner / GEMM_RATE
 
 
-matmul: Op = define("matmul", _matmul, x1=_matmul_x1, x2=_matmul_x2, complex="holomorphic", cost=_matmul_cost, numpy=(np.matmul, np.linalg.matmul))
+matmul: Op = define(
+    "matmul",
+    _matmul,
+    x1=_matmul_x1,
+    x2=_matmul_x2,
+    recorded={"x1": _recorded_x1},
+    complex="holomorphic",
+    cost=_matmul_cost,
+    numpy=(np.matmul, np.linalg.matmul),
+)
 
 
 def _vecdot(x1: Array, x2: Array, /, axis: int = -1) -> Array:

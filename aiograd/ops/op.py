@@ -70,7 +70,7 @@ class Op:
 
     __slots__ = (
         "__name__", "name", "node_name", "arrays", "variadic", "statics", "defaults", "forward", "rules", "joint", "outputs",
-        "differentiable_outputs", "view", "complex", "cost", "fused", "recorder", "lean", "binder",
+        "differentiable_outputs", "view", "complex", "cost", "fused", "recorded", "recorder", "lean", "binder",
     )
 
     def __init__(
@@ -86,6 +86,7 @@ class Op:
         complex: ComplexMode,
         cost: float | Callable[..., float],
         fused: Fused | None,
+        recorded: Mapping[str, Rule] = MappingProxyType({}),
     ) -> None:
         self.name = self.__name__ = name
         self.node_name = "".join(part.capitalize() for part in name.split("_")) + "Backward"
@@ -99,6 +100,7 @@ class Op:
         self.complex = complex
         self.cost = cost
         self.fused = fused
+        self.recorded = dict(recorded)
         #: set by the layer that records (it caches what it compiled from this row here)
         self.recorder: Any = None
         #: likewise, for the most common case, by which arguments need a gradient
@@ -106,6 +108,7 @@ class Op:
         #: likewise: splits a call's arguments into arrays and static arguments
         self.binder: Callable[..., tuple[list[Any], dict[str, Any]]] | None = None
         self._check_rules(self.rules, self.joint)
+        self._check_rules(self.recorded, {})
         if fused is not None:
             self.check_fused(fused)
 
@@ -173,6 +176,7 @@ def define(
     complex: ComplexMode = "real",
     cost: float | Callable[..., float] = 1.0,
     fused: Fused | None = None,
+    recorded: Mapping[str, Rule] | None = None,
     numpy: Sequence[Callable[..., Any]] = (),
     **rules: Rule,
 ) -> Op:
@@ -193,6 +197,8 @@ def define(
         cost: estimated nanoseconds of backward per element of the largest array that takes part, or a function
             ``cost(output_shape, input_shapes) -> nanoseconds``.
         fused: compiled kernels that must agree with the plain rules.
+        recorded: rules for Tensors, where a pass records a graph, in place of those for the same arguments: the same formulas by rows of their
+            own, so that fewer nodes are recorded. They name what the plain rules name.
         numpy: numpy functions this row answers for when they are called on Tensors.
 
     Raises:
@@ -202,7 +208,7 @@ def define(
         raise ValueError(f"row {name!r} is defined twice")
     op = Op(
         name, forward, rules, joint or {}, outputs=outputs, differentiable_outputs=differentiable_outputs, view=view, complex=complex,
-        cost=cost, fused=fused,
+        cost=cost, fused=fused, recorded=recorded or {},
     )
     ROWS[name] = op
     if isinstance(forward, np.ufunc):

@@ -140,7 +140,8 @@ def compile_recorded(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any
     arrays = (op.variadic,) if op.variadic else op.arrays
     some = (True,) if op.variadic else needs
     wanted = {name for name, need in zip(arrays, some, strict=True) if need}
-    plan = [entry for entry in row.plain if wanted & set(entry[0])]
+    plain = [entry for entry in row.plain if not set(entry[0]) <= op.recorded.keys()]
+    plan = [entry for entry in (*plain, *op.rule_plan(op.recorded, {})) if wanted & set(entry[0])]
     namespace: dict[str, Any] = {}
     source = _vjp_source(op, arrays, some, row.values, row.saves_output, row.facts, row.residuals, plan, namespace, on_tensors=True)
     _run(source, f"<row {op.name} {row.needs}, recorded, {needs}>", namespace)

@@ -53,6 +53,8 @@ class OpNode(Node):
     fused: ClassVar[Fused | None] = None
     #: True if the cost depends on more than the largest shape
     costly: ClassVar[bool] = False
+    #: True if the output is the largest of the arrays and the cost depends on its size alone
+    is_elementwise: ClassVar[bool] = False
     device = "cpu"
 
     _saved: Any
@@ -219,6 +221,8 @@ class OpNode(Node):
 
     def cost_key(self) -> Any:
         """The key by which the cost estimate is cached: everything that it depends on."""
+        if self.is_elementwise:
+            return (self.__class__, self.shape)
         key: list[Any] = [self.__class__, self.shape]
         number = 0
         for node in self.next_nodes:
@@ -369,6 +373,7 @@ def node_class(op: Op, needs: tuple[bool, ...], *, general: bool = False, conjug
         namespace["is_divisible"] = not op.variadic and all(len(arguments) == 1 for arguments, _, _ in row.fast)
         namespace["fused"] = fused  # kept alive: its id is in the key
         namespace["is_cheap"] = not general and not callable(op.cost) and op.cost <= CHEAP_NS_PER_ELEMENT
+        namespace["is_elementwise"] = namespace["is_cheap"] and isinstance(op.forward, np.ufunc) and op.forward.signature is None
         if general:
             namespace.update(compiled=row.vjp, conjugates=conjugates)
             cls = cast(type[OpNode], type(op.node_name, (GeneralOpNode,), namespace))

@@ -162,7 +162,7 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
     """``x[index]`` for a basic index; `op` is the row of it."""
     mode = current_mode()
     data = x._data
-    if (not mode.plain and (mode.grad or mode.watched)) or data.__class__ is not _ndarray:
+    if (not mode.plain and (mode.grad or mode.watched) and not mode.collects) or data.__class__ is not _ndarray:
         return call(op, (x, index), {})
     if x._x is not None:
         refresh(x)
@@ -184,7 +184,7 @@ def getitem(op: Op, x: Any, index: Any) -> Any:
     tensor._nr = 0
     tensor._node = None if make_node is None else make_node(tensor, x, index)
     make_view(op, x, (tensor,), (index,), {})
-    return tensor
+    return reported(mode, tensor) if mode.collects else tensor
 
 
 _NEEDED = (True,)

@@ -498,6 +498,8 @@ COUNTERPARTS.update(
         "svd": ("torch.linalg.svd", svd),
         "take": ("index_select", take),
         "take_adjoint": ("adjoint of index_select", lambda g, indices, shape, axis=0: adjoint(lambda x: take(x, indices, axis), g, shape)),
+        "tanh_bend": ("-2 * x1 * x2 * x3", lambda x1, x2, x3: -2 * x1 * x2 * x3),
+        "tanh_slope": ("x1 * (1 - x2**2)", lambda x1, x2: x1 * (1 - x2 * x2)),
         "tile": ("torch.tile", lambda x, repetitions: torch.tile(x, (repetitions,) if isinstance(repetitions, int) else tuple(repetitions))),
         "to_copy": ("Tensor.to", lambda x, dtype, copy=True: x.to(getattr(torch, str(np.dtype(dtype))))),
         "topk": ("torch.topk", lambda x, k, axis=-1, largest=True: tuple(torch.topk(x, k, axis, largest))),

@@ -11,7 +11,9 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import GraphFreedError, ModifiedError
+from aiograd.modes import ModeScope
 from aiograd.nn import functional as F
+from aiograd.ops import ROWS as ALL_ROWS
 from aiograd.ops import linalg
 
 values = np.random.default_rng(3)
@@ -104,3 +106,36 @@ def test_a_part_of_a_released_node() -> None:
     node.release_variables()
     with pytest.raises(GraphFreedError):
         node.vjp_part(np.ones((3, 3)), (True, False))
+
+
+RECORDED: dict[str, Callable[[], Any]] = {
+    "tanh": lambda: np.tanh(matrix()),
+    "tanh_slope": lambda: ALL_ROWS["tanh_slope"](matrix(), matrix()),
+    "tanh_bend": lambda: ALL_ROWS["tanh_bend"](matrix(), matrix(), matrix()),
+    "matmul": lambda: matrix() @ matrix(),
+    "linear": lambda: F.linear(matrix(), matrix()),
+    "cat": lambda: ag.concat([matrix(), matrix()], axis=1),
+}
+
+
+def test_every_row_with_rules_for_recorded_passes_is_tested_here() -> None:
+    assert {name for name, op in ALL_ROWS.items() if op.recorded} == set(RECORDED)
+
+
+@pytest.mark.parametrize("row", RECORDED)
+def test_rules_for_recorded_passes_agree_with_the_others_and_record_less(row: str) -> None:
+    node: Any = RECORDED[row]().grad_fn
+    grads = [ag.tensor(drawn(node.shape, node.dtype), requires_grad=True)]
+    for needs in itertools.product(*[[False] if child is None else [False, True] for child in node.next_nodes]):
+        if not any(needs):
+            continue
+        nodes: list[list[Any]] = [[], []]
+        found = []
+        for count, values in zip(nodes, (None, node._saved), strict=True):
+            with ModeScope(collect=count.append):
+                found.append(node.compute(grads, needs, values, True))
+        for mine, plain, need in zip(*found, needs, strict=True):
+            assert (mine is not None) == (plain is not None) == need
+            if need:
+                np.testing.assert_allclose(mine.detach().numpy(), plain.detach().numpy(), rtol=1e-14)
+        assert 0 < len(nodes[0]) <= len(nodes[1])

@@ -38,7 +38,7 @@ from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.kinds import Kind
 from aiograd.engine.run.together import together
 from aiograd.errors import ContextError, GraphError, ProtocolError, WorkerLostError
-from aiograd.graph.node import Node
+from aiograd.graph.node import EDGE_EDITS, Node
 
 #: the number of nodes that a walk visits between two readings of the clock
 STRIDE = 512
@@ -295,7 +295,7 @@ def check_foreseen(send: SendNode, context: Context) -> None:
     """
     if send.behind is None:
         raise ProtocolError(f"gradients of message {send.edge} without edge discovery, for which nothing was said of it", code="edge")
-    if send.edits != Node.edits and foresight(send, context) != send.behind:
+    if send.edits != EDGE_EDITS.count and foresight(send, context) != send.behind:
         raise GraphError(
             f"the graph behind message {send.edge} leads elsewhere than when it was sent to {send.peer}: make changes of edges (set_next_edge) on "
             f"{context.here} before values are returned"

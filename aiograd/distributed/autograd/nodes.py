@@ -45,7 +45,7 @@ class SendNode(Node):
         super().__init__([(tensor._node, tensor._nr) for tensor in tensors])
         self.edge = edge
         self.peer = peer
-        #: the edges that `peer` was told to be behind this one, and `Node.edits` then; see Note [Foresight] in `discovery`
+        #: the edges that `peer` was told to be behind this one, and `EDGE_EDITS` then; see Note [Foresight] in `discovery`
         self.behind: list[int] | None = None
         self.edits = 0
         for tensor in tensors:
