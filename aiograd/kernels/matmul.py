@@ -20,8 +20,9 @@ from aiograd.kernels.selection import compiled
 
 NDArray = npt.NDArray[Any]
 
-#: Products with at least as many multiplications are compiled. From here on OpenBLAS wakes its threads, which then spin for 20 ms on the cores that
-#: compiled kernels need (bench large_tensors: the CNN's last layer alone made every kernel after it run on one core).
+#: Products with more multiplications are compiled. For those OpenBLAS wakes its threads, which then spin for 20 ms on the cores that
+#: compiled kernels need (bench large_tensors: the CNN's last layer alone made every kernel after it run on one core); up to this many it takes half
+#: the time of the compiled loops (bench layers).
 MULTIPLICATIONS = 1 << 18
 #: multiplications that make a piece worth a thread's attention
 PIECE = 1 << 22
@@ -45,7 +46,7 @@ def product(a: NDArray, b: NDArray, bias: NDArray | None = None) -> NDArray:
     rows, depth = a.shape
     work = rows * depth * b.shape[-1]
     # selection's limit counts elements a loop goes through
-    kernels = compiled(work, a, b, bias) if work >= MULTIPLICATIONS and depth == b.shape[0] else None
+    kernels = compiled(work, a, b, bias) if work > MULTIPLICATIONS and depth == b.shape[0] else None
     if kernels is None or not kernels.gemm.OUTRUNS_BLAS:
         out = by_blas(a, b)
         return out if bias is None else shifted(out, bias)

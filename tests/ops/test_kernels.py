@@ -467,7 +467,7 @@ def test_which_products_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     pieces: list[int] = []
     run_pieces = matmul.run_pieces
     monkeypatch.setattr(matmul, "run_pieces", lambda kernel, count, *args: (pieces.append(count), run_pieces(kernel, count, *args)))
-    monkeypatch.setattr(matmul, "MULTIPLICATIONS", 4096)
+    monkeypatch.setattr(matmul, "MULTIPLICATIONS", 15 * 16 * 16)
     rng = np.random.default_rng(2)
     a, b = draw(rng, np.float32, 16, 16), draw(rng, np.float32, 16, 16)
     matmul.product(a, b[:, :15])
