@@ -174,7 +174,10 @@ def _track(running: Tensor, momentum: float, factor: float, measured: Any) -> No
     """Move a running statistic towards what a batch measures, times `factor`."""
     if factor != 1.0:
         measured = measured * factor
-    inplace.write(running, running._data + momentum * (measured - running._data))
+    step = measured - running._data
+    step *= momentum
+    step += running._data
+    inplace.write(running, step)
 
 
 def normalize(input: ArrayLike, p: float = 2.0, dim: int | None = None, eps: float = 1e-12, *, axis: int | None = None) -> Tensor:
