@@ -8,5 +8,8 @@ process that decides, which has a host of its own for the others to ask.
 `session`             `StepSession`: one step there, and what a host does while it hears nothing of who decides
 `coordinator`         `StepCoordinator`: asks all hosts whether they are prepared, decides, and tells them
 `pending_decisions`   what was decided about steps, told to hosts until they acknowledge it
+`buckets`             parameters whose gradients are summed over equal hosts together; pure
+`reduced_pass`        those gradients on their way, while others are still computed
+`outline`             parameters and buffers of modules that are to be alike; pure
 ====================  =====================================================================================
 """

@@ -16,11 +16,12 @@ Note [Lease]
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from aiograd.errors import DistributedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.steps.reduced_pass import ReducingGroup
 from aiograd.transaction import (
     Applied,
     Apply,
@@ -63,6 +64,9 @@ class HostWorker(Protocol):
 
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something apart from any request, as long as the worker is open."""
+
+    def join(self, names: Sequence[str], name: str) -> Coroutine[Any, Any, ReducingGroup]:
+        """Join a group of workers; the place of a name is its rank."""
 
 
 class PreparedStep(Protocol):

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.errors import ArgumentError
 from aiograd.ops.creation import astype
 
 
@@ -48,3 +49,16 @@ def factor_for(norm: Any, max_norm: float) -> Any:
 def scaled(arrays: Sequence[Any], factor: Any) -> list[Any]:
     """The arrays times a factor, each in its dtype."""
     return [astype(array * factor, dtype=array.dtype, copy=False) for array in arrays]
+
+
+def checked_norm(what: str, clip_norm: Any) -> float | None:
+    """The largest norm that `what` was given as ``clip_norm``; None: any.
+
+    Raises:
+        ArgumentError: it is none.
+    """
+    if clip_norm is None:
+        return None
+    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)) or not 0 < clip_norm < math.inf:
+        raise ArgumentError(f"{what}(clip_norm={clip_norm!r}): expected a number above 0, or None")
+    return float(clip_norm)

@@ -8,6 +8,8 @@ import signal
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 import aiograd as ag
 from aiograd import distributed as dist
 from tests.pipeline.models import blocks, mean_square
@@ -63,6 +65,48 @@ class Head(ag.nn.Module):
 
     def forward(self, x: Any, target: Any = None) -> Any:
         return self.inner(x) if target is None else mean_square(self.inner(x), target)
+
+
+@service.reference
+class Last(Block):
+    """A last block that computes the loss itself; fails or waits on demand."""
+
+    async def forward(self, x: Any, target: Any = None) -> Any:
+        y = await super().forward(x)
+        return y if target is None else mean_square(y, target)
+
+
+@service.reference
+class NormBlock(ag.nn.Module):
+    """A block that normalises, with running statistics."""
+
+    def __init__(self, index: int) -> None:
+        self.inner = blocks(index + 1)[index]
+        self.norm = ag.nn.BatchNorm1d(self.inner[0].weight.shape[0])
+
+    def forward(self, x: Any) -> Any:
+        return self.norm(self.inner(x))
+
+
+@service.reference
+class Wide(Block):
+    """A block of another size."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.inner = blocks(1, size=6)[0]
+
+
+@service.reference
+class Loose(Block):
+    """A block with a leaf that is no parameter."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.held = [ag.tensor([1.0] * 5, dtype=np.float32, requires_grad=True)]
+
+    async def forward(self, x: Any) -> Any:
+        return self.inner(x) * self.held[0]
 
 
 async def place(driver: dist.Worker, homes: Sequence[str | None], **options: Any) -> list[Any]:

@@ -9,8 +9,7 @@
 `staged_optimizer`             an optimizer step whose result waits until it is written or dropped
 `replica_state`                states of replicas as arrays and an outline, on their way to others; pure
 `distributed_data_parallel`    the same program on every worker (`DistributedDataParallel`)
-`buckets`                      parameters in buckets that are reduced together; pure
-`reducer`                      gradients of a pass on their way through a group of workers
+`reducer`                      gradients of local backward passes, combined over a group of workers
 `zero_redundancy_optimizer`    an optimizer whose state is divided among the members
 =============================  ====================================================================================================
 """

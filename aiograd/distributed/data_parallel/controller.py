@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Any, Self
@@ -11,7 +10,6 @@ from typing import Any, Self
 import numpy as np
 
 from aiograd import tracing
-from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
@@ -24,7 +22,9 @@ from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError
 from aiograd.modes import current_mode, no_grad
 from aiograd.random import default_generator
+from aiograd.steps.buckets import BUCKET_BYTES
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.norms import checked_norm
 from aiograd.tensors.tensor import asarray
 
 #: seeds are two numbers below this
@@ -115,7 +115,7 @@ class DataParallel:
             raise ArgumentTypeError(f"DataParallel: expected an optimizer class such as ag.optim.AdamW, found {type(optimizer).__name__}")
         if not isinstance(method, str) or not method or method.startswith("_"):
             raise ArgumentError(f"DataParallel(method={method!r}): expected the name of a public method of the module")
-        options = {"method": method, "clip_norm": _checked_norm(clip_norm), "accumulate": _checked_count("accumulate", accumulate)}
+        options = {"method": method, "clip_norm": checked_norm("DataParallel", clip_norm), "accumulate": _checked_count("accumulate", accumulate)}
         options["bucket_bytes"] = _checked_count("bucket_bytes", bucket_bytes)
         options["shard_optimizer"] = _checked_sharding(shard_optimizer, optimizer)
         coordinator = ReplicaCoordinator(driver, module, args, optimizer_name, optimizer_options or {}, options, timeout)
@@ -374,14 +374,6 @@ def _checked_names(names: Any) -> list[str]:
     if not names:
         raise ArgumentError("DataParallel: expected the name of at least one worker, found none")
     return list(names)
-
-
-def _checked_norm(clip_norm: Any) -> float | None:
-    if clip_norm is None:
-        return None
-    if isinstance(clip_norm, bool) or not isinstance(clip_norm, (int, float)) or not 0 < clip_norm < math.inf:
-        raise ArgumentError(f"DataParallel(clip_norm={clip_norm!r}): expected a number above 0, or None")
-    return float(clip_norm)
 
 
 def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:

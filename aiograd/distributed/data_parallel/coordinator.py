@@ -21,7 +21,6 @@ from typing import Any
 
 from aiograd.assembly import REPLICA_HOST_ADAPTER
 from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost, ReplicaSession
-from aiograd.distributed.data_parallel.replica_state import difference
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardStamp, covering, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
@@ -31,6 +30,7 @@ from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
 from aiograd.steps.coordinator import StepCoordinator
+from aiograd.steps.outline import difference
 from aiograd.transaction import Prepared
 
 #: replicas that one which is in doubt may ask, beside this process

@@ -21,10 +21,10 @@ from typing import Any, Self
 import numpy as np
 
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.data_parallel.buckets import BUCKET_BYTES
 from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.steps.buckets import BUCKET_BYTES
 from aiograd.tensors import inplace
 from aiograd.tensors.tensor import asarray
 

@@ -12,7 +12,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiograd.distributed.data_parallel.buckets import GradientBuckets, ParameterSpec
 from aiograd.distributed.data_parallel.replica_state import ReceivedState
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
@@ -21,6 +20,7 @@ from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError
 from aiograd.modes import no_grad
 from aiograd.offloading import ready
+from aiograd.steps.buckets import GradientBuckets, ParameterSpec
 from aiograd.tensors import inplace
 from aiograd.types import Array
 

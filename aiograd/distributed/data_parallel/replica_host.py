@@ -15,9 +15,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.collectives.group_server import join_group
 from aiograd.distributed.data_parallel.replica import Replica
-from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state, outline_of
+from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
 from aiograd.distributed.data_parallel.replica_step import ReplicaStep
 from aiograd.distributed.data_parallel.sharded_optimizer import stamp_of
 from aiograd.distributed.objects.adapter_host import AdapterHost
@@ -25,6 +24,7 @@ from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.offloading import offload
 from aiograd.steps.host import StepHost
+from aiograd.steps.outline import outline_of
 from aiograd.steps.session import StepSession, kept_for
 
 SUBJECT = "data-parallel replicas"
@@ -116,7 +116,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             group: name for the group of these workers, which nothing else has.
         """
         replica, worker = self._own
-        async with replica.alone(), await join_group(worker.worker, names, name=group) as gathered:
+        async with replica.alone(), await worker.join(names, group) as gathered:
             if gathered.rank == 0:
                 optimizer = {"state": {}, "param_groups": []} if replica.is_sharded else replica.optimizer.current.state_dict()
                 outline, arrays = flatten_state(replica.module, optimizer, replica.running, replica.version)
@@ -148,7 +148,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
         """
         replica, worker = self._own
         loads, taken, size, shards = stamp_of(wanted)
-        async with replica.alone(), await join_group(worker.worker, names, name=group) as gathered:
+        async with replica.alone(), await worker.join(names, group) as gathered:
             self._forget_step()
             divided = replica.sharded.divided(size, shards)
             mine = [replica.part(stamp_of(stamp)).flatten() for rank, stamp in sources if rank == gathered.rank]
@@ -198,7 +198,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
             replica.use(stamp_of(shards))
         if self._group is not None:
             await self._group.aclose()
-        self._group = await join_group(worker.worker, names, name=group)
+        self._group = await worker.join(names, group)
         self._driver, self.others = driver, others
         return True
 

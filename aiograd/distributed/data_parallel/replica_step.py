@@ -19,13 +19,13 @@ from typing import Any
 import numpy as np
 
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.data_parallel.reducer import ReducedPass
 from aiograd.distributed.data_parallel.replica import BufferSnapshot, Replica
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.offloading import offload
 from aiograd.random import Generator, drawing_from
+from aiograd.steps.reduced_pass import ReducedPass
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of

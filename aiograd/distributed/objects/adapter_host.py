@@ -7,9 +7,11 @@ itself, because nobody has asked for too long, belongs to no request: it runs he
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from typing import Any
 
+from aiograd.distributed.collectives.group import Group
+from aiograd.distributed.collectives.group_server import GroupServer
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.worker_core import WorkerCore
 
@@ -34,14 +36,14 @@ class AdapterHost:
         return self._core.name
 
     @property
-    def worker(self) -> Any:
-        """The worker itself, a `Worker`, for adapters that join groups."""
-        return self._core.worker
-
-    @property
     def lease(self) -> float:
         """Seconds for which the worker keeps something for a peer that it does not hear from."""
         return self._core.limits.lease_seconds
+
+    def join(self, names: Sequence[str], name: str) -> Coroutine[Any, Any, Group]:
+        """See `aiograd.distributed.join_group`."""
+        groups: GroupServer = self._core.worker.groups
+        return groups.form(names, name, None)
 
     def keep(self, coroutine: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
         """Run something apart from any request. It is cancelled when the worker closes; an error goes to the log."""

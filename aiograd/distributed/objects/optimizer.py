@@ -364,6 +364,60 @@ class DistributedOptimizer:
             await self._load(states, state["steps"], timeout)
             self._is_half_restored = False
 
+    async def remove(self, name: str) -> None:
+        """Go on without the parameters on a worker, which may be lost: those of a replica that `Pipeline.remove` has removed, for instance.
+
+        Cancelled, they are removed all the same, but the worker may keep its optimizer until the reference's lease ends.
+
+        Args:
+            name: of the worker.
+
+        Raises:
+            ArgumentError: there are none on this worker, or none on others.
+        """
+        async with self._lock:
+            if name not in self._refs or len(self._refs) == 1:
+                raise ArgumentError(f"DistributedOptimizer.remove({name!r}): there are parameters on {', '.join(self._refs)}; one has to stay")
+            del self._refs[name]
+            optimizer = self._optimizers.pop(name, None)
+            if optimizer is not None:
+                await self._let_go([optimizer], None)
+
+    async def add(self, refs: Iterable[Any], like: str, *, timeout: float | None = None) -> None:
+        """Update parameters on a further worker as well, beginning with the optimizer's state of the same parameters on another one.
+
+        Cancelled or failed, everything is as it was.
+
+        Args:
+            refs: as of the constructor, all on one worker: with as many parameters as those on `like`, in the same order.
+            like: name of the worker whose optimizer has the state.
+            timeout: seconds for each of: reading the state, making an optimizer, loading.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: `refs` are on several workers or on one that has parameters already, or there are none on `like`.
+            WorkerLostError: a worker is lost.
+        """
+        added = self._by_owner(refs)
+        async with self._lock:
+            if len(added) != 1 or not self._refs.keys().isdisjoint(added) or like not in self._refs:
+                raise ArgumentError(
+                    f"DistributedOptimizer.add(): expected parameters on one further worker, found {', '.join(added)} beside "
+                    f"{', '.join(self._refs)}; and one of the latter as like={like!r}"
+                )
+            await self._prepare()
+            (owner,) = added
+            state = await self._state_of(self._optimizers[like], timeout)
+            self._refs |= added
+            try:
+                await self._make(owner, timeout)
+                await self._load({owner: state}, self._steps, timeout)
+            except BaseException:
+                del self._refs[owner]
+                made = self._optimizers.pop(owner, None)
+                if made is not None:
+                    await self._let_go([made], timeout)
+                raise
+
     async def _let_go(self, refs: Iterable[RemoteRef], timeout: float | None) -> None:
         for error in await asyncio.gather(*(ref.delete(timeout=timeout) for ref in refs), return_exceptions=True):
             if isinstance(error, BaseException) and not isinstance(error, DistributedError):
@@ -371,7 +425,7 @@ class DistributedOptimizer:
 
     async def _load(self, states: Mapping[str, Any], steps: int, timeout: float | None) -> None:
         loading = []
-        for owner, ref in self._optimizers.items():
+        for owner, ref in [(owner, self._optimizers[owner]) for owner in states]:
             head, values = dict(states[owner]), flatten((number, each) for number, each in states[owner]["state"])
             del head["state"]
             loading.append(store(self.worker, ref, "aiograd.optimizer.load_state_dict", values, timeout, head))

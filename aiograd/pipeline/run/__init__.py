@@ -3,8 +3,10 @@
 ===================  =========================================================================================
 `pipeline`           the public face
 `coordinator`        all hosts of a pipeline: what they do together, the replacement of lost ones; the commit is that of `aiograd.steps`
+`remote_host`        such a host, as the pipeline sees it; which stages live where
 `host`               the ranks that live in one process, from step to step; also on workers
 `stage_assignment`   what those ranks have to do
+`replicated_stages`  the stages of one host of several replicas: their common state, and the sum of their gradients
 `session`            one step of theirs: the values for ranks beside its transaction
 `step_execution`     those ranks while they carry it out
 `outbox`             values on their way to other processes

@@ -8,26 +8,39 @@ Note [Replacing a worker]
     then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in
     the same order from the same values and with the same random numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of
     earlier steps that a lost worker held are gone with it.
+
+Note [Replicas]
+    Of a pipeline in replicas every replica has hosts of its own, which exchange values among themselves; its ranks have numbers of their own, too.
+    The hosts of the same stages in all replicas form a group, which adds up gradients. All hosts of all replicas take one step together: there is
+    one coordinator, one session and one decision, as if they were one pipeline. After a failure, and whenever the replicas are others, the hosts
+    form new groups before the next step; a host that is new gets the state of the first replica, which is the state of all.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any
+
+import numpy as np
 
 from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.engine.evaluate import suspends
-from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
+from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError, ReferenceLostError, WorkerLostError
 from aiograd.pipeline.run.host import StageHost
+from aiograd.pipeline.run.remote_host import RemoteHost, check_apart, hosts_on, owner_of, owners_of, part_of, reference
 from aiograd.pipeline.run.session import PipelineSession
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.together import together
-from aiograd.pipeline.step.stage import Stage, as_stage
+from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.steps.coordinator import GONE, StepCoordinator
-from aiograd.steps.session import PAUSE
+from aiograd.steps.outline import difference
+from aiograd.steps.session import DRIVER, PAUSE
+from aiograd.tensors.core import make
+from aiograd.tensors.norms import factor_for, norm_of, sum_of
 from aiograd.transaction import ParticipantsJoined, ParticipantsLeft
 
 #: the advice to whoever has to wait until a commit is confirmed
@@ -37,65 +50,52 @@ SETTLING = (
 )
 
 
-class RemoteHost:
-    """A host on a worker."""
-
-    __slots__ = ("owner", "assignment", "ref")
-
-    def __init__(self, owner: str, assignment: StageAssignment) -> None:
-        #: name of the worker
-        self.owner = owner
-        self.assignment = assignment
-        #: the host over there
-        self.ref: Any = None
-
-    @property
-    def ranks(self) -> set[int]:
-        """The ranks that live there."""
-        return {self.assignment.stage_to_rank[stage] for stage in self.assignment.stages}
-
-    @property
-    def name(self) -> str:
-        """The name of the host in messages, unique within the pipeline."""
-        return f"rank {' and '.join(map(str, sorted(self.ranks)))} on worker {self.owner}"
-
-
 class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
     """All the hosts of one pipeline.
 
     Args:
-        assignment: everything that is to be done, as if it all were in this process.
+        replicas: for each everything that is to be done, as if it all were in this process.
+        is_replicated: see Note [Replicas]. Otherwise there is one.
         respawn: ``respawn(stage)`` gives another module for a stage whose worker was lost; may be ``async def``. None: a loss is a failure.
         worker: this process's Worker, where others have to send values here; None: the one of the stages' RemoteModules.
         timeout: seconds for a step on another worker; None: the worker's default.
 
     Raises:
-        ArgumentError: the stages of one rank live in different places.
+        ArgumentError: the stages of one rank live in different places, or replicas are not on workers of their own.
     """
 
     local: StageHost
 
-    def __init__(self, assignment: StageAssignment, respawn: Callable[[int], Any] | None, worker: Any, timeout: float | None) -> None:
-        self.assignment = assignment
-        self.stages = dict(assignment.stages)
+    def __init__(
+        self,
+        replicas: Sequence[StageAssignment],
+        is_replicated: bool,
+        respawn: Callable[[int], Any] | None,
+        worker: Any,
+        timeout: float | None,
+    ) -> None:
+        self.replicas = list(replicas)
+        self.is_replicated = is_replicated
         self._respawn = respawn
         self._worker = worker
-        homes: dict[int, str | None] = {}
-        for index, stage in assignment.stages.items():
-            rank, owner = assignment.stage_to_rank[index], owner_of(stage)
-            if homes.setdefault(rank, owner) != owner:
-                raise ArgumentError(
-                    f"Pipeline: rank {rank} has stages {_place(homes[rank])} and {_place(owner)}; all stages of a rank have to live in one place"
-                )
-            if owner is not None and self._worker is None:
-                self._worker = getattr(stage.module, "worker", None)
-        local = StageHost([], self._part(assignment.stages, {rank for rank, owner in homes.items() if owner is None}))
-        super().__init__(local, timeout, SETTLING)
-        self.remotes = self._remotes(owner for owner in homes.values())
+        first = self.replicas[0]
+        #: where stages of the first replica have been replaced
+        self.stages = dict(first.stages)
+        remotes = [remote for replica in self.replicas for remote in self._hosts_of(replica)]
+        super().__init__(StageHost([], part_of(first, first.stages, self.local_ranks)), timeout, SETTLING)
+        self.remotes = remotes
+        if is_replicated:
+            check_apart(self.replicas, remotes)
         #: how often each rank has been replaced
-        self._generations = dict.fromkeys(homes, 0)
-        #: of the random numbers of the running step
+        self._generations: Counter[int] = Counter()
+        #: the groups of hosts are as they should be; how often they were formed
+        self._has_joined = not is_replicated
+        self._gatherings = 0
+        #: of the running step: of its random numbers; the share of each replica; whether hosts say how large gradients are, and the factor for them
         self._seed: tuple[int, ...] = ()
+        self._shares: Mapping[int, list[Any]] = {}
+        self._measures = False
+        self._factor: Any = None
         self._replacing = asyncio.Lock()
         #: hosts that are not done with the running step, and whether all are
         self._busy = 0
@@ -110,26 +110,14 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
     @property
     def local_ranks(self) -> set[int]:
         """The ranks of this process."""
-        return {self.assignment.stage_to_rank[stage] for stage, item in self.stages.items() if owner_of(item) is None}
+        return {self.replicas[0].stage_to_rank[stage] for stage, item in self.stages.items() if owner_of(item) is None}
 
-    def _part(self, stages: Mapping[int, Stage], ranks: set[int]) -> StageAssignment:
-        """The part of the assignment for a host of some ranks."""
-        assignment = self.assignment
-        return assignment._replace(
-            stages={index: stage for index, stage in stages.items() if assignment.stage_to_rank[index] in ranks},
-            training={rank: row for rank, row in assignment.training.items() if rank in ranks},
-            evaluation={rank: row for rank, row in assignment.evaluation.items() if rank in ranks},
-        )
-
-    def _remotes(self, owners: Iterable[str | None], among: set[int] | None = None) -> list[RemoteHost]:
-        """A host for each worker, of the ranks that it has."""
-        found: list[RemoteHost] = []
-        for owner in dict.fromkeys(owners):
-            if owner is None:
-                continue
-            ranks = {self.assignment.stage_to_rank[index] for index, stage in self.stages.items() if owner_of(stage) == owner}
-            found.append(RemoteHost(owner, self._part(self.stages, ranks if among is None else ranks & among)))
-        return found
+    def _hosts_of(self, replica: StageAssignment) -> list[RemoteHost]:
+        """The hosts of a replica, which are new."""
+        owners = owners_of(replica)
+        if self._worker is None:
+            self._worker = next((getattr(stage.module, "worker", None) for stage in replica.stages.values() if stage.is_remote), None)
+        return hosts_on(replica, replica.stages, owners)
 
     # ---------------------------------------------------------------- hosts
 
@@ -138,16 +126,90 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         if self.remotes and self._worker is not None and self._local_ref is None:
             self._local_ref = self._worker.refer(self.local)
         await together({remote.name: self._make(remote) for remote in self.remotes if remote.ref is None})
+        if not self._has_joined:
+            try:
+                await self._join()
+            except GONE as error:
+                raise self._explained(error) from error
 
     async def _make(self, remote: RemoteHost) -> None:
         refs = [reference(stage) for stage in remote.assignment.stages.values()]
         remote.ref = await refs[0].adapt(STAGE_HOST_ADAPTER, refs[1:], remote.assignment.to_wire(), timeout=self._timeout)
 
-    def peers(self, ranks: set[int]) -> dict[str, Any]:
-        """Where all ranks but these live."""
+    async def _join(self) -> None:
+        """Let the hosts of each stage form a group. See Note [Replicas]."""
+        groups: dict[tuple[int, ...], list[RemoteHost]] = {}
+        for remote in self.remotes:
+            groups.setdefault(remote.stages, []).append(remote)
+        await together({f"stages {stages}": self._check_alike(hosts) for stages, hosts in groups.items()})
+        self._gatherings += 1
+        joining: dict[str, Coroutine[Any, Any, Any]] = {}
+        for stages, hosts in groups.items():
+            names, copies = [host.owner for host in hosts], any(host.is_new for host in hosts)
+            group = f"pipeline-{self._local_ref.key.hex()}-{self._gatherings}-{stages[0]}"
+            joining |= {host.name: self._ask(host, "join", names, group, copies) for host in hosts}
+        await together(joining)
+        for remote in self.remotes:
+            remote.is_new = False
+        self._has_joined = True
+
+    async def _check_alike(self, hosts: Sequence[RemoteHost]) -> None:
+        """Raise unless the stages of new hosts are like those of the first."""
+        asked = [host for host in hosts if host.is_new and host is not hosts[0]]
+        if asked:
+            ask = {host.name: self._ask(host, "outline") for host in (hosts[0], *asked)}
+            first, *others = (await together(ask)).values()
+            for host, found in zip(asked, others, strict=True):
+                what = difference(first, found)
+                if what is not None:
+                    raise ArgumentError(
+                        f"the replicas of stages {', '.join(map(str, host.stages))} differ: of the parameters and buffers on {host.owner}, {what} as "
+                        f"on {hosts[0].owner}"
+                    )
+
+    async def leave(self, replica: StageAssignment) -> None:
+        """Go on without a replica."""
+        gone = [remote for remote in self.remotes if remote.replica is replica]
+        self.remotes = [remote for remote in self.remotes if remote.replica is not replica]
+        self.replicas = [each for each in self.replicas if each is not replica]
+        self.stages = dict(self.replicas[0].stages)
+        self._has_joined = False
+        for remote in gone:
+            self.pending.forget(remote)
+        await self._quietly(remote.ref.delete() for remote in gone if remote.ref is not None)
+
+    async def enter(self, replica: StageAssignment) -> None:
+        """Take in a new replica, with the state of the first. Cancelled or failed, the replicas are those of before."""
+        remotes = self._hosts_of(replica)
+        self.replicas.append(replica)
+        try:
+            check_apart(self.replicas, [*self.remotes, *remotes])
+            self.remotes += remotes
+            self._has_joined = False
+            await self.connect()
+        except BaseException:
+            await self.leave(replica)
+            raise
+
+    def _explained(self, error: BaseException) -> BaseException:
+        """An error with the advice for a replica that has lost a worker."""
+        if not isinstance(error, WorkerLostError) or not self.is_replicated or all(remote.owner != error.worker for remote in self.remotes):
+            return error
+        worker = error.worker
+        return WorkerLostError(
+            f"a step of a pipeline in {len(self.replicas)} replicas was given up, and nothing has changed on any: {error}. Go on without the replica "
+            f"(`await pipe.remove({worker!r})`); `await pipe.add(stages)` takes in another one",
+            worker=worker,
+            stage="replica",
+            is_gone=error.is_gone,
+        )
+
+    def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
+        """Where all ranks but these live, of one replica or of all."""
         places: dict[str, Any] = {}
         for remote in self.remotes:
-            places |= {str(rank): [self._generations[rank], remote.ref] for rank in remote.ranks - ranks}
+            if replica is None or remote.replica is replica:
+                places |= {str(rank): [self._generations[rank], remote.ref] for rank in remote.ranks - ranks}
         if self._local_ref is not None:
             places |= {str(rank): [self._generations[rank], self._local_ref] for rank in self.local_ranks - ranks}
         return places
@@ -160,39 +222,82 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         session.outbox.route(self.peers(self.local_ranks))
         return session
 
-    async def run(self, session: PipelineSession, trains: bool) -> dict[str, Any]:
+    async def run(
+        self, session: PipelineSession, trains: bool, shares: Sequence[list[Any]] | None = None, clip_norm: float | None = None
+    ) -> dict[str, Any]:
         """Carry out a step on every host, up to the commit.
 
+        Args:
+            session: the step.
+            trains: with backward.
+            shares: of the replicas in the batch, see `StageHost.run`.
+            clip_norm: the largest norm of all gradients together; None: any.
+
         Returns:
-            Losses and outputs.
+            Losses and outputs, by replica and microbatch.
 
         Raises:
             PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
         """
         step = session.step
-        self._seed = StepRandom().seed
-        if not self.remotes:
-            return await self.local.run(step, trains, {}, None, self._seed)
+        self._seed, self._factor, self._measures = StepRandom().seed, None, clip_norm is not None
+        self._shares = {} if shares is None else {id(replica): share for replica, share in zip(self.replicas, shares, strict=True)}
+        local = self.local.run(step, trains, {}, None, self._seed, None, self._measures)
+        if not self.remotes and clip_norm is None:
+            return await local
         try:
             work = {remote.name: self._run(remote, step, trains) for remote in self.remotes}
             # even without ranks this process sends microbatches and targets
-            work["this process"] = self._counted(self.local.run(step, trains, {}, None, self._seed))
+            work[DRIVER] = self._counted(local)
             self._busy = len(work)
             self._quiet.clear()
-            results = _merged((await together(work)).values())
+            replica_of = {remote.name: remote.replica for remote in self.remotes}
+            found = await together(work)
+            parts = [[part for name, part in found.items() if replica_of.get(name, each) is each] for each in self.replicas]
+            if clip_norm is not None:
+                await self._clip(step, parts[0], clip_norm)
+            results = _joined(map(_merged, parts))
             while asked := self._to_ask(session):
                 for remote in await self._collect(session, asked):
                     self._busy += 1
                     results |= _given(await self._run_elsewhere(remote, step, trains))
             return results
-        except BaseException:
+        except BaseException as error:
+            self._has_joined = not self.is_replicated
             await self.abort(session)
+            if isinstance(error, GONE):
+                raise self._explained(error) from error
             raise
+
+    async def commit(self, session: PipelineSession) -> None:
+        """Commit a prepared step on every host; see `StepCoordinator.commit`."""
+        try:
+            await super().commit(session)
+        except BaseException:
+            self._has_joined = not self.is_replicated
+            raise
+
+    async def _clip(self, step: int, parts: Iterable[Mapping[str, Any]], clip_norm: float) -> None:
+        """Scale the gradients of all hosts, so that those of one replica together have at most this norm.
+
+        Args:
+            parts: the results of the hosts of one replica: the gradients of all replicas are the same.
+        """
+        by_stage = sorted((int(stage), each) for part in parts for stage, each in part["sizes"].items())
+        sizes = [size.detach()._data[()] for _, each in by_stage for size in each]
+        factor = factor_for(norm_of(sum_of(sizes, 2.0), 2.0), clip_norm) if sizes else 1.0
+        if factor != 1.0:
+            self._factor = make(np.asarray(factor))
+            scaling = {remote.name: remote.ref.call("scale", step, self._factor, timeout=self._timeout) for remote in self.remotes}
+            await together({DRIVER: self.local.scale(step, self._factor), **scaling})
 
     async def _run(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
         try:
-            peers, seed = self.peers(remote.ranks), list(self._seed)
-            results = await remote.ref.call("run", step, trains, peers, self._local_ref, seed, timeout=self._timeout)
+            peers, seed = self.peers(remote.ranks, remote.replica), list(self._seed)
+            share = self._shares.get(id(remote.replica))
+            results = await self._ask(remote, "run", step, trains, peers, self._local_ref, seed, share, self._measures)
+            if self._factor is not None:
+                await self._ask(remote, "scale", step, self._factor)
         except GONE:
             if self._respawn is None:
                 raise
@@ -208,6 +313,20 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
                 self._busy += 1
                 return await self._run_elsewhere(remote, step, trains)
         return results
+
+    async def _ask(self, remote: RemoteHost, method: str, *args: Any) -> Any:
+        """Ask a host for something.
+
+        Raises:
+            WorkerLostError: in a pipeline of replicas, also if the worker was restarted.
+        """
+        try:
+            return await remote.ref.call(method, *args, timeout=self._timeout)
+        except ReferenceLostError as error:
+            if not self.is_replicated:
+                raise
+            text = f"{remote.name} is gone, since the worker was restarted: {error}"
+            raise WorkerLostError(text, worker=remote.owner, stage="pipeline", is_gone=True) from error
 
     async def _counted(self, running: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         results = await running
@@ -238,7 +357,8 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             if owner_of(stage) is None:
                 raise ArgumentTypeError(f"respawn({index}) returned {stage!r}; expected a module on a worker, in place of the one on {remote.owner}")
             self.stages[index] = stage
-        replacements = self._remotes((owner_of(self.stages[index]) for index in remote.assignment.stages), ranks)
+        owners = (owner_of(self.stages[index]) for index in remote.assignment.stages)
+        replacements = hosts_on(remote.replica, self.stages, owners, ranks)
         await together({each.name: self._make(each) for each in replacements})
         self.remotes = [each for each in self.remotes if each is not remote] + replacements
         self.pending.forget(remote)
@@ -254,20 +374,6 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         return replacements
 
 
-def owner_of(stage: Stage) -> str | None:
-    """Name of the worker that a stage lives on; None for this process."""
-    return str(reference(stage).owner) if stage.is_remote else None
-
-
-def reference(stage: Stage) -> Any:
-    """The reference to a stage's module on another worker."""
-    return getattr(stage.module, "ref", stage.module)
-
-
-def _place(owner: str | None) -> str:
-    return "in this process" if owner is None else f"on worker {owner}"
-
-
 def _given(results: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in results.items() if value is not None}
 
@@ -277,6 +383,16 @@ def _merged(parts: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     results: dict[str, Any] = {"losses": None, "outputs": None}
     for part in parts:
         results |= _given(part)
+    return results
+
+
+def _joined(replicas: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """The results of all replicas, one after the other."""
+    results: dict[str, Any] = {"losses": None, "outputs": None}
+    for each in replicas:
+        for name in results:
+            if each[name] is not None:
+                results[name] = [*(results[name] or ()), *each[name]]
     return results
 
 

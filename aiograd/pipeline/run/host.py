@@ -8,15 +8,19 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from aiograd.errors import ArgumentError, PipelineError
 from aiograd.offloading import ready
 from aiograd.pipeline.run.outbox import received
+from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
 from aiograd.pipeline.run.session import SUBJECT, PipelineSession
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.steps.host import StepHost
 from aiograd.steps.session import HostWorker
+from aiograd.tensors.core import make
 
 
 class StageHost(StepHost[PipelineSession]):
@@ -36,6 +40,8 @@ class StageHost(StepHost[PipelineSession]):
     def __init__(self, modules: list[Any], assignment: Any, worker: HostWorker | None = None) -> None:
         super().__init__(worker)
         self._assignment = assignment if isinstance(assignment, StageAssignment) else StageAssignment.parse(modules, assignment)
+        #: where this is the host of one of several replicas, once it has joined the others
+        self._replicated: ReplicatedStages | None = None
 
     def _make_session(self, step: int) -> PipelineSession:
         assignment = self._assignment
@@ -58,7 +64,39 @@ class StageHost(StepHost[PipelineSession]):
             raise ArgumentError(f"a value for stage {stage}, microbatch {microbatch} on rank {rank} of a pipeline came to the wrong place")
         session.mailboxes[rank].put((kind, stage, microbatch), received(kind, value))
 
-    async def run(self, step: int, trains: bool, peers: dict[str, Any], driver: Any = None, seed: Any = None) -> dict[str, Any]:
+    async def outline(self) -> list[list[Any]]:
+        """The parameters and buffers of the stages, as replicas compare them."""
+        return outline(self._assignment.stages)
+
+    async def join(self, names: list[str], group: str, copies: bool) -> bool:
+        """Join the hosts of the same stages in other replicas; gradients are added up with theirs from then on.
+
+        Args:
+            names: of the workers, in the order of the replicas.
+            group: name of the group.
+            copies: parameters, buffers and gradients become those of the first. Failed or cancelled, they are as they were.
+
+        Raises:
+            PipelineError: this host has nothing to join them with. Otherwise as `join_group`.
+        """
+        if self._worker is None:
+            raise PipelineError("a pipeline's own process has no replica of its stages")
+        before, self._replicated = self._replicated, None
+        if before is not None:
+            await before.group.aclose()
+        joined = ReplicatedStages(self._assignment.stages, await self._worker.join(names, group))
+        try:
+            if copies:
+                await joined.copy_first()
+        except BaseException:
+            await joined.group.aclose()
+            raise
+        self._replicated = joined
+        return True
+
+    async def run(
+        self, step: int, trains: bool, peers: dict[str, Any], driver: Any = None, seed: Any = None, share: Any = None, measures: bool = False
+    ) -> dict[str, Any]:
         """Carry out every action of a step, in the caller's grad mode. Cancelling gives the step up.
 
         Args:
@@ -67,14 +105,19 @@ class StageHost(StepHost[PipelineSession]):
             peers: for each rank that lives elsewhere how often it has been replaced, and its host.
             driver: the host of the process that decides; None: it cannot be asked.
             seed: of the step's `StepRandom`; None: a new one.
+            share: of this replica in the batch: the factor of its losses, and the number of its first microbatch; None: it is the only one.
+            measures: return the sizes of gradients as well.
 
         Returns:
-            Losses and outputs by microbatch, where the last stage is here.
+            Losses and outputs by microbatch, where the last stage is here; and `GradientAccumulator.sizes`.
 
         Raises:
             PipelineError: a stage failed, or the step comes too late. CommitUnknown: an earlier step is in doubt here.
         """
         random = StepRandom(seed)
+        scale = self._assignment.scale
+        if share is not None:
+            scale, random.first = _checked_share(share)
         session = self._begin_to_run(step, driver, is_read_only=not trains)
         session.outbox.route(peers)
         assignment = self._assignment
@@ -86,23 +129,43 @@ class StageHost(StepHost[PipelineSession]):
             last=assignment.loss_stage if trains else assignment.last_stage,
             trains=trains,
             loss_fn=assignment.loss_fn,
-            scale=assignment.scale,
+            scale=scale,
             keep_outputs=session.keeps_outputs,
             random=random,
             handlers=assignment.handlers,
         )
+        reduction = self._replicated.begin() if self._replicated is not None and trains else None
         try:
-            execution = StepExecution(spec, session, assignment.events)
+            execution = StepExecution(spec, session, assignment.events, reduction)
             await execution.run()
             await session.outbox.drain()
             await execution.prepare()
+            sizes = await execution.sizes() if measures else {}
             losses, outputs = execution.results()
             await ready((losses, outputs))
         except BaseException:
+            if reduction is not None:
+                reduction.cancel()
             session.fail()
             raise
         session.end(execution)
-        return {"losses": losses, "outputs": outputs}
+        found: dict[str, Any] = {"losses": losses, "outputs": outputs}
+        if measures:
+            found["sizes"] = {str(stage): [make(np.asarray(size)) for size in each] for stage, each in sizes.items()}
+        return found
+
+    async def scale(self, step: int, factor: Any) -> bool:
+        """Multiply the gradients of a step that is prepared. Cancelled, the step has to be dropped.
+
+        Raises:
+            PipelineError: it is not prepared here.
+        """
+        session = self._session
+        if session is None or session.step != step or not isinstance(session.execution, StepExecution):
+            raise PipelineError(f"step {step} of a pipeline is not prepared here, so its gradients cannot be scaled")
+        await session.execution.scale(factor.detach()._data[()])
+        session.hear()
+        return True
 
     async def reroute(self, step: int, peers: dict[str, Any]) -> bool:
         """Ranks that were lost are somewhere else now: repeat what they had been sent."""
@@ -110,3 +173,18 @@ class StageHost(StepHost[PipelineSession]):
         if session is not None:
             await session.outbox.repeat(session.outbox.route(peers))
         return session is not None
+
+    # ---------------------------------------------------------------- inside
+
+    def _leave(self) -> None:
+        super()._leave()
+        if self._replicated is not None and self._worker is not None:
+            self._worker.keep(self._replicated.group.aclose(), "leaving the other replicas of a pipeline")
+
+
+def _checked_share(share: Any) -> tuple[float, int]:
+    """The share of a replica, which comes from another worker."""
+    match share:
+        case [float(scale), int(first)] if first >= 0:
+            return scale, first
+    raise ArgumentError("a malformed share of a replica in the batch of a pipeline; expected a factor and a number of a microbatch")

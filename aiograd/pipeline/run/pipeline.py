@@ -30,7 +30,8 @@ from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
 from aiograd.modes import current_mode, no_grad
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
-from aiograd.pipeline.run.coordinator import PipelineCoordinator, owner_of
+from aiograd.pipeline.run.coordinator import PipelineCoordinator
+from aiograd.pipeline.run.remote_host import owner_of
 from aiograd.pipeline.run.session import PipelineSession
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import ExecutedAction
@@ -41,6 +42,7 @@ from aiograd.pipeline.schedule.timeline.timeline import Timeline
 from aiograd.pipeline.step.rank import ENTRY, TARGET
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.norms import checked_norm
 from aiograd.trees import leaves_of
 
 #: action kinds that can have a handler: those that compute and those about parameters
@@ -52,11 +54,26 @@ class Pipeline:
 
     With stages on other workers, leave it with ``async with`` or `aclose`, so that these forget it.
 
+    *Replicas.* A list of lists of stages is a pipeline in replicas, for data parallelism::
+
+        pipe = Pipeline([[a0, a1], [b0, b1]], make_schedule("ZB-H1", ranks=2, microbatches=4))    # two replicas of two stages, on four workers
+        losses = await pipe.step(x, target)                                                       # of eight microbatches
+
+    Each replica carries out the schedule for its part of the microbatches. The workers that have the same stage add up its gradients among
+    themselves, while other stages still compute, and all replicas have the same gradients then, or none has any: everything is one step, with one
+    commit. The bits are those of one process that computes the gradient of each replica, microbatch by microbatch, and adds them up in the order of
+    the replicas. A replica weighs by its part of the rows of the batch. All replicas begin with the parameters of the first.
+
+    (It is one Pipeline and not an object over several, as the step of all of them is one transaction: what the hosts of a pipeline do already.)
+
     Args:
         stages: one for each stage of the schedule: modules, callables, `Stage` objects, and RemoteModules or RemoteRefs to modules on other workers.
+            Or a list of such lists, one for each replica: modules on workers, each of which has stages of one replica. Modules of one stage have the
+            same parameters and buffers; buffers are those of the first replica after every step.
         schedule: who does what when; from `make_schedule` or your own.
         loss_fn: ``loss_fn(output, target)`` gives the loss of a microbatch, a Tensor of one element; ``def`` or ``async def``. It runs here, also
-            where the last stage does not. Without one the last stage returns the loss itself, and gets the target as its last argument.
+            where the last stage does not. Without one the last stage returns the loss itself, and gets the target as its last argument; so it has to
+            be in replicas.
         scale_gradients: divide by the number of microbatches, for losses that are means. See Note [Scaling].
         arg_specs, kwarg_specs, result_specs: how arguments are split and results put together, where that is not along the first axis; see
             `aiograd.pipeline.microbatch`.
@@ -64,7 +81,13 @@ class Pipeline:
         respawn: ``respawn(stage)``, ``def`` or ``async def``: called when the worker of a stage is lost in the middle of a step; returns another
             module (or `Stage`) in its place, on another worker, with the same parameters. The step then goes on, and workers keep what they send to
             each other until it is over. None: the loss of a worker is an error.
+            Not with replicas, of which another can take the place of one that has lost a worker: see `remove` and `add`.
+        clip_norm: the gradients that a step has added to are scaled so that their norm, over all stages together, is at most this; each
+            parameter counts once, whatever the number of replicas. None: they are not scaled.
         timeout: seconds that a step may take on other workers; None: their default.
+
+    Attributes:
+        clip_norm: may be changed between steps, for instance where only the last of several steps before the optimizer's is to scale.
 
     Raises:
         ArgumentError, ArgumentTypeError: stages and schedule do not fit. ScheduleError: the schedule cannot run.
@@ -82,6 +105,7 @@ class Pipeline:
         result_specs: Any = None,
         worker: Any = None,
         respawn: Callable[[int], Any] | None = None,
+        clip_norm: float | None = None,
         timeout: float | None = None,
     ) -> None:
         if not isinstance(schedule, Schedule):
@@ -89,14 +113,21 @@ class Pipeline:
         for name, function in (("loss_fn", loss_fn), ("respawn", respawn)):
             if function is not None and not callable(function):
                 raise ArgumentTypeError(f"Pipeline({name}=...): expected a callable, found {type(function).__name__}")
-        listed = dict(enumerate(map(as_stage, stages)))
-        if len(listed) != schedule.num_stages:
-            raise ArgumentError(f"Pipeline: got {len(listed)} stages for a schedule of {schedule.num_stages}")
+        given = list(stages)
+        is_replicated = bool(given) and all(isinstance(each, (list, tuple)) for each in given)
+        if is_replicated and (loss_fn is not None or respawn is not None):
+            raise ArgumentError(
+                "Pipeline: with replicas the last stage computes the loss, and the loss of a worker is an error; leave out loss_fn and respawn"
+            )
+        replicas = [self._listed(schedule, each) for each in (given if is_replicated else [given])]
         self.schedule = schedule
         self.loss_fn = loss_fn
-        last = len(listed) - 1
+        self.clip_norm = checked_norm("Pipeline", clip_norm)
+        last = schedule.num_stages - 1
+        listed = replicas[0]
         #: the events of the last step or evaluation in this process
         self.events: list[ExecutedAction] = []
+        self._scales = scale_gradients
         self._specs = (arg_specs, kwarg_specs, result_specs)
         self._plan = StepPlan(schedule, loss_apart=loss_fn is not None and listed[last].is_remote)
         if self._plan.loss_apart:
@@ -117,10 +148,32 @@ class Pipeline:
             events=self.events,
         )
         self._assignment = assignment
-        self._coordinator = PipelineCoordinator(assignment, respawn, worker, timeout)
+        #: how many replicas there have been
+        self._made = len(replicas)
+        numbered = [self._numbered(number, each) for number, each in enumerate(replicas)]
+        self._coordinator = PipelineCoordinator(numbered, is_replicated, respawn, worker, timeout)
         self._turn = asyncio.Lock()
         self._steps = 0
         self._closed = False
+
+    @staticmethod
+    def _listed(schedule: Schedule, stages: Iterable[Any]) -> dict[int, Stage]:
+        """The stages of one replica by number."""
+        listed = dict(enumerate(map(as_stage, stages)))
+        if len(listed) != schedule.num_stages:
+            raise ArgumentError(f"Pipeline: got {len(listed)} stages for a schedule of {schedule.num_stages}")
+        return listed
+
+    def _numbered(self, number: int, stages: Mapping[int, Stage]) -> StageAssignment:
+        """The assignment of a replica, whose ranks have numbers of their own."""
+        assignment = self._assignment
+        first = number * (max(assignment.stage_to_rank) + 1)
+        return assignment._replace(
+            stages=stages,
+            training={first + rank: row for rank, row in assignment.training.items()},
+            evaluation={first + rank: row for rank, row in assignment.evaluation.items()},
+            stage_to_rank=tuple(first + rank for rank in assignment.stage_to_rank),
+        )
 
     async def __aenter__(self) -> Self:
         return self
@@ -136,8 +189,15 @@ class Pipeline:
 
     @property
     def stages(self) -> tuple[Any, ...]:
-        """The stages, with those that have taken the place of lost ones."""
+        """The stages, with those that have taken the place of lost ones; of the first replica, where there are several."""
         return tuple(self._coordinator.stages[index].module for index in range(self._assignment.last_stage + 1))
+
+    @property
+    def replicas(self) -> tuple[tuple[Any, ...], ...]:
+        """The stages of each replica, in the order in which gradients are added up; one, if they were not given as replicas."""
+        if not self._coordinator.is_replicated:
+            return (self.stages,)
+        return tuple(tuple(each.stages[index].module for index in range(len(each.stages))) for each in self._coordinator.replicas)
 
     @property
     def timeline(self) -> Timeline:
@@ -178,6 +238,49 @@ class Pipeline:
         """
         async with self._turn:
             await self._coordinator.settle()
+
+    # ---------------------------------------------------------------- replicas
+
+    async def remove(self, name: str) -> None:
+        """Go on without the replica that has a stage on a worker, which may be lost. The others keep their order.
+
+        A step that is in doubt on that replica alone is settled by that: the others have taken it. Cancelled, the replica is removed all the
+        same, but its workers may not know.
+
+        Args:
+            name: of the worker.
+
+        Raises:
+            ArgumentError: no replica has a stage there, or there is no other.
+        """
+        async with self._turn:
+            replica = next((each.replica for each in self._open().remotes if each.owner == name), None)
+            if replica is None or not self._coordinator.is_replicated:
+                raise ArgumentError(f"Pipeline.remove({name!r}): no replica has a stage on this worker")
+            if len(self._coordinator.replicas) == 1:
+                raise ArgumentError(f"Pipeline.remove({name!r}): it has a stage of the last replica; call aclose() to end")
+            await self._coordinator.leave(replica)
+
+    async def add(self, stages: Iterable[Any]) -> None:
+        """Take in another replica, as the last. Its parameters, buffers and gradients become those of the first.
+
+        Of a replica that was removed since it had lost a worker, the other stages may be given again. The state of an optimizer is not this
+        object's; see `DistributedOptimizer.add`. Cancelled or failed, the replicas are those of before.
+
+        Args:
+            stages: modules on workers, as for a replica of the constructor.
+
+        Raises:
+            ArgumentError, ArgumentTypeError: the stages do not fit those of the others. WorkerLostError: a worker cannot be reached.
+        """
+        async with self._turn:
+            coordinator = self._open()
+            if not coordinator.is_replicated:
+                raise ArgumentError("Pipeline.add(): this pipeline was not made of replicas; give the stages as a list of lists")
+            await coordinator.settle()
+            replica = self._numbered(self._made, self._listed(self.schedule, stages))
+            self._made += 1
+            await coordinator.enter(replica)
 
     # ---------------------------------------------------------------- training
 
@@ -257,7 +360,7 @@ class Pipeline:
         running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs), bool(return_outputs))
         del x, target, arg_mbs, kwarg_mbs, target_mbs, kwargs
         try:
-            with tracing.span("pipeline step", attributes={"aiograd.microbatches": self._plan.microbatches}):
+            with tracing.span("pipeline step", attributes={"aiograd.microbatches": self._count}):
                 return await running
         except BaseException as error:
             clear_frames(error, "aiograd.pipeline.")
@@ -266,13 +369,14 @@ class Pipeline:
     async def _step(self, calls: list[Call], targets: list[Any] | None, keeps_outputs: bool) -> Any:
         async with self._turn:
             began = time.perf_counter_ns()
+            shares = self._shares(calls)
             session = await self._begin(calls, targets)
             session.keeps_outputs = keeps_outputs
-            results = await self._coordinator.run(session, True)
+            results = await self._coordinator.run(session, True, shares, self.clip_norm)
             losses = results["losses"]
-            if losses is None or len(losses) != self._plan.microbatches:
+            if losses is None or len(losses) != self._count:
                 await self._coordinator.abort(session)
-                raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._plan.microbatches} microbatches")
+                raise PipelineError(f"a step of a pipeline gave {len(losses or ())} losses for {self._count} microbatches")
             try:
                 outputs = merge_microbatches(results["outputs"] or [], self._specs[2]) if keeps_outputs else None
             except BaseException:
@@ -308,29 +412,50 @@ class Pipeline:
 
     async def _eval(self, calls: list[Call]) -> Any:
         async with self._turn:
+            shares = self._shares(calls)
             session = await self._begin(calls, None)
-            outputs = (await self._coordinator.run(session, False))["outputs"]
+            outputs = (await self._coordinator.run(session, False, shares))["outputs"]
             await self._coordinator.abort(session)  # there is nothing to commit
         return merge_microbatches(outputs or [], self._specs[2])
 
     # ---------------------------------------------------------------- parts
 
-    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineSession:
-        """A new step, with the microbatches on their way to the first stage and the targets to the last."""
+    @property
+    def _count(self) -> int:
+        """The number of microbatches of all replicas."""
+        return self._plan.microbatches * len(self._coordinator.replicas)
+
+    def _open(self) -> PipelineCoordinator:
         if self._closed:
             raise PipelineError("this Pipeline has been closed; make a new one")
+        return self._coordinator
+
+    def _shares(self, calls: list[Call]) -> list[list[Any]] | None:
+        """What `StageHost.run` calls the share of each replica: they weigh by their rows."""
+        if not self._coordinator.is_replicated:
+            return None
+        if len(calls) != self._count:  # a replica has come or gone since the batch was split
+            raise ArgumentError(f"Pipeline: the batch was split for {len(calls)} microbatches, and the replicas of now take {self._count}")
+        size = self._plan.microbatches
+        rows = [sum(map(_rows_of, calls[first : first + size])) for first in range(0, len(calls), size)]
+        weights = [count / sum(rows) if sum(rows) else 1.0 / len(rows) for count in rows]
+        return [[weight / size if self._scales else 1.0, number * size] for number, weight in enumerate(weights)]
+
+    async def _begin(self, calls: list[Call], targets: list[Any] | None) -> PipelineSession:
+        """A new step, with the microbatches on their way to the first stage and the targets to the last."""
+        await self._open().settle()
         await self._coordinator.settle()
         await self._coordinator.connect()
         self.events.clear()
         self._steps += 1
         session = self._coordinator.open(self._steps)
-        ranks = self._plan.stage_to_rank
-        for microbatch in range(len(calls)):
-            session.put(ranks[0], (ENTRY, 0, microbatch), calls[microbatch])
+        ranks, size = [each.stage_to_rank for each in self._coordinator.replicas], self._plan.microbatches
+        for index in range(len(calls)):
+            session.put(ranks[index // size][0], (ENTRY, 0, index % size), calls[index])
         calls.clear()  # nobody but the first stage holds on to the microbatches
         last = self._assignment.loss_stage
-        for microbatch in range(self._plan.microbatches):
-            session.put(ranks[last], (TARGET, last, microbatch), () if targets is None else (targets[microbatch],))
+        for index in range(self._count):
+            session.put(ranks[index // size][last], (TARGET, last, index % size), () if targets is None else (targets[index],))
         return session
 
     def _split(
@@ -341,7 +466,7 @@ class Pipeline:
         self._check_arguments((args, kwargs, arg_mbs, kwarg_mbs), owner_of(stages[0]) is not None)
         self._check_arguments((target, target_mbs), owner_of(stages[self._assignment.loss_stage]) is not None)
         calls, targets = microbatches_of(
-            args, kwargs, target, self._plan.microbatches,
+            args, kwargs, target, self._count,
             arg_mbs=arg_mbs, kwarg_mbs=kwarg_mbs, target_mbs=target_mbs, arg_specs=self._specs[0], kwarg_specs=self._specs[1],
         )  # fmt: skip
         if stages[0].pass_indices and any(name in call[1] for call in calls for name in (STAGE_INDEX, MICROBATCH_INDEX)):
@@ -360,6 +485,12 @@ class Pipeline:
                 raise ArgumentError(
                     f"an argument of shape {list(tensor.shape)} requires grad, and {why}: detach() it, or make it part of the first stage"
                 )
+
+
+def _rows_of(call: Call) -> int:
+    """The rows of a microbatch: those of its first Tensor."""
+    first = next((tensor for tensor in leaves_of(call, TensorCore) if tensor.ndim), None)
+    return 0 if first is None else int(first.shape[0])
 
 
 def _as_it_is(*values: Any) -> Any:

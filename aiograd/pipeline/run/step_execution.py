@@ -11,6 +11,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.modes import current_mode
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
+from aiograd.pipeline.run.replicated_stages import ReplicaReduction
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.step.accumulator import GradientAccumulator
@@ -63,13 +64,17 @@ class StepExecution:
         work: the work of the ranks.
         traffic: the messages for the ranks, and the destinations of those that they send.
         events: takes what is carried out, or None.
+        reduction: adds up gradients over the replicas of these stages; None: there are no others.
     """
 
-    def __init__(self, spec: StepSpec, router: StepRouter, events: list[ExecutedAction] | None = None) -> None:
+    def __init__(
+        self, spec: StepSpec, router: StepRouter, events: list[ExecutedAction] | None = None, reduction: ReplicaReduction | None = None
+    ) -> None:
         self.spec = spec
         self.router = router
+        self.reduction = reduction
         leaves = {index: stage.leaves() for index, stage in spec.stages.items()}
-        self.accumulator = GradientAccumulator(leaves, spec.microbatches) if spec.trains else None
+        self.accumulator = GradientAccumulator(leaves, spec.microbatches, reduction) if spec.trains else None
         self.runs = {
             index: StageRun(
                 stage,
@@ -115,6 +120,15 @@ class StepExecution:
         if self.accumulator is not None:
             await self.accumulator.prepare()
 
+    async def sizes(self) -> dict[int, list[Any]]:
+        """See `GradientAccumulator.sizes`."""
+        return {} if self.accumulator is None else await self.accumulator.sizes()
+
+    async def scale(self, factor: Any) -> None:
+        """Multiply the gradients as they will be."""
+        if self.accumulator is not None:
+            await self.accumulator.scale(factor)
+
     @property
     def leaves(self) -> frozenset[AccumulateGrad]:
         """Whose gradients are staged."""
@@ -122,6 +136,8 @@ class StepExecution:
 
     def commit(self) -> None:
         """Write every gradient, in one step."""
+        if self.reduction is not None:
+            self.reduction.write_buffers()
         if self.accumulator is not None:
             self.accumulator.commit()
 

@@ -15,31 +15,58 @@ Note [Order of a step's sums]
 Note [Two sums]
     The gradient that a leaf has already takes part in the sum from the start, as in a serial run. In case another pass changes it before the
     step commits, the sum without it is made as well; where there is no gradient yet, the two are the same.
+
+Note [Sums over replicas]
+    Where the stages are one of several replicas, the sum of a leaf over this replica's microbatches is handed to the `Reduction` as soon as it is
+    complete, while other stages still compute. The gradient of the step is the sum of these over the replicas, in their order, and only that
+    is added to the one that the leaf has.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Coroutine, Iterable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
+from aiograd.devices import device
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.engine.run import current_engine
 from aiograd.errors import GraphError, HookError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
 from aiograd.graph.hooks import hook_name
+from aiograd.tensors.norms import scaled, size_of
 from aiograd.types import Array
 
 
+class Reduction(Protocol):
+    """Adds up gradients over the replicas of a pipeline. See Note [Sums over replicas]."""
+
+    @property
+    def leaves(self) -> Sequence[AccumulateGrad]:
+        """Whose gradients."""
+
+    def take(self, leaf: AccumulateGrad, grad: Array | None) -> None:
+        """Take the complete gradient of this replica, which does not change any more; None: it has none."""
+
+    def results(self) -> Coroutine[Any, Any, dict[AccumulateGrad, Array]]:
+        """The sums, once all have been taken, on the host."""
+
+
 class GradientSum(Staged):
-    """The gradient of one leaf over one step. See Note [Two sums]."""
+    """The gradient of one leaf over one step. See Note [Two sums].
 
-    __slots__ = ("waiting", "stages", "is_folding", "place")
+    Args:
+        leaf: the leaf.
+        stages: that may contribute.
+        is_part: it is one term of a sum over replicas.
+    """
 
-    def __init__(self, leaf: AccumulateGrad, stages: set[int]) -> None:
+    __slots__ = ("waiting", "stages", "is_folding", "place", "is_part")
+
+    def __init__(self, leaf: AccumulateGrad, stages: set[int], is_part: bool = False) -> None:
         self.target = leaf
         #: the sum without what the leaf had: None, or an array of our own
         self.grad = None
@@ -49,6 +76,7 @@ class GradientSum(Staged):
         self.waiting: dict[tuple[int, int], Array] = {}
         #: which stages may contribute
         self.stages = stages
+        self.is_part = is_part
         self.is_folding = False
         #: its place among all leaves; the least key that it got
         self.place: tuple[int, int, int] | None = None
@@ -56,7 +84,9 @@ class GradientSum(Staged):
     def add(self, grads: Iterable[Array]) -> None:
         """Add contributions in this order; the caller owns them. May take long; runs on any thread, one call at a time."""
         for grad in grads:
-            if self.grad is None:
+            if self.is_part:
+                self.grad = grad if self.grad is None else _add_to(self.grad, grad)
+            elif self.grad is None:
                 self.grad = grad
                 self.add_up()
             elif self.base is None:
@@ -72,10 +102,16 @@ class GradientAccumulator:
     Args:
         stages: for each stage that runs here its known leaves, or None.
         microbatches: how many there are.
+        reduction: adds up gradients over replicas; None: these stages are the only ones.
     """
 
-    def __init__(self, stages: Mapping[int, frozenset[AccumulateGrad] | None], microbatches: int) -> None:
+    def __init__(
+        self, stages: Mapping[int, Mapping[AccumulateGrad, None] | None], microbatches: int, reduction: Reduction | None = None
+    ) -> None:
         self._leaves = dict(stages)
+        self._reduction = reduction
+        #: leaves whose gradients have not been handed to it
+        self._unreduced = {} if reduction is None else {leaf: self._stages_of(leaf) for leaf in reduction.leaves}
         self._microbatches = microbatches
         #: how many of the first microbatches each stage is done with, and which later ones
         self._frontier = dict.fromkeys(stages, 0)
@@ -93,7 +129,7 @@ class GradientAccumulator:
         for index, (leaf, grad) in enumerate(grads.items()):
             entry = self._sums.get(leaf)
             if entry is None:
-                entry = self._sums[leaf] = GradientSum(leaf, self._stages_of(leaf))
+                entry = self._sums[leaf] = GradientSum(leaf, self._stages_of(leaf), self._reduction is not None)
             entry.stages.add(stage)
             entry.waiting[key] = grad
             entry.place = (*key, index) if entry.place is None else min(entry.place, (*key, index))
@@ -116,6 +152,17 @@ class GradientAccumulator:
                     entry.add(ready)
             if not entry.waiting:
                 self._blocked.pop(leaf, None)
+        if self._reduction is not None:
+            self._reduce(self._reduction)
+
+    def _reduce(self, reduction: Reduction) -> None:
+        """Hand over the gradients that are complete. See Note [Sums over replicas]."""
+        done = {stage for stage, count in self._frontier.items() if count == self._microbatches}
+        for leaf in [leaf for leaf, stages in self._unreduced.items() if stages <= done]:
+            entry = self._sums.get(leaf)
+            if entry is None or not (entry.waiting or entry.is_folding):
+                del self._unreduced[leaf]
+                reduction.take(leaf, None if entry is None else entry.grad)
 
     def _take_ready(self, entry: GradientSum) -> list[Array]:
         """The sums of the first microbatches that every stage of the leaf is done with."""
@@ -151,6 +198,8 @@ class GradientAccumulator:
         await self.fold()
         if not self.is_complete or any(entry.waiting or entry.is_folding for entry in self._sums.values()):
             raise GraphError("a pipeline step ended before every stage had seen every microbatch")
+        if self._reduction is not None:
+            await self._take_over(self._reduction)
         for entry in self._sums.values():
             wait = getattr(entry.total, "__aiograd_wait__", None)
             if wait is not None:
@@ -158,6 +207,53 @@ class GradientAccumulator:
         for entry in self._sums.values():
             if entry.is_stale and getattr(entry.total, "nbytes", 0) > FOLD_INLINE_BYTES:
                 await current_engine().offload(entry.add_up)
+
+    async def _take_over(self, reduction: Reduction) -> None:
+        """Put the sums over the replicas in the place of this replica's."""
+        unknown = self._sums.keys() - set(reduction.leaves)
+        if unknown:
+            shapes = ", ".join(sorted(str(list(leaf.shape)) for leaf in unknown))
+            raise GraphError(
+                f"a replica of a pipeline has gradients for leaves of shapes {shapes} that are no parameters of its stages' modules, so they cannot "
+                "be added up over the replicas; make them parameters, or detach() them"
+            )
+        for leaf, grad in (await reduction.results()).items():
+            there = device(leaf.device)
+            entry = self._sums.setdefault(leaf, GradientSum(leaf, set()))
+            entry.grad = grad if there is None else there.from_host(grad)
+            if leaf.grad is not None and grad.nbytes > FOLD_INLINE_BYTES:
+                await current_engine().offload(entry.add_up)
+            else:
+                entry.add_up()
+
+    async def sizes(self) -> dict[int, list[Any]]:
+        """The sizes of the gradients as they will be, for their norm, by stage; see `size_of`.
+
+        Each stands once, with the first stage that has it among its parameters, in their order; those that no stage has come last.
+        """
+        left = dict(sorted(self._sums.items(), key=lambda item: item[1].place or ()))
+        totals: dict[int, list[Any]] = {}
+        for stage in sorted(self._leaves):
+            totals[stage] = [left.pop(leaf).total for leaf in self._leaves[stage] or () if leaf in left]
+        if left:
+            totals[max(totals)] += [entry.total for entry in left.values()]
+
+        def measure() -> dict[int, list[Any]]:
+            return {stage: [size_of(each, 2.0) for each in arrays] for stage, arrays in totals.items()}
+
+        sizes: dict[int, list[Any]] = await current_engine().offload(measure)
+        return sizes
+
+    async def scale(self, factor: Any) -> None:
+        """Multiply the gradients as they will be. What other passes add before the commit is added to that."""
+        entries = list(self._sums.values())
+        apart = [entry for entry in entries if entry.grad is not entry.total]
+        arrays = [entry.total for entry in entries] + [entry.grad for entry in apart]
+        changed = await current_engine().offload(functools.partial(scaled, arrays, factor))
+        for entry, array in zip(entries, changed, strict=False):
+            entry.grad = entry.total = array
+        for entry, array in zip(apart, changed[len(entries) :], strict=True):
+            entry.grad = array
 
     def commit(self) -> None:
         """Write every gradient, in one step; where that fails, none has been written."""

@@ -89,16 +89,16 @@ class Stage:
             if not isinstance(item, TensorCore) or not item.is_leaf:
                 raise ArgumentTypeError(f"Stage(parameters=...): expected leaf Tensors, found {type(item).__name__}")
 
-    def leaves(self) -> frozenset[AccumulateGrad] | None:
-        """The leaves where gradients of the stage's parameters arrive; None: its parameters are not known.
+    def leaves(self) -> dict[AccumulateGrad, None] | None:
+        """The leaves where gradients of the stage's parameters arrive, each once and in order; None: its parameters are not known.
 
         Returns:
-            The leaves, or None.
+            The leaves as keys, or None.
         """
         listed: Iterable[Any] | None = self.parameters
         if listed is None and callable(own := getattr(self.module, "parameters", None)) and not inspect.isclass(self.module):
             listed = own()
-        return None if listed is None else frozenset(item._node for item in listed if isinstance(getattr(item, "_node", None), AccumulateGrad))
+        return None if listed is None else {item._node: None for item in listed if isinstance(getattr(item, "_node", None), AccumulateGrad)}
 
     @property
     def is_remote(self) -> bool:

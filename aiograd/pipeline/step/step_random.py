@@ -39,13 +39,15 @@ class StepRandom:
         ArgumentError: something else.
     """
 
-    __slots__ = ("seed",)
+    __slots__ = ("seed", "first")
 
     def __init__(self, seed: Sequence[int] | None = None) -> None:
         words: Any = default_generator().fork().integers(0, _WORD - 1, 2).tolist() if seed is None else seed
         if not isinstance(words, (list, tuple)) or len(words) != 2 or not all(type(word) is int and 0 <= word < _WORD for word in words):
             raise ArgumentError(f"StepRandom(seed={seed!r}): expected two ints from 0 to 2**63 - 1")
         self.seed: tuple[int, ...] = tuple(words)
+        #: the number of the first microbatch of this replica, where each of several has a part of them
+        self.first = 0
 
     @contextmanager
     def at(self, stage: int | None, microbatch: int) -> Iterator[None]:
@@ -58,5 +60,5 @@ class StepRandom:
         Returns:
             A context manager.
         """
-        with drawing_from(Generator((*self.seed, 0 if stage is None else stage + 1, microbatch))):
+        with drawing_from(Generator((*self.seed, 0 if stage is None else stage + 1, self.first + microbatch))):
             yield

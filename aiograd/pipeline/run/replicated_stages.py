@@ -1,0 +1,122 @@
+"""ReplicatedStages: the stages of one host of a pipeline in replicas, which stay equal to the same stages of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.pipeline.step.stage import Stage
+from aiograd.steps.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
+from aiograd.steps.outline import outline_of, tensors_of
+from aiograd.steps.reduced_pass import ReducedPass, ReducingGroup, watched
+from aiograd.tensors import inplace
+from aiograd.tensors.tensor import asarray
+from aiograd.types import Array
+
+
+class ReplicatedStages:
+    """The stages of one host, and the group of this host and those of the other replicas that have the same stages.
+
+    Args:
+        stages: by number.
+        group: the hosts, in the order of the replicas.
+    """
+
+    def __init__(self, stages: Mapping[int, Stage], group: ReducingGroup) -> None:
+        self.group = group
+        self._modules = _modules_of(stages)
+
+    async def copy_first(self) -> None:
+        """Take parameters, buffers and gradients of the first replica, or give them. Cancelled or failed, nothing has changed here."""
+        tensors = list({id(each): each for module in self._modules for each in tensors_of(module).values()}.values())
+        leaves = [each for each in tensors if each.is_leaf and each.requires_grad]
+        is_first = self.group.rank == 0
+        (present,) = await self.group.broadcast([np.array([each.grad is not None for each in leaves], np.uint8)])
+        given = [each for each, flag in zip(leaves, present.tolist(), strict=True) if flag]
+        values = await self.group.broadcast([each.detach() for each in tensors] + [each.grad for each in given] if is_first else None)
+        if is_first:
+            return
+        for tensor, value in zip(tensors, values, strict=False):
+            inplace.write(tensor, asarray(value).to(tensor.device)._data)
+        for leaf in leaves:
+            leaf.grad = None
+        for leaf, value in zip(given, values[len(tensors) :], strict=True):
+            leaf.grad = asarray(value).to(leaf.device)
+
+    def begin(self) -> ReplicaReduction:
+        """A step begins."""
+        return ReplicaReduction(self._modules, self.group)
+
+
+class ReplicaReduction:
+    """The gradients of one step on their way to the sum over the replicas, in buckets, each as soon as it is complete.
+
+    Args:
+        modules: of the stages, in their order.
+        group: the hosts that have them.
+    """
+
+    def __init__(self, modules: list[Any], group: ReducingGroup) -> None:
+        found = [parameter for module in modules for parameter in module.parameters() if parameter.requires_grad]
+        self._index: dict[AccumulateGrad, int] = {}
+        for parameter in found:
+            self._index.setdefault(parameter._node, len(self._index))
+        self._group = group
+        self._buffers = list({id(buffer): buffer for module in modules for buffer in module.buffers()}.values())
+        #: the values that the buffers are to have
+        self._values: list[Array] = []
+        self._sums: ReducedPass | None = None
+        if self._index:
+            specs = [ParameterSpec(leaf.shape, leaf.dtype) for leaf in self._index]
+            self._sums = ReducedPass(group, GradientBuckets(specs, BUCKET_BYTES), "sum")
+
+    @property
+    def leaves(self) -> list[AccumulateGrad]:
+        """See `Reduction.leaves`."""
+        return list(self._index)
+
+    def take(self, leaf: AccumulateGrad, grad: Array | None) -> None:
+        """See `Reduction.take`."""
+        if self._sums is not None:
+            self._sums.take(self._index[leaf], grad)
+
+    async def results(self) -> dict[AccumulateGrad, Array]:
+        """See `Reduction.results`. Gets the buffers of the first replica, too. Cancelled, the group fails."""
+        receiving = None
+        if self._buffers and self._group.size > 1:
+            given = [buffer.detach() for buffer in self._buffers]
+            receiving = watched(self._group.broadcast(given if self._group.rank == 0 else None), "buffers")
+        try:
+            found = [] if self._sums is None else await self._sums.results()
+            if receiving is not None:
+                self._values = await receiving
+        except BaseException:
+            if receiving is not None:
+                receiving.cancel()
+            raise
+        return {leaf: grad for leaf, grad in zip(self._index, found, strict=True) if grad is not None}
+
+    def write_buffers(self) -> None:
+        """Write the buffers of the first replica."""
+        if self._group.rank:
+            for buffer, values in zip(self._buffers, self._values, strict=False):
+                inplace.write(buffer, asarray(values).to(buffer.device)._data)
+
+    def cancel(self) -> None:
+        """Give up. Where a bucket is under way, the group fails."""
+        if self._sums is not None:
+            self._sums.cancel()
+
+
+def outline(stages: Mapping[int, Stage]) -> list[list[Any]]:
+    """The parameters and buffers of some stages, as hosts of different replicas compare them."""
+    return [[f"{number}.{name}", *rest] for number, module in enumerate(_modules_of(stages)) for name, *rest in outline_of(module)]
+
+
+def _modules_of(stages: Mapping[int, Stage]) -> list[Any]:
+    """The modules with parameters and buffers, in the order of the stages."""
+    modules = [stages[index].module for index in sorted(stages)]
+    return [module for module in modules if callable(getattr(module, "named_parameters", None)) and callable(getattr(module, "named_buffers", None))]

@@ -1,0 +1,246 @@
+"""Pipelines in replicas that lose a worker, on a simulated network: all replicas have the gradients of a step or none has, whenever it happens."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+from typing import Any
+
+import pytest
+
+import aiograd as ag
+from aiograd.errors import CommitUnknown, PipelineError, WorkerLostError
+from aiograd.pipeline import Pipeline, make_schedule
+from aiograd.testing import simulated_run
+from tests.pipeline.models import blocks, data, gradients, values
+from tests.pipeline.remote import behind
+from tests.pipeline.replicas import place_replicas, serial_replicas
+from tests.pipeline.test_pipeline_doubt import FORWARD, World, simulate
+
+BATCH = data(16)
+REPLICAS = [["a0", "a1"], ["b0", "b1"], ["c0", "c1"]]
+NOTHING = [None] * 4
+
+
+class ReplicatedWorld(World):
+    """A driver and workers on a simulated network, with a pipeline in two replicas of two stages; two workers are left."""
+
+    def __init__(self, schedule: str = "ZB-H1") -> None:
+        super().__init__()
+        self.names = ["driver", *(name for replica in REPLICAS for name in replica)]
+        self.schedule = make_schedule(schedule, 2, 2)
+
+    async def drive(self, main: Any) -> Any:
+        async with self.worker("driver") as self.driver:
+            self.placed = await place_replicas(self.driver, REPLICAS, wait=FORWARD)
+            async with Pipeline(self.placed[:2], self.schedule) as self.pipe:
+                await self.pipe.eval(BATCH[0])
+                self.find_hosts()
+                return await main(self)
+
+    @property
+    def found(self) -> list[Any]:  # type: ignore[override]
+        """The gradients of all replicas, as they are on their workers."""
+        return [self.gradients_of(replica) for replica in self.pipe.replicas]
+
+    def gradients_of(self, replica: Any) -> Any:
+        return gradients(behind(module, *self.workers.values()) for module in replica)
+
+
+@functools.cache
+def expected(*replicas: int) -> Any:
+    """Bytes of the gradients after steps with so many replicas."""
+
+    async def alone() -> Any:
+        modules = blocks(2)
+        for count in replicas:
+            await serial_replicas(modules, [2] * count, *BATCH)
+        return gradients(modules)
+
+    return simulated_run(alone).value
+
+
+async def ended(driving: asyncio.Future[Any]) -> None:
+    await driving
+
+
+# ---------------------------------------------------------------- lost workers
+
+#: seconds after the begin of a step: forwards, backwards, sums, preparing and deciding
+PHASES = [0.0, 0.15, 0.25, *(0.3 + 0.002 * number for number in range(9)), 0.34]
+
+
+def duration(schedule: str) -> float:
+    """Virtual seconds that a step takes."""
+    world = ReplicatedWorld(schedule)
+    took: list[float] = []
+
+    async def main(world: Any) -> None:
+        began = asyncio.get_running_loop().time()
+        await world.pipe.step(*BATCH)
+        took.append(asyncio.get_running_loop().time() - began)
+
+    simulate(world, ended, main)
+    return took[0]
+
+
+def test_the_phases_cover_a_step() -> None:
+    assert PHASES[-2] - 0.002 < duration("ZB-H1") < PHASES[-1]
+
+
+@pytest.mark.parametrize("silent", [False, True])
+@pytest.mark.parametrize("after", PHASES)
+@pytest.mark.parametrize("name", ["a0", "b1"])
+def test_a_worker_is_lost_and_the_others_go_on(name: str, after: float, silent: bool) -> None:
+    """The step is given up everywhere, or taken everywhere; then the rest takes steps, and another replica takes part."""
+    once, twice, thrice = expected(2), expected(2, 1), expected(2, 1, 2)
+    alone, both = expected(1), expected(1, 2)
+
+    async def main(world: Any) -> None:
+        pipe = world.pipe
+        asyncio.get_running_loop().call_later(after, lambda: world.network.kill(name, silent=silent))
+        taken = True
+        try:
+            await pipe.step(*BATCH)
+        except CommitUnknown as error:
+            assert error.workers == (name,) and getattr(error, "committed", False)
+        except WorkerLostError as error:
+            assert not getattr(error, "committed", False) and error.worker == name and f"pipe.remove({name!r})" in str(error)
+            taken = False
+        await asyncio.sleep(0.1 if not silent else 2.0)
+        rest = [module for replica in pipe.replicas for module in replica if module.peer != name]
+        wanted = once if taken else NOTHING
+        for module in rest:
+            part = slice(0, 2) if module.peer.endswith("0") else slice(2, 4)
+            assert world.gradients_of([module]) == wanted[part]
+        with pytest.raises((WorkerLostError, CommitUnknown)):
+            await pipe.step(*BATCH)
+        await pipe.remove(name)
+        (left,) = pipe.replicas
+        assert world.found == [wanted]
+        await pipe.step(*BATCH)
+        assert world.found == [twice if taken else alone]
+        fresh = await place_replicas(world.driver, [REPLICAS[2]])
+        await pipe.add(fresh[0])
+        await pipe.step(*BATCH)
+        assert world.found == [thrice if taken else both] * 2
+
+    simulate(ReplicatedWorld(), ended, main)
+
+
+@pytest.mark.parametrize("kind", ["1F1B", "ZB-H1"])
+def test_a_lost_stage_is_replaced_and_the_other_one_of_its_replica_stays(kind: str) -> None:
+    bits = expected(2)
+
+    async def main(world: Any) -> None:
+        pipe = world.pipe
+        asyncio.get_running_loop().call_later(0.25, lambda: world.network.kill("b1"))
+        with pytest.raises(WorkerLostError):
+            await pipe.step(*BATCH)
+        _, (stays, _) = pipe.replicas
+        await pipe.remove("b1")
+        await pipe.add([stays, world.placed[2][1]])
+        await pipe.step(*BATCH)
+        assert world.found == [bits] * 2 and [[each.peer for each in replica] for replica in pipe.replicas] == [["a0", "a1"], ["b0", "c1"]]
+
+    simulate(ReplicatedWorld(kind), ended, main)
+
+
+def test_a_worker_that_comes_back_without_its_stage() -> None:
+    bits = expected(2)
+
+    async def main(world: Any) -> None:
+        world.network.kill("a1")
+        await asyncio.sleep(0.1)
+        world.network.restart("a1")
+        world.network.spawn("a1", world.serve("a1"))
+        for _ in range(2):
+            with pytest.raises(WorkerLostError, match="restarted|is gone") as caught:
+                await world.pipe.step(*BATCH)
+            assert caught.value.worker == "a1"
+        stays, _ = world.pipe.replicas[0]
+        await world.pipe.remove("a1")
+        await world.pipe.add([stays, await world.driver.remote_module("a1", "Last", 1)])
+        await world.pipe.step(*BATCH)
+        assert world.found == [bits] * 2
+
+    simulate(ReplicatedWorld(), ended, main)
+
+
+# ---------------------------------------------------------------- failures and the decision
+
+
+@pytest.mark.parametrize(("replica", "stage", "call"), [(0, 0, 1), (0, 1, 2), (1, 0, 2), (1, 1, 1)])
+def test_a_stage_that_fails_changes_nothing_anywhere(replica: int, stage: int, call: int) -> None:
+    bits = expected(2)
+
+    async def main(world: Any) -> None:
+        module = world.pipe.replicas[replica][stage]
+        for _ in range(2):
+            await module.ref.call("fail_at", call)
+            with pytest.raises(PipelineError, match="by nought"):
+                await world.pipe.step(*BATCH)
+            assert world.found == [NOTHING] * 2
+        assert values(await world.pipe.step(*BATCH))
+        assert world.found == [bits] * 2
+
+    simulate(ReplicatedWorld(), ended, main)
+
+
+@pytest.mark.parametrize("after", PHASES)
+def test_a_step_that_is_cancelled_is_taken_everywhere_or_nowhere(after: float) -> None:
+    once, twice = expected(2), expected(2, 2)
+
+    async def main(world: Any) -> None:
+        stepping = asyncio.ensure_future(world.pipe.step(*BATCH))
+        await asyncio.sleep(after)
+        stepping.cancel()
+        committed = True
+        try:
+            await stepping
+        except asyncio.CancelledError as error:
+            committed = getattr(error, "committed", False)
+        assert world.found == [once if committed else NOTHING] * 2
+        await world.pipe.step(*BATCH)
+        assert world.found == [twice if committed else once] * 2
+
+    simulate(ReplicatedWorld(), ended, main)
+
+
+def test_clipping_is_part_of_the_transaction() -> None:
+    """A worker is lost when the others have scaled their gradients: nothing has changed, and the next step scales anew."""
+
+    async def main(world: Any) -> None:
+        world.pipe.clip_norm = 0.1
+        scaled = world.hosts["a0"].scale
+        others = asyncio.Event()
+        host = world.hosts["b1"]
+        scale = host.scale
+
+        async def noted(step: int, factor: Any) -> bool:
+            result = await scaled(step, factor)
+            others.set()
+            return bool(result)
+
+        async def lost(step: int, factor: Any) -> bool:
+            await others.wait()
+            world.network.kill("b1")
+            return bool(await scale(step, factor))
+
+        world.hosts["a0"].scale, host.scale = noted, lost
+        with pytest.raises(WorkerLostError) as caught:
+            await world.pipe.step(*BATCH)
+        assert others.is_set() and caught.value.worker == "b1"
+        assert world.gradients_of(world.pipe.replicas[0]) == NOTHING and world.gradients_of(world.pipe.replicas[1][:1]) == NOTHING[:2]
+        await world.pipe.remove("b1")
+        await world.pipe.step(*BATCH)
+        (found,) = world.found
+        assert found == await clipped()
+
+    async def clipped() -> Any:
+        modules = blocks(2)
+        await serial_replicas(modules, [2], *BATCH)
+        assert ag.optim.clip_grad_norm_([parameter for stage in modules for parameter in stage.parameters()], 0.1).item() > 0.1
+        return gradients(modules)
+
+    simulate(ReplicatedWorld(), ended, main)
