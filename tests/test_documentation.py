@@ -95,6 +95,13 @@ def test_replicas(tmp_path: Path) -> None:
     assert done.stdout == "3 layers.0.bias\n" and done.stderr == ""
 
 
+@pytest.mark.proc
+def test_replicas_of_a_pipeline(tmp_path: Path) -> None:
+    (tmp_path / "replicated_pipeline.py").write_text(block("# replicated_pipeline.py"))
+    done = subprocess.run([sys.executable, "replicated_pipeline.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "8 True\n" and done.stderr == ""
+
+
 class _Flaky:
     """Replicas whose first step fails, and the cluster on which the lost one is back."""
 

@@ -431,7 +431,7 @@ class Pipeline:
         return self._coordinator
 
     def _shares(self, calls: list[Call]) -> list[list[Any]] | None:
-        """What `StageHost.run` calls the share of each replica: they weigh by their rows."""
+        """The share of each replica, see `StageHost.run`: they weigh by their rows."""
         if not self._coordinator.is_replicated:
             return None
         if len(calls) != self._count:  # a replica has come or gone since the batch was split

@@ -107,5 +107,5 @@ def reference(stage: Stage) -> Any:
 
 
 def place_of(owner: str | None) -> str:
-    """Where stages of an owner live, in words."""
+    """The place of an owner's stages, in words."""
     return "in this process" if owner is None else f"on worker {owner}"

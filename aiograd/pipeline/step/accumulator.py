@@ -245,7 +245,7 @@ class GradientAccumulator:
         return sizes
 
     async def scale(self, factor: Any) -> None:
-        """Multiply the gradients as they will be. What other passes add before the commit is added to that."""
+        """Multiply the gradients as they will be. Gradients that other passes add before the commit are added to that."""
         entries = list(self._sums.values())
         apart = [entry for entry in entries if entry.grad is not entry.total]
         arrays = [entry.total for entry in entries] + [entry.grad for entry in apart]
