@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.errors import ArgumentError, PipelineError
+from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.offloading import ready
 from aiograd.pipeline.run.outbox import received
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
@@ -20,7 +20,7 @@ from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.steps.host import StepHost
 from aiograd.steps.session import HostWorker
-from aiograd.tensors.core import make
+from aiograd.tensors.core import TensorCore, make
 
 
 class StageHost(StepHost[PipelineSession]):
@@ -163,6 +163,8 @@ class StageHost(StepHost[PipelineSession]):
         session = self._session
         if session is None or session.step != step or not isinstance(session.execution, StepExecution):
             raise PipelineError(f"step {step} of a pipeline is not prepared here, so its gradients cannot be scaled")
+        if not isinstance(factor, TensorCore) or factor.ndim:
+            raise ArgumentTypeError(f"the factor of gradients is a {type(factor).__name__}; expected a 0-d Tensor")
         await session.execution.scale(factor.detach()._data[()])
         session.hear()
         return True
