@@ -167,6 +167,40 @@ def test_a_worker_that_comes_back_without_its_stage() -> None:
     simulate(ReplicatedWorld(), ended, main)
 
 
+def test_clipping_goes_on_where_a_lost_stage_is_put_elsewhere() -> None:
+    """Not with replicas: the worker is lost when it is to scale its gradients, and another one computes them anew."""
+
+    async def main(world: Any) -> None:
+        async def respawn(stage: int) -> Any:
+            return await world.driver.remote_module("c0", "Block", stage)
+
+        a0, a1 = world.placed[0]
+        async with Pipeline([a0, a1], world.schedule, clip_norm=0.1, respawn=respawn) as pipe:
+            await pipe.eval(BATCH[0])
+            (host,) = (remote for remote in pipe._coordinator.remotes if remote.owner == "a0")
+            held = behind(type(a0)(world.driver, "a0", host.ref), *world.workers.values())
+
+            async def lost(step: int, factor: Any) -> bool:
+                world.network.kill("a0")
+                await asyncio.sleep(1.0)
+                return True
+
+            held.scale = lost
+            await pipe.step(*BATCH)
+            assert [each.peer for each in pipe.stages] == ["c0", "a1"]
+            assert world.gradients_of(pipe.stages) == await clipped()
+
+    simulate(ReplicatedWorld(), ended, main)
+
+
+async def clipped() -> Any:
+    """The gradients of one replica, scaled."""
+    modules = blocks(2)
+    await serial_replicas(modules, [2], *BATCH)
+    assert ag.optim.clip_grad_norm_([parameter for stage in modules for parameter in stage.parameters()], 0.1).item() > 0.1
+    return gradients(modules)
+
+
 # ---------------------------------------------------------------- failures and the decision
 
 
@@ -236,11 +270,5 @@ def test_clipping_is_part_of_the_transaction() -> None:
         await world.pipe.step(*BATCH)
         (found,) = world.found
         assert found == await clipped()
-
-    async def clipped() -> Any:
-        modules = blocks(2)
-        await serial_replicas(modules, [2], *BATCH)
-        assert ag.optim.clip_grad_norm_([parameter for stage in modules for parameter in stage.parameters()], 0.1).item() > 0.1
-        return gradients(modules)
 
     simulate(ReplicatedWorld(), ended, main)

@@ -100,8 +100,8 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         #: hosts that are not done with the running step, and whether all are
         self._busy = 0
         self._quiet = asyncio.Event()
-        if self.remotes and self.local_ranks and self._worker is None:
-            raise ArgumentError("Pipeline: stages on other workers send values to stages here; pass this process's Worker as worker=...")
+        if self.remotes and (self.local_ranks or is_replicated) and self._worker is None:
+            raise ArgumentError("Pipeline: stages on other workers send messages to this process; pass its Worker as worker=...")
 
     @property
     def _replaces(self) -> bool:
@@ -197,8 +197,8 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             return error
         worker = error.worker
         return WorkerLostError(
-            f"a step of a pipeline in {len(self.replicas)} replicas was given up, and nothing has changed on any: {error}. Go on without the replica "
-            f"(`await pipe.remove({worker!r})`); `await pipe.add(stages)` takes in another one",
+            f"a pipeline in {len(self.replicas)} replicas has lost a worker, and nothing has changed on any of them: {error}. Go on without the "
+            f"replica (`await pipe.remove({worker!r})`); `await pipe.add(stages)` takes in another one",
             worker=worker,
             stage="replica",
             is_gone=error.is_gone,
@@ -288,8 +288,17 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         factor = factor_for(norm_of(sum_of(sizes, 2.0), 2.0), clip_norm) if sizes else 1.0
         if factor != 1.0:
             self._factor = make(np.asarray(factor))
-            scaling = {remote.name: remote.ref.call("scale", step, self._factor, timeout=self._timeout) for remote in self.remotes}
+            scaling = {remote.name: self._scale(remote, step) for remote in self.remotes}
             await together({DRIVER: self.local.scale(step, self._factor), **scaling})
+
+    async def _scale(self, remote: RemoteHost, step: int) -> None:
+        try:
+            await self._ask(remote, "scale", step, self._factor)
+        except GONE:
+            if self._respawn is None:
+                raise
+            self._busy += 1
+            await self._run_elsewhere(remote, step, True)  # which scales as well, and gives what is known already
 
     async def _run(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
         try:
