@@ -193,7 +193,7 @@ async def test_what_cannot_be_a_pipeline_in_replicas() -> None:
         for stages, options, message in (
             ([a, b], {"loss_fn": mean_square}, "the last stage computes the loss"),
             ([a, b], {"respawn": print}, "leave out loss_fn and respawn"),
-            ([[each.ref for each in a], [each.ref for each in b]], {}, "pass its Worker as worker="),
+            ([[each.ref for each in a], [each.ref for each in b]], {}, "pass this process's Worker as worker="),
             ([a, b[:1]], {}, "got 1 stages for a schedule of 2"),
             ([a, [a[0], b[1]]], {}, "several replicas on a0;"),
             ([a, [await driver.remote_module("c0", "Block", 0), blocks(2)[1]]], {}, "replica 1 has stages in this process"),

@@ -101,7 +101,8 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         self._busy = 0
         self._quiet = asyncio.Event()
         if self.remotes and (self.local_ranks or is_replicated) and self._worker is None:
-            raise ArgumentError("Pipeline: stages on other workers send messages to this process; pass its Worker as worker=...")
+            what = "replicas on workers ask this process" if is_replicated else "stages on other workers send values to stages here"
+            raise ArgumentError(f"Pipeline: {what}; pass this process's Worker as worker=...")
 
     @property
     def _replaces(self) -> bool:
