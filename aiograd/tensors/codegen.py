@@ -63,7 +63,7 @@ class CompiledRow(NamedTuple):
     #: residuals that the fused forward returns, saved or not
     offered: tuple[str, ...]
     vjp: Callable[[Any, Any], tuple[Any, ...]]
-    #: the rules for Tensors and other devices
+    #: the rules for Tensors, where a pass records a graph
     plain: RulePlan
     #: the rules for host arrays (which may name residuals)
     fast: RulePlan
@@ -83,8 +83,9 @@ def compile_row(op: Op, needs: tuple[bool, ...], fused: Fused | None) -> Compile
     """Compile `op` for gradients of the arguments with True in `needs`, with these fused kernels or its plain rules."""
     arrays = (op.variadic,) if op.variadic else op.arrays
     wanted = {name for name, need in zip(arrays, needs, strict=True) if need}
-    plain = _plan(op, op.rules, op.joint, wanted)
-    fast = plain if fused is None else _plan(op, fused.rules, fused.joint, wanted)
+    rules = _plan(op, op.rules, op.joint, wanted)
+    fast = rules if fused is None else _plan(op, fused.rules, fused.joint, wanted)
+    plain = [entry for entry in rules if not set(entry[0]) <= op.recorded.keys()] + _plan(op, op.recorded, {}, wanted)
     offered = residuals = () if fused is None else fused.residuals
     names = {name for plan in (plain, fast) for _, _, rule_names in plan for name in rule_names}
     values = tuple(name for name in arrays if name in names)
@@ -135,13 +136,12 @@ def compile_part(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any, An
 
 
 def compile_recorded(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any, Any], tuple[Any, ...]]:
-    """``vjp`` by the plain rules on Tensors, which a pass with ``create_graph`` runs; for only those arguments with `needs`, the others get None."""
+    """``vjp`` by the rules for Tensors, which a pass with ``create_graph`` runs; for only those arguments with `needs`, the others get None."""
     op = row.op
     arrays = (op.variadic,) if op.variadic else op.arrays
     some = (True,) if op.variadic else needs
     wanted = {name for name, need in zip(arrays, some, strict=True) if need}
-    plain = [entry for entry in row.plain if not set(entry[0]) <= op.recorded.keys()]
-    plan = [entry for entry in (*plain, *op.rule_plan(op.recorded, {})) if wanted & set(entry[0])]
+    plan = [entry for entry in row.plain if wanted & set(entry[0])]
     namespace: dict[str, Any] = {}
     source = _vjp_source(op, arrays, some, row.values, row.saves_output, row.facts, row.residuals, plan, namespace, on_tensors=True)
     _run(source, f"<row {op.name} {row.needs}, recorded, {needs}>", namespace)

@@ -88,7 +88,7 @@ class OpNode(Node):
             grads: gradient per input; Tensors with `create_graph`.
             needs: per edge, True if its gradient is wanted.
             values: unpacked values in the layout of the saved tuple; None: use the saved tuple.
-            create_graph: run the plain rules on Tensors.
+            create_graph: run the rules for Tensors.
         """
         if values is None:
             return self._recorded_part(grads, needs) if create_graph else self.vjp_part(grads[0], needs)
@@ -114,7 +114,7 @@ class OpNode(Node):
         return [results.get(name) if need else None for name, need in zip(arrays, needs, strict=True)]
 
     def _recorded_part(self, grads: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
-        """Run the plain rules on the saved Tensors, so that they are recorded."""
+        """Run the rules for Tensors on the saved ones, so that they are recorded."""
         recorded = self.recorded.get(needs)
         if recorded is None:
             recorded = self.recorded[needs] = compile_recorded(self.row, needs)
