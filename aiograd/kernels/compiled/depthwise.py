@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.kernels.compiled.jit import SUMS, inline, kernel, reads, wholes, writes
-from aiograd.kernels.compiled.lines import copy_line, merge_lines, split_line, whole_vectors, zeros
+from aiograd.kernels.compiled.lines import copy_every_second, copy_line, merge_lines, whole_vectors, zeros
 
 
 @inline
@@ -49,14 +49,6 @@ def _line(top: int, remainder: int, split: Any, geometry: Any) -> int:
 def _spread(planes: Any, start: int, shape: Any, scratch: Any, split: Any, geometry: Any) -> None:
     """Copy the plane that begins at `start` into the scratch plane; its padding stays as it is."""
     sh, sw, pw = geometry[2], geometry[3], geometry[5]
-    if sw == 2:
-        for top in range(sh):
-            even, odd = _line(top, pw % 2, split, geometry) + pw // 2, _line(top, (pw + 1) % 2, split, geometry) + (pw + 1) // 2
-            for y in range(top, shape[0], sh):
-                split_line(planes, start + y * shape[1], scratch, even, odd, shape[1])
-                even += split[3]
-                odd += split[3]
-        return
     for remainder in range(sw):
         first = (remainder - pw) % sw
         left, count = (first + pw) // sw, (shape[1] - first + sw - 1) // sw
@@ -66,6 +58,8 @@ def _spread(planes: Any, start: int, shape: Any, scratch: Any, split: Any, geome
                 source = start + y * shape[1] + first
                 if sw == 1:
                     copy_line(planes, source, scratch, target, count)
+                elif sw == 2:
+                    copy_every_second(planes, source, scratch, target, count)
                 else:
                     for k in range(count):
                         scratch[target + k] = planes[source + k * sw]

@@ -1,4 +1,4 @@
-"""Copies of short lines by vectors, whole or in two halves of every second number: what lies between a kernel's arrays and its scratch memory.
+"""Copies of short lines by vectors, whole or every second number: what lies between a kernel's arrays and its scratch memory.
 
 A loop over 14 or 28 numbers spends its time in what the vectoriser leaves over at the end. Here the last vector of a line is loaded and stored
 under a mask, so that nothing beyond the line is read or written.
@@ -80,20 +80,18 @@ def _copy(context: Any, a: Any, a_start: Any, b: Any, b_start: Any, count: Any) 
 
 
 @intrinsic
-def _split(context: Any, a: Any, a_start: Any, b: Any, b_start: Any, other_start: Any, count: Any) -> Any:
-    """Write `count` numbers of `a`, at most two vectors, in turn to two places of `b`."""
+def _copy_second(context: Any, a: Any, a_start: Any, b: Any, b_start: Any, count: Any) -> Any:
+    """Copy every second number of `a`, at most a vector of `count` of them, side by side into `b`."""
 
     def codegen(target: Any, builder: Any, signature: Any, args: Any) -> Any:
         v = _Vectors(target, builder, a.dtype)
         source = v.at(a, args[0], args[1])
-        low, high = v.load(source, v.first(args[5])), v.load(builder.gep(source, [_i64(1)]), v.first(args[5], v.lanes))
-        evens = v.first(builder.ashr(builder.add(args[5], _i64(1)), _i64(1)))
-        odds = v.first(builder.ashr(args[5], _i64(1)))
-        v.store(v.pick(low, high, list(range(0, 2 * v.lanes, 2))), v.at(b, args[2], args[3]), evens)
-        v.store(v.pick(low, high, list(range(1, 2 * v.lanes, 2))), v.at(b, args[2], args[4]), odds)
+        wide = builder.sub(builder.add(args[4], args[4]), _i64(1))
+        low, high = v.load(source, v.first(wide)), v.load(builder.gep(source, [_i64(1)]), v.first(wide, v.lanes))
+        v.store(v.pick(low, high, list(range(0, 2 * v.lanes, 2))), v.at(b, args[2], args[3]), v.first(args[4]))
         return target.get_dummy_value()
 
-    return types.void(a, types.int64, b, types.int64, types.int64, types.int64), codegen
+    return types.void(a, types.int64, b, types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -123,11 +121,11 @@ def copy_line(a: Any, a_start: int, b: Any, b_start: int, count: int) -> None:
 
 
 @inline
-def split_line(a: Any, a_start: int, b: Any, b_start: int, other_start: int, count: int) -> None:
-    """The inverse of `merge_lines`: the first, third, ... of `count` numbers of `a` go to `b` from `b_start` on, the others from `other_start` on."""
-    lanes = 2 * _lanes(a)
+def copy_every_second(a: Any, a_start: int, b: Any, b_start: int, count: int) -> None:
+    """``b[b_start : b_start + count] = a[a_start : a_start + 2 * count - 1 : 2]``."""
+    lanes = _lanes(a)
     for k in range(0, count, lanes):
-        _split(a, a_start + k, b, b_start + k // 2, other_start + k // 2, min(count - k, lanes))
+        _copy_second(a, a_start + 2 * k, b, b_start + k, min(count - k, lanes))
 
 
 @inline
