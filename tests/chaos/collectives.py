@@ -202,7 +202,7 @@ class GroupRun:
 
 
 def has_met(worker: dist.Worker, name: str) -> bool:
-    """Whether two members have been connected."""
+    """True if two members have been connected."""
     peer = PeerId(worker._core.principal, name)
     return worker.endpoint.is_connected(peer) or worker.endpoint.was_there(peer)
 

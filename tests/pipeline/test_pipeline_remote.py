@@ -323,7 +323,7 @@ async def test_values_that_are_large_or_many_do_not_travel_together(monkeypatch:
 
 
 def test_nobody_waits_for_confirmations_that_are_held() -> None:
-    """Who has nothing more to send asks for them."""
+    """A host that has nothing more to send asks for them."""
 
     async def main() -> float:
         now = asyncio.get_running_loop().time

@@ -371,7 +371,7 @@ class MeshExchange(CollectiveExchange):
     def _note(self, sender: int, round: int, part: int, piece: int, is_right: bool) -> None:
         missing = self._missing.get(sender)
         if not is_right or not missing:
-            raise wrong_message(sender, self.operation, f"a piece it should not send (round {round}, part {part}, piece {piece})")
+            raise wrong_piece(sender, self.operation, round, part, piece)
         self._seen.add((sender, round, part, piece))
         self._missing[sender] = missing - 1
 
@@ -412,6 +412,12 @@ def _fit(arrays: list[Array], layout: BufferLayout, pieces: Sequence[Piece]) -> 
         array.dtype == layout.buffers[piece.buffer][0] and array.shape == (piece.stop - piece.start,)
         for array, piece in zip(arrays, pieces, strict=True)
     )
+
+
+def wrong_piece(sender: int, operation: Operation, round: int, part: int, piece: int) -> ProtocolError:
+    """The error for pieces that do not belong to an operation, or were cut otherwise."""
+    what = f"a piece it should not send (round {round}, part {part}, piece {piece}; members whose Limits differ cut arrays into other pieces)"
+    return wrong_message(sender, operation, what)
 
 
 def wrong_message(sender: int, operation: Operation, what: str) -> ProtocolError:

@@ -30,10 +30,10 @@ from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
-from aiograd.distributed.rpc.keyring import check_name
+from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
+from aiograd.errors import ArgumentError, CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
 
 #: attempts to form a group that were given up and are remembered
 REMEMBERED = 64
@@ -175,16 +175,10 @@ class GroupForming:
 
     def _check_names(self, names: Any, name: Any) -> tuple[str, ...]:
         check_name("join_group: group name", name)
-        if isinstance(names, str) or not isinstance(names, Sequence):
-            raise ArgumentTypeError(f"join_group: expected a list of names of workers, found {type(names).__name__}")
-        for each in names:
-            check_name("join_group: worker name", each)
-        doubled = sorted({each for each in names if names.count(each) > 1})
-        if doubled:
-            raise ArgumentError(f"join_group: {', '.join(doubled)} stands twice among the names; each member has one rank")
-        if self._core.name not in names:
-            raise ArgumentError(f"join_group: worker {self._core.name} is not among the names {', '.join(names) or '(none)'}")
-        return tuple(names)
+        members = check_names("join_group", names)
+        if self._core.name not in members:
+            raise ArgumentError(f"join_group: worker {self._core.name} is not among the names {', '.join(members) or '(none)'}")
+        return members
 
     async def _meet(self, joining: _Joining, asking: Sequence[asyncio.Task[None]]) -> None:
         """Wait until all members have come. Raises where one of them cannot."""

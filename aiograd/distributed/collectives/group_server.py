@@ -141,7 +141,8 @@ async def join_group(worker: Any, names: Sequence[str], *, name: str = "default"
         group = await dist.join_group(dist.current_worker(), ["w0", "w1", "w2"])      # on each of them
         total, = await group.all_reduce([gradient])
 
-    Every member calls it with the same names in the same order, and knows the URLs of the others or is known to them.
+    Every member calls it with the same names in the same order, and knows the URLs of the others or is known to them. Members have the same
+    `Limits.message_bytes` and `bytes_per_peer` where one of these is below 5 MiB on any of them.
 
     Args:
         worker: this worker.

@@ -34,7 +34,7 @@ from aiograd.distributed.collectives.exchange import (
     OrderedSum,
     finish_sum,
     view_of,
-    wrong_message,
+    wrong_piece,
 )
 from aiograd.distributed.collectives.layout import PIECE, PIECES, BufferLayout, Piece, layout_of
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
@@ -178,7 +178,7 @@ class RingExchange(CollectiveExchange):
         if kind is OperationKind.BROADCAST and self._missing is None:
             self._expect_broadcast(operation, sender, part)
         if self._missing is None or where not in self._missing or not self._fits(part, piece, arrays):
-            raise wrong_message(sender, self.operation, f"a piece it should not send (round {round}, part {part}, piece {piece})")
+            raise wrong_piece(sender, self.operation, round, part, piece)
         self._missing.remove(where)
         if kind is OperationKind.ALL_GATHER:
             self._gathered[part] = arrays[0]

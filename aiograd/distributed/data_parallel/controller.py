@@ -15,7 +15,7 @@ from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.state_transfer import fetch, store
-from aiograd.distributed.rpc.keyring import check_name
+from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
@@ -229,6 +229,7 @@ class DataParallel:
     async def load_state_dict(self, state: Mapping[str, Any], *, timeout: float | None = None) -> None:
         """Put all replicas into a state that was read before.
 
+        With ``accumulate`` the gradients of steps since the optimizer's last one stay, as ``.grad`` does when a module's state is loaded.
         Cancelled or failed, either no replica has it, or all have before the next step.
 
         Args:
@@ -364,16 +365,10 @@ def _rows_of(index: int, shard: Sequence[Any]) -> int:
 
 
 def _checked_names(names: Any) -> list[str]:
-    if isinstance(names, str) or not isinstance(names, Sequence):
-        raise ArgumentTypeError(f"DataParallel: expected a list of names of workers, found {type(names).__name__}")
-    for name in names:
-        check_name("DataParallel", name)
-    doubled = sorted({name for name in names if names.count(name) > 1})
-    if doubled:
-        raise ArgumentError(f"DataParallel: {', '.join(doubled)} stands twice among the names; a worker has one replica")
-    if not names:
+    given = list(check_names("DataParallel", names))
+    if not given:
         raise ArgumentError("DataParallel: expected the name of at least one worker, found none")
-    return list(names)
+    return given
 
 
 def _checked_sharding(shard_optimizer: Any, optimizer: Any) -> bool:

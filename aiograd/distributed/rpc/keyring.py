@@ -18,7 +18,9 @@ from __future__ import annotations
 
 import hmac
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, AuthenticationError
 
@@ -42,6 +44,25 @@ def check_name(what: str, name: str) -> str:
     if NAME.fullmatch(name) is None:
         raise ArgumentError(f"{what} {name[:128]!r}: expected 1 to 128 characters out of A-Z a-z 0-9 . _ -")
     return name
+
+
+def check_names(what: str, names: Any) -> tuple[str, ...]:
+    """`names` as a tuple, if they can name several workers, each once.
+
+    Args:
+        what: the function that got them, for the error.
+
+    Raises:
+        ArgumentTypeError, ArgumentError: they cannot.
+    """
+    if isinstance(names, str) or not isinstance(names, Sequence):
+        raise ArgumentTypeError(f"{what}: expected a list of names of workers, found {type(names).__name__}")
+    for name in names:
+        check_name(f"{what}: worker name", name)
+    doubled = sorted({name for name in names if names.count(name) > 1})
+    if doubled:
+        raise ArgumentError(f"{what}: {', '.join(doubled)} stands twice among the names; a worker takes part once")
+    return tuple(names)
 
 
 def check_secret(what: str, secret: bytes) -> bytes:

@@ -29,7 +29,7 @@ from aiograd.errors import (
 from aiograd.testing import Faults, SimulatedNetwork
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.memory import Switchboard
-from tests.distributed.workers import PATIENT, SECRET, simulate, workers
+from tests.distributed.workers import PATIENT, SECRET, busy, simulate, until, workers
 
 OTHER_SECRET = b"fedcba9876543210" * 2
 NAMES = ("w0", "w1", "w2")
@@ -54,6 +54,22 @@ async def test_operations_on_every_rank(count: int, size: int) -> None:
             assert [array.tobytes() for array in result] == [values[-1].tobytes()]
         assert await everywhere(joined, lambda group: group.barrier()) == [None] * count
         assert [(group.rank, group.size, group.names) for group in joined] == [(rank, count, names) for rank in range(count)]
+
+
+async def test_members_with_other_limits_are_one_error_that_says_so() -> None:
+    board = Switchboard()
+    async with (
+        workers("w0", board=board, limits=dataclasses.replace(PATIENT, message_bytes=1 << 20)) as (small,),
+        workers("w1", board=board) as (large,),
+    ):
+        small.add_peer("w1", large.url)
+        large.add_peer("w0", small.url)
+        joined = await asyncio.gather(*(dist.join_group(worker, NAMES[:2]) for worker in (small, large)))
+        assert [found[0][0] for found in await everywhere(list(joined), lambda group: group.all_reduce([np.ones(10)]))] == [2.0, 2.0]
+        for error in await everywhere(list(joined), lambda group: group.all_reduce([np.ones(200_000)])):
+            assert isinstance(error, CollectiveError) and "members whose Limits differ" in str(error)
+        await asyncio.gather(*(group.aclose() for group in joined))
+        await until(lambda: not busy(small) and not busy(large))
 
 
 async def test_tensors_and_single_arrays_are_taken() -> None:

@@ -264,6 +264,19 @@ async def test_states_are_read_and_loaded(accumulate: int) -> None:
     assert [bits(alone.state_dict())] * 3 == expected
 
 
+async def test_gradients_that_were_accumulated_stay_when_a_state_is_loaded() -> None:
+    given = batches(2)
+    async with replicated(Net, accumulate=2) as (replicas, opened):
+        state = await replicas.state_dict()
+        await replicas.step(given[0])
+        await replicas.load_state_dict(state)
+        await replicas.step(given[1])
+        found = all_bits(replicas, opened)
+    alone = Net()
+    await serial(alone, ag.optim.SGD(alone.parameters(), lr=0.1, momentum=0.9), given, accumulate=2)
+    assert found == [bits(alone.state_dict())] * 3
+
+
 async def test_a_state_that_does_not_fit_changes_nothing() -> None:
     async with replicated(Net) as (replicas, opened):
         await replicas.step(batches(1)[0])
