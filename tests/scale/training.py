@@ -149,14 +149,13 @@ class Training:
         places = [(stage, replica) for replica in range(size.replicas) for stage in range(size.stages)]
         modules = await asyncio.gather(*(self.make(stage, name) for (stage, _), name in zip(places, names, strict=True)))
         self.modules = dict(zip(places, modules, strict=True))
-        schedule = make_schedule("GPipe", size.stages, size.microbatches)
-        self.pipelines = [
-            Pipeline(
-                [self.modules[stage, replica] for stage in range(size.stages)], schedule, worker=self.driver,
-                respawn=lambda stage, replica=replica: self.replace(stage, replica),
-            )
-            for replica in range(size.replicas)
-        ]  # fmt: skip
+        self.pipelines = [self.pipeline(replica) for replica in range(size.replicas)]
+
+    def pipeline(self, replica: int) -> Pipeline:
+        """A pipeline of the workers that a replica has now."""
+        stages, count = [self.modules[stage, replica] for stage in range(self.size.stages)], self.size.microbatches
+        schedule = make_schedule("GPipe", len(stages), count)
+        return Pipeline(stages, schedule, worker=self.driver, respawn=lambda stage: self.replace(stage, replica))
 
     async def make(self, stage: int, name: str) -> dist.RemoteModule:
         """A stage on a worker."""
@@ -251,9 +250,17 @@ class Training:
                 return await self.pipelines[replica].step(*self.batch(step, replica))
             except CommitUnknown:
                 self.figures.counts["commits unknown"] += 1
+                await self.renew(replica)
             except LOST:
                 self.figures.counts["steps of replicas failed"] += 1
             await self.forget(replica)
+
+    async def renew(self, replica: int) -> None:
+        """A worker was lost at the moment of the commit, and a pipeline whose step is in doubt for good takes no other: make another pipeline."""
+        await self.pipelines[replica].aclose()
+        for stage, _ in sorted(place for place in self.broken if place[1] == replica):
+            await self.replace(stage, replica)
+        self.pipelines[replica] = self.pipeline(replica)
 
     async def forget(self, replica: int) -> None:
         """Drop what the workers of a replica have of this step."""
