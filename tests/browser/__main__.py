@@ -64,9 +64,16 @@ class Watched:
 
 
 @asynccontextmanager
-async def demo(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
-    """The demo as a process, and the URL that it prints."""
-    command = [sys.executable, "-m", "aiograd", "demo", "--output", str(OUT), *arguments]
+async def demo(*arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str, Callable[[str], None]]]:
+    """The demo as a process, the URL that it prints, and a function that lets it go on from a place where it waits (see `held_demo`)."""
+    with tempfile.TemporaryDirectory() as folder:
+        async with _demo_in(folder, *arguments) as (process, url):
+            yield process, url, lambda place: (Path(folder) / place).touch()
+
+
+@asynccontextmanager
+async def _demo_in(folder: str, *arguments: str) -> AsyncIterator[tuple[asyncio.subprocess.Process, str]]:
+    command = [sys.executable, "-m", "tests.browser.held_demo", folder, "--output", str(OUT), *arguments]
     process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
     assert process.stdout is not None
     printed: list[str] = []
@@ -102,7 +109,7 @@ async def shoot(page: Any, name: str) -> None:
 async def watch_the_demo(browser: Any, checks: CheckList) -> None:
     """Everything appears, a killed worker goes red and green, and the stream can be stopped, zoomed and walked through."""
     print("the demo, with a killed worker")
-    async with demo("--epochs", os.environ.get("AIOGRAD_BROWSER_EPOCHS", "40")) as (process, url):
+    async with demo("--epochs", "12") as (process, url, go_on):
         host = urlsplit(url).netloc
         stranger = await browser.new_page()
         locked = await stranger.goto(url.partition("?")[0])
@@ -133,7 +140,8 @@ async def watch_the_demo(browser: Any, checks: CheckList) -> None:
         checks.check(True, "rows of all workers appear")
         await page.wait_for_selector("#graph-box svg", timeout=SECONDS)
         await page.wait_for_selector("#training-charts figure", timeout=SECONDS)
-        checks.check("workers" in await page.inner_text("#graph-hint"), f"graph: {await page.inner_text('#graph-hint')}")
+        await until(page, "document.getElementById('graph-hint').textContent.includes('workers')")
+        checks.check(True, f"graph: {await page.inner_text('#graph-hint')}")
         await page.wait_for_timeout(4000)
         for name, width, scheme in VIEWS:
             await page.set_viewport_size({"width": width, "height": 900})
@@ -164,13 +172,16 @@ async def watch_the_demo(browser: Any, checks: CheckList) -> None:
         await shoot(page, "stopped-1280-light")
         await page.keyboard.press("Home")
 
+        go_on("kill")
         await state("lost")
         checks.check(True, "the killed worker is red")
         red = await page.evaluate("document.querySelector('#cluster-map [data-state=lost]')?.getAttribute('data-worker')")
         checks.check(red == "worker1", "in the graph of workers too")
         await shoot(page, "lost-1280-light")
+        go_on("restart")
         await state("running")
         checks.check(True, "and green when it is back")
+        go_on("end")
         checks.check(await process.wait() == 0, "the demo keeps its promises while it is watched")
         await page.wait_for_selector("#connection.gone", timeout=SECONDS)
         lost_contact = [error for error in seen.errors if "ERR_CONNECTION" not in error]
