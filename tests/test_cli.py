@@ -211,7 +211,7 @@ def test_a_worker_without_a_secret_says_how_to_get_one() -> None:
         (["--service", SERVICE, "--limits", '{"nothing": 1}'], "nothing"),
         (["--service", SERVICE, "--limits", '{"frame_bytes": 0}'], "frame_bytes"),
         (["--service", SERVICE, "--limits", '{"frame_bytes": 1.5}'], "frame_bytes=1.5: expected a whole number"),
-        (["--service", SERVICE, "--limits", "[" * 5000], "nested too deep"),
+        (["--service", SERVICE, "--limits", "[" * 50_000], "nested too deep"),
         (["--service", SERVICE, "--key", "key.pem"], "--certificate"),
         (["--service", SERVICE, "--certificate", "none.pem", "--key", "none.pem"], "none.pem"),
         (["--service", SERVICE, "--secret-file", "none.key"], "none.key"),

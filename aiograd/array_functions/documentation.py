@@ -7,6 +7,7 @@ A parameter or a result without an entry is left out, which ``tests/test_referen
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from types import FunctionType, ModuleType
 
@@ -188,7 +189,12 @@ def document(*modules: ModuleType) -> None:
             if isinstance(function, FunctionType) and function.__module__ == module.__name__ and not name.startswith("_"):
                 text = function.__doc__
                 if text is not None and "Args:" not in text and "Returns:" not in text:
-                    function.__doc__ = "\n".join([text, *_sections(module.__name__.rpartition(".")[2], function)])
+                    function.__doc__ = "\n".join([_dedented(text).rstrip(), *_sections(module.__name__.rpartition(".")[2], function)])
+
+
+def _dedented(text: str) -> str:
+    """A docstring of a function of a module without the indentation of the source, which Python before 3.13 leaves in it."""
+    return text if sys.version_info >= (3, 13) else text.replace("\n    ", "\n")
 
 
 def _sections(family: str, function: FunctionType) -> Iterator[str]:
@@ -201,14 +207,13 @@ def _sections(family: str, function: FunctionType) -> Iterator[str]:
     if family == "method_forms" and known:
         known[0] = known[0][0], "the tensor"
     if known:
-        yield "\n    Args:"
-        yield from (f"        {each}: {text}." for each, text in known)
+        yield "\nArgs:"
+        yield from (f"    {each}: {text}." for each, text in known)
     if returned := RETURNS.get(f"{family}.{name}", RETURNS.get(name)) or _by_family(family, parameters):
-        yield f"\n    Returns:\n        {returned}"
-    if raised := list(_errors(name, parameters)):
-        yield "\n    Raises:"
-        yield from (f"        {line}" for line in raised)
-    yield "    "
+        yield f"\nReturns:\n    {returned}"
+    if "Raises:" not in (function.__doc__ or "") and (raised := list(_errors(name, parameters))):
+        yield "\nRaises:"
+        yield from (f"    {line}" for line in raised)
 
 
 def _by_family(family: str, parameters: list[str]) -> str:

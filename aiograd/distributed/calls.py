@@ -323,6 +323,7 @@ class Calls:
             raise
         finally:
             context.calls.pop(task, None)
+            del task  # an error's traceback keeps this frame, and a task that is cancelled keeps the error
 
     async def _serve(
         self, caller: PeerIdentity, target: Exposed | Builtin, args: list[Any], kwargs: dict[str, Any], context: Context | None, edge: int, grad: bool

@@ -24,6 +24,7 @@ from aiograd.distributed.rpc.peer_session import PromptHandler
 from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
+from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import DeadlineError, DistributedError, ProtocolError, WorkerLostError
 from aiograd.log_fields import structured_logger
 
@@ -190,7 +191,11 @@ class WorkerCore:
         handler = self.handlers.get(kind)
         if handler is None:
             raise ProtocolError(f"a request of unknown kind {kind}", code="kind")
-        return await handler(peer, value, timeout)
+        try:
+            return await handler(peer, value, timeout)
+        except BaseException as error:
+            clear_frames(error, "aiograd.distributed.")
+            raise
 
     def _on_lost(self, identity: PeerIdentity, error: WorkerLostError) -> None:
         for listener in self.on_lost:

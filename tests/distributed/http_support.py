@@ -191,6 +191,12 @@ async def get(url: str, path: str, headers: str = "", *, method: str = "GET", ho
     return int(head.split(b" ", 2)[1]), body, head.decode("latin-1")
 
 
+def _usage(is_authority: bool) -> x509.KeyUsage:
+    """The use of a key: an authority signs certificates (Python 3.13 insists on that being said), others sign handshakes."""
+    no = dict.fromkeys(("content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "encipher_only", "decipher_only"), False)
+    return x509.KeyUsage(digital_signature=not is_authority, key_cert_sign=is_authority, crl_sign=is_authority, **no)
+
+
 class Authority:
     """A certificate authority that lives as long as a test."""
 
@@ -213,6 +219,7 @@ class Authority:
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(hours=1))
             .add_extension(x509.BasicConstraints(ca=is_authority, path_length=None), critical=True)
+            .add_extension(_usage(is_authority), critical=True)
             .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
             .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
         )

@@ -85,8 +85,8 @@ WRONG = {
     '{"heartbeat": "5"}': "heartbeat='5': expected seconds above 0",
     '{"no_such_limit": 1}': "no_such_limit",
     '{"default_deadline": 4000}': "default_deadline=4000 is above max_deadline",
-    "[" * 5000 + "]" * 5000: "nested too deep",
-    '{"frame_bytes": ' * 5000 + "1" + "}" * 5000: "nested too deep",
+    "[" * 50_000 + "]" * 50_000: "nested too deep",
+    '{"frame_bytes": ' * 50_000 + "1" + "}" * 50_000: "nested too deep",
     '{"frame_bytes": ' + "9" * 4000 + "}": "expected a whole number above 0",
     '{"frame_bytes": ' + "9" * 5000 + "}": "digits",
 }

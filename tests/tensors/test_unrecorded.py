@@ -174,6 +174,7 @@ def test_every_function_that_asks_has_an_answer() -> None:
     assert missing <= CALLS.keys() | APART | NO_NUMBERS
 
 
+@pytest.mark.filterwarnings("ignore:numpy.fix is deprecated")  # numpy 2.5
 @pytest.mark.parametrize("name", CALLS)
 def test_without_gradients_the_arrays_are_used(name: str) -> None:
     with np.errstate(all="ignore"):

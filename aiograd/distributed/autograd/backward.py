@@ -30,6 +30,7 @@ from aiograd.distributed.rpc.timers import expire_at, wait_for
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.engine.graph_task import GraphTask
+from aiograd.engine.run.failures import clear_frames
 from aiograd.engine.selection import Selection
 from aiograd.errors import (
     ArgumentError,
@@ -187,7 +188,11 @@ class BackwardPasses:
 
     async def _initiate(self, context: Context, request: PassRequest, deadline: float) -> GraphTask:
         with observe(self.core.meter, "pass", "distributed backward", self.core.name, None, "INTERNAL", **{"aiograd.context": context.id}):
-            return await self._conduct(context, request, deadline)
+            try:
+                return await self._conduct(context, request, deadline)
+            except BaseException as error:
+                clear_frames(error, "aiograd.distributed.")
+                raise
 
     async def _conduct(self, context: Context, request: PassRequest, deadline: float) -> GraphTask:
         core, wanted = self.core, request.wanted

@@ -34,7 +34,7 @@ from typing import Any
 
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
-from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
 from aiograd.distributed.kinds import Kind
 from aiograd.engine.run.together import together
 from aiograd.errors import ContextError, GraphError, ProtocolError, WorkerLostError
@@ -51,20 +51,20 @@ FORESEEN_EDGES = 32
 DOWN, UP = 0, 1
 
 
-class EdgeDiscovery:
+class EdgeDiscovery(PartHelper):
     """One worker's part of the walk of one pass.
 
     Args:
         part: the worker's record of the pass.
     """
 
-    __slots__ = ("leading", "sends", "_part", "_visited", "_parents", "_began", "_time")
+    __slots__ = ("leading", "sends", "_visited", "_parents", "_began", "_time")
 
     def __init__(self, part: PassRecord) -> None:
+        super().__init__(part)
         #: recv and send nodes that lead to the wanted inputs; see Note [The walk from the wanted inputs]
         self.leading: dict[RecvNode, None] = {}
         self.sends: dict[SendNode, None] = {}
-        self._part = part
         #: visited nodes, in the order of the walk, so that a simulated run can be repeated
         self._visited: dict[Node, None] = {}
         #: node -> its parents among the visited nodes, for the walk upwards; entries are removed once they have been used

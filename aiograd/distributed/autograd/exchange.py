@@ -33,7 +33,7 @@ import numpy as np
 from aiograd import devices
 from aiograd.distributed.autograd.discovery import send_node
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
-from aiograd.distributed.autograd.pass_record import PassRecord
+from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.observing import observe, trail
 from aiograd.distributed.rpc.codec import WireTensor
@@ -57,21 +57,21 @@ TRAILED = 64
 Outgoing: TypeAlias = tuple[RecvNode, list[Array | None], int]
 
 
-class GradientExchange:
+class GradientExchange(PartHelper):
     """The gradients that one part sends and receives.
 
     Args:
         part: the part of the pass.
     """
 
-    __slots__ = ("asker", "outgoing", "_part", "_loop", "_held_back", "_hearsay", "_patience", "_sent_edges", "_received_edges")
+    __slots__ = ("asker", "outgoing", "_loop", "_held_back", "_hearsay", "_patience", "_sent_edges", "_received_edges")
 
     def __init__(self, part: PassRecord) -> None:
+        super().__init__(part)
         #: the worker whose first gradients have not been answered yet
         self.asker: str | None = None
         #: gradients that have not been answered, by the task that sends them
         self.outgoing: dict[asyncio.Task[Any], RecvNode] = {}
-        self._part = part
         self._loop = asyncio.get_running_loop()
         #: gradients to be sent with that answer
         self._held_back: list[Outgoing] = []

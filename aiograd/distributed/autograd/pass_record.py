@@ -1,11 +1,16 @@
 """PassRecord: one worker's state of one distributed backward pass.
 
 Edge discovery, the exchange of gradients and the messages about its end read it and write to it; `participant` carries the pass out.
+
+Note [No cycles]
+    A part keeps its piece of the graph, with saved tensors, until nobody needs it. It has to be free at once then, not when the garbage collector
+    comes by. So the helpers that a part owns refer to it weakly.
 """
 
 from __future__ import annotations
 
 import asyncio
+import weakref
 from abc import ABC, abstractmethod
 from typing import Any
 
@@ -101,3 +106,23 @@ class PassRecord(ABC):
     @abstractmethod
     def changed(self) -> None:
         """Wake all tasks that wait for a change."""
+
+
+class PartHelper:
+    """Does some of the work of one part, which owns it. See Note [No cycles].
+
+    Args:
+        part: the worker's record of the pass.
+    """
+
+    __slots__ = ("_part_ref",)
+
+    def __init__(self, part: PassRecord) -> None:
+        self._part_ref = weakref.ref(part)
+
+    @property
+    def _part(self) -> PassRecord:
+        part = self._part_ref()
+        if part is None:
+            raise ReferenceError(f"{type(self).__name__} was used after its part of the pass was over")
+        return part

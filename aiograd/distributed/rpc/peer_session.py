@@ -165,6 +165,8 @@ class PeerSession:
         except asyncio.CancelledError:
             request.conversation.give_up(request)
             raise
+        finally:
+            del answer, request  # else an error's traceback keeps this frame, which keeps the error
 
     def give_up(self, request: PendingRequest) -> None:
         """Cancel a request whose caller does not wait any more."""

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import dis
+from types import FrameType
+
+_YIELD = dis.opmap["YIELD_VALUE"]
 
 
 def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None:
     """Clear the engine's frames in the traceback of an exception, so that it keeps only the user's frames alive.
 
-    The engine's frames refer to the pass, which refers to the error: a cycle that would keep the graph until the garbage collector runs.
+    The engine's frames refer to the pass, which refers to the error: a cycle that would keep the graph until the garbage collector runs. A coroutine
+    that has caught the error and awaits something before it goes on stands in the traceback, too, where the same exception was raised in several
+    coroutines; its frame is left alone, since clearing it would end the coroutine (before Python 3.13).
 
     Args:
         package: prefix of the modules whose frames are cleared.
@@ -17,11 +23,15 @@ def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None
     for link in chain:
         trace = link.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__", "").startswith(package):
+            if trace.tb_frame.f_globals.get("__name__", "").startswith(package) and not _may_be_suspended(trace.tb_frame):
                 with contextlib.suppress(RuntimeError):  # still running
                     trace.tb_frame.clear()
             trace = trace.tb_next
         chain.extend(other for other in (link.__cause__, link.__context__) if other is not None and other not in chain)
+
+
+def _may_be_suspended(frame: FrameType) -> bool:
+    return frame.f_code.co_code[frame.f_lasti] == _YIELD
 
 
 def mark_committed(error: BaseException) -> None:
