@@ -54,7 +54,7 @@ def test_random_programs_under_a_profiler() -> None:
         assert compiled.statistics().runs == 3 and not compiled.statistics().eager
 
     for seed in range(30):
-        ag.run(main(seed))
+        ag.run(main(seed), tune_gc=False)
 
 
 async def test_nothing_is_recorded_under_a_profiler() -> None:

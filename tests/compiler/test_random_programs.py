@@ -148,7 +148,7 @@ def test_random_programs(seed: int, outside: bool) -> None:
         statistics = compiled.statistics()
         assert not statistics.breaks and statistics.recordings == 1 and statistics.runs == 2, statistics
 
-    ag.run(main())
+    ag.run(main(), tune_gc=False)
 
 
 def cnn() -> Any:
@@ -206,4 +206,4 @@ def test_a_hundred_steps_of_training(new: Callable[[], Any]) -> None:
     async def main() -> None:
         assert await train(False) == await train(True)
 
-    ag.run(main())
+    ag.run(main(), tune_gc=False)

@@ -60,9 +60,9 @@ async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 def test_row(name: str, dtype: Any) -> None:
-    ag.run(check(name, dtype))
+    ag.run(check(name, dtype), tune_gc=False)
 
 
 @pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if DOMAINS[name].complex])
 def test_row_on_complex_numbers(name: str) -> None:
-    ag.run(check(name, np.complex128, imaginary=True))
+    ag.run(check(name, np.complex128, imaginary=True), tune_gc=False)

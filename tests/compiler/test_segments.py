@@ -50,7 +50,7 @@ def test_random_programs_in_segments(seed: int, limit: float, monkeypatch: pytes
             assert await run(compiled, inputs, leaves, outside=bool(n)) == expected
         assert compiled.statistics().runs == 2
 
-    ag.run(main())
+    ag.run(main(), tune_gc=False)
 
 
 async def test_heavy_statements_take_their_segment_to_the_executor_and_light_ones_stay_on_the_loop() -> None:

@@ -63,7 +63,7 @@ def test_a_hundred_steps(new: Callable[[], Any], optimizer: str) -> None:
     async def main() -> None:
         assert await train(False) == await train(True)
 
-    ag.run(main())
+    ag.run(main(), tune_gc=False)
 
 
 class Case:

@@ -40,7 +40,7 @@ def on_one_loop(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[...,
 
     @functools.wraps(test)
     def run(**arguments: Any) -> None:
-        ag.run(test(**arguments))
+        ag.run(test(**arguments), tune_gc=False)
 
     return run
 

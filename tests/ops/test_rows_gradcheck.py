@@ -82,9 +82,9 @@ async def check(name: str, imaginary: bool = False) -> None:
 
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 def test_row(name: str) -> None:
-    ag.run(check(name))
+    ag.run(check(name), tune_gc=False)
 
 
 @pytest.mark.parametrize("name", [name for name in DIFFERENTIABLE if name in DOMAINS and DOMAINS[name].complex])
 def test_row_on_complex_numbers(name: str) -> None:
-    ag.run(check(name, imaginary=True))
+    ag.run(check(name, imaginary=True), tune_gc=False)

@@ -117,7 +117,7 @@ def alone(count: int) -> tuple[list[list[Any]], list[Any]]:
             optimizer.step(mean)
         return found, bits(model.parameters())
 
-    return ag.run(main())
+    return ag.run(main(), tune_gc=False)
 
 
 def check(run: TrainingRun, expected: tuple[list[list[Any]], list[Any]]) -> None:
