@@ -42,7 +42,7 @@ from aiograd.distributed.observing import NO_TRAIL, Trail, observe, trail
 from aiograd.distributed.payload import NotOnHostError, Packing, Unpacking, UnsendableError, device_tensors, explain
 from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.encodings import Encoding
-from aiograd.distributed.rpc.identity import PeerIdentity
+from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.scope import SCOPE, Scope
 from aiograd.distributed.service import Exposed
 from aiograd.distributed.worker_core import WorkerCore
@@ -222,7 +222,7 @@ class Calls:
 
     def reference(self, wire: WireReference) -> RemoteRef:
         """A reference that came in a message, or was made here."""
-        return RemoteRef(wire, self._ask_owner, self._local)
+        return RemoteRef(wire, self._ask_owner, self._local, self._is_connected)
 
     def _ask_owner(self, ref: RemoteRef, what: str, values: tuple[Any, ...], timeout: float | None) -> Coroutine[Any, Any, Any]:
         if what == "call_all":
@@ -233,6 +233,10 @@ class Calls:
             return self._post(ref, posted, waits, timeout)
         function = "aiograd.adapter.create" if what == "adapt" else f"aiograd.reference.{what}"
         return self.call(ref.owner, function, [ref, *values], {}, timeout)
+
+    def _is_connected(self, ref: RemoteRef) -> bool:
+        core = self.core
+        return ref.owner == core.name or core.endpoint.is_connected(PeerId(core.acting_principal(), ref.owner))
 
     async def _post(self, ref: RemoteRef, posted: list[Any], waits: bool, timeout: float | None) -> None:
         """See `RemoteRef.post`."""

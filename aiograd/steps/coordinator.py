@@ -17,8 +17,9 @@ from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
-from aiograd.errors import AiogradError, DistributedError, ReferenceLostError, WorkerLostError
+from aiograd.errors import AiogradError, ArgumentError, DistributedError, ReferenceLostError, WorkerLostError
 from aiograd.steps.host import StepHost
+from aiograd.steps.outline import difference
 from aiograd.steps.pending_decisions import PendingDecisions, Told
 from aiograd.steps.session import PreparedStep, StepSession
 from aiograd.transaction import Ask, Collect, Coordinator, Failed, ParticipantsJoined, Prepared, TransactionState
@@ -39,6 +40,9 @@ class StepCoordinator(Generic[S, H]):
         settling: the advice to whoever has to wait until a commit is confirmed.
     """
 
+    #: hosts are equal to others, so that one which is lost can be done without
+    is_replicated = True
+
     def __init__(self, local: StepHost[S], timeout: float | None, settling: str) -> None:
         self.local = local
         #: the hosts on workers
@@ -47,6 +51,8 @@ class StepCoordinator(Generic[S, H]):
         self.local.unconfirmed = self.pending.unconfirmed
         self._timeout = timeout
         self._local_ref: Any = None
+        #: how often groups of hosts were formed
+        self._gatherings = 0
         #: for how many seconds hosts keep what they have prepared, and how long it took to ask them
         self._promised = self._took = 0.0
 
@@ -64,24 +70,92 @@ class StepCoordinator(Generic[S, H]):
     async def aclose(self) -> None:
         """Let every worker forget its host. Those that cannot be reached are left alone."""
         if not self.pending.are_acknowledged:
-            await self._quietly([self.settle()])
+            await self._quietly([(None, self.settle())])
         refs = [remote.ref for remote in self.remotes if remote.ref is not None]
         if self._local_ref is not None:
             refs.append(self._local_ref)
         for remote in self.remotes:
             remote.ref = None
         self._local_ref = None
-        await self._quietly(ref.delete() for ref in refs)
+        await self._forget(refs)
 
-    async def _quietly(self, coroutines: Iterable[Coroutine[Any, Any, Any]]) -> None:
-        """Run what may fail with nobody to mind, for a moment at most."""
-        tasks = [asyncio.get_running_loop().create_task(_ignoring(coroutine), name="aiograd:steps:farewell") for coroutine in coroutines]
+    async def _forget(self, refs: Iterable[Any]) -> None:
+        """Let workers forget objects, as far as they can be reached."""
+        await self._quietly((ref, ref.delete()) for ref in refs)
+
+    async def _quietly(self, requests: Iterable[tuple[Any, Coroutine[Any, Any, Any]]]) -> None:
+        """Make requests that may fail with nobody to mind. They take a moment at most, and no longer for the sake of workers that may be lost.
+
+        Args:
+            requests: each with the reference that it is about; None: this process.
+        """
+        loop = asyncio.get_running_loop()
+        tasks = {loop.create_task(_ignoring(request), name="aiograd:steps:farewell"): ref is None or ref.is_connected for ref, request in requests}
         if tasks:
             grace = current_engine().cancel_grace
             try:
-                await asyncio.wait(tasks, timeout=grace)
+                await asyncio.wait([task for task, is_connected in tasks.items() if is_connected] or tasks, timeout=grace)
             finally:
                 await end(tasks, grace)
+
+    # ---------------------------------------------------------------- equal hosts
+
+    async def ask(self, remote: H, method: str, *args: Any) -> Any:
+        """Ask a host for something.
+
+        Raises:
+            WorkerLostError: its worker is lost; where there are others like it, also if it was restarted.
+        """
+        try:
+            return await remote.ref.call(method, *args, timeout=self._timeout)
+        except ReferenceLostError as error:
+            if not self.is_replicated:
+                raise
+            raise restarted(remote, error) from error
+
+    async def check_alike(self, remotes: Sequence[H], what: str) -> None:
+        """Raise unless the parameters and buffers of all hosts are like those of the first.
+
+        Raises:
+            ArgumentError: they are not; says how.
+        """
+        first, *others = await together([self.ask(each, "outline") for each in remotes])
+        for remote, found in zip(remotes[1:], others, strict=True):
+            where = difference(first, found)
+            if where is not None:
+                raise ArgumentError(
+                    f"{what} differ: of the parameters and buffers on {remote.owner}, {where} as on {remotes[0].owner}. Every worker has to make the "
+                    "same model from the same arguments"
+                )
+
+    def gathering(self, remotes: Sequence[H], worker: Any) -> tuple[list[str], str]:
+        """The names of the workers for a group of hosts, and one for the group, which no attempt to form one has had before.
+
+        Args:
+            remotes: in the order of their ranks.
+            worker: of this process.
+        """
+        self.refer(worker)
+        self._gatherings += 1
+        return [each.owner for each in remotes], f"steps-{self._local_ref.key.hex()}-{self._gatherings}"
+
+    def refer(self, worker: Any) -> Any:
+        """A reference to this process's host, for the others."""
+        if self._local_ref is None:
+            self._local_ref = worker.refer(self.local)
+        return self._local_ref
+
+    def explained(self, error: BaseException) -> BaseException:
+        """An error with the advice for one of several equal hosts that is lost."""
+        if not isinstance(error, WorkerLostError) or not self.is_replicated or all(remote.owner != error.worker for remote in self.remotes):
+            return error
+        name = error.worker
+        return WorkerLostError(
+            f"{self.local.subject} lost a worker, and nothing has changed on any: {error}. {self.local.going_on.format(worker=name)}",
+            worker=name,
+            stage=error.stage,
+            is_gone=error.is_gone,
+        )
 
     # ---------------------------------------------------------------- before the decision
 
@@ -186,12 +260,18 @@ class StepCoordinator(Generic[S, H]):
         """Drop a step on every host."""
         session.handle(Failed())
         self._decided(session)
-        await self._quietly(self.pending.telling(session.step).values())
+        await self._quietly((host.ref, telling) for host, telling in self.pending.telling(session.step).items())
 
     def _decided(self, session: S) -> None:
         """See that hosts are told what was decided."""
         if isinstance(session.transaction, Coordinator):
             self.pending.add(session.step, session.transaction, [remote for remote in self.remotes if remote.ref is not None])
+
+
+def restarted(remote: Told, error: ReferenceLostError) -> WorkerLostError:
+    """The error of a host whose worker has no such object any more."""
+    text = f"{remote.name} is gone, since the worker was restarted: {error}"
+    return WorkerLostError(text, worker=remote.owner, stage="replica", is_gone=True)
 
 
 async def _ignoring(coroutine: Coroutine[Any, Any, Any]) -> None:

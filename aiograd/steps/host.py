@@ -42,6 +42,8 @@ class StepHost(Generic[S]):
     #: the advice about a step that is in doubt, and about one that was committed and is lost here
     advice: str
     restoring: str
+    #: the advice where one of several equal hosts is lost: `{worker!r}` is the name of its worker
+    going_on: str
 
     def __init__(self, worker: HostWorker | None) -> None:
         self._worker = worker

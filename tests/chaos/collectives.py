@@ -237,7 +237,7 @@ def _add_as_they_come(stack: ExitStack) -> None:
 
 
 def _tell_nobody(stack: ExitStack) -> None:
-    stack.enter_context(mock.patch.object(Group, "_tell", lambda self, value: None))
+    stack.enter_context(mock.patch.object(Group, "_tell", lambda self, value, lost="": None))
 
 
 def _pass_nothing_on(stack: ExitStack) -> None:

@@ -21,7 +21,7 @@ from collections import Counter
 from random import Random
 from typing import Any
 
-from aiograd.distributed.data_parallel.coordinator import STATE_LOST, ReplicaCoordinator
+from aiograd.distributed.data_parallel.coordinator import SHARD, ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import shards_of
 from aiograd.errors import CommitUnknown, DistributedError, WorkerLostError
 from aiograd.testing import Faults
@@ -115,7 +115,7 @@ class ReplicaRun:
             await self.recover(error.worker)
             return False
         except DistributedError as error:
-            if STATE_LOST in str(error):
+            if SHARD[0] in str(error):
                 await self.state_lost()
             self.seen[type(error).__name__] += 1
             await asyncio.sleep(0.5)

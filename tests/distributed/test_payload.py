@@ -30,7 +30,7 @@ def reference(wire: WireReference) -> RemoteRef:
     def unused(*_: Any) -> Any:
         raise NotImplementedError
 
-    return RemoteRef(wire, unused, unused)
+    return RemoteRef(wire, unused, unused, unused)
 
 
 def across(value: Any, packer: Packing) -> tuple[Any, Unpacking]:

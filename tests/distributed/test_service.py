@@ -29,7 +29,7 @@ def reference() -> RemoteRef:
     def unused(*_: Any) -> Any:
         raise NotImplementedError
 
-    return RemoteRef(WireReference("b", b"i" * 16, b"e" * 16, "Thing"), unused, unused)
+    return RemoteRef(WireReference("b", b"i" * 16, b"e" * 16, "Thing"), unused, unused, unused)
 
 
 class Point(NamedTuple):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import aiograd as ag
+from aiograd import distributed as dist
 from aiograd.errors import CommitUnknown, PipelineError, WorkerLostError
 from aiograd.pipeline import Pipeline, make_schedule
 from aiograd.testing import simulated_run
@@ -270,5 +271,31 @@ def test_clipping_is_part_of_the_transaction() -> None:
         await world.pipe.step(*BATCH)
         (found,) = world.found
         assert found == await clipped()
+
+    simulate(ReplicatedWorld(), ended, main)
+
+
+@pytest.mark.parametrize("name", ["a0", "b1"])
+def test_nobody_waits_for_a_worker_that_is_known_to_be_lost(name: str) -> None:
+    """Not to give up the step, and not to remove its replica and its part of the optimizer: all of that takes as long as the others take."""
+    step = duration("ZB-H1")
+
+    async def main(world: Any) -> None:
+        loop = asyncio.get_running_loop()
+        pipe, stages = world.pipe, [module for replica in world.pipe.replicas for module in replica]
+        optimizer = dist.DistributedOptimizer(world.driver, ag.optim.SGD, stages, lr=0.1)
+        await pipe.step(*BATCH)
+        await optimizer.step()
+        world.network.kill(name, silent=True)
+        began = loop.time()
+        with pytest.raises(WorkerLostError):
+            await pipe.step(*BATCH)
+        assert loop.time() - began < world.limits.silence + 0.6  # heartbeats are 0.5 s apart
+        began = loop.time()
+        await pipe.remove(name)
+        await optimizer.remove(name)
+        assert loop.time() - began < 0.1
+        await pipe.step(*BATCH)
+        assert loop.time() - began < 0.1 + step + 0.2
 
     simulate(ReplicatedWorld(), ended, main)

@@ -31,8 +31,8 @@ def main() -> int:
         prepare()
         print(growth_table([simulated_run(grow, count, seed=0).value for count in ((30, 100) if options.small else (100, 300, 1000))]), flush=True)
     if options.train or everything:
-        size = Size(4, 20, 100, 2, 10, 0.0) if options.small else Size(16, 32, 1000, 4, options.steps, 0.0)
-        sizes = (size, size._replace(churn=CHURN / 3 if options.small else CHURN))
+        size = Size(4, 20, 100, 2, 10) if options.small else Size(16, 32, 1000, 4, options.steps)
+        sizes = (size, size._replace(churn=CHURN / 3 if options.small else CHURN, unconfirmed=2))
         with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
             undisturbed, disturbed = pool.map(run_training, sizes)
         print(training_table([undisturbed, disturbed]))

@@ -3,6 +3,8 @@ than the number of its workers."""
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
 from aiograd.testing import simulated_run
@@ -10,16 +12,19 @@ from tests.scale.growth import grow
 from tests.scale.training import Size, train
 
 #: more replicas than members of a small group, and as many hosts as need a tree
-SIZE = Size(stages=2, replicas=18, workers=44, microbatches=2, steps=10, churn=0.0)
+SIZE = Size(stages=2, replicas=18, workers=44, microbatches=2, steps=10)
 
 
 @pytest.mark.sim
 def test_parameters_have_the_bits_of_the_undisturbed_run() -> None:
     undisturbed = simulated_run(train, SIZE, 0, seed=0).value
-    disturbed = simulated_run(train, SIZE._replace(churn=4.0), 0, seed=0).value
-    assert disturbed.lost >= 2 and disturbed.counts["replaced"] >= 2
+    disturbed = simulated_run(train, SIZE._replace(churn=4.0, unconfirmed=3), 0, seed=0).value
+    assert disturbed.lost >= 3 and disturbed.counts["replaced"] == disturbed.lost
+    assert disturbed.counts["given up"] and disturbed.counts["unconfirmed"] == 1
     assert len(set(undisturbed.digests)) == SIZE.stages, "replicas differ"
-    assert undisturbed.digests == disturbed.digests and undisturbed.losses == disturbed.losses
+    assert undisturbed.digests == disturbed.digests
+    confirmed = [(mine, other) for mine, other in zip(undisturbed.losses, disturbed.losses, strict=True) if not math.isnan(other)]
+    assert len(confirmed) == SIZE.steps - 1 and all(mine == other for mine, other in confirmed)
 
 
 @pytest.mark.sim

@@ -355,12 +355,13 @@ class Group:
         if self.error is None and not self._is_closed:
             self._tell(("left", self.key, [list(each) for each in leavers.items()]))
 
-    def fail(self, error: DistributedError, tell: bool = True) -> None:
+    def fail(self, error: DistributedError, tell: bool = True, lost: str = "") -> None:
         """The group is over; see Note [A group that fails].
 
         Args:
             tell: tell the other members.
             error: the reason.
+            lost: the member that this worker has lost, and cannot tell.
         """
         if self.error is not None:
             return
@@ -368,7 +369,7 @@ class Group:
         self._owner.forget(self)
         self.agreements.failed(error)
         if tell:
-            self._tell(("fail", self.key, error))
+            self._tell(("fail", self.key, error), lost)
         self.operations.end()
 
     def gave_up(self, what: str, error: BaseException) -> None:
@@ -384,13 +385,13 @@ class Group:
         why = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
         self.fail(CollectiveError(f"group {self.name!r}: {what} on {self.operations.here} {why}", worker=self.names[self.rank]))
 
-    def _tell(self, value: tuple[Any, ...]) -> None:
+    def _tell(self, value: tuple[Any, ...], lost: str = "") -> None:
         """Tell the other members something, without waiting for that."""
         core = self._owner.core
         if core.is_closing or not core.endpoint.is_open:
             return
         for name in self.names[:1] if is_large(self.size) and self.rank else self.names:
-            if name != core.name:
+            if name not in (core.name, lost):
                 task = core.spawn(self._tell_one(name, value), f"group {self.name}")
                 self._told.add(task)
                 task.add_done_callback(self._told.discard)

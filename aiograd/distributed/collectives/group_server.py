@@ -130,7 +130,8 @@ class GroupServer:
         for group in list(self._groups.values()):
             if group.principal == identity.principal and identity.name in group.names:
                 text = f"group {group.name!r}: {error}"
-                group.fail(WorkerLostError(text, worker=identity.name, stage=error.stage or "collective", is_gone=error.is_gone))
+                found = WorkerLostError(text, worker=identity.name, stage=error.stage or "collective", is_gone=error.is_gone)
+                group.fail(found, lost=identity.name)
 
 
 async def join_group(worker: Any, names: Sequence[str], *, name: str = "default", timeout: float | None = None) -> Group:

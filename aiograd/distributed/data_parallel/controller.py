@@ -221,6 +221,9 @@ class DataParallel:
 
         Returns:
             Tensors by name.
+
+        Raises:
+            WorkerLostError: a replica that may have the state of the last step cannot be reached. DistributedError: all that had it are lost.
         """
         async with self._turn:
             replica = await self._open().source()
@@ -255,6 +258,9 @@ class DataParallel:
 
         Returns:
             A dict for `load_optimizer_state_dict`, or for ``load_state_dict`` of an optimizer of this process.
+
+        Raises:
+            WorkerLostError: replicas that may have the state, or a shard of it, cannot be reached. DistributedError: all that had it are lost.
         """
         async with self._turn:
             coordinator = self._open()

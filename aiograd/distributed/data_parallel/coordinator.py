@@ -16,29 +16,30 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from aiograd.assembly import REPLICA_HOST_ADAPTER
 from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost, ReplicaSession
-from aiograd.distributed.data_parallel.sharded_optimizer import ShardStamp, covering, shards_of, stamp_of
+from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
-from aiograd.errors import ArgumentError, CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
-from aiograd.steps.coordinator import StepCoordinator
-from aiograd.steps.outline import difference
+from aiograd.errors import CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
+from aiograd.steps.coordinator import StepCoordinator, restarted
 from aiograd.transaction import Prepared
+
+T = TypeVar("T")
 
 #: replicas that one which is in doubt may ask, beside this process
 NEIGHBOURS = 8
-#: two neighbours were lost at once
-STATE_LOST = (
-    "the state of the optimizer is divided among the replicas (shard_optimizer=True), and all replicas that had one of its shards are lost. Go on "
-    "with that of a checkpoint: remove() the lost replicas or add() new ones, and call load_optimizer_state_dict()"
+#: a part of the state of all that may be missing, and the advice for that
+SHARD = (
+    "a shard of the state of the optimizer, which is divided among the replicas (shard_optimizer=True)",
+    "go on with that of a checkpoint: remove() the lost replicas or add() new ones, and call load_optimizer_state_dict()",
 )
 #: the advice to whoever has to wait until a commit is confirmed
 SETTLING = "The next call settles it, once they can be reached"
@@ -97,8 +98,6 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         self.is_sharded = bool(options["shard_optimizer"])
         #: how often a state of the optimizer was loaded from outside, where it is divided
         self._optimizer_loads = 0
-        self._group = f"data-parallel-{driver._core.entropy(8).hex()}"
-        self._gatherings = 0
         self._steps = 0
         #: versions of the state: that of all replicas, as far as is known; and how often a state was loaded
         self.version = (0, 0)
@@ -110,17 +109,6 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
     def find(self, name: str) -> RemoteReplica | None:
         """The replica on a worker."""
         return next((each for each in self.remotes if each.owner == name), None)
-
-    async def ask(self, replica: RemoteReplica, method: str, *args: Any) -> Any:
-        """Ask the host of a replica for something.
-
-        Raises:
-            WorkerLostError: its worker is lost, or was restarted.
-        """
-        try:
-            return await replica.ref.call(method, *args, timeout=self._timeout)
-        except ReferenceLostError as error:
-            raise _restarted(replica, error) from error
 
     async def make(self, names: Sequence[str]) -> list[RemoteReplica]:
         """Make replicas on workers. Cancelled or failed, none is left, as far as workers answer in time."""
@@ -153,34 +141,23 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             options = {**self._options, "optimizer": refs[1]}
             refs.append(await refs[0].adapt(REPLICA_HOST_ADAPTER, [], options, timeout=timeout))
         except BaseException:
-            await self._quietly(ref.delete() for ref in refs)
+            await self._forget(refs)
             raise
         return RemoteReplica(name, *refs)
 
     async def drop(self, replicas: Sequence[RemoteReplica]) -> None:
         """Let workers forget replicas, as far as they can be reached."""
-        await self._quietly(ref.delete() for each in replicas for ref in (each.ref, each.optimizer, each.module) if ref is not None)
+        await self._forget(ref for each in replicas for ref in (each.ref, each.optimizer, each.module) if ref is not None)
 
     async def check_equal(self, replicas: Sequence[RemoteReplica]) -> None:
-        """Raise unless the models of all are like that of the first.
-
-        Raises:
-            ArgumentError: they are not; says how.
-        """
-        first, *others = await together([self.ask(each, "outline") for each in replicas])
-        for replica, found in zip(replicas[1:], others, strict=True):
-            what = difference(first, found)
-            if what is not None:
-                raise ArgumentError(
-                    f"replicas of {_name_of(self._module_class)} differ: of the parameters and buffers on {replica.owner}, {what} as on "
-                    f"{replicas[0].owner}. Every worker has to make the same model from the same arguments"
-                )
+        """Raise unless the models of all are like that of the first; see `check_alike`."""
+        await self.check_alike(replicas, f"replicas of {getattr(self._module_class, '__name__', self._module_class)}")
 
     async def aclose(self) -> None:
         """Let every worker forget its replica. Those that cannot be reached are left alone."""
         refs = [ref for each in self.remotes for ref in (each.optimizer, each.module)]
         await super().aclose()
-        await self._quietly(ref.delete() for ref in refs)
+        await self._forget(refs)
 
     async def leave(self, replica: RemoteReplica) -> None:
         """Go on without a replica."""
@@ -231,13 +208,8 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
 
     async def synchronise(self, replicas: Sequence[RemoteReplica]) -> None:
         """Give the state of the first of some replicas to the others."""
-        names, group = self._gathering(replicas)
+        names, group = self.gathering(replicas, self.driver)
         await together([self.ask(each, "synchronise", names, group) for each in replicas])
-
-    def _gathering(self, replicas: Sequence[RemoteReplica]) -> tuple[list[str], str]:
-        """The names of the workers for a group of replicas, and one for the group, which no attempt to form one has had before."""
-        self._gatherings += 1
-        return [each.owner for each in replicas], f"{self._group}-{self._gatherings}"
 
     async def get_ready(self) -> None:
         """See that all replicas are there, have the same state and are in one group. See Note [Equal replicas].
@@ -251,20 +223,18 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         shards: list[Any] = [None] * len(self.remotes)
         if self.is_sharded:
             shards = await self._divide()
-        if self._local_ref is None:
-            self._local_ref = self.driver.refer(self.local)
         refs = [each.ref for each in self.remotes]
         others = [[*refs[rank + 1 :], *refs[:rank]][:NEIGHBOURS] for rank in range(len(refs))]
         asked = zip(self.remotes, others, shards, strict=True)
-        names, group = self._gathering(self.remotes)
-        version = list(self.version)
-        await together([self.ask(each, "join", names, group, version, self._local_ref, rest, stamp) for each, rest, stamp in asked])
+        names, group = self.gathering(self.remotes, self.driver)
+        version, driver = list(self.version), self.refer(self.driver)
+        await together([self.ask(each, "join", names, group, version, driver, rest, stamp) for each, rest, stamp in asked])
         self._is_ready = True
 
     async def _equalise(self) -> None:
         """See that all replicas are there and have the same parameters and buffers; the state of the optimizer too, unless it is divided."""
         for host, error in (await self._tell_all(None)).items():
-            raise self._explained(host, error)
+            raise self.explained(restarted(host, error) if isinstance(error, ReferenceLostError) else error)
         versions = dict(zip(self.remotes, await together([self._version(each) for each in self.remotes]), strict=True))
         source = self._newest(versions)
         for each, version in versions.items():
@@ -280,12 +250,12 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         held = [list(map(stamp_of, each)) for each in await together([self.ask(each, "held") for each in self.remotes])]
         sources = covering(held, self.version[1])
         if not sources and (self.version[1] or self._optimizer_loads):  # else there is no state yet
-            raise DistributedError(STATE_LOST)
+            raise _missing(*SHARD)
         size, loads = len(self.remotes), sources[0][1][0] if sources else 0
         wanted = [(loads, self.version[1], size, shards_of(rank, size)) for rank in range(size)]
         sent = [[*stamp[:3], list(stamp[3])] for stamp in wanted]
         if not all(mine in each for mine, each in zip(wanted, held, strict=True)):
-            names, group = self._gathering(self.remotes)
+            names, group = self.gathering(self.remotes, self.driver)
             told = [[rank, [*stamp[:3], list(stamp[3])]] for rank, stamp in sources]
             await together([self.ask(each, "divide", names, group, mine, told) for each, mine in zip(self.remotes, sent, strict=True)])
         return sent
@@ -294,18 +264,14 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         """Replicas that can be reached and have the optimizer's whole state between them.
 
         Raises:
-            DistributedError: there are none.
+            WorkerLostError: those that cannot be reached may have what is missing. DistributedError: it is lost.
         """
         await self.source()  # settles what was decided
-        found = await asyncio.gather(*(self.ask(each, "held") for each in self.remotes), return_exceptions=True)
-        held: list[list[ShardStamp]] = []
-        for each in found:
-            if isinstance(each, BaseException) and not isinstance(each, DistributedError):
-                raise each
-            held.append([] if isinstance(each, BaseException) else list(map(stamp_of, each))[-1:])  # the part in use
+        answers, failed = await self._ask_reachable(self.remotes, lambda each: self.ask(each, "held"))
+        held = [list(map(stamp_of, answers.get(each, ())))[-1:] for each in self.remotes]  # the part in use
         sources = covering(held, self.version[1])
         if not sources:
-            raise DistributedError(STATE_LOST)
+            raise _missing(*SHARD, failed)
         return [self.remotes[rank] for rank, _ in sources]
 
     async def begin_optimizer_load(self) -> RemoteReplica:
@@ -325,18 +291,25 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         """A replica that has the state of all and can be reached.
 
         Raises:
-            DistributedError: there is none.
+            WorkerLostError: there is none, and those that cannot be reached may have it. DistributedError: it is lost.
         """
         await self._tell_all(None)
-        candidates = [each for each in self.remotes if each is not excluded]
-        found = await asyncio.gather(*map(self._version, candidates), return_exceptions=True)
-        versions: dict[RemoteReplica, tuple[int, int]] = {}
-        for each, version in zip(candidates, found, strict=True):
-            if isinstance(version, tuple):
-                versions[each] = version
-            elif not isinstance(version, DistributedError):
-                raise version
-        return self._newest(versions)
+        return self._newest(*await self._ask_reachable([each for each in self.remotes if each is not excluded], self._version))
+
+    async def _ask_reachable(
+        self, replicas: Sequence[RemoteReplica], ask: Callable[[RemoteReplica], Awaitable[T]]
+    ) -> tuple[dict[RemoteReplica, T], dict[RemoteReplica, DistributedError]]:
+        """The answers of the replicas that can be reached, and the errors of the others."""
+        answers: dict[RemoteReplica, T] = {}
+        failed: dict[RemoteReplica, DistributedError] = {}
+        for each, found in zip(replicas, await asyncio.gather(*map(ask, replicas), return_exceptions=True), strict=True):
+            if isinstance(found, DistributedError):
+                failed[each] = found
+            elif isinstance(found, BaseException):
+                raise found
+            else:
+                answers[each] = found
+        return answers, failed
 
     async def _version(self, replica: RemoteReplica) -> tuple[int, int]:
         match await self.ask(replica, "version"):
@@ -344,14 +317,13 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
                 return loads, taken
         raise ProtocolError(f"worker {replica.owner} gave a malformed answer about a data-parallel replica", code="replica")
 
-    def _newest(self, versions: Mapping[RemoteReplica, tuple[int, int]]) -> RemoteReplica:
-        """The first replica with the highest version."""
+    def _newest(
+        self, versions: Mapping[RemoteReplica, tuple[int, int]], failed: Mapping[RemoteReplica, DistributedError] | None = None
+    ) -> RemoteReplica:
+        """The first replica with the highest version; `failed` as of `_missing`."""
         newest = max(versions.values(), default=(-1, -1))
         if newest < self.version:
-            raise DistributedError(
-                f"no replica that can be reached has the state after step {self.version[1]}: those that had it are lost. Make new replicas, and load "
-                "a checkpoint"
-            )
+            raise _missing(f"the state after step {self.version[1]}", "make new replicas, and load a checkpoint", failed)
         self.version = newest
         return next(each for each, version in versions.items() if version == newest)
 
@@ -393,7 +365,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             self._is_ready = False
             await self.abort(session)
             if isinstance(error, WorkerLostError):
-                raise self._explained(None, error) from error
+                raise self.explained(error) from error
             raise
         await self.commit(session)
         return losses
@@ -405,7 +377,7 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             return await together([self.ask(each, "evaluate", shard) for each, shard in zip(self.remotes, shards, strict=True)])
         except WorkerLostError as error:
             self._is_ready = False
-            raise self._explained(None, error) from error
+            raise self.explained(error) from error
 
     async def _run(self, replica: RemoteReplica, session: ReplicaSession, shard: list[Any], weight: float, seed: list[int]) -> Any:
         now = asyncio.get_running_loop().time
@@ -461,25 +433,22 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
             failed[replica] = error
         return failed
 
-    def _explained(self, replica: RemoteReplica | None, error: BaseException) -> BaseException:
-        """An error with the advice for a replica that is lost."""
-        if replica is not None and isinstance(error, ReferenceLostError):
-            error = _restarted(replica, error)
-        if not isinstance(error, WorkerLostError) or self.find(error.worker) is None:
-            return error
-        name = error.worker
-        return WorkerLostError(
-            f"a step of {SUBJECT} was given up, and nothing has changed on any: {error}. Go on without it (`await replicas.remove({name!r})`), or "
-            f"once the worker runs again with a new replica there (`await replicas.add({name!r})`), and take the step again",
-            worker=name,
-            stage=error.stage,
-            is_gone=error.is_gone,
-        )
 
+def _missing(what: str, advice: str, failed: Mapping[RemoteReplica, DistributedError] | None = None) -> DistributedError:
+    """The error where no replica that can be reached has a part of the state of all.
 
-def _restarted(replica: RemoteReplica, error: ReferenceLostError) -> WorkerLostError:
-    return WorkerLostError(f"{replica.name} is gone, since the worker was restarted: {error}", worker=replica.owner, stage="replica", is_gone=True)
-
-
-def _name_of(module_class: Any) -> str:
-    return str(getattr(module_class, "__name__", module_class))
+    Args:
+        what: the part.
+        advice: for the case that it is lost.
+        failed: replicas that could not be asked, with their errors; those that are not known to be gone may have it.
+    """
+    perhaps = {each.owner: error for each, error in (failed or {}).items() if not (isinstance(error, WorkerLostError) and error.is_gone)}
+    if not perhaps:
+        return DistributedError(f"all replicas that had {what} are lost: {advice}")
+    name, error = next(iter(perhaps.items()))
+    return WorkerLostError(
+        f"no replica that can be reached has {what}; {', '.join(perhaps)} may have it, and cannot be reached ({error}). Try again once they can; "
+        f"if they are lost, {advice}",
+        worker=name,
+        stage="replica",
+    )

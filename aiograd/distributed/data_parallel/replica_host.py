@@ -64,6 +64,10 @@ class ReplicaHost(StepHost[ReplicaSession]):
     failure = DistributedError
     advice = "The next step or call of DataParallel settles it."
     restoring = "Its state comes from another replica before the next step."
+    going_on = (
+        "Go on without it (`await replicas.remove({worker!r})`), or once the worker runs again with a new replica there "
+        "(`await replicas.add({worker!r})`), and take the step again"
+    )
 
     _worker: AdapterHost | None
 

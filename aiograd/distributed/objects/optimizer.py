@@ -380,7 +380,7 @@ class DistributedOptimizer:
                 raise ArgumentError(f"DistributedOptimizer.remove({name!r}): there are parameters on {', '.join(self._refs)}; one has to stay")
             del self._refs[name]
             optimizer = self._optimizers.pop(name, None)
-            if optimizer is not None:
+            if optimizer is not None and optimizer.is_connected:
                 await self._let_go([optimizer], None)
 
     async def add(self, refs: Iterable[Any], like: str, *, timeout: float | None = None) -> None:

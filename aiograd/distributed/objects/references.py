@@ -21,19 +21,21 @@ class RemoteRef:
         wire: the reference as it came.
         request: makes the requests to the owner.
         local: finds the object on the worker that has it.
+        connected: says if there is a connection to the owner.
 
     Attributes:
         owner: name of the worker that has the object.
         type_name: name of the object's class.
     """
 
-    __slots__ = ("owner", "key", "epoch", "type_name", "_request", "_local")
+    __slots__ = ("owner", "key", "epoch", "type_name", "_request", "_local", "_connected")
 
     def __init__(
         self,
         wire: WireReference,
         request: Callable[[RemoteRef, str, tuple[Any, ...], float | None], Coroutine[Any, Any, Any]],
         local: Callable[[RemoteRef], Any],
+        connected: Callable[[RemoteRef], bool],
     ) -> None:
         self.owner = wire.owner
         self.key = wire.id
@@ -41,6 +43,7 @@ class RemoteRef:
         self.type_name = wire.type_name
         self._request = request
         self._local = local
+        self._connected = connected
 
     def __repr__(self) -> str:
         return f"<RemoteRef to {self.type_name} {self.key.hex()[:8]} on {self.owner}>"
@@ -50,6 +53,11 @@ class RemoteRef:
 
     def __hash__(self) -> int:
         return hash((self.owner, self.key))
+
+    @property
+    def is_connected(self) -> bool:
+        """True if there is a connection to the owner now. Where there is none the owner may be lost; a request would try to connect."""
+        return self._connected(self)
 
     def to_wire(self) -> WireReference:
         """The reference in the form that the codec takes.

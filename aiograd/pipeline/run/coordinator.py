@@ -28,7 +28,7 @@ import numpy as np
 
 from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.engine.evaluate import suspends
-from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError, ReferenceLostError, WorkerLostError
+from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.run.host import StageHost
 from aiograd.pipeline.run.remote_host import RemoteHost, check_apart, hosts_on, owner_of, owners_of, part_of, reference
 from aiograd.pipeline.run.session import PipelineSession
@@ -37,7 +37,6 @@ from aiograd.pipeline.run.together import together
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.steps.coordinator import GONE, StepCoordinator
-from aiograd.steps.outline import difference
 from aiograd.steps.session import DRIVER, PAUSE
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
@@ -88,9 +87,8 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             check_apart(self.replicas, remotes)
         #: how often each rank has been replaced
         self._generations: Counter[int] = Counter()
-        #: the groups of hosts are as they should be; how often they were formed
+        #: the groups of hosts are as they should be
         self._has_joined = not is_replicated
-        self._gatherings = 0
         #: of the running step: of its random numbers; the share of each replica; whether hosts say how large gradients are, and the factor for them
         self._seed: tuple[int, ...] = ()
         self._shares: Mapping[int, list[Any]] = {}
@@ -124,14 +122,14 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
 
     async def connect(self) -> None:
         """See that every worker has its host. Cancelled or failed midway, the next time goes on."""
-        if self.remotes and self._worker is not None and self._local_ref is None:
-            self._local_ref = self._worker.refer(self.local)
+        if self.remotes and self._worker is not None:
+            self.refer(self._worker)
         await together({remote.name: self._make(remote) for remote in self.remotes if remote.ref is None})
         if not self._has_joined:
             try:
                 await self._join()
             except GONE as error:
-                raise self._explained(error) from error
+                raise self.explained(error) from error
 
     async def _make(self, remote: RemoteHost) -> None:
         refs = [reference(stage) for stage in remote.assignment.stages.values()]
@@ -142,31 +140,18 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         groups: dict[tuple[int, ...], list[RemoteHost]] = {}
         for remote in self.remotes:
             groups.setdefault(remote.stages, []).append(remote)
-        await together({f"stages {stages}": self._check_alike(hosts) for stages, hosts in groups.items()})
-        self._gatherings += 1
+        new = {stages: [host for host in hosts[1:] if host.is_new] for stages, hosts in groups.items()}
+        names = {stages: f"the replicas of stages {', '.join(map(str, stages))}" for stages in groups}
+        await together({names[stages]: self.check_alike([groups[stages][0], *hosts], names[stages]) for stages, hosts in new.items() if hosts})
         joining: dict[str, Coroutine[Any, Any, Any]] = {}
-        for stages, hosts in groups.items():
-            names, copies = [host.owner for host in hosts], any(host.is_new for host in hosts)
-            group = f"pipeline-{self._local_ref.key.hex()}-{self._gatherings}-{stages[0]}"
-            joining |= {host.name: self._ask(host, "join", names, group, copies) for host in hosts}
+        for hosts in groups.values():
+            copies = any(host.is_new for host in hosts)
+            gathering = self.gathering(hosts, self._worker)
+            joining |= {host.name: self.ask(host, "join", *gathering, copies) for host in hosts}
         await together(joining)
         for remote in self.remotes:
             remote.is_new = False
         self._has_joined = True
-
-    async def _check_alike(self, hosts: Sequence[RemoteHost]) -> None:
-        """Raise unless the stages of new hosts are like those of the first."""
-        asked = [host for host in hosts if host.is_new and host is not hosts[0]]
-        if asked:
-            ask = {host.name: self._ask(host, "outline") for host in (hosts[0], *asked)}
-            first, *others = (await together(ask)).values()
-            for host, found in zip(asked, others, strict=True):
-                what = difference(first, found)
-                if what is not None:
-                    raise ArgumentError(
-                        f"the replicas of stages {', '.join(map(str, host.stages))} differ: of the parameters and buffers on {host.owner}, {what} as "
-                        f"on {hosts[0].owner}"
-                    )
 
     async def leave(self, replica: StageAssignment) -> None:
         """Go on without a replica."""
@@ -177,7 +162,7 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         self._has_joined = False
         for remote in gone:
             self.pending.forget(remote)
-        await self._quietly(remote.ref.delete() for remote in gone if remote.ref is not None)
+        await self._forget(remote.ref for remote in gone if remote.ref is not None)
 
     async def enter(self, replica: StageAssignment) -> None:
         """Take in a new replica, with the state of the first. Cancelled or failed, the replicas are those of before."""
@@ -191,19 +176,6 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         except BaseException:
             await self.leave(replica)
             raise
-
-    def _explained(self, error: BaseException) -> BaseException:
-        """An error with the advice for a replica that has lost a worker."""
-        if not isinstance(error, WorkerLostError) or not self.is_replicated or all(remote.owner != error.worker for remote in self.remotes):
-            return error
-        worker = error.worker
-        return WorkerLostError(
-            f"a pipeline in {len(self.replicas)} replicas has lost a worker, and nothing has changed on any of them: {error}. Go on without the "
-            f"replica (`await pipe.remove({worker!r})`); `await pipe.add(stages)` takes in another one",
-            worker=worker,
-            stage="replica",
-            is_gone=error.is_gone,
-        )
 
     def peers(self, ranks: set[int], replica: StageAssignment | None = None) -> dict[str, Any]:
         """Where all ranks but these live, of one replica or of all."""
@@ -267,7 +239,7 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             self._has_joined = not self.is_replicated
             await self.abort(session)
             if isinstance(error, GONE):
-                raise self._explained(error) from error
+                raise self.explained(error) from error
             raise
 
     async def commit(self, session: PipelineSession) -> None:
@@ -294,7 +266,7 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
 
     async def _scale(self, remote: RemoteHost, step: int) -> None:
         try:
-            await self._ask(remote, "scale", step, self._factor)
+            await self.ask(remote, "scale", step, self._factor)
         except GONE:
             if self._respawn is None:
                 raise
@@ -305,9 +277,9 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         try:
             peers, seed = self.peers(remote.ranks, remote.replica), list(self._seed)
             share = self._shares.get(id(remote.replica))
-            results = await self._ask(remote, "run", step, trains, peers, self._local_ref, seed, share, self._measures)
+            results = await self.ask(remote, "run", step, trains, peers, self._local_ref, seed, share, self._measures)
             if self._factor is not None:
-                await self._ask(remote, "scale", step, self._factor)
+                await self.ask(remote, "scale", step, self._factor)
         except GONE:
             if self._respawn is None:
                 raise
@@ -323,20 +295,6 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
                 self._busy += 1
                 return await self._run_elsewhere(remote, step, trains)
         return results
-
-    async def _ask(self, remote: RemoteHost, method: str, *args: Any) -> Any:
-        """Ask a host for something.
-
-        Raises:
-            WorkerLostError: in a pipeline of replicas, also if the worker was restarted.
-        """
-        try:
-            return await remote.ref.call(method, *args, timeout=self._timeout)
-        except ReferenceLostError as error:
-            if not self.is_replicated:
-                raise
-            text = f"{remote.name} is gone, since the worker was restarted: {error}"
-            raise WorkerLostError(text, worker=remote.owner, stage="pipeline", is_gone=True) from error
 
     async def _counted(self, running: Coroutine[Any, Any, dict[str, Any]]) -> dict[str, Any]:
         results = await running

@@ -36,6 +36,7 @@ class StageHost(StepHost[PipelineSession]):
     failure = PipelineError
     advice = "Let the pipeline settle() it, or restore all workers from one checkpoint and make a new Pipeline."
     restoring = "Restore all workers from one checkpoint"
+    going_on = "Go on without its replica (`await pipe.remove({worker!r})`); `await pipe.add(stages)` takes in another one"
 
     def __init__(self, modules: list[Any], assignment: Any, worker: HostWorker | None = None) -> None:
         super().__init__(worker)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -81,8 +82,7 @@ def owners_of(replica: StageAssignment) -> list[str | None]:
 
 def check_apart(replicas: Sequence[StageAssignment], remotes: Sequence[RemoteHost]) -> None:
     """Raise unless all replicas are divided in the same way, on workers of their own."""
-    owners = [remote.owner for remote in remotes]
-    doubled = sorted({owner for owner in owners if owners.count(owner) > 1})
+    doubled = sorted(owner for owner, count in Counter(remote.owner for remote in remotes).items() if count > 1)
     if doubled:
         raise ArgumentError(f"Pipeline: stages of several replicas on {', '.join(doubled)}; a worker takes part in one")
     divisions = [{remote.stages for remote in remotes if remote.replica is replica} for replica in replicas]

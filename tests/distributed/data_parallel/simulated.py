@@ -43,6 +43,8 @@ class World:
         self.options = {**OPTIONS, **options}
         self.over = asyncio.Event()
         self.workers: dict[str, dist.Worker] = {}
+        #: the processes of workers, those that were killed too
+        self.servers: list[asyncio.Future[None]] = []
         self.driver: dist.Worker
         self.replicas: dist.DataParallel
 
@@ -56,8 +58,8 @@ class World:
         self.workers[name] = made
         return made
 
-    def start(self, name: str) -> asyncio.Future[None]:
-        return self.network.spawn(name, self.serve(name))
+    def start(self, name: str) -> None:
+        self.servers.append(self.network.spawn(name, self.serve(name)))
 
     def restart(self, name: str) -> None:
         self.network.restart(name)
@@ -71,14 +73,15 @@ class World:
     @contextlib.asynccontextmanager
     async def running(self, main: Callable[[World], Awaitable[Any]]) -> AsyncIterator[asyncio.Future[Any]]:
         """Run `main` on the driver; the workers are there as long as the block."""
-        servers = [self.start(name) for name in self.names]
+        for name in self.names:
+            self.start(name)
         driving = self.network.spawn("driver", self.drive(main))
         try:
             yield driving
         finally:
             driving.cancel()
             self.over.set()
-            await asyncio.gather(driving, *servers, return_exceptions=True)
+            await asyncio.gather(driving, *self.servers, return_exceptions=True)
 
     def simulate(self, main: Callable[[World], Awaitable[Any]], **options: Any) -> Any:
         """Run `main` on the driver to its end, and see that nothing is left running."""

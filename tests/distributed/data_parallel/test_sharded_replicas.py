@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections import Counter
 from collections.abc import AsyncIterator
@@ -256,6 +257,45 @@ def test_two_that_have_a_shard_between_them_are_lost_at_once() -> None:
         assert world.states == [await expected([FOUR[0], TWO[0]])] * 2
 
     World(NAMES, shard_optimizer=True).simulate(main)
+
+
+def test_a_shard_that_is_out_of_reach_is_not_called_lost() -> None:
+    """Of the two that have a shard one is lost, and the other may only be slow: its state is there again when it is."""
+
+    async def main(world: World) -> None:
+        replicas = world.replicas
+        await replicas.step(FOUR[0])
+        state = await replicas.optimizer_state_dict()
+        world.network.kill("w1")
+        world.network.freeze("w2", 6.0)
+        with pytest.raises(WorkerLostError, match="shard of the state .*; w2 may have it, and cannot be reached.* once they can") as caught:
+            await replicas.optimizer_state_dict()
+        assert caught.value.worker == "w2" and not caught.value.is_gone
+        await asyncio.sleep(8.0)
+        assert comparable(await replicas.optimizer_state_dict()) == comparable(state)
+        world.network.kill("w2")
+        with pytest.raises(DistributedError, match="all replicas that had a shard .* are lost: go on with that of a checkpoint") as lost:
+            await replicas.optimizer_state_dict()
+        assert not isinstance(lost.value, WorkerLostError)
+
+    World(NAMES, shard_optimizer=True).simulate(main)
+
+
+def test_a_state_that_is_out_of_reach_is_not_called_lost() -> None:
+    async def main(world: World) -> None:
+        replicas = world.replicas
+        await replicas.step(TWO[0])
+        world.network.kill("w0")
+        world.network.freeze("w1", 6.0)
+        with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
+            await replicas.state_dict()
+        await asyncio.sleep(8.0)
+        assert await replicas.state_dict()
+        world.network.kill("w1")
+        with pytest.raises(DistributedError, match="all replicas that had the state after step 1 are lost: make new replicas"):
+            await replicas.state_dict()
+
+    World(NAMES[:2]).simulate(main)
 
 
 @pytest.mark.parametrize("method", ["divide", "join"])
