@@ -346,6 +346,35 @@ def test_an_attempt_that_was_given_up_is_forgotten_when_its_time_is_over() -> No
     simulate(main)
 
 
+@pytest.mark.parametrize("count", [4, 18], ids=["mesh", "ring"])
+def test_leaving_a_group_that_has_failed_does_not_wait_for_the_member_that_was_lost(count: int) -> None:
+    """Not even for rank 0 of a large group, which members tell of failures."""
+    names = [f"w{i}" for i in range(count)]
+
+    async def main() -> None:
+        loop, network = asyncio.get_running_loop(), SimulatedNetwork(1, faults=Faults(latency=(1e-3, 2e-3)))
+        took: dict[str, float] = {}
+
+        async def member(name: str) -> None:
+            peers = {other: f"sim://{other}" for other in names if other != name}
+            async with dist.Worker(name, secret=SECRET, transport=network.transport(name), peers=peers) as worker:
+                group = await dist.join_group(worker, names)
+                await group.barrier()
+                if name == names[0]:
+                    network.kill(name, silent=True)
+                with pytest.raises(WorkerLostError):
+                    await group.barrier()
+                began = loop.time()
+                await group.aclose()
+                took[name] = loop.time() - began
+                await asyncio.sleep(60.0 - loop.time())
+
+        await asyncio.gather(*(network.spawn(name, member(name)) for name in names), return_exceptions=True)
+        assert set(took) == set(names[1:]) and max(took.values()) < 0.1, took
+
+    simulate(main)
+
+
 @pytest.mark.parametrize("silent", [False, True], ids=["crashes", "falls silent"])
 @pytest.mark.parametrize("count", [4, 18], ids=["mesh", "ring"])
 def test_members_learn_of_the_loss_of_one_that_others_have_met(count: int, silent: bool) -> None:
