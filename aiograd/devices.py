@@ -162,12 +162,16 @@ def device(name: str) -> Device | None:
     kind, _, ordinal = name.partition(":")
     if not kind or (ordinal and not ordinal.isdecimal()):
         raise ArgumentError(f"device({name!r}): expected 'cpu' or 'kind:ordinal' such as 'cuda:0'")
+    full = f"{kind}:{int(ordinal or 0)}"
+    found = _devices.get(full)
+    if found is not None:
+        return found
     factory = _factories.get(kind)
     if factory is None:
         known = ", ".join(sorted({"cpu", *_devices, *_factories}))
         raise DeviceError(f"device({name!r}): no such device; known are {known}. Import the package that provides it first.")
-    found = _devices[f"{kind}:{ordinal or 0}"] = factory(int(ordinal or 0))
-    return found
+    made = _devices[full] = factory(int(ordinal or 0))
+    return made
 
 
 def known_devices() -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any, Literal, TypeVar, overload
 from aiograd.caller import warn_caller
 from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.guard_code import arguments_check
-from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function
+from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recording import ProgramRecorder, others_in
@@ -291,8 +291,9 @@ def _recursion_ends(name: str) -> Iterator[None]:
         yield
     except RecursionError as error:
         places = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_of_package(frame)]
-        where = "" if not places else "{}: `{}` ".format(*described_line(places[-1].f_code.co_filename, places[-1].f_lineno, places[-1].f_globals))
-        raise TraceError(f"{where}calls without end while the compiled function {name} is recorded: {error}. End the recursion.") from None
+        where = [described_line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals) for frame in places[-1:]]
+        line = "".join([f"{quoted(*each)} " for each in where])
+        raise TraceError(f"{line}calls without end while the compiled function {name} is recorded: {error}. End the recursion.") from None
 
 
 def _runs_programs(mode: Mode) -> bool:

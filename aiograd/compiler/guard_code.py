@@ -16,7 +16,7 @@ import numpy as np
 
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.surroundings import DEPTH, FIRST, PLAIN, Guard, NamedNumbers, NamedTensors, contents_of
+from aiograd.compiler.surroundings import DEPTH, FIRST, PLAIN, Guard, NamedOthers, NamedTensors, contents_of
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh
@@ -71,7 +71,8 @@ class _Checks:
     def differs(self, name: str, value: Any) -> str:
         """The condition that something is not what it was; numbers, flags and strings count by value."""
         known = self.of(value)
-        if not isinstance(value, PLAIN) or (value == 0.0 and value.__class__ is float):  # 0.0 is equal to -0.0: the long way compares them
+        is_zero = isinstance(value, (float, complex, np.inexact)) and value == 0  # 0.0 is equal to -0.0: the long way compares them
+        if not isinstance(value, PLAIN) or is_zero:
             return f"{name} is not {known}"
         return f"({name} is not {known} and ({name}.__class__ is not {self.of(value.__class__)} or {name} != {known}))"
 
@@ -180,9 +181,9 @@ def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], guards: list
     """
     checks = _Surroundings()
     checks.captured(list(captured))
-    numbers = {name for owner, _ in guards if isinstance(owner, NamedNumbers) for name in owner.roots}
+    numbers = {name for owner, _ in guards if isinstance(owner, NamedOthers) for name in owner.roots}
     for owner, attributes in guards:
-        if isinstance(owner, NamedNumbers):
+        if isinstance(owner, NamedOthers):
             continue
         if isinstance(owner, NamedTensors):
             for name, root in owner.roots.items():

@@ -6,11 +6,15 @@ import dis
 import functools
 import inspect
 import linecache
+import os
 import sys
-from types import FunctionType, MethodType
+import sysconfig
+from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 _PACKAGE = "aiograd"
+#: where Python's own and installed modules lie
+_INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")])
 
 
 def user_line() -> tuple[str, str]:
@@ -43,9 +47,24 @@ def is_of_package(frame: Any) -> bool:
     return bool(frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE)
 
 
+def is_installed(thing: Any) -> bool:
+    """True for a function, class or Python module that is this package's, or of the standard library or an installed package."""
+    name = thing.__name__ if isinstance(thing, ModuleType) else thing.__module__
+    module = sys.modules.get(name or "")
+    if name is None or name == "builtins" or name.partition(".")[0] == _PACKAGE:
+        return True
+    file = getattr(module, "__file__", None)
+    return (file is not None and file.startswith(_INSTALLED)) or (module is not None and file is None and name in sys.builtin_module_names)
+
+
 def described_line(file: str, number: int, names: dict[str, Any]) -> tuple[str, str]:
     """A line as ``file:number``, and its text."""
     return f"{file.rpartition('/')[2]}:{number}", linecache.getline(file, number, names).strip()
+
+
+def quoted(place: str, line: str) -> str:
+    """A line of the user for an error: by its place, and by its text where there is one."""
+    return f"{place}: `{line}`" if line else place
 
 
 @functools.lru_cache(256)

@@ -20,11 +20,11 @@ import functools
 import sys
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 
-from aiograd.compiler.lines import async_block, described_line, is_of_package, user_line
+from aiograd.compiler.lines import async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
 from aiograd.compiler.surroundings import Fit, fit_of
 from aiograd.errors import TraceError
@@ -93,6 +93,7 @@ class ProgramRecorder:
         self.broken: str | None = None
         self.modules: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._raises = raises
+        self._refused: str | None = None
         self._began = _next_sequence()
         self._statements: list[Statement] = []
         self._captured: list[Value] = []
@@ -264,8 +265,8 @@ class ProgramRecorder:
         """
         if self._raises and self.broken is None:
             self.broken = f"{place} waits for something else than a pass"
-            raise TraceError(
-                f"{place}: `{line}` waits for something else than a pass of its own while a compiled function is recorded: a program repeats "
+            self._refuse(
+                f"{quoted(place, line)} waits for something else than a pass of its own while a compiled function is recorded: a program repeats "
                 "backward(), grad() and astep(), nothing else that is awaited. Move the line out of the function, or compile with on_break='eager'."
             )
         self.breaks(f"{place} waits for something else than a pass")
@@ -279,12 +280,17 @@ class ProgramRecorder:
         """
         place, line = user_line()
         if self._raises:
-            raise TraceError(
-                f"{place}: `{line}` reads the value of a tensor of shape {list(tensor.shape)} while a compiled function is recorded: what follows "
-                "could depend on it, and a program runs the same statements every time. Compute the choice with aiograd.where(), move the line "
-                "out of the function, or compile with on_break='eager'."
+            self._refuse(
+                f"{quoted(place, line)} reads the value of a tensor of shape {list(tensor.shape)} while a compiled function is recorded: what "
+                "follows could depend on it, and a program runs the same statements every time. Compute the choice with aiograd.where(), move the "
+                "line out of the function, or compile with on_break='eager'."
             )
         self.breaks(f"{place} reads the value of a tensor")
+
+    def _refuse(self, reason: str) -> NoReturn:
+        """Raise a `TraceError` here, and again at the end of the call if the function catches it, since eagerly it would have gone on otherwise."""
+        self._refused = reason
+        raise TraceError(reason)
 
     def breaks(self, reason: str) -> None:
         """Something happens that a program could not repeat."""
@@ -299,7 +305,13 @@ class ProgramRecorder:
     # ---------------------------------------------------------------- the program
 
     def program(self, signature: str, outputs: list[TensorCore]) -> Program | None:
-        """The program of the call that returned `outputs`; None where it is `broken`."""
+        """The program of the call that returned `outputs`; None where it is `broken`.
+
+        Raises:
+            TraceError: again, where the function has caught it.
+        """
+        if self._refused is not None:
+            raise TraceError(self._refused)
         found: list[Value] = []
         with ModeScope(trace=self):
             for output in outputs:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.lines import user_line
+from aiograd.compiler.lines import quoted, user_line
 from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
 from aiograd.trees import map_tree
@@ -50,7 +50,7 @@ def _part(value: Any, inputs: list[TensorCore]) -> Any:
         hash(value)
     except TypeError:
         raise ArgumentTypeError(
-            f"{'{}: `{}`: '.format(*user_line())}a compiled function was called with a {cls.__name__}; expected Tensors, arrays, nested tuples, "
+            f"{quoted(*user_line())}: a compiled function was called with a {cls.__name__}; expected Tensors, arrays, nested tuples, "
             "lists and dicts of them, and values that can be hashed"
         ) from None
     return cls, value

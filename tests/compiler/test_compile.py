@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import linecache
 import traceback
@@ -193,6 +194,27 @@ async def test_reading_a_value_is_an_error_that_names_the_line() -> None:
     statistics = eager.statistics()
     assert len(caught) == 1 and statistics.breaks == 1 and statistics.signatures == 0 and statistics.recordings == 1 and statistics.eager == 2
     assert "reads the value" in statistics.reasons["float32[3]"]
+
+
+async def test_a_refusal_that_the_function_catches_is_raised_at_its_end() -> None:
+    @ag.compile
+    def f(x: Any) -> Any:
+        with contextlib.suppress(Exception):
+            if x.sum() > 0:
+                return x * 2
+        return x * 5
+
+    for _ in range(2):
+        with pytest.raises(TraceError, match=r"if x.sum\(\) > 0"):
+            f(ag.ones(3))
+    assert f.statistics().signatures == 0
+
+
+async def test_a_line_without_text_is_named_by_its_place() -> None:
+    names: dict[str, Any] = {}
+    exec("def f(x):\n    return x * float(x.sum())", names)  # noqa: S102 - a function whose text nobody has
+    with pytest.raises(TraceError, match=r"^<string>:2 reads the value"):
+        ag.compile(names["f"])(ag.ones(3))
 
 
 async def test_what_a_program_cannot_repeat_runs_eagerly_with_the_right_result() -> None:

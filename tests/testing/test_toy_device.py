@@ -349,10 +349,27 @@ def test_the_device_is_known_within_the_block_only() -> None:
     with pytest.raises(DeviceError):
         devices.device("toy:0")
     with ToyDevice() as toy:
-        assert devices.device("toy:0") is toy and repr(toy) == "<ToyDevice toy:0>"
+        assert devices.device("toy:0") is devices.device("toy") is toy and repr(toy) == "<ToyDevice toy:0>"
         assert isinstance(toy, devices.Device)
     with pytest.raises(DeviceError):
         devices.device("toy:0")
+
+
+def test_a_kind_alone_is_the_first_device_of_it_made_once() -> None:
+    made: list[ToyDevice] = []
+
+    def factory(ordinal: int) -> ToyDevice:
+        made.append(ToyDevice(f"alone:{ordinal}"))
+        return made[-1]
+
+    devices.register_device_kind("alone", factory)
+    try:
+        assert devices.device("alone") is devices.device("alone:0") is devices.device("alone")
+        assert len(made) == 1
+    finally:
+        devices._factories.pop("alone")
+        devices.unregister_device("alone:0")
+        made[0].close()
 
 
 def test_closing_ends_the_thread_and_fails_what_is_queued() -> None:

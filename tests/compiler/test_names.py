@@ -1,0 +1,126 @@
+"""What a compiled function finds by name: whatever is replaced there, no stale program runs."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn
+from tests.compiler.test_compile import bits, leaf
+
+
+class _Numbers:
+    """A class and an object of it that functions read numbers from."""
+
+    __slots__ = ("own",)
+    scale = 2.0
+
+    def __init__(self) -> None:
+        self.own = 2.0
+
+    @classmethod
+    def made(cls) -> float:
+        return cls.scale
+
+    def method(self, x: Any) -> Any:
+        return x * self.scale
+
+
+def _double(x: Any) -> Any:
+    return x * 2.0
+
+
+def _through(x: Any) -> Any:
+    return _HELPERS["call"](x) * NUMBER
+
+
+NUMBER: Any = 2.0
+NOTHING: Any = None
+ARRAY = np.full(3, 2.0, np.float32)
+MODEL: Any = nn.Linear(3, 3)
+NUMBERS = _Numbers()
+PARTIAL: Any = functools.partial(np.multiply, 2.0)
+SETTINGS = types.ModuleType("settings")
+SETTINGS.__dict__.update(scale=2.0)
+_HELPERS: dict[str, Any] = {"call": _double}
+
+#: by what a name leads to: a function of it, and how it is replaced
+REPLACED: dict[str, tuple[Callable[[Any], Any], str, Any, Any]] = {
+    "number": (lambda x: x * NUMBER, "NUMBER", None, 3.0),
+    "number of another type": (lambda x: x * NUMBER, "NUMBER", None, np.float32(3.0)),
+    "complex number": (lambda x: x * NUMBER, "NUMBER", None, 3j),
+    "dtype": (lambda x: x.astype(NUMBER if isinstance(NUMBER, type) else np.float32), "NUMBER", None, np.float64),
+    "None": (lambda x: x * 2.0 if NOTHING is None else x * 3.0, "NOTHING", None, object()),
+    "array": (lambda x: x * ARRAY, "ARRAY", None, np.full(3, 3.0, np.float32)),
+    "function": (lambda x: _double(x), "_double", None, lambda x: x * 3.0),
+    "global of a function that is called": (lambda x: _through(x), "NUMBER", None, 3.0),
+    "function in a dict": (lambda x: _through(x), "_HELPERS", "call", lambda x: x * 3.0),
+    "module": (lambda x: MODEL(x), "MODEL", None, nn.Linear(3, 3)),
+    "attribute of a class": (lambda x: x * _Numbers.scale * _Numbers.made(), "_Numbers", "scale", 3.0),
+    "attribute of an object's class": (lambda x: x * NUMBERS.scale, "_Numbers", "scale", 3.0),
+    "attribute of a method's class": (NUMBERS.method, "_Numbers", "scale", 3.0),
+    "slot": (lambda x: x * NUMBERS.own, "NUMBERS", "own", 3.0),
+    "Python module": (lambda x: x * SETTINGS.scale, "SETTINGS", "scale", 3.0),
+    "partial": (lambda x: PARTIAL(x), "PARTIAL", None, functools.partial(np.multiply, 3.0)),
+}
+
+
+@pytest.mark.parametrize("kind", REPLACED)
+async def test_whatever_a_name_leads_to_may_be_replaced(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    f, name, part, other = REPLACED[kind]
+    compiled, x = ag.compile(f), leaf(2, 3)
+    for _ in range(3):
+        assert bits(compiled(x)) == bits(f(x))
+    assert compiled.statistics().recordings == 1
+    before, held = bits(f(x)), globals()[name]
+    if part is None:
+        monkeypatch.setitem(globals(), name, other)
+    elif isinstance(held, dict):
+        monkeypatch.setitem(held, part, other)
+    else:
+        monkeypatch.setattr(held, part, other)
+    for _ in range(3):
+        assert bits(compiled(x)) == bits(f(x)) != before
+    assert compiled.statistics().recordings == 2 and compiled.statistics().runs == 4
+
+
+async def test_an_optimizer_that_was_replaced_takes_no_step() -> None:
+    model, x = nn.Linear(3, 1), leaf(2, 3, grad=False)
+    optimizer = ag.optim.SGD(model.parameters(), lr=0.1)
+
+    @ag.compile
+    async def step() -> Any:
+        loss = model(x).sum()
+        await loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(2):
+        await step()
+    optimizer = ag.optim.SGD(model.parameters(), lr=0.0)
+    before = bits(model.weight)
+    await step()
+    assert bits(model.weight) == before and step.statistics().recordings == 2
+
+
+async def test_what_a_function_makes_for_itself_at_the_first_call_is_no_reason_to_record_again() -> None:
+    class Lazy:
+        def __init__(self) -> None:
+            self.made: Any = None
+
+        @ag.compile
+        def call(self, x: Any) -> Any:
+            if self.made is None:
+                self.made = {"factor": 2.0, "of": object()}
+            return x * self.made["factor"]
+
+    lazy, x = Lazy(), leaf(3)
+    for _ in range(3):
+        assert bits(lazy.call(x)) == bits(x * 2.0)
+    assert Lazy.call.statistics().recordings == 1 and Lazy.call.statistics().runs == 2
