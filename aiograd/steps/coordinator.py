@@ -17,7 +17,7 @@ from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
-from aiograd.errors import AiogradError, ArgumentError, DistributedError, ReferenceLostError, WorkerLostError
+from aiograd.errors import AiogradError, ArgumentError, ReferenceLostError, WorkerLostError
 from aiograd.steps.host import StepHost
 from aiograd.steps.outline import difference
 from aiograd.steps.pending_decisions import PendingDecisions, Told
@@ -90,13 +90,13 @@ class StepCoordinator(Generic[S, H]):
             requests: each with the reference that it is about; None: this process.
         """
         loop = asyncio.get_running_loop()
-        tasks = {loop.create_task(_ignoring(request), name="aiograd:steps:farewell"): ref is None or ref.is_connected for ref, request in requests}
+        tasks = {loop.create_task(request, name="aiograd:steps:farewell"): ref is None or ref.is_connected for ref, request in requests}
         if tasks:
             grace = current_engine().cancel_grace
             try:
                 await asyncio.wait([task for task, is_connected in tasks.items() if is_connected] or tasks, timeout=grace)
             finally:
-                await end(tasks, grace)
+                await end(tasks, grace)  # drops their errors
 
     # ---------------------------------------------------------------- equal hosts
 
@@ -272,13 +272,6 @@ def restarted(remote: Told, error: ReferenceLostError) -> WorkerLostError:
     """The error of a host whose worker has no such object any more."""
     text = f"{remote.name} is gone, since the worker was restarted: {error}"
     return WorkerLostError(text, worker=remote.owner, stage="replica", is_gone=True)
-
-
-async def _ignoring(coroutine: Coroutine[Any, Any, Any]) -> None:
-    try:
-        await coroutine
-    except DistributedError:
-        return
 
 
 async def _finish(task: asyncio.Task[Any]) -> None:
