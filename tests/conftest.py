@@ -35,9 +35,9 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
 
 def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
-    """Every async test runs on asyncio's loop and on uvloop, except those that open real sockets or start processes: those run once."""
+    """Every async test runs on asyncio's loop and on uvloop, but once those that open real sockets, start processes or look at rules only."""
     factories: dict[str, Callable[[], asyncio.AbstractEventLoop]] = {"asyncio": asyncio.new_event_loop, "uvloop": uvloop.new_event_loop}
-    if any(item.get_closest_marker(name) for name in ("proc", "net", "sim")):
+    if any(item.get_closest_marker(name) for name in ("proc", "net", "sim", "one_loop")):
         del factories["asyncio"]
     return factories
 

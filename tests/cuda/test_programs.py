@@ -20,6 +20,7 @@ def close(found: Any, wanted: Any, what: object) -> None:
     assert_close(found.detach().to("cpu").numpy(), wanted.detach().numpy(), 200, what)
 
 
+@pytest.mark.one_loop
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(set(DOMAINS) - NOT_ON_DEVICES))
 async def test_every_row_and_rule_agrees_with_the_host(name: str, device: CudaDevice) -> None:

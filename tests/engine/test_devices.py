@@ -101,6 +101,7 @@ async def differentiate(name: str, variety: int, device: str) -> list[Any]:
     return [bits(tensor) for tensor in tensors]
 
 
+@pytest.mark.one_loop
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.mark.parametrize("name", sorted(DOMAINS))
 async def test_every_row_gives_the_same_bits_on_a_device(name: str, plain_rows: None, toy: ToyDevice) -> None:
