@@ -8,6 +8,7 @@ Note [Memory]
 from __future__ import annotations
 
 import enum
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -49,7 +50,7 @@ class Ref:
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
-        return 0 if self.shape is None or self.dtype is None else int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return 0 if self.shape is None or self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
 
 
 #: ufuncs whose results are rounded correctly, so that on real numbers they do not depend on the loop that computes them
