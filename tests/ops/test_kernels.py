@@ -200,8 +200,10 @@ def _convolution(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
 def _depthwise(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     drawn = []
     near, mixed, single = (window(3, 1, 1), 6), (window((2, 3), (3, 2), (0, 2), (2, 1)), 6), (window(1, 2), 18)
-    second = (window(3, 2, 1), 12)
-    for height, width, (win, out) in ((13, 15, near), (13, 15, second), (13, 15, mixed), (13, 15, single), (4, 37, near), (4, 70, mixed)):
+    second, double, open_, far = (window(3, 2, 1), 12), (window(3, 1, 1), 12), (window(3), 6), (window(3, 1, (4, 3)), 6)
+    shapes = ((13, 15, near), (13, 15, second), (13, 15, mixed), (13, 15, single), (4, 37, near), (4, 70, mixed))
+    more = ((5, 16, double), (3, 3, open_), (6, 35, open_), (1, 1, near), (2, 5, far))
+    for height, width, (win, out) in shapes + more:
         x, w, b = draw(rng, dtype, 5, 6, height, width), draw(rng, dtype, out, 1, *win.size), draw(rng, dtype, out)
         drawn.append((x, w, b, draw(rng, dtype, 5, out, *win.outputs(height, width)), win))
 
@@ -434,11 +436,12 @@ def test_compiled_functions_are_closed() -> None:
         kernels.activation.relu(np.zeros(4, np.float16), np.zeros(4, np.float16), 0, 0, 4)
 
 
+@pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("special", [np.nan, np.inf])
-def test_a_number_that_is_not_finite_spoils_only_the_windows_that_see_it(special: float) -> None:
-    """In a depthwise convolution planes lie in scratch memory with other numbers between their rows."""
+def test_a_number_that_is_not_finite_spoils_only_the_windows_that_see_it(special: float, stride: int) -> None:
+    """In a depthwise convolution rows end in the middle of a vector, and for most windows planes lie in scratch memory beside other numbers."""
     rng = np.random.default_rng(5)
-    win = window(3, 2, 1)
+    win = window(3, stride, 1)
     x, w, g = draw(rng, np.float32, 2, 3, 9, 8), draw(rng, np.float32, 3, 1, 3, 3), draw(rng, np.float32, 2, 3, *win.outputs(9, 8))
     x[0, 1, 0, 7] = special
     g[1, 2, 0, 0] = special
