@@ -10,8 +10,8 @@ MARK       these of your send edges take part in a pass: (context, pass, edges) 
            send edges of the asker that were reached). One more value, 0, where the pass wants only some inputs of its initiator; with 1
            instead these are recv edges that lead to them, and the answer has recv edges of the asker
 GRADIENT   gradients of one send edge: (context, pass, bundle, flags, names, send edges that take part if no MARK has told them, place if the
-           pass records a graph) → (names of workers, bundles for the asker); the first one of a pass is answered when the receiver and everything
-           behind it is prepared to commit, later ones at once
+           pass records a graph) → (names of workers, bundles for the asker, True if the receiver has nothing to commit and has left); the first one
+           of a pass is answered when the receiver and everything behind it is prepared to commit, later ones at once
 COMMIT     make the gradients of a pass visible: (context, pass) → True
 ABORT      drop a pass: (context, pass, reason) → True
 OUTCOME    what became of a pass: (context, pass) → a word

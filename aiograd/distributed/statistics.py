@@ -19,7 +19,7 @@ class WorkerStatistics:
         stuck: functions that still run although their calls were given up; each occupies a thread.
         references: objects held for remote references.
         in_doubt: passes whose outcome could not be learnt.
-        passes_committed: committed passes with a part on this worker.
+        passes_committed: committed passes with a part on this worker, and passes in which it has done its part and had nothing to commit.
         passes_aborted: aborted passes with a part on this worker.
         bytes_held: messages that are being received or served.
         bytes_in: frames from peers that are connected.

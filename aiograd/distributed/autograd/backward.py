@@ -295,8 +295,8 @@ class BackwardPasses:
             )
             lost.committed = True
             raise lost from first
-        for failure in part.tell_errors.values():
-            if not part.is_selective or getattr(failure, "committed", False):
+        for name, failure in part.tell_errors.items():
+            if getattr(failure, "committed", False) or not (part.is_selective or name in part.idle):
                 raise failure
 
     # ---------------------------------------------------------------- on workers that take part
@@ -320,7 +320,7 @@ class BackwardPasses:
         names, back = await part.walk.mark(part.walk.take_sends(edges, caller.name), caller.name)
         return sorted({*names, self.core.name}), back
 
-    async def on_gradient(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[Any]]:
+    async def on_gradient(self, caller: PeerIdentity, value: Any, timeout: float) -> tuple[list[str], list[Any], bool]:
         """See `Kind.GRADIENT`."""
         failpoints.reach("bwd.before_receive")
         context, pass_id, (bundle, flags, others, *rest) = self._parse(caller, value, 3, 4, 5, 6)
@@ -366,7 +366,7 @@ class BackwardPasses:
         if part.task is not None:
             part.task.deliver(send, arrays)
         if not is_first:
-            return [self.core.name], []
+            return [self.core.name], [], False
         try:
             with observe(self.core.meter, "receive", "gradients", caller.name, None if part.task is None else part.task.profiler):
                 await part.wait_prepared()
@@ -374,14 +374,17 @@ class BackwardPasses:
             part.fail(PassAbortedError(f"{caller.name} wants no answer to its gradients any more"))
             raise
         failpoints.reach("bwd.before_ack")
-        return sorted({*part.behind, self.core.name}), await part.gradients.answer()
+        return sorted({*part.behind, self.core.name}), await part.gradients.answer(), part.has_left
 
     async def on_commit(self, caller: PeerIdentity, value: Any, timeout: float) -> bool:
         """See `Kind.COMMIT`."""
         context, pass_id, _ = self._parse(caller, value, 0, ended=True)
         part = context.parts.get(pass_id)
         if part is None:
-            if context.history.outcome(pass_id) is not Outcome.COMMITTED:
+            history = context.history
+            if pass_id in history and history.outcome(pass_id) is Outcome.UNKNOWN and pass_id not in history.in_doubt:
+                history.remember(pass_id, Outcome.COMMITTED)  # it had nothing to commit: see Note [Nothing to commit] in `participant`
+            if history.outcome(pass_id) is not Outcome.COMMITTED:
                 raise PassAbortedError(f"told to commit a pass that {self.core.name} has not prepared")
             return True
         if caller.name != part.initiator:
@@ -455,7 +458,7 @@ class BackwardPasses:
         return part
 
     def _ended(self, part: PassParticipant) -> None:
-        if part.state is TransactionState.COMMITTED:
+        if part.state is TransactionState.COMMITTED or (part.has_left and part.error is None):
             self.committed += 1
         else:
             self.aborted += 1
@@ -500,10 +503,10 @@ class BackwardPasses:
 
 
 def _unknown(part: PassParticipant) -> tuple[str, ...]:
-    """Workers that have gradients to commit and have not acknowledged the commit of the pass."""
+    """Workers that have something to commit and have not acknowledged the commit of the pass."""
     if part.is_selective or not isinstance(part.transaction, Coordinator):
         return ()
-    return tuple(sorted(part.transaction.unacknowledged))
+    return tuple(sorted(part.transaction.unacknowledged - part.idle))
 
 
 def _note_doubt(part: PassParticipant) -> tuple[str, ...]:

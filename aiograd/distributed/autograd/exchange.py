@@ -99,7 +99,7 @@ class GradientExchange(PartHelper):
             self._start(outgoing)
 
     async def answer(self) -> list[Any]:
-        """The gradients to be sent with the answer to the first gradients; waits until the part is prepared."""
+        """The gradients to be sent with the answer to the first gradients, once the part is prepared or has left."""
         self.asker = None
         held, self._held_back = self._held_back, []
         return [await self._bundle(*outgoing) for outgoing in held]
@@ -154,8 +154,10 @@ class GradientExchange(PartHelper):
             end = trail(profiler)
             value = (*part.address(), await self._bundle(*outgoing), flags | (TRAILED if end else 0), witnesses(part.others, node.peer), *more, *end)
             answer = await part.core.request(node.peer, Kind.GRADIENT, value, part.left(), part.context.principal)
-        if not (isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], list) and isinstance(answer[1], list)):
+        if not (isinstance(answer, tuple) and len(answer) == 3 and isinstance(answer[0], list) and isinstance(answer[1], list)):
             raise ProtocolError(f"worker {node.peer} gave a malformed answer to gradients", code="gradient")
+        if answer[2] is True:
+            part.idle.add(node.peer)
         for bundle in answer[1]:
             if part.error is not None:
                 break  # it is being wound up, and waits for nothing

@@ -9,6 +9,13 @@ Note [Life of a part]
 
     The engine takes a moment to learn of a decision, and runs hooks and callbacks after the commit: the part has ended when the engine has.
 
+Note [Nothing to commit]
+    A worker without anything to apply at the commit, because no leaf of its own was reached, nothing is retained and no callback waits, says so in
+    the answer to the first gradients, and leaves: its part ends with that answer, which carries all that the pass wanted of it. It promises nothing
+    and need not know the decision, so a pass in which all other workers have left sends no message about its end. Where others have something
+    to commit, those that have left are told as well, for whoever asks them, and nobody is in doubt if that fails. A worker that has sent gradients
+    on does not leave, because an abort has to reach those behind it. (The read-only optimization of two-phase commit: Mohan and Lindsay, 1983.)
+
 Note [Passes over wanted inputs]
     A selective pass computes the gradients of some inputs of its initiator. It runs as any pass, except that no gradients accumulate on other
     workers, so these have nothing to commit: if one cannot be told the decision, nothing is in doubt. On the initiator the inputs'
@@ -86,6 +93,8 @@ class PassParticipant(PassRecord):
         self.tellings: list[asyncio.Task[None]] = []
         #: the reason for the abort, in a word
         self.reason = ""
+        #: True if the part has ended without waiting for the decision; see Note [Nothing to commit]
+        self.has_left = False
         self._has_run = False
         self._waiters: list[asyncio.Future[None]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -297,6 +306,9 @@ class PassParticipant(PassRecord):
         if self.is_initiator:
             self._decide()
             return
+        if isinstance(self.transaction, Participant) and self._has_nothing():
+            self.transaction.votes, self.has_left = False, True
+            return
         self.handle(Prepared(self._deadline_here))
         failpoints.reach("commit.after_prepare")
         self.changed()
@@ -310,15 +322,25 @@ class PassParticipant(PassRecord):
         if not self.is_decided:
             raise self.error or PassAbortedError("the pass was aborted")
 
+    def _has_nothing(self) -> bool:
+        """True if this worker can leave; see Note [Nothing to commit]."""
+        task = self.task
+        if task is None or self.create_graph or self.downstream:
+            return False
+        return not (task.staged.gradients or task.staged.retained or task.callbacks or task.guards)
+
     def _decide(self) -> None:
         """Decide to commit: all workers are prepared. The commit here follows in the same step of the loop, and the others are told."""
-        here = self.core.name
-        prepared = sorted(self.behind - {here})
+        here, gone = self.core.name, self.idle
+        prepared = sorted(self.behind - gone - {here})
+        others = [name for name in self.others if name not in gone]
         self.handle(ParticipantsJoined(prepared))
-        self.handle(ParticipantsJoined(self.others, votes=not self.is_selective))  # in a selective pass those are only told that nothing leads to
+        self.handle(ParticipantsJoined(others, votes=not self.is_selective))  # in a selective pass those are only told that nothing leads to
+        if prepared or others:
+            self.handle(ParticipantsJoined(sorted(gone), votes=False))
         for name in prepared:
             self.handle(Prepared(peer=name))
-        others = self.transaction.others
+        others = list(self.transaction.others)
         if isinstance(self.transaction, Coordinator):
             self.transaction.tell_until = self._loop.time() + max(self.left(), self.core.limits.silence)
         self.handle(Prepared(peer=here))

@@ -70,6 +70,8 @@ class PassRecord(ABC):
         #: workers behind this one that have answered, and workers to which requests or gradients were sent
         self.behind: set[str] = set()
         self.downstream: set[str] = set()
+        #: those of them that have said that they have nothing to commit; see Note [Nothing to commit] in `participant`
+        self.idle: set[str] = set()
         #: the send nodes whose gradients come from other workers
         self.sends: dict[SendNode, None] = {}
         #: on the initiator: worker -> its edges that take part, where that was known without asking; see Note [Foresight] in `discovery`
