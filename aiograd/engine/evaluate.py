@@ -61,7 +61,7 @@ def is_simple(task: GraphTask, node: Node) -> bool:
     return (
         node._extra is None
         and task.anomaly is None
-        and (node.is_builtin or node.is_leaf)
+        and (node.is_builtin or node.is_leaf or (node.is_inlet and not task.create_graph))  # what comes in has been checked already
         and node not in task.plan.captures.at
         and not (node.is_leaf and task.is_eager(node))  # type: ignore[arg-type]
         and getattr(node, "_saved", None).__class__ is not Packed
@@ -79,6 +79,8 @@ def run_node(task: GraphTask, node: Node, grads: list[Any], values: tuple[Any, .
             task.records_for(node)
             task.stage(node, grads)  # type: ignore[arg-type]
         return ()
+    if node.is_inlet and not task.create_graph:
+        return node.apply(grads)
     if node.is_builtin and not node.spans_devices and not task.create_graph:
         return _run_builtin(task, node, grads, values)
     # user code may ask for the current node; a device names it when an operation fails; new nodes are numbered by it

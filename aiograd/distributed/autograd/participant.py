@@ -334,9 +334,9 @@ class PassParticipant(PassRecord):
         here, gone = self.core.name, self.idle
         prepared = sorted(self.behind - gone - {here})
         others = [name for name in self.others if name not in gone]
-        self.handle(ParticipantsJoined(prepared))
-        self.handle(ParticipantsJoined(others, votes=not self.is_selective))  # in a selective pass those are only told that nothing leads to
         if prepared or others:
+            self.handle(ParticipantsJoined(prepared))
+            self.handle(ParticipantsJoined(others, votes=not self.is_selective))  # in a selective pass those are only told that nothing leads to
             self.handle(ParticipantsJoined(sorted(gone), votes=False))
         for name in prepared:
             self.handle(Prepared(peer=name))
