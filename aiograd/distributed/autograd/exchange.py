@@ -133,11 +133,11 @@ class GradientExchange(PartHelper):
         return send.edge
 
     def _start(self, outgoing: Outgoing) -> None:
-        node = outgoing[0]
-        self._part.downstream.add(node.peer)
+        part, node = self._part, outgoing[0]
+        part.downstream.add(node.peer)
         sending = self._loop.create_task(self._send(outgoing), name=f"aiograd:gradient-{node.edge}")
         self.outgoing[sending] = node
-        sending.add_done_callback(self._sent)
+        sending.add_done_callback(functools.partial(self._sent, part))  # the part is there until then
 
     async def _send(self, outgoing: Outgoing) -> Any:
         part, node = self._part, outgoing[0]
@@ -166,9 +166,8 @@ class GradientExchange(PartHelper):
                 part.task.deliver(send, arrays)
         return answer[0]
 
-    def _sent(self, sending: asyncio.Task[Any]) -> None:
+    def _sent(self, part: PassRecord, sending: asyncio.Task[Any]) -> None:
         del self.outgoing[sending]
-        part = self._part
         error = PassAbortedError("sending gradients was cancelled") if sending.cancelled() else sending.exception()
         if error is None:
             part.behind.update(sending.result())

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dis
+import gc
 from types import FrameType
-
-_YIELD = dis.opmap["YIELD_VALUE"]
 
 
 def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None:
@@ -23,15 +21,15 @@ def clear_frames(error: BaseException, package: str = "aiograd.engine.") -> None
     for link in chain:
         trace = link.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_globals.get("__name__", "").startswith(package) and not _may_be_suspended(trace.tb_frame):
+            if trace.tb_frame.f_globals.get("__name__", "").startswith(package) and _has_ended(trace.tb_frame):
                 with contextlib.suppress(RuntimeError):  # still running
                     trace.tb_frame.clear()
             trace = trace.tb_next
         chain.extend(other for other in (link.__cause__, link.__context__) if other is not None and other not in chain)
 
 
-def _may_be_suspended(frame: FrameType) -> bool:
-    return frame.f_code.co_code[frame.f_lasti] == _YIELD
+def _has_ended(frame: FrameType) -> bool:
+    return bool(gc.get_referents(frame))  # locals of a suspended frame belong to its coroutine, for the collector too
 
 
 def mark_committed(error: BaseException) -> None:
