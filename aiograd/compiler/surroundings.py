@@ -1,6 +1,6 @@
-"""What a function finds by name: guards against a Tensor, a function or a number that is replaced.
+"""The surroundings of a function, which it finds by name: guards against a Tensor, a function or a number that is replaced.
 
-Note [What is looked through]
+Note [Values that are looked through]
     A program reads the Tensors that it captured and repeats the calls that were recorded. When a name leads to something else than before (a weight
     that was assigned anew, another model, optimizer or helper function, another entry of a dict), the program must not run. Names are those of the
     function's closure, of the globals that it mentions, and of the object that it is a method of; where one leads to a Python module, a class or an
@@ -10,8 +10,8 @@ Note [What is looked through]
     class of an object that another function uses) is taken to stay.
 
     Numbers, flags and strings count by value: a program runs for those that it was recorded with. Containers count by what they hold, everything
-    else by identity. What the function itself changes, such as a counter, is a side effect of Python and does not count; a Tensor that it assigns to
-    such a name makes it run eagerly. An optimizer's options are read at every run, and an array that is changed in place is read as it is.
+    else by identity. A change that the function itself makes, such as that of a counter, is a side effect of Python and does not count; a Tensor that
+    it assigns to such a name makes it run eagerly. An optimizer's options are read at every run, and an array that is changed in place is read as it is.
 """
 
 from __future__ import annotations
@@ -212,7 +212,7 @@ def _modules(value: Any) -> Iterator[Any]:
 
 
 def _leaves(value: Any, depth: int, seen: set[tuple[int, int, bool]], counts: bool = True) -> Iterator[Any]:
-    """What is compared of a value.
+    """The part of a value that is compared.
 
     Args:
         depth: how far to look.

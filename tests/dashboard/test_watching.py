@@ -23,17 +23,19 @@ from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, until, workers
 
 service = dist.Service()
+#: a parameter of the functions: a worker that has nothing to commit is told of no commit
+WEIGHT = ag.tensor(1.0, requires_grad=True)
 
 
 @service.function
 def square(x: ag.Tensor) -> ag.Tensor:
-    return (x * x).sum()
+    return (x * x * WEIGHT).sum()
 
 
 @service.function("<b>x</b>")
 async def odd(x: ag.Tensor) -> ag.Tensor:
     ag.log("<i>y</i>", 1.5, 3)
-    return x.sum()
+    return (x * WEIGHT).sum()
 
 
 @contextlib.contextmanager

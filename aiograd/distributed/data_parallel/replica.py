@@ -70,7 +70,7 @@ class Replica:
         self._holder = holder
         kind = ShardedOptimizer if shard_optimizer else StagedOptimizer
         self.optimizer: StagedOptimizer | ShardedOptimizer = kind(holder.optimizer, self.parameters)
-        #: shards that wait until all replicas have theirs, see Note [Dividing anew]; and a state that is being loaded from outside
+        #: the shards of another division, see Note [Dividing anew]; and a state that is being loaded from outside
         self._divided: ShardedOptimizer | None = None
         self._loading: ShardedOptimizer | None = None
         holder.optimizer = self.optimizer.current
@@ -149,9 +149,12 @@ class Replica:
         self._divided = divided
 
     def use(self, stamp: ShardStamp) -> None:
-        """Go on with one of the parts that are here."""
-        self.optimizer = self._holder.optimizer = self.part(stamp)
-        self._divided = self._loading = None
+        """Go on with one of the parts that are here. The other is kept until the next step is committed: not all may come to use theirs."""
+        before, part = self.sharded, self.part(stamp)
+        if part is not before:
+            self._divided = before
+        self.optimizer = self._holder.optimizer = part
+        self._loading = None
 
     def begin_load(self) -> None:
         """A whole state of the optimizer is to be loaded, beside the one that is here."""

@@ -9,6 +9,7 @@ Note [Order of a replica's life]
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -156,7 +157,9 @@ class ReplicaHost(StepHost[ReplicaSession]):
             self._forget_step()
             divided = replica.sharded.divided(size, shards)
             mine = [replica.part(stamp_of(stamp)).flatten() for rank, stamp in sources if rank == gathered.rank]
-            parts = await gathered.all_gather(mine[0] if mine else np.empty(0, np.uint8))
+            parts: list[Any] = []
+            for number in range(max(Counter(rank for rank, _ in sources).values(), default=0)):  # a replica may send both of its parts
+                parts += await gathered.all_gather(mine[number] if number < len(mine) else np.empty(0, np.uint8))
             await offload(divided.load_parts, [each for each in parts if each.size])
             divided.loads, divided.taken = loads, taken
             replica.divide(divided)

@@ -8,8 +8,8 @@ Note [Two copies of each shard]
 
 Note [Dividing anew]
     When the replicas are others than before, some that have all shards of one division between them send their shards to all, and everybody picks
-    its new part out of them. The new part waits beside the old one until all have theirs and join for the next step, so a failure in between loses
-    nothing. A part is known by its `stamp`.
+    its new part out of them. The new part waits beside the old one until all have theirs and join for the next step, and the old one goes when that
+    is committed, so a failure in between loses nothing. A part is known by its `stamp`.
 """
 
 from __future__ import annotations
@@ -76,11 +76,16 @@ def covering(held: Sequence[Sequence[ShardStamp]], taken: int) -> list[tuple[int
 
 
 def assembled(pieces: Sequence[ParameterPiece], entries: Iterable[ShardEntry]) -> dict[int, dict[str, Any]]:
-    """The state of pieces by their index, from that of others which cover them."""
+    """The state of pieces by their index, from that of others which cover them.
+
+    Raises:
+        ValueError: they do not cover one of them.
+    """
     at: dict[int, list[int]] = {}
     for index, piece in enumerate(pieces):
         at.setdefault(piece.parameter, []).append(index)
     state: dict[int, dict[str, Any]] = {}
+    covered: dict[tuple[int, str], set[tuple[int, int]]] = {}
     for number, start, stop, name, value in entries:
         for index in at.get(number, ()):
             piece = pieces[index]
@@ -94,6 +99,11 @@ def assembled(pieces: Sequence[ParameterPiece], entries: Iterable[ShardEntry]) -
             if name not in mine:
                 mine[name] = make(np.empty(piece.stop - piece.start, value.dtype))
             mine[name]._data[low - piece.start : high - piece.start] = value[low - start : high - start]
+            covered.setdefault((index, name), set()).add((low, high))  # the copies of a shard have the same limits
+    for (index, name), ranges in covered.items():
+        piece = pieces[index]
+        if sum(high - low for low, high in ranges) != piece.stop - piece.start:
+            raise ValueError(f"{name} of parameter {piece.parameter} is there for {sorted(ranges)} of elements {piece.start} to {piece.stop} only")
     return state
 
 

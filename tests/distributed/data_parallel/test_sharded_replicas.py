@@ -13,7 +13,8 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of
+from aiograd.distributed.data_parallel.sharded_optimizer import assembled, covering, shards_of
+from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ParameterPiece
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError, RemoteError, WorkerLostError
 from tests.chaos.replicas import STEPS, ReplicaRun
 from tests.distributed.data_parallel.models import (
@@ -203,6 +204,39 @@ async def test_the_state_is_divided_anew_when_replicas_come_and_go() -> None:
 
 
 FOUR, THREE, TWO = batches(6, (4, 4, 4, 4)), batches(6, seed=1), batches(6, (4, 4), seed=2)
+
+
+def test_a_replica_sends_both_of_its_parts() -> None:
+    """After a division that not all have come to use, a replica may have two parts of it that others have lost."""
+
+    async def main(world: World) -> None:
+        replicas = world.replicas
+        for shards in FOUR[:2]:
+            await replicas.step(shards)
+        replica, others = world.host("w0")._replica, [world.host(name)._replica.sharded.flatten() for name in ("w1", "w2")]
+        waiting = replica.sharded.divided(4, (2, 1))
+        waiting.load_parts(others)
+        waiting.loads, waiting.taken = replica.sharded.stamp[:2]
+        replica.divide(waiting)
+        for name in ("w1", "w2"):
+            world.network.kill(name)
+        with pytest.raises(WorkerLostError):
+            await replicas.step(FOUR[2])
+        for name in ("w1", "w2"):
+            await replicas.remove(name)
+        await replicas.step(TWO[0])
+        weights, alone = await whole([*FOUR[:2], TWO[0]])
+        assert world.states == [weights] * 2 and comparable(await replicas.optimizer_state_dict()) == comparable(alone)
+
+    World(NAMES, shard_optimizer=True).simulate(main)
+
+
+def test_a_part_of_the_state_that_is_not_whole_is_refused() -> None:
+    entries: list[Any] = [(0, 0, 4, "exp_avg", np.ones(4)), (0, 0, 4, "step", 3)]
+    with pytest.raises(ValueError, match=r"exp_avg of parameter 0 is there for \[\(0, 4\)\] of elements 0 to 6 only"):
+        assembled([ParameterPiece(0, 0, 6)], entries)
+    found = assembled([ParameterPiece(0, 0, 6)], [*entries, (0, 4, 6, "exp_avg", np.zeros(2)), (0, 0, 4, "exp_avg", np.ones(4))])
+    assert found[0]["exp_avg"].tolist() == [1, 1, 1, 1, 0, 0] and found[0]["step"] == 3
 
 
 @pytest.mark.parametrize("name", NAMES)
