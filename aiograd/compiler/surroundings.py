@@ -11,7 +11,8 @@ Note [Values that are looked through]
 
     Numbers, flags and strings count by value: a program runs for those that it was recorded with. Containers count by what they hold, everything
     else by identity. A change that the function itself makes, such as that of a counter, is a side effect of Python and does not count; a Tensor that
-    it assigns to such a name makes it run eagerly. An optimizer's options are read at every run, and an array that is changed in place is read as it is.
+    it assigns to such a name makes it run eagerly. An optimizer's options are read at every run, and an array that is changed in place is read as it
+    is.
 """
 
 from __future__ import annotations
