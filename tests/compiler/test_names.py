@@ -1,4 +1,4 @@
-"""What a compiled function finds by name: whatever is replaced there, no stale program runs."""
+"""Names that a compiled function reads: whatever is replaced there, no stale program runs."""
 
 from __future__ import annotations
 
