@@ -172,7 +172,9 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         before = self.find(name)
         if before is not None and await self._is_there(before):
             return
-        source = await self.source(before)
+        source = await self.source()
+        if source is before:  # it is there again
+            return
         (made,) = await self.make([name])
         try:
             await self.check_equal([source, made])
@@ -287,14 +289,14 @@ class ReplicaCoordinator(StepCoordinator[ReplicaSession, RemoteReplica]):
         await self.ask(self.remotes[0], "end_optimizer_load", self._optimizer_loads)
         await self.get_ready()
 
-    async def source(self, excluded: RemoteReplica | None = None) -> RemoteReplica:
+    async def source(self) -> RemoteReplica:
         """A replica that has the state of all and can be reached.
 
         Raises:
             WorkerLostError: there is none, and those that cannot be reached may have it. DistributedError: it is lost.
         """
         await self._tell_all(None)
-        return self._newest(*await self._ask_reachable([each for each in self.remotes if each is not excluded], self._version))
+        return self._newest(*await self._ask_reachable(self.remotes, self._version))
 
     async def _ask_reachable(
         self, replicas: Sequence[RemoteReplica], ask: Callable[[RemoteReplica], Awaitable[T]]

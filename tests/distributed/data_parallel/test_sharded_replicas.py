@@ -323,8 +323,12 @@ def test_a_state_that_is_out_of_reach_is_not_called_lost() -> None:
         world.network.freeze("w1", 6.0)
         with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
             await replicas.state_dict()
+        with pytest.raises(WorkerLostError, match="the state after step 1; w1 may have it, and cannot be reached"):
+            await replicas.add("w1")
         await asyncio.sleep(8.0)
         assert await replicas.state_dict()
+        await replicas.add("w1")  # it is there
+        assert replicas.names == ("w0", "w1")
         world.network.kill("w1")
         with pytest.raises(DistributedError, match="all replicas that had the state after step 1 are lost: make new replicas"):
             await replicas.state_dict()
