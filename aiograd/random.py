@@ -33,7 +33,7 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import current_mode, get_default_dtype
+from aiograd.modes import ModeScope, current_mode, get_default_dtype
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 from aiograd.top_level import is_top_level
@@ -110,11 +110,13 @@ def _drawing(method: D) -> D:
 
     @functools.wraps(method)
     def draw(self: Generator, *args: Any, **kwargs: Any) -> Any:
-        tensor = method(self, *args, **kwargs)
         trace = current_mode().trace
-        if trace is not None:
-            is_default = self is (_default.get() or _process_default)
-            trace.drew(method.__name__, lambda: method(default_generator() if is_default else self, *args, **kwargs), tensor)
+        if trace is None:
+            return method(self, *args, **kwargs)
+        with ModeScope(trace=None):
+            tensor = method(self, *args, **kwargs)
+        is_default = self is (_default.get() or _process_default)
+        trace.drew(method.__name__, lambda: method(default_generator() if is_default else self, *args, **kwargs), tensor)
         return tensor
 
     return draw  # type: ignore[return-value]

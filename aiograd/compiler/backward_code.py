@@ -17,6 +17,7 @@ import numpy as np
 from aiograd.compiler.calls import ArrayCode, Form, Memory, Ref
 from aiograd.compiler.forward_code import is_needed, names_of, rule_inputs, saved_names, sources, uses
 from aiograd.compiler.passes import optimized
+from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
 from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
@@ -45,6 +46,7 @@ class BackwardWriter:
         self, program: Program, node: Any, saved: tuple[Any, ...], grads: Sequence[Any], needs: Sequence[bool], sums: Sequence[bool]
     ) -> None:
         self._program = program
+        self._on_device = program.device != "cpu"
         self._node = node
         self._tracer = Tracer("d")
         #: arrays that the forward kept, by name
@@ -90,7 +92,8 @@ class BackwardWriter:
     def compiled(self) -> tuple[Callable[..., list[Any]], str, set[str]]:
         """A function of what is saved and of the gradients that does the same again; its text; names of saved values that results may be parts of."""
         results = map_tree(_ref_of, self._results, Recorded)
-        code = optimized(ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results))
+        code = ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results)
+        code = without_dead_code(code) if self._on_device else optimized(code)
         shared = Memory(code).shared(self._parameters[0][1], leaves_of(code.results, Ref))
         return *load(code), {ref.name for ref in shared}
 
@@ -128,7 +131,7 @@ class BackwardWriter:
         else:
             g = tuple(
                 [
-                    self._opaque("zeros", np.zeros, (value.shape, value.dtype)) if grad is None else self._conjugated(grad) if conjugates else grad
+                    self._zeros(value, found) if grad is None else self._conjugated(grad) if conjugates else grad
                     for grad, value in zip(found, statement.outputs, strict=True)
                 ]
             )
@@ -170,7 +173,14 @@ class BackwardWriter:
     def _opaque(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
         """Run a function and take it down as one call."""
         result = function(*map_tree(_value_of, arguments, Recorded))
-        return self._tracer.add(Form.CALL, function, label, arguments, {}, result, fresh=function is np.zeros, opaque=True)
+        return self._tracer.add(Form.CALL, function, label, arguments, {}, result, fresh=self._on_device or function is np.zeros, opaque=True)
+
+    def _zeros(self, value: Value, grads: Sequence[Any]) -> Any:
+        """The gradient of an output that got none."""
+        if value.device == "cpu":
+            return self._opaque("zeros", np.zeros, (value.shape, value.dtype))
+        present = next(grad for grad in grads if grad is not None)
+        return self._opaque("zeros_like", _zeros_like, (present, value.shape, value.dtype))
 
     def _rule_argument(self, number: int, statement: Statement, name: str, needs: tuple[bool, ...], inputs: tuple[str, ...]) -> Any:
         op = statement.op
@@ -228,6 +238,10 @@ class BackwardWriter:
         if grad.__class__ is not SliceGradient:
             return grad
         return self._tracer.row(getitem_adjoint, (grad.value,), {"index": grad.index, "shape": grad.shape})
+
+
+def _zeros_like(array: Any, shape: Any, dtype: Any) -> Any:
+    return np.zeros_like(array, shape=shape, dtype=dtype)
 
 
 def _parts_of(grad: Any) -> Any:

@@ -174,9 +174,11 @@ class CompiledFunction:
         self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[ProgramRecorder, list[Guard], tuple[Any, ...], dict[str, Any]]:
         """Begin to record a call; returns the arguments to call the function with."""
+        tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
+        arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
-        return WriteRecorder(inputs, raises=self._on_break == "raise"), guards_of(self.function, args), args, kwargs
+        return WriteRecorder(inputs, arrays, raises=self._on_break == "raise"), guards_of(self.function, args), args, kwargs
 
     def _refuse_async_blocks(self, recorder: ProgramRecorder) -> None:
         plain = plain_function(self.function)

@@ -17,6 +17,7 @@ from aiograd.compiler.arena import ArenaPool
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.compiler.passes import optimized
 from aiograd.compiler.passes.arenas import with_arena
+from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
@@ -83,7 +84,8 @@ def residual(number: int, name: str) -> str:
 
 def compile_forward(program: Program) -> tuple[Callable[..., Any], str, ArenaPool, frozenset[str]]:
     """The function of `forward_code`, its text, its arenas, and the names of the saved values that may lie in an arena."""
-    code = with_arena(optimized(forward_code(program)))
+    code = forward_code(program)
+    code = with_arena(optimized(code)) if program.device == "cpu" else without_dead_code(code)
     saved = code.results[1]
     found = Memory(code).shared(saved, code.arena)
     inside = frozenset([name for name, ref in zip(saved_names(program), saved, strict=True) if ref in found])
@@ -110,11 +112,15 @@ class _ForwardWriter:
             self.refs[value.name] = _ref(value)
         self.given = tuple(self.refs.values())
         self._bound = set(self.given)
+        self._on_device = program.device != "cpu"
 
     def write(self, number: int, statement: Statement) -> None:
         """Add the calls of a statement."""
         self.tracer.comment = f"{statement.place}: {statement.line}"
-        function = statement.op.forward if statement.fused is None else statement.fused.forward
+        function = statement.forward
+        if self._on_device:
+            self._call(number, statement, function, False)
+            return
         is_ufunc = statement.is_row and isinstance(function, np.ufunc) and function.nout == 1
         if is_ufunc or not (statement.is_row and _is_small(statement) and self._trace(number, statement, function)):
             self._call(number, statement, function, is_ufunc)
@@ -126,7 +132,10 @@ class _ForwardWriter:
         options = map_tree(lambda value: self.refs[value.name], statement.statics, Value) if statement.statics else {}
         outputs = [_ref(value) for value in statement.outputs]
         # functions may return numbers where the eager call has arrays of no axes
-        made = [Ref(f"t_{ref.name}", (), ref.dtype, ()) if ref.shape == () else ref for ref in outputs]
+        made = [
+            Ref(f"t_{ref.name}", (), ref.dtype, ()) if ref.shape == () and value.device == "cpu" else ref
+            for ref, value in zip(outputs, statement.outputs, strict=True)
+        ]
         fused = statement.fused
         residuals = [] if fused is None else [Ref(residual(number, name)) for name in fused.residuals]
         label = function.__name__ if is_ufunc else op.name if fused is None else f"{op.name}_fused"
@@ -136,7 +145,7 @@ class _ForwardWriter:
         calls.append(
             Call(
                 Form.CALL, function, label, arguments, (*made, *residuals), options, unpacks=unpacks, nested=nested, pure=statement.is_row,
-                fresh=is_ufunc, comment=self.tracer.comment,
+                fresh=is_ufunc or self._on_device, comment=self.tracer.comment,
             )
         )
         for ref, part in zip(outputs, made, strict=True):

@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
 from aiograd.compiler.surroundings import DEPTH, FIRST, PLAIN, Guard, NamedOthers, NamedTensors, contents_of
@@ -87,10 +88,10 @@ class _Checks:
 
     def layout(self, data: str, expected: Any) -> tuple[str, ...]:
         """Conditions that an array is laid out otherwise."""
-        return (
-            f"{data}.shape != {tuple(expected.shape)}", f"{data}.strides != {tuple(expected.strides)}",
-            f"{data}.dtype is not {self.of(expected.dtype)}",
-        )  # fmt: skip
+        dtype = f"{data}.dtype is not {self.of(expected.dtype)}"
+        if expected.__class__ is not np.ndarray:
+            return f"{data}.shape != {tuple(expected.shape)}", f"{data}.__aiograd_device__ != {layout_of(expected)!r}", dtype
+        return f"{data}.shape != {tuple(expected.shape)}", f"{data}.strides != {tuple(expected.strides)}", dtype
 
 
 # -------------------------------------------------------------------- arguments
@@ -140,8 +141,6 @@ class _Arguments(_Checks):
             self.refuse(f"{name}.__class__ is not dict")
             self.mapping(name, value)
         elif isinstance(value, TensorCore):
-            if value._data.__class__ is not np.ndarray:
-                raise _CannotCheck
             self.refuse(f"{name}.__class__ is not {self.of(cls)}")
             self._inputs.append(name)
             self._arrays.append(self.tensor(name, value._data, value._node is not None))
@@ -204,7 +203,7 @@ class _Surroundings(_Checks):
 
     def captured(self, tensors: list[tuple[TensorCore, bool]]) -> None:
         """Compare the layout of captured Tensors."""
-        if len(tensors) <= _MANY:
+        if len(tensors) <= _MANY or any([tensor._data.__class__ is not np.ndarray for tensor, _ in tensors]):
             for tensor, records in tensors:
                 self.tensor(self.of(tensor), tensor._data, records)
             return

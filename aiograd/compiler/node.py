@@ -23,7 +23,7 @@ from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
 from aiograd.compiler.forward_code import is_needed, saved_names, sources
 from aiograd.compiler.profiled import ProfiledBackward
-from aiograd.compiler.program import Program, Statement, Value, ValueKind
+from aiograd.compiler.program import Program, Statement, Value, ValueKind, layout_of
 from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
@@ -35,8 +35,9 @@ from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.record import call
 from aiograd.trees import map_tree
 
-#: estimated nanoseconds of a statement beside its arithmetic
+#: estimated nanoseconds of a statement beside its arithmetic; and of one on a device, which only starts work there
 STATEMENT_NS = 300.0
+START_NS = 20_000.0
 
 
 class ProgramNode(Node):
@@ -85,7 +86,7 @@ class ProgramNode(Node):
 
     @property
     def device(self) -> str:
-        """Programs run on the host."""
+        """Name of the device of the program."""
         return "cpu"
 
     # ---------------------------------------------------------------- running
@@ -129,7 +130,7 @@ class ProgramNode(Node):
             raise saved.error(self.name)
         self.check_versions(self.code.saved_places)
         grads = [None if grad is None else dense(grad) for grad in grads]
-        key = (tuple([None if grad is None else grad.strides for grad in grads]), needs, sums)
+        key = (tuple([None if grad is None else layout_of(grad) for grad in grads]), needs, sums)
         if len(grads) > 1:
             self._ran = tuple([grad is not None for grad in grads]), needs
         if self._gone and not self._gone.isdisjoint(self.code.statements_of(*self._ran)):
@@ -241,6 +242,31 @@ class ProgramNode(Node):
         return self.code.estimate  # type: ignore[no-any-return]
 
 
+class DeviceProgramNode(ProgramNode):
+    """The backward of one call of a program on a device; see Note [Programs on a device] in `aiograd.compiler.program`.
+
+    Args:
+        stream: the queue (stream) of its device on which the call was made, where the device has several.
+        *arguments: of a `ProgramNode`.
+    """
+
+    __slots__ = ("stream",)
+
+    spans_devices = True
+
+    def __init__(self, stream: Any, *arguments: Any) -> None:
+        super().__init__(*arguments)
+        self.stream = stream
+
+    @property
+    def device(self) -> str:
+        """Name of the device of the program."""
+        return self.code.program.device  # type: ignore[no-any-return]
+
+    def cost_key(self) -> None:
+        """None: it is not known to be small."""
+
+
 def estimate(program: Program) -> float:
     """Estimated nanoseconds of the backward of a program; never too much for the loop where no statement by itself is."""
     costs = [statement_cost(statement) for statement in program.statements]
@@ -250,7 +276,9 @@ def estimate(program: Program) -> float:
 
 def statement_cost(statement: Statement) -> float:
     """Estimated nanoseconds of the backward of a statement."""
-    return 0.0 if statement.node is None else STATEMENT_NS + statement.cost
+    if statement.node is None:
+        return 0.0
+    return START_NS if statement.is_on_device else STATEMENT_NS + statement.cost
 
 
 def explain(error: BaseException, name: str) -> None:

@@ -37,12 +37,11 @@ def _run_statement(number: int, statement: Statement, known: dict[str, Any], pro
     options = map_tree(lambda value: known[value.name], statement.statics, Value)
     began = profiler.begin_forward()
     residuals: list[Any] = []
-    if fused is None:
-        result = op.forward(*arguments, **options)
-    else:
-        result, *residuals = fused.forward(*arguments, **options)
+    result = statement.forward(*arguments, **options)
+    if fused is not None:
+        result, *residuals = result
     results = [] if not statement.outputs else [result] if op.outputs == 1 else result
-    made = [result if value.shape else np.asarray(result) for value, result in zip(statement.outputs, results, strict=True)]
+    made = [result if value.shape or value.device != "cpu" else np.asarray(result) for value, result in zip(statement.outputs, results, strict=True)]
     profiler.end_forward(began, op.name, None, [make(array) for array in made])
     known.update({value.name: array for value, array in zip(statement.outputs, made, strict=True)})
     if fused is not None:

@@ -10,6 +10,12 @@ Note [Values]
     =========  =========================================================================================
 
     Numbers and arrays that were made while recording are captured too: nobody else can change them.
+
+Note [Programs on a device]
+    A program whose values live on a device makes the calls that the operations make, one for each statement and rule, and leaves what is behind them
+    to the device: it puts element-wise calls together, queues its work and manages its memory. So the passes over numpy calls and the arenas are for
+    programs of the host. Arrays of the host take part as numbers, without axes, or are moved to the device. The device and the stream of a call are
+    those of its node, whose rules the engine runs where it runs those of rows.
 """
 
 from __future__ import annotations
@@ -22,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.devices import device_name_of
 from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.trees import leaves_of
 from aiograd.types import Shape
@@ -44,8 +51,9 @@ class Value:
 
     Attributes:
         kind, index: where it comes from, see Note [Values]; the index counts within its kind.
-        shape, dtype, strides: of every run.
+        shape, dtype, strides: of every run; arrays of a device are taken to have no strides.
         records: True if it had a place in the graph while recording.
+        device: that it lives on.
         name: as the program's source calls it: ``i0``, ``c0``, ``v0``.
     """
 
@@ -55,6 +63,7 @@ class Value:
     dtype: np.dtype[Any]
     records: bool
     strides: Shape
+    device: str = "cpu"
     name: str = field(init=False)
 
     def __post_init__(self) -> None:
@@ -64,6 +73,11 @@ class Value:
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return math.prod(self.shape) * self.dtype.itemsize
+
+    @property
+    def layout(self) -> Any:
+        """Where its elements are; see `layout_of`."""
+        return self.strides if self.device == "cpu" else self.device
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -100,6 +114,18 @@ class Statement:
         object.__setattr__(self, "cost", found)
 
     @property
+    def is_on_device(self) -> bool:
+        """True if it makes values on a device."""
+        return any([value.device != "cpu" for value in self.outputs])
+
+    @property
+    def forward(self) -> Callable[..., Any]:
+        """The function of arrays that computes it; its result has the residuals behind the outputs where there are `fused` kernels."""
+        if self.fused is not None:
+            return self.fused.forward
+        return self.op if self.is_on_device and self.is_row else self.op.forward
+
+    @property
     def is_row(self) -> bool:
         """True for a row of the op tables, which can run again; False for a random draw and for an effect, which has no outputs."""
         return ROWS.get(self.op.name) is self.op
@@ -128,6 +154,11 @@ class Program:
     arena_bytes: int = field(default=0, compare=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
+    #: that the values live on, see Note [Programs on a device]
+    device: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        self.device = next((value.device for value in self.values() if value.device != "cpu"), "cpu")
 
     def dot(self, *, max_nodes: int = 10_000) -> str:
         """The program as DOT text; see `aiograd.viz.program_dot`."""
@@ -136,6 +167,10 @@ class Program:
     def svg(self, *, max_nodes: int = 1000) -> str:
         """The program as an SVG picture; see `aiograd.viz.program_svg`."""
         return str(DRAWING[0]().program_svg(self, max_nodes=max_nodes))
+
+    def values(self) -> Iterator[Value]:
+        """All values."""
+        yield from (*self.inputs, *self.captured, *self.computed())
 
     def computed(self) -> Iterator[Value]:
         """Every value that a statement makes."""
@@ -175,6 +210,11 @@ class Program:
         for value, number in at.items():
             found.setdefault(number, []).append(value)
         return found
+
+
+def layout_of(array: Any) -> Any:
+    """The strides of an array of the host; of another one the name of its device."""
+    return array.strides if array.__class__ is np.ndarray else device_name_of(array)
 
 
 def values_in(tree: Any) -> list[Value]:

@@ -8,9 +8,9 @@ from typing import Any
 
 from aiograd.compiler.forward_code import compile_forward, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
-from aiograd.compiler.node import ProgramNode, estimate, explain, output_counters
+from aiograd.compiler.node import DeviceProgramNode, ProgramNode, estimate, explain, output_counters
 from aiograd.compiler.profiled import run_profiled
-from aiograd.compiler.program import Program
+from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.surroundings import Fit, Guard, fit_of
 from aiograd.graph.node import InputMetadata
@@ -39,7 +39,7 @@ class GuardedCode:
         self.result = result
         self.guards = guards
         self.captured = [
-            (tensor, value.shape, value.strides, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)
+            (tensor, value.shape, value.layout, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)
         ]
         self.used = 0
         self.runs = 0
@@ -68,11 +68,11 @@ class GuardedCode:
 
     def compared(self) -> Fit:
         """As `fit`, by looking through everything."""
-        for tensor, shape, strides, dtype, records in self.captured:
+        for tensor, shape, layout, dtype, records in self.captured:
             if tensor._x is not None:
                 refresh(tensor)
             data = tensor._data
-            if data.shape != shape or data.strides != strides or data.dtype != dtype or (tensor._node is not None) is not records:
+            if data.shape != shape or layout_of(data) != layout or data.dtype != dtype or (tensor._node is not None) is not records:
                 return Fit.STALE
         found = Fit.SAME
         for owner, attributes in self.guards:
@@ -113,7 +113,7 @@ class ProgramCode(GuardedCode):
         self.sharing: set[Any] = set()
         #: of a program with one output, those for all edges, by the strides of the gradient
         self.whole: dict[Any, Callable[..., list[Any]]] = {}
-        self.metadata = tuple([InputMetadata(value.shape, value.dtype, "cpu") for value in program.outputs])
+        self.metadata = tuple([InputMetadata(value.shape, value.dtype, value.device) for value in program.outputs])
         self.records = bool(self.sources)
         self.saved = saved_names(program)
         saved = set(self.saved)
@@ -123,6 +123,7 @@ class ProgramCode(GuardedCode):
         self.saved_places = [i for i, value in enumerate((*program.inputs, *program.captured)) if value.name in saved]
         self.saved_outputs = [i for i, value in enumerate(program.outputs) if value.name in saved]
         self.estimate = estimate(program)
+        self.is_on_device = program.device != "cpu"
 
     def add_backward(self, key: Any, backward: Callable[..., list[Any]], text: str, shared: set[str]) -> None:
         """Keep the code of another kind of pass.
@@ -199,7 +200,10 @@ class ProgramCode(GuardedCode):
             tensor._nr = 0
             outputs.append(tensor)
         if self.records:
-            node = ProgramNode(self, tensors, saved, arena)
+            if self.is_on_device:
+                node: ProgramNode = DeviceProgramNode(getattr(arrays[0], "__aiograd_stream__", None), self, tensors, saved)
+            else:
+                node = ProgramNode(self, tensors, saved, arena)
             if mode.collect is not None:
                 mode.collect(node)
             for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):

@@ -24,13 +24,14 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from aiograd import devices
 from aiograd.compiler.lines import async_block, described_line, is_of_package, quoted, user_line
-from aiograd.compiler.program import Program, Statement, Value, ValueKind
+from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.surroundings import Fit, fit_of
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
 from aiograd.modes import ModeScope
-from aiograd.ops.op import Fused, Op
+from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.tensors.core import TensorCore, base_of, refresh
 from aiograd.trees import leaves_of, map_tree
 
@@ -82,6 +83,7 @@ class ProgramRecorder:
 
     Args:
         inputs: the Tensors among the arguments.
+        arrays: those of them that stand for arrays.
         raises: True if reading a value is an error; else it breaks the recording.
 
     Attributes:
@@ -89,10 +91,11 @@ class ProgramRecorder:
         modules: the modules that were called, with their attributes as they were then.
     """
 
-    def __init__(self, inputs: list[TensorCore], *, raises: bool) -> None:
+    def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
         self.broken: str | None = None
         self.modules: dict[int, tuple[Any, dict[str, Any]]] = {}
         self._raises = raises
+        self._of_arrays = arrays
         self._refused: str | None = None
         self._began = _next_sequence()
         self._statements: list[Statement] = []
@@ -112,6 +115,8 @@ class ProgramRecorder:
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
         self._alive: list[Any] = []
+        self._device = "cpu"
+        self._array_types: tuple[type, ...] = (np.ndarray,)
         self._inputs = [self._know(tensor, ValueKind.INPUT, i) for i, tensor in enumerate(inputs)]
 
     # ---------------------------------------------------------------- told by the mode
@@ -129,7 +134,7 @@ class ProgramRecorder:
             self.breaks("saved-tensor hooks or hooks of nodes are active")
             return
         arrays = tuple([None if tensor is None else self._value_of(tensor) for tensor in tensors])
-        values = map_tree(self._static, statics, np.ndarray)
+        values = map_tree(self._static, statics, self._array_types)
         place, line = user_line()
         made = self._made(outputs)
         self._made_by_rows.update(map(id, outputs))
@@ -297,6 +302,10 @@ class ProgramRecorder:
         if self.broken is None:
             self.broken = reason
 
+    def was_array(self, tensor: TensorCore) -> bool:
+        """True if a Tensor stands for an array among the arguments."""
+        return any(tensor is each for each in self._of_arrays)
+
     def called(self, module: Any) -> None:
         """A module is called."""
         if id(module) not in self.modules:
@@ -335,22 +344,37 @@ class ProgramRecorder:
             if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node._seq > self._began and tensor._node._extra is not None:
                 if not tensor._node.is_leaf:
                     self.breaks("it registers a hook on a tensor that it computes")
-        if self.broken is not None:
-            return None
-        return Program(signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found))
+        program = Program(signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found))
+        if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
+            self.breaks(f"it computes on {program.device} and on the host")
+        return program if self.broken is None else None
 
     # ---------------------------------------------------------------- values
 
     def _know(self, tensor: TensorCore, kind: ValueKind, index: int) -> Value:
         data = tensor._data
+        name = "cpu"
         if data.__class__ is not np.ndarray:
-            self.breaks(f"a tensor lives on {tensor.device}")
-        value = Value(kind, index, tuple(tensor.shape), tensor.dtype, tensor._node is not None, getattr(data, "strides", ()))
+            name = self._on_device(data)
+        strides = data.strides if name == "cpu" else ()
+        value = Value(kind, index, tuple(tensor.shape), tensor.dtype, tensor._node is not None, strides, name)
         self._values[id(tensor)] = value
         self._arrays.setdefault(id(data), value)
         self._sharing.setdefault(id(data), []).append(tensor)
         self._alive += [tensor, data]
         return value
+
+    def _on_device(self, data: Any) -> str:
+        """The name of the device of an array that is none of the host."""
+        name = devices.device_name_of(data)
+        if name == "cpu" or isinstance(devices.device(name), devices.AdoptsTensors):
+            self.breaks(f"an array is a {type(data).__name__}")
+        elif self._device not in ("cpu", name):
+            self.breaks(f"its tensors live on {self._device} and {name}")
+        self._device = name
+        if type(data) not in self._array_types:
+            self._array_types += (type(data),)
+        return name
 
     def _find(self, tensor: TensorCore) -> Value | None:
         return self._values.get(id(tensor)) or self._arrays.get(id(tensor._data))
@@ -385,22 +409,29 @@ class ProgramRecorder:
 
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
-        detached = Value(value.kind, value.index, value.shape, value.dtype, False, value.strides)
+        detached = Value(value.kind, value.index, value.shape, value.dtype, False, value.strides, value.device)
         self._values[id(tensor)] = detached
         self._sharing.setdefault(id(tensor._data), []).append(tensor)
         self._alive.append(tensor)
         return detached
 
-    def _static(self, array: np.ndarray[Any, Any]) -> Any:
+    def _static(self, array: Any) -> Any:
         """An array among the static arguments; the Value of it where it is a known tensor's."""
         known = self._arrays.get(id(array))
         if known is None or not known.records:
             return array if known is None else known
-        return Value(known.kind, known.index, known.shape, known.dtype, False, known.strides)
+        return Value(known.kind, known.index, known.shape, known.dtype, False, known.strides, known.device)
 
     def _is_input(self, tensor: TensorCore) -> bool:
         value = self._find(tensor)
         return value is None or value.kind is not ValueKind.COMPUTED
+
+
+def _is_for_device(statement: Statement) -> bool:
+    """True if a statement belongs to a program of a device: it reads and makes arrays there and numbers, or moves an array there."""
+    if not statement.is_row or (statement.op is ROWS["to_device"] and statement.is_on_device):
+        return True
+    return not any([value.device == "cpu" and value.shape for value in values_in((statement.arrays, statement.statics, statement.outputs))])
 
 
 def others_in(result: Any) -> list[Any]:

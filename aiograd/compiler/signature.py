@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.lines import quoted, user_line
+from aiograd.compiler.program import layout_of
 from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
 from aiograd.trees import map_tree
@@ -33,8 +34,7 @@ def _part(value: Any, inputs: list[TensorCore]) -> Any:
             refresh(value)
         inputs.append(value)
         data = value._data
-        strides = data.strides if data.__class__ is np.ndarray else value.device
-        return data.shape, data.dtype, value._node is not None, strides
+        return data.shape, data.dtype, value._node is not None, layout_of(data)
     cls = value.__class__
     if cls in _PLAIN:
         return cls, str(value) if value == 0.0 and cls is float else value  # 0.0 is another number than -0.0

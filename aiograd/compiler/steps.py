@@ -107,7 +107,7 @@ class StepCode(GuardedCode):
             known = captured if value.kind is ValueKind.CAPTURED else inputs
             if value.name not in names and value not in known:
                 kind = ValueKind.CAPTURED if known is captured else ValueKind.INPUT
-                known[value] = Value(kind, len(known), value.shape, value.dtype, value.records, value.strides)
+                known[value] = Value(kind, len(known), value.shape, value.dtype, value.records, value.strides, value.device)
         own = inputs | captured
         moved = tuple([_moved(statement, own) for statement in statements])
         tensors = tuple([program.tensors[value.index] for value in captured])
@@ -226,7 +226,7 @@ def _short_way(statement: Statement) -> tuple[Callable[..., bool] | None, str]:
         tensors, grads = call.args
         options = dict(call.kwargs)
         keep_graph = bool(options.pop("retain_graph"))
-        seed = None if value is None or value.shape != () else ONE.get(value.dtype.num)
+        seed = None if value is None or value.shape != () or value.device != "cpu" else ONE.get(value.dtype.num)
         if tensors.__class__ is ArgumentPlace and grads is None and seed is not None and not any(options.values()):
             return functools.partial(_pass_at_once, seed, keep_graph), ""
     optimizer = step_of(call.function, call.args)

@@ -187,7 +187,9 @@ class Tracer:
         if not name:
             self._count += 1
             name = f"{self._prefix}{self._count}"
-        return Ref(name, value.shape, value.dtype, value.strides) if isinstance(value, (np.ndarray, np.generic)) else Ref(name)
+        if isinstance(value, (np.ndarray, np.generic)):
+            return Ref(name, value.shape, value.dtype, value.strides)
+        return Ref(name, value.shape, value.dtype) if hasattr(value, "__aiograd_device__") else Ref(name)
 
     def add(
         self,

@@ -76,6 +76,9 @@ class WriteRecorder(ProgramRecorder):
 
     def _follow(self, tensor: TensorCore, name: str, compute: Any, write: Callable[..., None], operands: tuple[TensorCore, ...], index: Any) -> None:
         base = base_of(tensor)
+        if not isinstance(base._data, np.ndarray):
+            self.breaks(f"it modifies a tensor on {tensor.device} in place")
+            return
         known = self._find(base)
         records = current_mode().grad and (base._node is not None or tensor._node is not None or any(o._node is not None for o in operands))
         if known is None or known.kind is ValueKind.CAPTURED or id(base) in self._gradients:
@@ -85,7 +88,7 @@ class WriteRecorder(ProgramRecorder):
             self._write(tensor, self._gradients.get(id(base)) or (lambda: base), name, write, operands, index)
         elif known.kind is ValueKind.INPUT:
             self.breaks("it modifies an argument in place")
-        elif id(base) not in self._made_by_rows or not isinstance(base._data, np.ndarray) or self._shows_others(base):
+        elif id(base) not in self._made_by_rows or self._shows_others(base):
             self.breaks("it modifies a tensor in place whose memory others may share")
         else:
             self._compute(tensor, compute)

@@ -162,8 +162,9 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
     """Move the host arguments of a row that runs on a device to this device.
 
     Arrays that are no Tensors are constants and are moved, and so are numbers; a number that requires grad is moved by a recorded row, so that
-    its gradient is moved back.
+    its gradient is moved back. A function that is being compiled records every move, so that a program repeats it.
     """
+    mode = current_mode()
     for i, array in enumerate(arrays):
         if array.__class__ is not _ndarray:
             continue
@@ -171,12 +172,12 @@ def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, 
         there = devices.device(device)
         if isinstance(there, devices.AdoptsTensors):
             tensors[i] = make(there.adopt(tensor))
-        elif not array.ndim:
-            if tensor._node is None or not current_mode().grad:
-                continue
-            tensors[i] = call(ROWS["to_device"], (tensor,), {"device": device, "source": "cpu"})
-        elif tensor is args[i]:
+        elif not array.ndim and (tensor._node is None or not mode.grad):
+            continue
+        elif array.ndim and tensor is args[i] and not (mode.trace is not None and mode.trace.was_array(tensor)):
             raise DeviceMismatchError(f"{op.name}: arguments live on {device} and cpu; move them to one device with .to()")
-        else:
+        elif array.ndim and mode.trace is None:
             tensors[i] = make(there.from_host(array))  # type: ignore[union-attr]
+        else:
+            tensors[i] = call(ROWS["to_device"], (tensor,), {"device": device, "source": "cpu"})
         arrays[i] = tensors[i]._data
