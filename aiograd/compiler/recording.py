@@ -26,7 +26,7 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.compiler.lines import async_block, described_line, is_of_package, quoted, user_line
-from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
+from aiograd.compiler.program import Program, Statement, Value, ValueKind
 from aiograd.compiler.surroundings import Fit, fit_of
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
@@ -428,10 +428,10 @@ class ProgramRecorder:
 
 
 def _is_for_device(statement: Statement) -> bool:
-    """True if a statement belongs to a program of a device: it reads and makes arrays there and numbers, or moves an array there."""
+    """True if a statement belongs to a program of a device: it computes from arrays there and numbers, or moves an array there."""
     if not statement.is_row or (statement.op is ROWS["to_device"] and statement.is_on_device):
         return True
-    return not any([value.device == "cpu" and value.shape for value in values_in((statement.arrays, statement.statics, statement.outputs))])
+    return not any([value.device == "cpu" and value.shape for value in (*statement.arrays, *statement.outputs) if value is not None])
 
 
 def others_in(result: Any) -> list[Any]:

@@ -101,6 +101,20 @@ async def test_rows_have_the_bits_of_the_eager_ones(name: str) -> None:
     assert ran
 
 
+async def test_labels_may_stay_on_the_host() -> None:
+    call = ag.compile(lambda x, labels: nn.functional.cross_entropy(x, labels))
+    for number in range(3):
+        labels = ag.tensor(np.array([number, 1, 2 - number]))
+        found = []
+        for function in (call.function, call):
+            x = there(draw(3, 4), requires_grad=True)
+            loss = function(x, labels)
+            await loss.backward()
+            found.append(await bits([loss, x.grad]))
+        assert found[0] == found[1]
+    assert (call.statistics().recordings, call.statistics().breaks) == (1, 0), call.statistics()
+
+
 @pytest.mark.parametrize("kind", [optim.SGD, optim.AdamW])
 async def test_a_whole_step_is_compiled(kind: Any) -> None:
     def build() -> tuple[Any, Any, Any]:

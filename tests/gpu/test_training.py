@@ -19,7 +19,9 @@ NETWORKS: dict[str, Callable[[], networks.Network]] = {
 }
 
 
-async def _trained(network: networks.Network, dtype: str, device: str, steps: int) -> tuple[list[Any], list[Any]]:
+async def _trained(
+    network: networks.Network, dtype: str, device: str, steps: int, *, compiled: bool = False
+) -> tuple[list[Any], list[Any]]:
     def put(value: Any, **options: Any) -> Any:
         return ag.tensor(value.astype(dtype), device=device, **options) if value.dtype.kind == "f" else ag.tensor(value)
 
@@ -27,9 +29,15 @@ async def _trained(network: networks.Network, dtype: str, device: str, steps: in
     parameters = [put(value, requires_grad=True) for value in network.parameters]
     optimizer = ag.optim.AdamW(parameters, lr=1e-3)
     first = []
+
+    def loss_of() -> Any:
+        return network.loss(ag.nn.functional, data, parameters)
+
+    if compiled:
+        loss_of = ag.compile(loss_of)
     for step in range(steps):
         optimizer.zero_grad()
-        await network.loss(ag.nn.functional, data, parameters).backward()
+        await loss_of().backward()
         if step == 0:
             first = [(await parameter.grad).numpy().copy() for parameter in parameters]
         optimizer.step()
@@ -45,6 +53,14 @@ async def test_gradients_and_training_are_those_of_the_host(device: Any, name: s
         assert np.linalg.norm(found - wanted) <= 1e-4 * np.linalg.norm(wanted) + 1e-6
     for found, wanted in zip(values, wanted_values, strict=True):
         assert np.linalg.norm(found - wanted) <= 2e-3 * np.linalg.norm(wanted)
+
+
+@pytest.mark.parametrize("name", sorted(NETWORKS))
+async def test_compiled_training_has_the_bits_of_the_eager_one(device: Any, name: str) -> None:
+    eager = await _trained(NETWORKS[name](), "float32", "cuda:0", 5)
+    compiled = await _trained(NETWORKS[name](), "float32", "cuda:0", 5, compiled=True)
+    for found, wanted in zip((*compiled[0], *compiled[1]), (*eager[0], *eager[1]), strict=True):
+        assert found.tobytes() == wanted.tobytes()
 
 
 async def test_nothing_is_computed_on_the_host(device: Any) -> None:

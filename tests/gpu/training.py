@@ -24,46 +24,56 @@ def run(run: Run) -> list[str]:
     }
     tiny: dict[str, Callable[[], networks.Network]] = {"MLP": lambda: networks.mlp(2, (3, 4, 2))}
     rows = [_compared(run, name, make()) for name, make in (tiny if run.tiny else full).items()]
-    return [table("Training steps (forward, backward, SGD)", ("network", "aiograd ms", "torch ms", "torch / aiograd"), rows)]
+    return [table("Training steps (forward, backward, SGD)", ("network", *_KINDS, "torch ms", "torch / aiograd", "torch / compiled"), rows)]
+
+
+_KINDS = "aiograd ms", "compiled ms"
 
 
 def _compared(run: Run, name: str, network: networks.Network) -> tuple[Any, ...]:
-    ours = _ours(network)
+    ours = {kind: _ours(network, compiled=kind == "compiled ms") for kind in _KINDS}
     theirs = None if run.torch is None else _theirs(run.torch, network)
     count = run.of(20, 1)
-    found: dict[str, list[float]] = {"ours": [], "theirs": []}
+    found: dict[str, list[float]] = {kind: [] for kind in (*_KINDS, "torch")}
 
     async def main() -> None:
-        for step in (ours, ours):
-            await step(2 if not run.tiny else 1)
+        for steps in (*ours.values(), *ours.values()):
+            await steps(2 if not run.tiny else 1)
         if theirs is not None:
             theirs(2)
         for _ in range(run.of(ROUNDS, 1)):
-            started = time.perf_counter()
-            await ours(count)
-            found["ours"].append((time.perf_counter() - started) / count)
+            for kind, steps in ours.items():
+                started = time.perf_counter()
+                await steps(count)
+                found[kind].append((time.perf_counter() - started) / count)
             if theirs is not None:
                 started = time.perf_counter()
                 theirs(count)
-                found["theirs"].append((time.perf_counter() - started) / count)
+                found["torch"].append((time.perf_counter() - started) / count)
 
     asyncio.run(main())
-    mine = min(found["ours"])
-    other = min(found["theirs"], default=None)
-    return name, f"{mine * 1e3:.2f}", "" if other is None else f"{other * 1e3:.2f}", "" if other is None else f"{other / mine:.2f}"
+    times = [min(found[kind]) for kind in _KINDS]
+    other = min(found["torch"], default=None)
+    ratios = ["" if other is None else f"{other / mine:.2f}" for mine in times]
+    return name, *[f"{mine * 1e3:.2f}" for mine in times], "" if other is None else f"{other * 1e3:.2f}", *ratios
 
 
-def _ours(network: networks.Network) -> Callable[[int], Awaitable[None]]:
+def _ours(network: networks.Network, *, compiled: bool) -> Callable[[int], Awaitable[None]]:
     # labels are arguments of the loss that are not differentiated, and are read on the host
     data = [ag.tensor(value, device="cuda:0" if value.dtype.kind == "f" else None) for value in network.data]
     parameters = [ag.tensor(value, device="cuda:0", requires_grad=True) for value in network.parameters]
     optimizer = ag.optim.SGD(parameters, lr=1e-4)
 
+    async def step() -> None:
+        optimizer.zero_grad()
+        await network.loss(ag.nn.functional, data, parameters).backward()
+        optimizer.step()
+
+    step = ag.compile(step) if compiled else step
+
     async def steps(count: int) -> None:
         for _ in range(count):
-            optimizer.zero_grad()
-            await network.loss(ag.nn.functional, data, parameters).backward()
-            optimizer.step()
+            await step()
         await ag.ready(parameters)
         await ag.cuda.synchronize()
 
