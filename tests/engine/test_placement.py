@@ -19,7 +19,7 @@ def _compiled_kernels() -> Iterator[None]:
     if not selection.available():
         pytest.skip("numba is not installed")
     before = selection.selected()
-    selection.select("numba")
+    selection.use("numba")
     yield
     selection._chosen = before
 

@@ -83,7 +83,7 @@ def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not selection.available()
     assert selection.warm_up() == "numpy"
     with pytest.raises(ArgumentError, match="AIOGRAD_KERNELS is 'numpy'"):
-        selection.select("numba")
+        selection.use("numba")
     monkeypatch.setattr(selection, "_chosen", None)
     monkeypatch.setenv("AIOGRAD_KERNELS", "fast")
     with pytest.raises(ArgumentError, match="'auto', 'numpy' or 'numba'"):
@@ -101,12 +101,12 @@ def test_without_numba(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_choice_can_be_made_by_name() -> None:
-    selection.select("numpy")
+    selection.use("numpy")
     assert selection.selected() == "numpy"
-    selection.select("numba")
+    selection.use("numba")
     assert selection.compiled(BIG, X) is FakeModule
     with pytest.raises(ArgumentError, match="'numpy' or 'numba'"):
-        selection.select("cython")  # type: ignore[arg-type]
+        selection.use("cython")  # type: ignore[arg-type]
 
 
 def test_the_choice_is_described(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -321,7 +321,7 @@ def test_the_kernel_set_owns_the_threads_of_the_process(monkeypatch: pytest.Monk
         workers = kernels.owned_threads()
         assert selection._chosen is None
         patch.setattr(selection, "_chosen", "numba")
-        kernels.select("numpy")
+        kernels.use("numpy")
         assert not any(worker.is_alive() for worker in workers), "the set that is left takes its threads along"
 
 

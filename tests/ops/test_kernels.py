@@ -345,9 +345,9 @@ def leaves(value: Any) -> list[Any]:
 def test_agrees_with_numpy(name: str, dtype: str) -> None:
     make, length = CASES[name]
     call = make(np.random.default_rng(7), np.dtype(dtype).type)
-    selection.select("numpy")
+    selection.use("numpy")
     expected = leaves(call())
-    selection.select("numba")
+    selection.use("numba")
     found = leaves(call())
     tolerance = TOLERANCE[dtype] * length**0.5
     assert len(found) == len(expected)
@@ -361,7 +361,7 @@ def test_agrees_with_numpy(name: str, dtype: str) -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_bits_do_not_depend_on_threads(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread, three threads, and four calls at the same time from four threads give the same bits."""
-    selection.select("numba")
+    selection.use("numba")
     call = CASES[name][0](np.random.default_rng(3), np.float32)
     monkeypatch.setattr(pool, "_pool", pool.KernelThreadPool(1))
     expected = [a.tobytes() for a in leaves(call())]
@@ -395,7 +395,7 @@ def test_normal_cdf_is_accurate_far_out(dtype: str, tolerance: float) -> None:
     found = normal_cdf(x)[0]
     np.testing.assert_allclose(found[near], exact[near], rtol=tolerance)
     np.testing.assert_allclose(found, exact, rtol=20 * tolerance)
-    selection.select("numba")
+    selection.use("numba")
     np.testing.assert_allclose(activation.gelu(x), x * exact, rtol=20 * tolerance, atol=1e-30)
 
 
@@ -405,7 +405,7 @@ def test_extremes(dtype: str) -> None:
     x = np.array([-np.inf, -1e30, -800.0, -90.0, -0.0, 0.0, 1e-30, 90.0, 800.0, 1e30, np.inf, np.nan], dtype)
     rows = np.array([[0.0, -np.inf, 1.0], [np.nan, 0.0, 1.0], [1e30, -1e30, 0.0], [-np.inf, -np.inf, -np.inf]], dtype)
     for name in ("numpy", "numba"):
-        selection.select(name)
+        selection.use(name)
         with np.errstate(all="ignore"):
             np.testing.assert_array_equal(activation.relu(x)[-2:], [np.inf, np.nan])
             for function in (activation.gelu, activation.silu, lambda v: activation.gelu(v, "tanh")):
@@ -418,7 +418,7 @@ def test_extremes(dtype: str) -> None:
 
 
 def test_read_only_unaligned_and_strided_arguments() -> None:
-    selection.select("numba")
+    selection.use("numba")
     x = np.arange(12.0, dtype=np.float32).reshape(3, 4) - 6
     expected = np.maximum(x, 0)
     frozen = x.copy()
@@ -430,7 +430,7 @@ def test_read_only_unaligned_and_strided_arguments() -> None:
 
 def test_compiled_functions_are_closed() -> None:
     """A call with types that were not compiled ahead is an error, not a compilation on the caller's time."""
-    selection.select("numba")
+    selection.use("numba")
     kernels = selection.compiled(10, np.zeros(1, np.float32))
     with pytest.raises(TypeError, match="No matching definition"):
         kernels.activation.relu(np.zeros(4, np.float16), np.zeros(4, np.float16), 0, 0, 4)
@@ -449,7 +449,7 @@ def test_a_number_that_is_not_finite_spoils_only_the_windows_that_see_it(special
     bad[0, 0, 0, 2] = special
     found = []
     for name in ("numpy", "numba"):
-        selection.select(name)
+        selection.use(name)
         with np.errstate(all="ignore"):
             found.append(
                 (
@@ -466,7 +466,7 @@ def test_a_number_that_is_not_finite_spoils_only_the_windows_that_see_it(special
 
 def test_which_products_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Large ones, and only where the compiled loops outrun BLAS."""
-    selection.select("numba")
+    selection.use("numba")
     pieces: list[int] = []
     run_pieces = matmul.run_pieces
     monkeypatch.setattr(matmul, "run_pieces", lambda kernel, count, *args: (pieces.append(count), run_pieces(kernel, count, *args)))
@@ -495,7 +495,7 @@ def test_a_product_by_blas_is_right_whichever_way_around_it_is_computed(rows: in
 
 
 def test_the_bits_of_a_product_do_not_depend_on_its_other_rows_and_columns() -> None:
-    selection.select("numba")
+    selection.use("numba")
     rng = np.random.default_rng(4)
     a, b, bias = draw(rng, np.float32, 150, 300), draw(rng, np.float32, 300, 70), draw(rng, np.float32, 70)
     whole = matmul.product(a, b, bias)
@@ -504,7 +504,7 @@ def test_the_bits_of_a_product_do_not_depend_on_its_other_rows_and_columns() -> 
 
 
 def test_a_number_that_is_not_finite_spoils_only_its_row_and_column_of_a_product() -> None:
-    selection.select("numba")
+    selection.use("numba")
     rng = np.random.default_rng(6)
     a, b = draw(rng, np.float32, 13, 40), draw(rng, np.float32, 40, 37)
     a[11, 3] = np.inf

@@ -105,11 +105,11 @@ def test_fused_rules_agree_with_plain_ones(name: str, dtype: str, kernels: Any, 
         for a in args:
             if isinstance(a, np.ndarray):
                 a.setflags(write=False)
-        selection.select("numpy")
+        selection.use("numpy")
         out = row.forward(*args, **kwargs)
         g = seeds(row, out, rng)
         expected = call_rules(row, args, kwargs, out, g)
-        selection.select(kernels)
+        selection.use(kernels)
         fused_out, found = fused_rules(row, args, kwargs, g)
         for a, b in zip(flatten(fused_out), flatten(out), strict=True):
             assert a.dtype == b.dtype and a.shape == b.shape

@@ -71,9 +71,9 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         if not selection.available():
             pytest.skip("numba is not installed")
         monkeypatch.setattr(selection, "THRESHOLD", 1)
-        selection.select("numba")
+        selection.use("numba")
     else:
-        selection.select("numpy")
+        selection.use("numpy")
     yield request.param
     selection._chosen = before
 
