@@ -75,6 +75,10 @@ class ComputeExecutor:
         self._start_thread()
         return future
 
+    def has_waiting(self) -> bool:
+        """True if a job waits for a thread."""
+        return self._jobs.qsize() > 0
+
     def _start_thread(self) -> None:
         """Start a thread if a job waits and the limit of threads is not reached."""
         if self._jobs.qsize() == 0:

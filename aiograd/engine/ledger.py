@@ -102,6 +102,10 @@ class Ledger:
         """The most urgent ready node and the gradients of its inputs."""
         return self._ready.pop()
 
+    def first(self) -> tuple[Node, list[Any], bool]:
+        """As `pop`, without removing the node; and True if no other is ready."""
+        return *self._ready.first(), len(self._ready) == 1
+
     def clear(self) -> None:
         """Drop all ready nodes and all gradients that have arrived."""
         self._ready.clear()

@@ -35,6 +35,11 @@ class ReadyQueue:
         _, _, node, grads = heappop(self._heap)
         return node, grads
 
+    def first(self) -> tuple[Node, list[Any]]:
+        """As `pop`, without removing the node."""
+        _, _, node, grads = self._heap[0]
+        return node, grads
+
     def clear(self) -> None:
         """Drop everything."""
         self._heap.clear()

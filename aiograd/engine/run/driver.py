@@ -30,6 +30,7 @@ from aiograd.engine.loop_budget import LoopBudget
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.run.ending import outlast
 from aiograd.engine.run.failures import mark_committed
+from aiograd.engine.run.going_on import GoingOn
 from aiograd.engine.run.loop import not_none
 from aiograd.engine.run.paced_collector import LARGE_TABLE, PROCESS_COLLECTOR
 from aiograd.engine.sweep import sweep
@@ -58,7 +59,7 @@ class PassDriver:
 
     __slots__ = (
         "engine", "task", "turns", "runner", "cancellations", "is_interrupted", "is_fresh", "ended",
-        "holds_turn", "stopped", "in_flight", "done", "waker", "current", "rest",
+        "holds_turn", "stopped", "in_flight", "done", "waker", "current", "rest", "jobs",
     )  # fmt: skip
 
     task: GraphTask
@@ -86,6 +87,8 @@ class PassDriver:
         self.current: tuple[Node, Evaluation, Any] | None = None
         #: task of the rest of a coroutine that went on after it had been cancelled
         self.rest: asyncio.Task[Any] | None = None
+        #: jobs that run simple nodes on the executor; made for the first of them
+        self.jobs: GoingOn | None = None
 
     async def take_turn(self) -> None:
         if not self.holds_turn:
@@ -264,6 +267,10 @@ class PassDriver:
                     annotate(error, task, node)
                     raise
                 task.complete(node, outputs)
+            elif where == self.offload:
+                if self.jobs is None:
+                    self.jobs = GoingOn(task, not_none(task.ledger), self.engine.placement, self.engine.executor)
+                self.watch(self.offload(functools.partial(self.jobs.run, node, grads)), functools.partial(self.went_on, node))
             else:
                 self.watch(where(functools.partial(run_node, task, node, grads, None)), functools.partial(self.completed, node))
             return
@@ -402,10 +409,15 @@ class PassDriver:
             self.task.hooks.on_wait()
         self.close()
         self.waker = asyncio.get_running_loop().create_future()
+        jobs = self.jobs if len(self.in_flight) == 1 else None
         try:
+            if jobs is not None:
+                jobs.open()
             await self.waker
         finally:
             self.waker = None
+            if jobs is not None:
+                jobs.close()
         await self.take_turn()
 
     def settle(self, future: asyncio.Future[Any]) -> None:
@@ -420,6 +432,15 @@ class PassDriver:
             annotate(error, self.task, node)
             raise
         self.task.complete(node, outputs)
+
+    def went_on(self, node: Node, future: asyncio.Future[Any]) -> None:
+        try:
+            rest = future.result()
+        except BaseException as error:
+            annotate(error, self.task, node)
+            raise
+        if rest is not None:
+            rest()
 
     def resume(self, node: Node, evaluation: Evaluation, future: asyncio.Future[Any]) -> None:
         if future.cancelled():
