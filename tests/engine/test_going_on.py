@@ -89,6 +89,20 @@ async def test_expensive_nodes_in_a_row_are_one_job(watched: Watched) -> None:
     assert x.grad is not None and x.grad.numpy().tolist() == [32.0] * 8
 
 
+async def test_a_job_goes_through_a_few_cheap_nodes(watched: Watched) -> None:
+    """Through many it does not: its thread would hold the interpreter's lock, and the loop would wait for it."""
+    wide = ag.tensor(np.ones((8, 20_000)))
+    for count in (going_on.MOST_CHEAP - 4, 4 * going_on.MOST_CHEAP):
+        x = leaf(np.ones((8, 1)))
+        watched.nodes.clear()
+        watched.is_open.clear()
+        async with ag.Engine(inline_ns=20_000.0):
+            await (chain(x, count, 1.0) * wide).sum().backward()
+        assert watched.nodes.count("AccumulateGrad") == (count < going_on.MOST_CHEAP)
+        assert watched.nodes.count("MulBackward") == 1 + min(count, going_on.MOST_CHEAP)
+        assert x.grad is not None and x.grad.numpy().tolist() == [[20_000.0]] * 8
+
+
 async def test_nothing_starts_after_a_cancellation(watched: Watched) -> None:
     x = leaf(np.full(8, 1.0))
     async with ag.Engine(inline_ns=1.0):

@@ -4,7 +4,8 @@ Note [Going on]
     A hop from the executor to the loop and back costs 0.3 to 0.4 ms where threads have gone to sleep meanwhile, as much as a rule on a megabyte,
     and in a chain of expensive rules the loop would only hand each result to the next rule. So a job whose driver waits for it alone goes on: it
     completes its node, takes the most urgent ready one and runs it, as the driver would. It ends when the loop is needed: for a node of user code, a
-    captured gradient or a device; for a second expensive node, which runs at the same time; when a job of somebody else waits for a thread.
+    captured gradient or a device; for a second expensive node, which runs at the same time; when a job of somebody else waits for a thread; and after
+    a few cheap nodes in a row, whose Python code would keep the interpreter's lock from the loop.
     The ledger has one owner at a time: the driver opens it to the job before it waits, and closes it when it wakes. So after a cancellation no
     further node starts, as everywhere.
 """
@@ -24,6 +25,9 @@ from aiograd.engine.ledger import Ledger
 from aiograd.engine.placement import RulePlacement
 from aiograd.graph.node import Node
 
+#: cheap nodes in a row that a job runs
+MOST_CHEAP = 16
+
 
 class GoingOn:
     """The jobs of one pass. See the module's Note.
@@ -35,7 +39,7 @@ class GoingOn:
         executor: whose threads run the jobs.
     """
 
-    __slots__ = ("_task", "_ledger", "_placement", "_executor", "_lock", "_is_open")
+    __slots__ = ("_task", "_ledger", "_placement", "_executor", "_lock", "_is_open", "_cheap")
 
     def __init__(self, task: GraphTask, ledger: Ledger, placement: RulePlacement, executor: ComputeExecutor) -> None:
         self._task = task
@@ -45,6 +49,8 @@ class GoingOn:
         #: held by whoever uses the ledger while it may be open
         self._lock = threading.Lock()
         self._is_open = False
+        #: cheap nodes that a job has run in a row
+        self._cheap = 0
 
     def open(self) -> None:
         """The driver waits for one job only, which may use the ledger if the pass is by itself."""
@@ -66,6 +72,7 @@ class GoingOn:
             A function to be called on the loop, which takes the last result; None: the job has done that.
         """
         task, ledger = self._task, self._ledger
+        self._cheap = 0
         outputs: Any = None
         buffer: InputBuffer | None = None
         while True:
@@ -96,4 +103,8 @@ class GoingOn:
         """True if a job may run a node, which is the only one that is ready or not."""
         if not is_simple(self._task, node) or self._placement.device_of(node) != "cpu":
             return False
-        return is_only or node.is_leaf or not self._placement.leaves_loop(node, grads)
+        if self._placement.leaves_loop(node, grads):
+            self._cheap = 0
+            return is_only or node.is_leaf
+        self._cheap += 1
+        return self._cheap <= MOST_CHEAP
