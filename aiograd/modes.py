@@ -117,6 +117,13 @@ _mode: ContextVar[Mode] = ContextVar("aiograd_mode", default=DEFAULT_MODE)
 current_mode = _mode.get
 
 
+def tell_compiler(what: str) -> None:
+    """Tell a function that is being recorded of something that its program could not repeat, such as "registers a hook"."""
+    trace = current_mode().trace
+    if trace is not None:
+        trace.breaks(f"it {what}")
+
+
 def restore_mode(mode: Mode) -> None:
     """Make `mode` the caller's again, after code that had entered other modes was left midway and continues in a task of its own."""
     _mode.set(mode)

@@ -33,7 +33,7 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import ModeScope, current_mode, get_default_dtype
+from aiograd.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 from aiograd.top_level import is_top_level
@@ -135,6 +135,7 @@ class Generator:
     __slots__ = ("_stream", "_lock", "__weakref__")
 
     def __init__(self, seed: int | Sequence[int] | None = None) -> None:
+        tell_compiler("makes a generator of random numbers")
         self._stream = RandomStream(_entropy(seed))
         self._lock = threading.Lock()
 
@@ -376,12 +377,14 @@ class Generator:
             stream.go_to(BitGeneratorState(*(int(state[name]) for name in BitGeneratorState._fields)))
         except (ValueError, TypeError, OverflowError) as error:
             raise ArgumentError(f"Generator.load_state_dict: the values are no state of a Generator ({error})") from None
+        tell_compiler("sets the state of a generator of random numbers")
         with self._lock:
             self._stream = stream
         return self
 
 
 def _generator(stream: RandomStream) -> Generator:
+    tell_compiler("makes a generator of random numbers")
     generator = Generator.__new__(Generator)
     generator._stream = stream
     generator._lock = threading.Lock()
@@ -443,7 +446,8 @@ def _default_of_process() -> Generator:
     if _process_default is None:
         with _making_default:
             if _process_default is None:
-                _process_default = Generator()
+                with ModeScope(trace=None):
+                    _process_default = Generator()
     return _process_default
 
 
@@ -487,6 +491,7 @@ def seed(number: int | Sequence[int]) -> Generator:
 @contextmanager
 def drawing_from(generator: Generator) -> Iterator[None]:
     """Within the block `generator` is the default generator of the running task, and of those it starts."""
+    tell_compiler("draws from another generator for a while")
     token, within = _default.set(generator), _is_scoped.set(True)
     try:
         yield

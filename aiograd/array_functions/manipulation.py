@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row, tensors_of
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row, tensors_of, values_of
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops import joining, shape
-from aiograd.tensors.constants import static
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -143,7 +142,8 @@ def tile(x: ArrayLike, repetitions: int | Sequence[int], /) -> Tensor:
 
 def repeat(x: ArrayLike, /, repeats: int | Sequence[int] | Tensor, axis: int | None = None) -> Tensor:
     """Repeat each element along an axis, as often as one number or one for each says."""
-    return joining.repeat(as_tensor(x), static(repeats), axis=axis)  # type: ignore[no-any-return]
+    counts = values_of(repeats) if isinstance(repeats, Tensor) else repeats
+    return joining.repeat(as_tensor(x), counts, axis=axis)  # type: ignore[no-any-return]
 
 
 def pad(x: ArrayLike, pad_width: int | Sequence[Any], /, *, mode: str = "constant", value: float = 0.0) -> Tensor:

@@ -32,7 +32,7 @@ from aiograd.array_functions.creation import zeros_like
 from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.kernels.pool import KernelBatch
-from aiograd.modes import current_mode
+from aiograd.modes import current_mode, tell_compiler
 from aiograd.offloading import offload
 from aiograd.ops.creation import zeros_like as zeros_of
 from aiograd.optim.packing import PACKED_SIZE, Pack
@@ -45,6 +45,20 @@ Pair = tuple[Tensor, Any]
 #: by parameter, or one for each parameter in order; None for one without
 Gradients = Mapping[Tensor, Any] | Sequence[Any]
 Member = tuple[Tensor, Any, dict[str, Any]]
+
+
+class _Options(dict[str, Any]):
+    """A group of parameters with its options; a recording is told when one is set, since a program would not repeat that."""
+
+    __slots__ = ()
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        tell_compiler(f"sets the option {name!r} of an optimizer; a schedule's step() is repeated")
+        super().__setitem__(name, value)
+
+    def update(self, *args: Any, **options: Any) -> None:
+        tell_compiler("sets options of an optimizer; a schedule's step() is repeated")
+        super().update(*args, **options)
 
 
 class Optimizer:
@@ -112,8 +126,9 @@ class Optimizer:
         unknown = options.keys() - self.defaults.keys() - {"initial_lr"}
         if unknown:
             raise ArgumentError(f"{type(self).__name__}: unknown options {sorted(unknown)}; expected some of {sorted(self.defaults)}")
-        full = {"params": params, **self.defaults, **options}
+        full = _Options({"params": params, **self.defaults, **options})
         self._check(full)
+        tell_compiler("adds parameters to an optimizer")
         self.param_groups.append(full)
 
     def _check(self, group: Group) -> None:

@@ -26,7 +26,7 @@ from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
-from aiograd.modes import ModeScope, current_mode
+from aiograd.modes import ModeScope, current_mode, tell_compiler
 from aiograd.types import Array, Shape
 
 
@@ -250,6 +250,7 @@ class TensorCore:
             raise GraphError("cannot register a hook on a tensor that doesn't require gradient")
         if not callable(hook):
             raise ArgumentTypeError(f"register_hook: expected a callable, found {type(hook).__name__}")
+        tell_compiler("registers a hook")
         return self._node.tensor_hooks(self._nr).add(hook)
 
     def register_post_accumulate_grad_hook(self, hook: Hook, *, eager: bool = False) -> RemovableHandle:
@@ -267,6 +268,7 @@ class TensorCore:
             raise GraphError("post accumulate grad hooks cannot be registered on non-leaf tensors, nor on leaves that do not require grad")
         if not callable(hook):
             raise ArgumentTypeError(f"register_post_accumulate_grad_hook: expected a callable, found {type(hook).__name__}")
+        tell_compiler("registers a hook")
         return node.register_post_accumulate(hook, eager)  # type: ignore[attr-defined,no-any-return]
 
     # ---------------------------------------------------------------- leaving the graph
