@@ -10,13 +10,16 @@ Note [When a program is used]
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
 import inspect
+import sys
 import threading
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from time import perf_counter
+from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
@@ -26,9 +29,9 @@ from aiograd.compiler.lines import async_block, defined_at, described_line, is_o
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
 from aiograd.compiler.recording import ProgramRecorder, others_in
-from aiograd.compiler.signature import describe, shared_arrays, signature_of, with_tensors
+from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
-from aiograd.compiler.surroundings import Fit, Guard, guards_of, unchanged
+from aiograd.compiler.surroundings import Fit, Guard, guards_of, is_module, named_inputs, unchanged
 from aiograd.compiler.writes import WriteRecorder
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
 from aiograd.kernels.selection import selected
@@ -91,13 +94,27 @@ class CompiledFunction:
         self._seconds = 0.0
         self._has_warned = self._has_told = False
         self._lock = threading.Lock()
-        self._is_async = inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "forward", None))
+        called = (function, getattr(function, "forward", None), inspect.getattr_static(type(function), "__call__", None))
+        self._is_async = any(map(inspect.iscoroutinefunction, called))
+        if self._is_async and isinstance(function, FunctionType):  # by these `inspect.iscoroutinefunction` knows it
+            self.__code__, self.__defaults__, self.__kwdefaults__ = function.__code__, function.__defaults__, function.__kwdefaults__
 
     def __repr__(self) -> str:
         return f"<compiled {self._name}: {len(self._all())} programs>"
 
     def __get__(self, instance: Any, owner: type[Any] | None = None) -> Any:
-        return self if instance is None else functools.partial(self, instance)
+        return self if instance is None or not isinstance(self.function, FunctionType) else BoundCompiledFunction(self, instance)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        return _compiled_again(copy.deepcopy(self.function, memo), self._on_break, self._most)
+
+    def __reduce__(self) -> Any:
+        named: Any = sys.modules.get(getattr(self, "__module__", ""))
+        for name in getattr(self, "__qualname__", "<unknown>").split("."):
+            named = getattr(named, name, None)
+        if named is self:
+            return self.__qualname__
+        return _compiled_again, (self.function, self._on_break, self._most)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_async:
@@ -110,10 +127,11 @@ class CompiledFunction:
             return self.function(*args, **kwargs)
         began = perf_counter()
         try:
+            given = args, kwargs
             recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
             with ModeScope(trace=recorder), _recursion_ends(self._name):
                 result = self.function(*args, **kwargs)
-            return self._keep(key, recorder, guards, result)
+            return self._keep(key, recorder, guards, inputs, given, result)
         finally:
             self._seconds += perf_counter() - began
 
@@ -126,11 +144,12 @@ class CompiledFunction:
             return await self.function(*args, **kwargs)
         began = perf_counter()
         try:
+            given = args, kwargs
             recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
             self._refuse_async_blocks(recorder)
             with ModeScope(trace=recorder), _recursion_ends(self._name):
                 result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
-            return self._keep(key, recorder, guards, result)
+            return self._keep(key, recorder, guards, inputs, given, result)
         finally:
             self._seconds += perf_counter() - began
 
@@ -149,8 +168,8 @@ class CompiledFunction:
         key = (signature_of(args, kwargs, inputs), mode.grad, mode.dtype, selected(), shared_arrays(inputs))
         for code in self._codes.get(key, ()):
             fit = code.fit()
-            if fit is Fit.SAME:
-                self._add_check(code, arguments_check(args, kwargs, inputs, mode))
+            if fit is Fit.SAME and code.takes(inputs):
+                self._add_check(code, arguments_check(args, kwargs, inputs, mode, code))
                 return key, code
             if fit is Fit.STALE:
                 with self._lock:
@@ -178,7 +197,7 @@ class CompiledFunction:
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
-        return WriteRecorder(inputs, arrays, raises=self._on_break == "raise"), guards_of(self.function, args), args, kwargs
+        return WriteRecorder(inputs, arrays, raises=self._on_break == "raise"), guards_of(self.function, args, kwargs), args, kwargs
 
     def _refuse_async_blocks(self, recorder: ProgramRecorder) -> None:
         plain = plain_function(self.function)
@@ -186,12 +205,24 @@ class CompiledFunction:
         if plain is not None and line is not None:
             recorder.waits(*described_line(plain.__code__.co_filename, line, plain.__globals__))
 
-    def _keep(self, key: Any, recorder: ProgramRecorder, guards: list[Guard], result: Any) -> Any:
-        """Make a program of a recorded call, and return the call's result."""
+    def _keep(self, key: Any, recorder: ProgramRecorder, guards: list[Guard], inputs: list[Any], given: Any, result: Any) -> Any:
+        """Make a program of a recorded call, and return the call's result.
+
+        Args:
+            key: to find it by.
+            recorder: of the call.
+            guards: for what is around the function.
+            inputs: the Tensors among the arguments.
+            given: the arguments, positional and by name.
+            result: that the function has returned.
+        """
+        if recorder.broken is None and not are_same_arguments(key[0], inputs, *given):
+            recorder.breaks("it changes a list or dict among its arguments")
         outputs: list[Any] = []
         rebuild = self._shape_of(result, outputs, recorder)
         text = describe(key[0])
         program = recorder.program(text, outputs)
+        guards += recorder.guards
         if program is not None and not unchanged(guards):
             recorder.breaks("it changes a variable of its closure or an attribute of its object")
             program = None
@@ -206,7 +237,8 @@ class CompiledFunction:
                     )
                 return result
             kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
-            code = kind(self._name, program, rebuild, _distinct([*guards, *recorder.modules.values()]))
+            guards = _distinct([*guards, *recorder.modules.values()])
+            code = kind(self._name, program, rebuild, guards, named_inputs(guards, inputs))
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
@@ -220,6 +252,12 @@ class CompiledFunction:
             return _only
 
         for other in others_in(result):
+            if inspect.iscoroutine(other):
+                other.close()
+                raise TraceError(
+                    f"{defined_at(self.function)}: the compiled function {self._name} returned a coroutine; compile the `async def` itself, or make "
+                    "this function an `async def` that awaits it"
+                )
             raise TraceError(
                 f"{defined_at(self.function)}: the compiled function {self._name} returned something of type {type(other).__name__}; expected a "
                 "Tensor, or nested tuples, lists and dicts of Tensors, since nothing else is computed anew by a program"
@@ -286,6 +324,62 @@ class CompiledFunction:
             self._has_warned = self._has_told = False
 
 
+def _compiled_again(function: Any, on_break: Any, max_signatures: int) -> Any:
+    return compile(function, on_break=on_break, max_signatures=max_signatures)
+
+
+class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
+    """A compiled method of an object; whatever else it is asked for is that of the method: `programs`, `statistics`, `clear`."""
+
+    __slots__ = ()
+
+    @property
+    def __self__(self) -> Any:
+        return self.args[0]
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.func, name)
+
+
+class CompiledModule(CompiledFunction):
+    """A compiled `nn.Module`, which passes for the module: whatever is not of a compiled function is the module's own, read and set."""
+
+    function: Any
+    _is_made = False
+
+    def __init__(self, function: Any, on_break: Any, max_signatures: int) -> None:
+        super().__init__(function, on_break, max_signatures)
+        self._is_made = True
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> Any:
+        return type(self.function)
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "function":
+            raise AttributeError(name)
+        return getattr(self.function, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if self._is_made and name not in self.__dict__:
+            setattr(self.function, name, value)
+        else:
+            object.__setattr__(self, name, value)
+
+    def __bool__(self) -> bool:
+        return bool(self.function)
+
+    def __len__(self) -> int:
+        return len(self.function)
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.function[index]
+
+    def __iter__(self) -> Iterator[Any]:
+        modules: Iterator[Any] = iter(self.function)
+        return modules
+
+
 @contextlib.contextmanager
 def _recursion_ends(name: str) -> Iterator[None]:
     """Around a recording: a function that calls itself without end is an error that names its line."""
@@ -344,7 +438,8 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
         max_signatures: programs that are kept; beyond it the least used is dropped, with one warning.
 
     Returns:
-        A `CompiledFunction`.
+        A `CompiledFunction`. That of a module passes for the module: it has its parameters, state and attributes, and may be a part of another
+        module.
 
     Raises:
         ArgumentTypeError: not a function, or a generator function. ArgumentError: another `on_break`, or fewer than one signature. When called:
@@ -356,10 +451,11 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
         raise ArgumentError(f"compile(max_signatures={max_signatures!r}): expected an int of at least 1")
     if function is None:
         return functools.partial(compile, on_break=on_break, max_signatures=max_signatures)
-    if not callable(function):
-        raise ArgumentTypeError(f"compile(): expected a function or module, found {type(function).__name__}")
+    if isinstance(function, type) or not callable(function):
+        found = f"the class {function.__name__}; compile an object of it" if isinstance(function, type) else type(function).__name__
+        raise ArgumentTypeError(f"compile(): expected a function or module, found {found}")
     plain = plain_function(function)
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         name = getattr(function, "__name__", function)
         raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
-    return CompiledFunction(function, on_break, max_signatures)
+    return (CompiledModule if is_module(function) else CompiledFunction)(function, on_break, max_signatures)

@@ -72,7 +72,8 @@ class _Checks:
     def differs(self, name: str, value: Any) -> str:
         """The condition that something is not what it was; numbers, flags and strings count by value."""
         known = self.of(value)
-        is_zero = isinstance(value, (float, complex, np.inexact)) and value == 0  # 0.0 is equal to -0.0: the long way compares them
+        # 0.0 is equal to -0.0: the long way compares them
+        is_zero = isinstance(value, (float, complex, np.inexact)) and (value.real == 0 or (value.imag == 0 and isinstance(value, complex)))
         if not isinstance(value, PLAIN) or is_zero:
             return f"{name} is not {known}"
         return f"({name} is not {known} and ({name}.__class__ is not {self.of(value.__class__)} or {name} != {known}))"
@@ -97,10 +98,10 @@ class _Checks:
 # -------------------------------------------------------------------- arguments
 
 
-def arguments_check(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore], mode: Mode) -> Callable[..., Any] | None:
+def arguments_check(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore], mode: Mode, code: Any) -> Callable[..., Any] | None:
     """A function of positional arguments, keyword arguments and mode.
 
-    It returns the list of inputs of a call that has the same signature as this one, else None; None also where it cannot tell.
+    It returns the list of inputs of a call that has the same signature as this one, which `code` takes, else None; None also where it cannot tell.
 
     Returns:
         None where no such function can be made.
@@ -119,6 +120,7 @@ def arguments_check(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[
             checks.refuse("kwargs")
     except _CannotCheck:
         return None
+    checks.taken(code)
     return checks.load("args, kwargs, mode", checks.result())
 
 
@@ -129,25 +131,39 @@ class _Arguments(_Checks):
         super().__init__()
         self._inputs: list[str] = []
         self._arrays: list[str] = []
+        #: names of the Tensors in the graph
+        self._recording: list[str] = []
+
+    def taken(self, code: Any) -> None:
+        """Compare what `GuardedCode.takes` does."""
+        for i, array in code.bound:
+            self.refuse(f"{self._arrays[i]} is not {self.of(array)}")
+        if code.others:
+            for name in self._recording:
+                self.refuse(f"id({name}) in {self.of(code.others)}")
 
     def part(self, name: str, value: Any) -> None:
         """Compare an argument, or a part of one."""
         cls = value.__class__
-        if cls in (tuple, list):
-            self.refuse(f"{name}.__class__ is not {cls.__name__}")
+        if isinstance(value, (tuple, list, dict)):
+            self.refuse(f"{name}.__class__ is not {self.of(cls)}")
+            if isinstance(value, dict):
+                self.mapping(name, value)
+                return
             for inner, item in zip(self.unpack(name, len(value)), value, strict=True):
                 self.part(inner, item)
-        elif cls is dict:
-            self.refuse(f"{name}.__class__ is not dict")
-            self.mapping(name, value)
         elif isinstance(value, TensorCore):
             self.refuse(f"{name}.__class__ is not {self.of(cls)}")
             self._inputs.append(name)
+            if value._node is not None:
+                self._recording.append(name)
             self._arrays.append(self.tensor(name, value._data, value._node is not None))
         elif cls is np.ndarray:
             self.refuse(f"{name}.__class__ is not {self.of(cls)}", *self.layout(name, value))
             self._inputs.append(f"{self.of(make)}({name})")
             self._arrays.append(name)
+        elif isinstance(value, (np.ndarray, slice)):
+            raise _CannotCheck
         else:
             self.refuse(self.differs(name, value))
 

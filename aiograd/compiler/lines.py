@@ -14,7 +14,7 @@ from typing import Any
 
 _PACKAGE = "aiograd"
 #: where Python's own and installed modules lie
-_INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")])
+INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")])
 
 
 def user_line() -> tuple[str, str]:
@@ -54,7 +54,7 @@ def is_installed(thing: Any) -> bool:
     if name is None or name == "builtins" or name.partition(".")[0] == _PACKAGE:
         return True
     file = getattr(module, "__file__", None)
-    return (file is not None and file.startswith(_INSTALLED)) or (module is not None and file is None and name in sys.builtin_module_names)
+    return (file is not None and file.startswith(INSTALLED)) or (module is not None and file is None and name in sys.builtin_module_names)
 
 
 def described_line(file: str, number: int, names: dict[str, Any]) -> tuple[str, str]:

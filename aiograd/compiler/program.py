@@ -140,6 +140,8 @@ class Program:
         inputs, captured: values that come from elsewhere; `tensors` has the captured Tensors themselves.
         statements: in the order of recording.
         outputs: values that the function returns, in the order of its result's leaves.
+        views: outputs that are views of other outputs: the place of each, that of the other, and how it is made.
+        shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
         source: text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
     """
@@ -150,6 +152,8 @@ class Program:
     tensors: tuple[Any, ...]
     statements: tuple[Statement, ...]
     outputs: tuple[Value, ...]
+    views: tuple[tuple[int, int, Any], ...] = ()
+    shared: dict[str, frozenset[str]] = field(default_factory=dict)
     source: str = field(default="", compare=False)
     arena_bytes: int = field(default=0, compare=False)
     #: see `aiograd.compiler.forward_code.saved_names`

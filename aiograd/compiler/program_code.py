@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +16,7 @@ from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.surroundings import Fit, Guard, fit_of
 from aiograd.graph.node import InputMetadata
 from aiograd.modes import current_mode
-from aiograd.tensors.core import TENSOR_CLASS, refresh
+from aiograd.tensors.core import TENSOR_CLASS, counter_of, extra_of, refresh
 
 #: numbers the runs of all programs, so that the least used is known
 next_use = itertools.count(1).__next__
@@ -32,12 +33,16 @@ class GuardedCode:
         program: its data.
         result: rebuilds what the function returns from its outputs.
         guards: objects whose attributes have to be what they were.
+        bound: inputs that have to be certain arrays, see `aiograd.compiler.surroundings.named_inputs`.
     """
 
-    def __init__(self, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
+    def __init__(self, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard], bound: tuple[tuple[int, Any], ...] = ()) -> None:
         self.program = program
         self.result = result
         self.guards = guards
+        self.bound = bound
+        #: identities of captured Tensors in the graph: an argument that is one of them has its uses added up in another order
+        self.others = frozenset([id(tensor) for tensor, value in zip(program.tensors, program.captured, strict=True) if value.records])
         self.captured = [
             (tensor, value.shape, value.layout, value.dtype, value.records) for tensor, value in zip(program.tensors, program.captured, strict=True)
         ]
@@ -53,6 +58,12 @@ class GuardedCode:
     def held_bytes(self) -> int:
         """Bytes of the arenas that are in use or free."""
         return 0
+
+    def takes(self, inputs: list[Any]) -> bool:
+        """True if the program is right for these inputs, whose layouts are as they were, also as to the captured Tensors among them."""
+        if not all([inputs[i]._data is array for i, array in self.bound]):
+            return False
+        return not self.others or self.others.isdisjoint([id(tensor) for tensor in inputs if tensor._node is not None])
 
     def fit(self) -> Fit:
         """How what the program was made for compares with what is now."""
@@ -95,11 +106,13 @@ class ProgramCode(GuardedCode):
         name: of the function.
         program: its data.
         result: rebuilds what the function returns from its outputs.
-        guards: objects whose attributes have to be what they were.
+        guards, bound: see `GuardedCode`.
     """
 
-    def __init__(self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
-        super().__init__(program, result, guards)
+    def __init__(
+        self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard], bound: tuple[tuple[int, Any], ...] = ()
+    ) -> None:
+        super().__init__(program, result, guards, bound)
         self.name = name
         self.forward, program.source, self.arenas, inside = compile_forward(program)
         program.arena_bytes = self.arenas.arena_bytes
@@ -121,7 +134,8 @@ class ProgramCode(GuardedCode):
         self._needed: dict[frozenset[int], set[str]] = {}
         #: inputs and captured Tensors, and outputs, whose values are saved
         self.saved_places = [i for i, value in enumerate((*program.inputs, *program.captured)) if value.name in saved]
-        self.saved_outputs = [i for i, value in enumerate(program.outputs) if value.name in saved]
+        shared = [program.shared.get(value.name, (value.name,)) for value in program.outputs]
+        self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names)]
         self.estimate = estimate(program)
         self.is_on_device = program.device != "cpu"
 
@@ -209,6 +223,17 @@ class ProgramCode(GuardedCode):
             for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):
                 if value.records:
                     tensor._node, tensor._nr = node, number
-            if self.saved_outputs:
-                node.counters = output_counters(outputs, self.saved_outputs)
+        if self.program.views:
+            relate(outputs, self.program.views)
+        if self.records and self.saved_outputs:
+            node.counters = output_counters(outputs, self.saved_outputs)
         return self.result(outputs)
+
+
+def relate(outputs: list[Any], views: tuple[tuple[int, int, Any], ...]) -> None:
+    """Make outputs views of others, as they were while recording."""
+    for place, parent, view in views:
+        again = copy.copy(view)
+        again.parent, again.version = outputs[parent], counter_of(outputs[parent])[0]
+        outputs[place]._vc = outputs[parent]._vc
+        extra_of(outputs[place]).view = again

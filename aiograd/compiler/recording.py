@@ -25,17 +25,21 @@ from typing import Any, NoReturn
 import numpy as np
 
 from aiograd import devices
-from aiograd.compiler.lines import async_block, described_line, is_of_package, quoted, user_line
+from aiograd.compiler.lines import INSTALLED, async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
-from aiograd.compiler.surroundings import Fit, fit_of
+from aiograd.compiler.surroundings import Bits, Fit, Guard, fit_of, guards_of_code, guards_of_module
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
-from aiograd.modes import ModeScope
+from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS, Fused, Op
-from aiograd.tensors.core import TensorCore, base_of, refresh
+from aiograd.tensors.core import TensorCore, View, base_of, refresh, view_of
 from aiograd.trees import leaves_of, map_tree
 
+#: rows beside those with masks
+_SHAPED_BY_VALUES = ("nonzero", "unique_values")
 _AWAITING = "aiograd.compiler.awaiting"
+#: modules whose frames are around a function that is recorded
+_RECORDING = ("aiograd.compiler.compiled", _AWAITING)
 #: of an Op for a statement that is no row
 _NO_ROW: dict[str, Any] = {"outputs": 1, "differentiable_outputs": (), "view": False, "complex": "real", "cost": 1.0, "fused": None}
 
@@ -94,8 +98,15 @@ class ProgramRecorder:
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
         self.broken: str | None = None
         self.modules: dict[int, tuple[Any, dict[str, Any]]] = {}
+        #: of what the functions and modules mention that have run; names of their roots; code objects that have been looked at
+        self.guards: list[Guard] = []
+        self._guarded: set[str] = set()
+        self._seen: set[Any] = set()
         self._raises = raises
         self._of_arrays = arrays
+        self._errors = np.geterr()
+        mode = current_mode()
+        self._mode = mode, mode.grad, mode.dtype
         self._refused: str | None = None
         self._began = _next_sequence()
         self._statements: list[Statement] = []
@@ -133,9 +144,15 @@ class ProgramRecorder:
         if node is not None and (node._extra is not None or node._saved.__class__ is not tuple):
             self.breaks("saved-tensor hooks or hooks of nodes are active")
             return
+        if np.geterr() != self._errors:
+            self.breaks("it handles floating point errors in a way of its own, with numpy.errstate()")
+            return
+        if op.name in _SHAPED_BY_VALUES or (op.name == "index" and self._is_masked(statics["index"])):
+            self.breaks(f"the shape of a result depends on values ({op.name}); where() keeps the shape")
+            return
         arrays = tuple([None if tensor is None else self._value_of(tensor) for tensor in tensors])
         values = map_tree(self._static, statics, self._array_types)
-        place, line = user_line()
+        place, line = self._line()
         made = self._made(outputs)
         self._made_by_rows.update(map(id, outputs))
         self._alive.append(residuals)
@@ -144,7 +161,35 @@ class ProgramRecorder:
     def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...], statics: dict[str, Any] | None = None) -> None:
         """A statement that is no row."""
         values = tuple(map(self._value_of, tensors))
-        self._statements.append(Statement(op, values, statics or {}, None, self._made(outputs), None, *user_line()))
+        self._statements.append(Statement(op, values, statics or {}, None, self._made(outputs), None, *self._line()))
+
+    def _is_masked(self, index: Any) -> bool:
+        """True for an index with a mask that the program computes or is given. Others are guarded by their values."""
+        for mask in leaves_of(index, self._array_types):
+            if mask.dtype == np.bool_:
+                if id(mask) in self._arrays or not isinstance(mask, np.ndarray):
+                    return True
+                bits = Bits(mask)
+                self.guards.append((bits, bits.__dict__))
+        return False
+
+    def _line(self) -> tuple[str, str]:
+        """The user's line that runs, as `user_line`; what the functions around it mention is guarded from here on."""
+        found: Any = None
+        frame: Any = sys._getframe(2)
+        while frame is not None and frame.f_globals.get("__name__") not in _RECORDING:
+            if not is_of_package(frame):
+                found = found or frame
+                code = frame.f_code
+                if code not in self._seen:
+                    self._seen.add(code)
+                    if not code.co_filename.startswith(INSTALLED):
+                        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
+                        self.guards += guards_of_code(code, frame.f_globals, owner, self._guarded)
+            frame = frame.f_back
+        if found is None:
+            return user_line()
+        return described_line(found.f_code.co_filename, found.f_lineno, found.f_globals)
 
     def _made(self, outputs: Any) -> tuple[Value, ...]:
         """The values of the Tensors that a statement has made."""
@@ -260,7 +305,7 @@ class ProgramRecorder:
             self.has_called = True
             made = self._made(outputs)
             repeated, values = call
-            self._statements.append(Statement(CalledOp(name, repeated, is_awaited=is_awaited), values, {}, None, made, None, *user_line()))
+            self._statements.append(Statement(CalledOp(name, repeated, is_awaited=is_awaited), values, {}, None, made, None, *self._line()))
 
     def waits(self, place: str, line: str) -> None:
         """The function waits for something that a program cannot repeat.
@@ -310,6 +355,7 @@ class ProgramRecorder:
         """A module is called."""
         if id(module) not in self.modules:
             self.modules[id(module)] = (module, dict(module.__dict__))
+            self.guards += guards_of_module(module, self._guarded)
 
     # ---------------------------------------------------------------- the program
 
@@ -322,6 +368,9 @@ class ProgramRecorder:
         if self._refused is not None:
             raise TraceError(self._refused)
         found: list[Value] = []
+        mode = current_mode()
+        if (mode, mode.grad, mode.dtype) != self._mode:
+            self.breaks("it sets a mode for whoever calls it, such as the default dtype")
         with ModeScope(trace=self):
             for output in outputs:
                 refresh(output)
@@ -344,10 +393,38 @@ class ProgramRecorder:
             if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node._seq > self._began and tensor._node._extra is not None:
                 if not tensor._node.is_leaf:
                     self.breaks("it registers a hook on a tensor that it computes")
-        program = Program(signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found))
+        views = self._views(outputs)
+        program = Program(
+            signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views,
+            self._shared(),
+        )
         if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
             self.breaks(f"it computes on {program.device} and on the host")
         return program if self.broken is None else None
+
+    def _views(self, outputs: list[TensorCore]) -> tuple[tuple[int, int, View], ...]:
+        """The outputs that are views of others: for each its place, that of the other, and how it is made."""
+        places = {id(output): place for place, output in enumerate(outputs)}
+        found: dict[int, tuple[int, int, View]] = {}
+        for place, output in enumerate(outputs):
+            view = view_of(output)
+            if view is not None and id(view.parent) in places:
+                found[place] = place, places[id(view.parent)], view
+        for place, output in enumerate(outputs):
+            for other in range(place):
+                related = [found.get(place, (0, -1))[1] == other, found.get(other, (0, -1))[1] == place]
+                if not any(related) and share_memory(output._data, outputs[other]._data):
+                    self.breaks("it returns tensors that share memory")
+        return tuple(found.values())
+
+    def _shared(self) -> dict[str, frozenset[str]]:
+        """By name of a value, the names of all that share its version counter, as the views of one tensor do."""
+        groups: dict[int, set[str]] = {}
+        for tensor in self._alive:
+            value = self._values.get(id(tensor)) if isinstance(tensor, TensorCore) else None
+            if value is not None:
+                groups.setdefault(id(base_of(tensor)), set()).add(value.name)
+        return {name: frozenset(names) for names in groups.values() if len(names) > 1 for name in names}
 
     # ---------------------------------------------------------------- values
 
@@ -433,6 +510,15 @@ def _is_for_device(statement: Statement) -> bool:
         return True
     return not any([value.device == "cpu" and value.shape for value in (*statement.arrays, *statement.outputs) if value is not None])
 
+
+def share_memory(one: Any, other: Any) -> bool:
+    """True if two arrays may have an element in common; of those on a device views are known by how they were made."""
+    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
+        return False
+    try:
+        return bool(np.may_share_memory(one, other)) and np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
+    except np.exceptions.TooHardError:
+        return True
 
 def others_in(result: Any) -> list[Any]:
     """The leaves of a result that are neither Tensors nor None."""

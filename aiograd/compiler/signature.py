@@ -5,6 +5,10 @@ Tensors and arrays count by shape, strides, dtype and whether they require grad;
 
 from __future__ import annotations
 
+import copy
+import operator
+from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import numpy as np
@@ -13,7 +17,6 @@ from aiograd.compiler.lines import quoted, user_line
 from aiograd.compiler.program import layout_of
 from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
-from aiograd.trees import map_tree
 
 _PLAIN = (int, float, str, type(None))
 
@@ -24,8 +27,11 @@ def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[Ten
     Raises:
         ArgumentTypeError: an argument is neither a Tensor, an array, nested tuples, lists and dicts of them, nor a value that can be hashed.
     """
-    key = tuple([_part(arg, inputs) for arg in args])
-    return (key, tuple([(name, _part(kwargs[name], inputs)) for name in kwargs])) if kwargs else key
+    try:
+        key = tuple([_part(arg, inputs) for arg in args])
+        return (key, tuple([(name, _part(kwargs[name], inputs)) for name in kwargs])) if kwargs else key
+    except RecursionError:
+        raise _no_argument("arguments that are nested too deep, or contain themselves") from None
 
 
 def _part(value: Any, inputs: list[TensorCore]) -> Any:
@@ -37,7 +43,7 @@ def _part(value: Any, inputs: list[TensorCore]) -> Any:
         return data.shape, data.dtype, value._node is not None, layout_of(data)
     cls = value.__class__
     if cls in _PLAIN:
-        return cls, str(value) if value == 0.0 and cls is float else value  # 0.0 is another number than -0.0
+        return cls, str(value) if cls is float and (value == 0.0 or value != value) else value  # 0.0 is another number than -0.0
     if isinstance(value, np.ndarray):
         tensor = make(value)
         inputs.append(tensor)
@@ -46,14 +52,36 @@ def _part(value: Any, inputs: list[TensorCore]) -> Any:
         return cls, tuple([_part(item, inputs) for item in value])
     if isinstance(value, dict):
         return cls, tuple([(name, _part(item, inputs)) for name, item in value.items()])
+    if cls is slice:
+        return cls, (_part(value.start, inputs), _part(value.stop, inputs), _part(value.step, inputs))
+    if isinstance(value, Iterator):
+        raise _no_argument(f"an iterator ({cls.__name__}), which can be used only once; pass a list")
     try:
         hash(value)
     except TypeError:
-        raise ArgumentTypeError(
-            f"{quoted(*user_line())}: a compiled function was called with a {cls.__name__}; expected Tensors, arrays, nested tuples, "
-            "lists and dicts of them, and values that can be hashed"
-        ) from None
-    return cls, value
+        raise _no_argument(f"a {cls.__name__}") from None
+    return cls, _apart(value)
+
+
+def _no_argument(found: str) -> ArgumentTypeError:
+    return ArgumentTypeError(
+        f"{quoted(*user_line())}: a compiled function was called with {found}; expected Tensors, arrays, nested tuples, lists and dicts of them, "
+        "and values that can be hashed"
+    )
+
+
+def _apart(value: Any) -> Any:
+    """What stands for a value in a key, where others are equal to it but not the same: 1.0 and True, -0.0 and 0.0."""
+    if isinstance(value, (float, complex, np.inexact)):
+        return str(value)
+    if isinstance(value, frozenset):
+        return frozenset([(item.__class__, _apart(item)) for item in value])
+    if isinstance(value, tuple):
+        return tuple([(item.__class__, _apart(item)) for item in value])
+    params = getattr(value.__class__, "__dataclass_params__", None)
+    if params is not None and params.frozen and params.eq:
+        return value, _apart(tuple([getattr(value, each.name) for each in fields(value)]))
+    return value
 
 
 def shared_arrays(inputs: list[TensorCore]) -> tuple[int, ...]:
@@ -65,10 +93,42 @@ def shared_arrays(inputs: list[TensorCore]) -> tuple[int, ...]:
 
 
 def with_tensors(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """The arguments with the Tensors of `inputs` in the place of Tensors and arrays."""
+    """The arguments with the Tensors of `inputs` in the place of arrays; containers without arrays are those of the caller."""
     left = iter(inputs)
-    replaced: tuple[tuple[Any, ...], dict[str, Any]] = map_tree(lambda value: next(left), (args, kwargs), (TensorCore, np.ndarray))
-    return replaced
+    return tuple([_with_tensors(arg, left) for arg in args]), {name: _with_tensors(arg, left) for name, arg in kwargs.items()}
+
+
+def _with_tensors(value: Any, left: Iterator[TensorCore]) -> Any:
+    if isinstance(value, (TensorCore, np.ndarray)):
+        return next(left)
+    if isinstance(value, (tuple, list)):
+        items = [_with_tensors(item, left) for item in value]
+        if all(map(operator.is_, items, value)):
+            return value
+        if isinstance(value, list):
+            changed = copy.copy(value)
+            changed[:] = items
+            return changed
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict):
+        named = {name: _with_tensors(item, left) for name, item in value.items()}
+        if all([named[name] is item for name, item in value.items()]):
+            return value
+        renewed = copy.copy(value)
+        renewed.update(named)
+        return renewed
+    if value.__class__ is slice:
+        return slice(*[_with_tensors(each, left) for each in (value.start, value.stop, value.step)])
+    return value
+
+
+def are_same_arguments(key: Any, inputs: list[TensorCore], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """True if arguments have this signature and these Tensors still."""
+    now: list[TensorCore] = []
+    try:
+        return signature_of(args, kwargs, now) == key and all([one._data is other._data for one, other in zip(inputs, now, strict=True)])
+    except ArgumentTypeError:
+        return False
 
 
 def describe(key: Any) -> str:
@@ -90,4 +150,8 @@ def _described(part: Any) -> str:
         return "{" + ", ".join(f"{name!r}: {_described(item)}" for name, item in value) + "}"
     if issubclass(cls, (tuple, list)):
         return f"{cls.__name__}({', '.join(map(_described, value))})"
-    return str(value) if cls is float else repr(value)
+    if cls is slice:
+        return f"slice({', '.join(map(_described, value))})"
+    if hasattr(cls, "__dataclass_params__") and value.__class__ is tuple:
+        return repr(value[0])
+    return str(value) if issubclass(cls, (float, complex, np.inexact)) else repr(value)

@@ -27,7 +27,7 @@ from typing import Any
 
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
-from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use
+from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use, relate
 from aiograd.compiler.recording import ArgumentPlace, CalledOp, RepeatedCall
 from aiograd.compiler.surroundings import Guard
 from aiograd.compiler.updates import inlined_step, step_of
@@ -73,11 +73,13 @@ class StepCode(GuardedCode):
         name: of the function.
         program: its data.
         result: rebuilds what the function returns from its outputs.
-        guards: objects whose attributes have to be what they were.
+        guards, bound: see `GuardedCode`.
     """
 
-    def __init__(self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard]) -> None:
-        super().__init__(program, result, guards)
+    def __init__(
+        self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard], bound: tuple[tuple[int, Any], ...] = ()
+    ) -> None:
+        super().__init__(program, result, guards, bound)
         self.name = name
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
@@ -111,7 +113,7 @@ class StepCode(GuardedCode):
         own = inputs | captured
         moved = tuple([_moved(statement, own) for statement in statements])
         tensors = tuple([program.tensors[value.index] for value in captured])
-        part = Program(program.signature, tuple(inputs.values()), tuple(captured.values()), tensors, moved, outputs)
+        part = Program(program.signature, tuple(inputs.values()), tuple(captured.values()), tensors, moved, outputs, (), program.shared)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
         return Part(None, ProgramCode(self.name, part, list, []), takes, gives)
@@ -209,6 +211,8 @@ class StepCode(GuardedCode):
         for i, records in self._returns:
             tensor = tensors[i]
             outputs.append(tensor if records or tensor._node is None else make(tensor._data, shared_with=tensor))
+        if self.program.views:
+            relate(outputs, self.program.views)
         return self.result(outputs)
 
     @property

@@ -6,8 +6,12 @@ Note [Values that are looked through]
     function's closure, of the globals that it mentions, and of the object that it is a method of; where one leads to a Python module, a class or an
     object also the attributes of that module or class that the function mentions. From there the search goes into tuples, lists, dicts, functions
     (their closures, and the globals that they mention unless they are of an installed package) and attributes of objects, `DEPTH` deep; modules of
-    `aiograd.nn` are looked through as a whole. Whatever is reached in another way (through a library that keeps it, a default of an argument, the
-    class of an object that another function uses) is taken to stay.
+    `aiograd.nn` are looked through as a whole. Objects among the arguments are looked through as well. Whatever is reached in another way (through a
+    library that keeps it, a closure of a function that no name leads to) is taken to stay.
+
+    What else has run while recording counts as well: the globals that a function mentions, found by its frame, and the attributes of the class of
+    its object; of a module that was called, its lists, dicts and other objects, such as its hooks, and the attributes of its class that its forward
+    mentions.
 
     Numbers, flags and strings count by value: a program runs for those that it was recorded with. Containers count by what they hold, everything
     else by identity. A change that the function itself makes, such as that of a counter, is a side effect of Python and does not count; a Tensor that
@@ -19,9 +23,9 @@ from __future__ import annotations
 
 import enum
 import functools
-import inspect
+from collections import deque
 from collections.abc import Callable, Iterator
-from types import FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
@@ -34,7 +38,7 @@ DEPTH = 3
 #: numbers, flags and strings
 PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
 _OPAQUE: tuple[type[Any], ...] = (ModuleType, type, type(None), *PLAIN)
-_CONTAINERS = (tuple, list, dict)
+_CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 #: of a list or tuple, the numbers that are looked at
 FIRST = 16
 
@@ -128,6 +132,21 @@ class NamedOthers(NamedTensors):
         return not isinstance(leaf, TensorCore)
 
 
+class Bits:
+    """The values of an array that nothing else of a program notices, as an attribute.
+
+    Args:
+        array: small, such as a mask.
+    """
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._array = array
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"bits": self._array.tobytes()}
+
+
 def unchanged(guards: list[Guard]) -> bool:
     """True if a call has left the Tensors around it as they were; anything else that it has changed is not guarded from here on."""
     for owner, attributes in guards:
@@ -144,49 +163,168 @@ def unchanged(guards: list[Guard]) -> bool:
     return True
 
 
+def named_inputs(guards: list[Guard], inputs: list[TensorCore]) -> tuple[tuple[int, Any], ...]:
+    """The inputs whose arrays the function finds by name as well: for each its place, and the array.
+
+    A program of such a call cannot tell how the function came by them, so it runs for these only.
+    """
+    found = [value for _, attributes in guards for value in attributes.values()]
+    arrays = {id(value._data) for value in found if isinstance(value, TensorCore)} | {id(value) for value in found if isinstance(value, np.ndarray)}
+    return tuple([(i, tensor._data) for i, tensor in enumerate(inputs) if id(tensor._data) in arrays])
+
+
 def _of_root(attributes: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in attributes.items() if key.rpartition(" ")[0] == name}
 
 
-def guards_of(function: Any, args: tuple[Any, ...]) -> list[Guard]:
+def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Guard]:
     """Guards for what a function reaches by name, as it is now.
 
     Args:
         function: that is compiled.
-        args: of the call; the first may be the object that `function` is a method of.
+        args, kwargs: of the call; the first may be the object that `function` is a method of.
     """
     roots: dict[str, Root] = {}
-    plain = inspect.unwrap(getattr(function, "__func__", function))
-    if isinstance(plain, FunctionType):
-        names = plain.__globals__
-        for name, cell in zip(plain.__code__.co_freevars, plain.__closure__ or (), strict=True):
-            _add_root(roots, name, Root("{}.cell_contents", cell, _reader(cell)), plain)
-        for name in plain.__code__.co_names:
-            if name in names:
-                _add_root(roots, f"global {name}", Root(f"{{}}.get({name!r})", names, functools.partial(names.get, name)), plain)
+    layers = _layers(getattr(function, "__func__", function))
+    plain = layers[-1]
+    for number, layer in enumerate(layers):
+        if isinstance(layer, FunctionType):
+            for name, cell in zip(layer.__code__.co_freevars, layer.__closure__ or (), strict=True):
+                _add_root(roots, f"{name}{number or ''}", Root("{}.cell_contents", cell, _reader(cell)), mentioned(layer.__code__))
+            for name in ("__defaults__", "__kwdefaults__"):
+                if getattr(layer, name):
+                    roots[f"{name}{number or ''}"] = Root(f"{{}}.{name}", layer, functools.partial(getattr, layer, name))
+            _add_globals(roots, layer.__code__, layer.__globals__)
+    names = mentioned(plain.__code__) if isinstance(plain, FunctionType) else ()
     owner = getattr(function, "__self__", args[0] if args else None)
-    if not isinstance(owner, (TensorCore, type(None), np.ndarray, *_CONTAINERS, *PLAIN)):
-        _add_root(roots, "self", Root("{}", owner, lambda: owner), plain)
+    if _is_object(owner):
+        _add_root(roots, "self", Root("{}", owner, lambda: owner), names)
+    for number, other in enumerate(_objects([*args, *kwargs.values()])):
+        if other is not owner:
+            _add_root(roots, f"argument {number}", Root("{}", other, functools.partial(_same, other)), names)
     if not isinstance(plain, FunctionType) and not isinstance(function, _OPAQUE):
         roots["the callable"] = Root("{}", function, lambda: function)
-    named = [NamedTensors(roots), NamedOthers(dict(roots))]
     modules = {id(module): module for root in roots.values() for module in _modules(root())}
-    return [*((each, each.__dict__) for each in named), *((module, dict(module.__dict__)) for module in modules.values())]
+    for module in modules.values():
+        _add_module(roots, module)
+    return [*_named(roots), *((module, dict(module.__dict__)) for module in modules.values())]
 
 
-def _add_root(roots: dict[str, Root], name: str, root: Root, function: Any) -> None:
+def guards_of_code(code: CodeType, names: dict[str, Any], owner: Any, known: set[str]) -> list[Guard]:
+    """Guards for what another function mentions, which has run while a program was recorded.
+
+    Args:
+        code: of the function.
+        names: its globals.
+        owner: its first argument; the attributes of its class count that the function mentions.
+        known: names of roots that are guarded; those of these guards are added.
+    """
+    roots: dict[str, Root] = {}
+    _add_globals(roots, code, names)
+    if _is_object(owner):
+        _add_class(roots, type(owner), mentioned(code))
+    return _named_new(roots, known)
+
+
+def guards_of_module(module: Any, known: set[str]) -> list[Guard]:
+    """Guards for what a module of a network that was called holds, and for attributes of its class that its forward mentions."""
+    roots: dict[str, Root] = {}
+    _add_module(roots, module)
+    forward = getattr(type(module), "forward", None)
+    if isinstance(forward, FunctionType):
+        _add_class(roots, type(module), mentioned(forward.__code__))
+    return _named_new(roots, known)
+
+
+def _named(roots: dict[str, Root]) -> list[Guard]:
+    return [(each, each.__dict__) for each in (NamedTensors(roots), NamedOthers(dict(roots)))] if roots else []
+
+
+def _named_new(roots: dict[str, Root], known: set[str]) -> list[Guard]:
+    new = {name: root for name, root in roots.items() if name not in known}
+    known.update(new)
+    return _named(new)
+
+
+def _layers(function: Any) -> list[Any]:
+    """A function, and those that it wraps, the innermost last."""
+    found = [function]
+    while (inner := getattr(found[-1], "__wrapped__", None)) is not None and inner not in found:
+        found.append(inner)
+    return found
+
+
+def _same(value: Any) -> Any:
+    return value
+
+
+def _is_object(value: Any) -> bool:
+    """True for something that is neither data nor a container of it."""
+    return not isinstance(value, (TensorCore, type(None), np.ndarray, *_CONTAINERS, *PLAIN))
+
+
+def _objects(arguments: Any) -> Iterator[Any]:
+    """The objects among arguments that have contents of their own."""
+    for value in arguments:
+        if isinstance(value, _CONTAINERS):
+            yield from _objects(value.values() if isinstance(value, dict) else value)
+        elif _is_object(value) and (is_module(value) or contents_of(value) is not None):
+            yield value
+
+
+def _add_globals(roots: dict[str, Root], code: CodeType, names: dict[str, Any]) -> None:
+    used = mentioned(code)
+    for name in used:
+        if name in names:
+            _add_root(roots, f"global {id(names)} {name}", Root(f"{{}}.get({name!r})", names, functools.partial(names.get, name)), used)
+
+
+def _add_root(roots: dict[str, Root], name: str, root: Root, mentions: tuple[str, ...]) -> None:
     """Begin with what a name of a function leads to, and with the attributes of a Python module or class that the function mentions."""
     value = root()
     if not isinstance(value, ModuleType):
         roots[name] = root
-    holders = (value,) if isinstance(value, ModuleType) else (value if isinstance(value, type) else type(value)).__mro__
-    if is_installed(holders[0]) or not isinstance(function, FunctionType):
-        return
-    for attribute in function.__code__.co_names:
+    if isinstance(value, ModuleType):
+        if not is_installed(value):
+            _add_attributes(roots, name, (value,), mentions)
+    else:
+        _add_class(roots, value if isinstance(value, type) else type(value), mentions)
+
+
+def _add_class(roots: dict[str, Root], cls: type[Any], mentions: tuple[str, ...]) -> None:
+    if not is_installed(cls):
+        _add_attributes(roots, f"class {id(cls)}", cls.__mro__, mentions)
+
+
+def _add_attributes(roots: dict[str, Root], name: str, holders: tuple[Any, ...], mentions: tuple[str, ...]) -> None:
+    for attribute in mentions:
         holder = next((each for each in holders if attribute in vars(each)), None)
         if holder is not None:
             read = functools.partial(vars(holder).get, attribute)
             roots[f"{name}.{attribute}"] = Root(f"{{}}.__dict__.get({attribute!r})", holder, read)
+
+
+def _add_module(roots: dict[str, Root], module: Any) -> None:
+    """Begin with the lists, dicts and objects that a module of a network holds beside Tensors and modules: its hooks, a configuration."""
+    for name, value in module.__dict__.items():
+        if name != "_buffer_names" and _is_looked_through(value):
+            text = f"{{}}.__dict__.get({name!r})"
+            roots[f"module {id(module)}.{name}"] = Root(text, module, functools.partial(module.__dict__.get, name))
+
+
+def _is_looked_through(value: Any) -> bool:
+    found = contents_of(value)
+    return found is not None and not (isinstance(value, (tuple, frozenset)) and all(isinstance(each, PLAIN) for each in found[1]))
+
+
+@functools.lru_cache(4096)
+def mentioned(code: CodeType) -> tuple[str, ...]:
+    """The names of globals and attributes that a function mentions, in the functions within it too."""
+    found = dict.fromkeys(code.co_names)
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            found.update(dict.fromkeys(mentioned(constant)))
+    return tuple(found)
 
 
 def _reader(cell: Any) -> Any:
@@ -199,16 +337,17 @@ def _reader(cell: Any) -> Any:
     return read
 
 
-def _is_module(value: Any) -> bool:
+def is_module(value: Any) -> bool:
+    """True for a module of `aiograd.nn`, and what passes for one."""
     return hasattr(value, "named_parameters") and hasattr(value, "modules") and not isinstance(value, type)
 
 
 def _modules(value: Any) -> Iterator[Any]:
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            if _is_module(item):
+    if isinstance(value, _CONTAINERS):
+        for item in value.values() if isinstance(value, dict) else value:
+            if is_module(item):
                 yield from item.modules()
-    elif not isinstance(value, _OPAQUE) and _is_module(value):
+    elif not isinstance(value, _OPAQUE) and is_module(value):
         yield from value.modules()
 
 
@@ -239,18 +378,18 @@ def contents_of(value: Any) -> tuple[str, list[Any]] | None:
         The text of an expression that gives them again, with ``{}`` for `value`, empty where they stay the same; and the objects. None for a value
         that is not looked into.
     """
-    if isinstance(value, (TensorCore, *_OPAQUE)) or _is_module(value) or hasattr(value, "param_groups"):
+    if isinstance(value, (TensorCore, *_OPAQUE)) or is_module(value) or hasattr(value, "param_groups"):
         return None
     if isinstance(value, tuple):
         return "", list(value)
-    if isinstance(value, list):
+    if isinstance(value, frozenset):
+        return "", list(value)
+    if isinstance(value, (list, set, deque)):
         return "{}", list(value)
     if isinstance(value, dict):
-        return "{}.values()", list(value.values())
+        return "[*{0}, *{0}.values()]", [*value, *value.values()]
     if isinstance(value, FunctionType):
-        cells, names = value.__closure__ or (), () if is_installed(value) else _mentioned(value)
-        items = [*[_reader(cell)() for cell in cells], *map(value.__globals__.get, names)]
-        return f"[*[cell.cell_contents for cell in {{0}}.__closure__ or ()], *map({{0}}.__globals__.get, {names!r})]" if items else "", items
+        return _contents_of_function(value)
     if isinstance(value, MethodType):
         return "", [value.__func__, value.__self__]
     if isinstance(value, functools.partial):
@@ -266,7 +405,20 @@ def contents_of(value: Any) -> tuple[str, list[Any]] | None:
     return None
 
 
-def _mentioned(function: FunctionType) -> tuple[str, ...]:
-    """The globals that a function mentions; Python modules do not count."""
-    known = function.__globals__
-    return tuple([name for name in function.__code__.co_names if name in known and not isinstance(known[name], ModuleType)])
+def _contents_of_function(function: FunctionType) -> tuple[str, list[Any]]:
+    parts: list[str] = []
+    items: list[Any] = []
+    if function.__closure__:
+        parts.append("*[cell.cell_contents for cell in {0}.__closure__]")
+        items += [_reader(cell)() for cell in function.__closure__]
+    if not is_installed(function):
+        known = function.__globals__
+        names = tuple([name for name in mentioned(function.__code__) if name in known and not isinstance(known[name], ModuleType)])
+        if names:
+            parts.append(f"*map({{0}}.__globals__.get, {names!r})")
+            items += map(known.get, names)
+        for name in ("__defaults__", "__kwdefaults__"):
+            if getattr(function, name):
+                parts.append(f"{{0}}.{name}")
+                items.append(getattr(function, name))
+    return f"[{', '.join(parts)}]" if parts else "", items

@@ -1,0 +1,457 @@
+"""Whatever a user changes between two calls, and whatever a function does beside computing: never a stale result, no effect lost or done twice."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+import aiograd as ag
+from aiograd import nn
+from tests.compiler.scenarios import check
+
+SCALE = 2.0
+
+
+def _made_within(x: Any) -> Any:
+    return sum(x * SCALE for _ in range(2))
+
+
+def _third(x: Any) -> Any:
+    return x * SCALE
+
+
+def _second(x: Any) -> Any:
+    return _third(x)
+
+
+def _first(x: Any) -> Any:
+    return _second(x)
+
+
+def _through(x: Any) -> Any:
+    return _first(x)
+
+
+class Settings:
+    def __init__(self, scale: float) -> None:
+        self.scale = scale
+
+
+class Scaled(nn.Module):
+    factor = 2.0
+
+    def __init__(self) -> None:
+        self.weight = nn.Parameter(np.ones(3, np.float32))
+        self.scales = [1.0, 2.0]
+        self.settings = Settings(2.0)
+        self.named = {"a": 1.0}
+
+    def forward(self, x: Any) -> Any:
+        return x * self.weight * self.scales[0] * self.settings.scale * self.named["a"] * self.factor * SCALE
+
+
+@dataclasses.dataclass(eq=False)
+class Pair:
+    a: Any
+    b: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    a: float
+
+
+Named = collections.namedtuple("Named", "a b")
+
+
+# ---------------------------------------------------------------- arguments
+
+
+def an_argument_that_is_captured(wrap: Any, log: Any, t: Any) -> None:
+    weight, other = t(3), t(3)
+    f = wrap(lambda x: x * weight)
+    for x in (weight, other, weight, other):
+        log(f(x))
+
+
+async def a_parameter_as_an_argument(wrap: Any, log: Any, t: Any) -> None:
+    weight, other = t(3, grad=True), t(3, grad=True)
+    f = wrap(lambda x: (x * weight + x.sin() * weight * 3 + weight * x * x + weight.exp()).sum())
+    for x in (other, weight, other, weight):
+        weight.grad = other.grad = None
+        await f(x).backward()
+        log(weight, other)
+
+
+def an_array_as_an_argument_that_is_captured(wrap: Any, log: Any, t: Any) -> None:
+    array, y = np.arange(3, dtype=np.float32), t(3)
+    f = wrap(lambda x: y * x + y * array)
+    for x in (array, array + 1, array):
+        log(f(x))
+
+
+def objects_among_the_arguments(wrap: Any, log: Any, t: Any) -> None:
+    x, settings, pair, model = t(3), Settings(2.0), Pair(t(3), 2.0), nn.Linear(3, 3)
+    scale = 2.0
+
+    def helper(y: Any) -> Any:
+        return y * scale
+
+    f = wrap(lambda x, s, p, *, m, h: h(x) * s[0].scale * p.a * p.b + x @ m.weight)
+    for change in range(7):
+        if change == 2:
+            settings.scale = 3.0
+        elif change == 3:
+            pair.a = t(3)
+        elif change == 4:
+            pair.b = 5.0
+        elif change == 5:
+            model.weight = nn.Parameter(t(3, 3))
+        elif change == 6:
+            scale = 7.0
+        log(f(x, [settings], pair, m=model, h=helper))
+
+
+def tuples_and_dicts_of_other_classes(wrap: Any, log: Any, t: Any) -> None:
+    f = wrap(lambda n: (n.a * n.b, type(n).__name__ == "Named" and n.a))
+    pair = Named(t(3), t(3))
+    for _ in range(3):
+        log(f(pair)[0])  # the same object again
+    ordered = collections.OrderedDict(a=t(3), b=t(3))
+
+    def g(d: Any) -> Any:
+        return {key: value * 2 for key, value in d.items()}
+
+    g = wrap(g)
+    for _ in range(4):
+        log(g(ordered))
+        ordered.move_to_end("a")
+    h = wrap(lambda d: d["a"] * d["none"])
+    for _ in range(2):
+        log(h(collections.defaultdict(lambda: 3.0, a=t(3))))
+
+
+class Subclass(np.ndarray):
+    pass
+
+
+def arrays_of_subclasses(wrap: Any, log: Any, t: Any) -> None:
+    array = np.arange(3.0).view(Subclass)
+    f = wrap(lambda x: ag.asarray(x) * 2)
+    for _ in range(4):
+        log(f(array))
+
+
+def numbers_that_are_equal_but_not_the_same(wrap: Any, log: Any, t: Any) -> None:
+    x = ag.asarray(np.array([1, -2]))
+    f = wrap(lambda x, s: x / s)
+    with np.errstate(all="ignore"):
+        for zero in (np.float32(0.0), np.float32(-0.0), np.float64(0.0), np.float64(-0.0)):
+            log(f(x, zero), f(x, zero))
+    g = wrap(lambda x, s: x * next(iter(s)))
+    for numbers in (frozenset([1.0]), frozenset([1]), frozenset([True])):
+        log(g(x, numbers), g(x, numbers))
+    h = wrap(lambda x, s: x * s.a)
+    for number in (1.0, 1, 1.0):
+        log(h(x, Frozen(number)), h(x, Frozen(number)))
+    k = wrap(lambda x, s: x[s])
+    for part in (slice(0, 1), slice(1, 2), slice(0, 1)):
+        log(k(x, part))
+
+
+def arguments_that_the_function_changes(wrap: Any, log: Any, t: Any) -> None:
+    values = [t(3)]
+
+    def f(values: Any) -> Any:
+        values.append(values[0] * 2)
+        return values[0] + 1
+
+    f = wrap(f)
+    for _ in range(3):
+        log(f(values), values)
+
+
+# ---------------------------------------------------------------- what a name leads to
+
+
+def globals_of_functions_within(wrap: Any, log: Any, t: Any) -> None:
+    global SCALE
+    x, before = t(3), SCALE
+    within = wrap(lambda x: [y * SCALE for y in (x, x)][1] + sum(x * SCALE for _ in range(2)))
+    generated, deep = wrap(lambda x: _made_within(x)), wrap(lambda x: _through(x))
+    for f in (within, generated, deep):
+        for SCALE in (2.0, 2.0, 3.0, 3.0):  # noqa: B007
+            log(f(x))
+    SCALE = before
+
+
+def containers_and_defaults(wrap: Any, log: Any, t: Any) -> None:
+    x, numbers, named, factors = t(3), {1, 2}, {2: None, 3: None}, [2.0]
+    f = wrap(lambda x: x * sum(numbers) * sum(named))
+
+    def g(x: Any, s: float = 2.0, ones: Any = factors, *, k: float = 1.0) -> Any:
+        return x * s * ones[0] + k
+
+    compiled = wrap(g)
+    for change in range(6):
+        if change == 2:
+            numbers.add(5)
+        elif change == 3:
+            del named[2], named[3]
+            named.update({5: None, 6: None})
+        elif change == 4:
+            factors[0] = 3.0
+            g.__kwdefaults__["k"] = 5.0
+        elif change == 5:
+            g.__defaults__ = (3.0, factors)
+        log(f(x), compiled(x))
+
+
+def parts_of_modules(wrap: Any, log: Any, t: Any) -> None:
+    global SCALE
+    model, x, before = nn.Sequential(Scaled(), nn.Tanh()), t(3), SCALE
+    inner: Any = model[0]
+    direct, called = wrap(model), wrap(lambda x: model(x))
+    for change in range(8):
+        if change == 2:
+            inner.scales[0] = 5.0
+        elif change == 3:
+            inner.settings.scale = 3.0
+        elif change == 4:
+            inner.named["a"] = 7.0
+        elif change == 5:
+            Scaled.factor = 3.0
+        elif change == 6:
+            SCALE = 0.5
+        log(direct(x), called(x))
+    Scaled.factor, SCALE = 2.0, before
+
+
+def forward_hooks(wrap: Any, log: Any, t: Any) -> None:
+    model, x = nn.Sequential(nn.Linear(3, 3), nn.ReLU()), t(3)
+    f, factor = wrap(lambda x: model(x)), 2.0
+    handles = [model.register_forward_hook(lambda m, a, y: y * factor)]
+    for change in range(7):
+        if change == 1:
+            handles.append(model.register_forward_hook(lambda m, a, y: y + 1))
+        elif change == 2:
+            handles.append(model[0].register_forward_pre_hook(lambda m, a: a[0] * 2))
+        elif change == 3:
+            factor = 5.0
+        elif change > 3:
+            handles.pop(0).remove()
+        log(f(x), f(x))
+
+
+# ---------------------------------------------------------------- shapes and views
+
+
+async def masks(wrap: Any, log: Any, t: Any) -> None:
+    mask, fixed = np.array([1, 0, 1, 0], bool), t(4)
+    captured = wrap(lambda x: x[mask].sum() / x[mask].size)
+    log(captured(fixed), captured(fixed))
+    mask[1] = True
+    log(captured(fixed), captured(fixed))
+
+    def assigned(x: Any) -> Any:
+        y = x * 2
+        y[x > 0] = x[x > 0] * 3
+        return y.sum()
+
+    for function in (
+        lambda x: x[x > 0].mean(), lambda x: (ag.masked_select(x, x > 0) ** 2).sum(), lambda x: (x[ag.nonzero(x > 0)[0]] ** 2).sum(),
+        lambda x: x[x > 0].sum() / x[x > 0].size, lambda x: ag.unique(x.round()).sum() + x.sum(), assigned,
+    ):  # fmt: skip
+        f = wrap(function, on_break="eager")
+        for numbers in ([1, -2, 3, -4], [1, 2, 3, -4], [-1, -2, 3, -4]):
+            x = ag.tensor(np.array(numbers, np.float32), requires_grad=True)
+            loss = f(x)
+            await loss.backward()
+            log(loss, x)
+
+
+async def counts_of_repetitions(wrap: Any, log: Any, t: Any) -> None:
+    f = wrap(lambda x, n: ag.repeat(x, n).sum(), on_break="eager")
+    for n in ([1, 2, 3], [3, 2, 1], [1, 1, 1]):
+        x = t(3, grad=True)
+        await f(x, np.array(n)).backward()
+        log(x)
+
+
+async def results_that_share_memory(wrap: Any, log: Any, t: Any) -> None:
+    weight = t(4, grad=True)
+
+    def base_and_view(x: Any) -> Any:
+        y = x * weight
+        return y, y[1:], y.reshape(2, 2)
+
+    def overlapping(x: Any) -> Any:
+        y = x * weight
+        return y[:3], y[1:], y.sum()
+
+    for f in (wrap(base_and_view), wrap(overlapping)):
+        for _ in range(3):
+            weight.grad = None
+            one, other, third = f(t(4))
+            one.mul_(2.0)
+            log(one, other, third)
+            other.add_(1.0)
+            await (one.sum() + (other * other).sum() + (third * third).sum()).backward()
+            log(one, other, third, weight)
+
+
+async def results_that_share_memory_with_what_is_saved(wrap: Any, log: Any, t: Any) -> None:
+    weight = t(4, grad=True)
+
+    def saved_view(x: Any) -> Any:
+        y = x * weight
+        return y, (y[1:] ** 2).sum()
+
+    def saved_base(x: Any) -> Any:
+        y = (x * weight).exp()[1:]
+        return y, y.sum()
+
+    for f in (wrap(saved_view), wrap(saved_base)):
+        for changes in (False, True, True, False):
+            y, loss = f(t(4))
+            if changes:
+                y.mul_(2.0)
+            try:
+                await loss.backward()
+                log(weight)
+            except ag.errors.ModifiedError as error:
+                log(error)
+
+
+async def results_of_a_step_that_share_memory(wrap: Any, log: Any, t: Any) -> None:
+    weight = t(4, grad=True)
+
+    @wrap
+    async def step(x: Any) -> Any:
+        y = x * weight
+        await y.sum().backward()
+        return y, y[1:]
+
+    for _ in range(3):
+        one, other = await step(t(4))
+        with ag.no_grad():
+            one.mul_(2.0)
+        log(one, other, weight)
+
+
+# ---------------------------------------------------------------- effects
+
+
+def modes_that_are_set(wrap: Any, log: Any, t: Any) -> None:
+    def f(x: Any) -> Any:
+        ag.set_grad_enabled(False)
+        return x * 2
+
+    def g(x: Any) -> Any:
+        ag.set_default_dtype(np.float64)
+        return x * ag.ones(3)
+
+    f, g = wrap(f), wrap(g)
+    for _ in range(3):
+        log(f(t(3)), ag.is_grad_enabled())
+        ag.set_grad_enabled(True)
+        log(g(t(3)), str(ag.get_default_dtype()))
+        ag.set_default_dtype(np.float32)
+
+
+def random_numbers_that_are_not_plain_draws(wrap: Any, log: Any, t: Any) -> None:
+    shared = ag.Generator(5)
+    state = ag.Generator(7).state_dict()
+
+    def seeds(x: Any) -> Any:
+        ag.seed(3)
+        return x + ag.rand(3)
+
+    def goes_back(x: Any) -> Any:
+        shared.load_state_dict(state)
+        return x + shared.uniform(3)
+
+    made = lambda x: x + ag.rand(3, generator=ag.Generator(3))  # noqa: E731
+    forked = lambda x: x + shared.fork().uniform(3)  # noqa: E731
+    for f in map(wrap, (seeds, made, forked, goes_back)):
+        for _ in range(3):
+            log(f(t(3)), ag.rand(2), shared.uniform(2))
+
+
+def floating_point_errors(wrap: Any, log: Any, t: Any) -> None:
+    def f(x: Any) -> Any:
+        with np.errstate(divide="raise"):
+            return 1.0 / x
+
+    f = wrap(f)
+    for number in (1.0, 2.0, 0.0, 1.0):
+        try:
+            log(f(ag.asarray(np.full(3, number, np.float32))))
+        except FloatingPointError as error:
+            log(error)
+
+
+async def hooks_of_leaves(wrap: Any, log: Any, t: Any) -> None:
+    weight = t(3, grad=True)
+
+    def f(x: Any) -> Any:
+        weight.register_hook(lambda g: g * 2)
+        return (x * weight).sum()
+
+    f = wrap(f)
+    for _ in range(3):
+        weight.grad = None
+        await f(t(3)).backward()
+        log(weight)
+
+
+async def options_that_a_step_sets(wrap: Any, log: Any, t: Any) -> None:
+    model = nn.Linear(3, 1)
+    optimizer = ag.optim.SGD(model.parameters(), lr=0.1)
+
+    @wrap
+    async def step(x: Any, lr: float, factor: float) -> Any:
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        loss = (model(x) ** 2).mean()
+        await loss.backward()
+        optimizer.step()
+        optimizer.param_groups[0]["lr"] *= factor
+        return loss
+
+    for lr, factor in ((0.1, 1.0), (0.2, 1.0), (0.1, 1.0), (0.1, 0.5), (0.1, 0.5)):
+        log(await step(t(4, 3), lr, factor), optimizer.param_groups[0]["lr"], *model.parameters())
+
+
+async def an_optimizer_of_one_call(wrap: Any, log: Any, t: Any) -> None:
+    model = nn.Linear(3, 1)
+
+    @wrap
+    async def step(x: Any) -> Any:
+        optimizer = ag.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        loss = model(x).sum()
+        await loss.backward()
+        optimizer.step()
+        return loss
+
+    for _ in range(3):
+        log(await step(t(2, 3)), *model.parameters())
+
+
+SCENARIOS = [
+    an_argument_that_is_captured, a_parameter_as_an_argument, an_array_as_an_argument_that_is_captured, objects_among_the_arguments,
+    tuples_and_dicts_of_other_classes, arrays_of_subclasses, numbers_that_are_equal_but_not_the_same, arguments_that_the_function_changes,
+    globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions, results_that_share_memory,
+    results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory, modes_that_are_set, random_numbers_that_are_not_plain_draws,
+    floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+async def test_it_is_as_eager(scenario: Any) -> None:
+    made = await check(scenario)
+    assert sum([each.statistics().recordings for each in made]) >= len(made) > 0
