@@ -197,7 +197,10 @@ class CompiledFunction:
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
-        return WriteRecorder(inputs, arrays, raises=self._on_break == "raise"), guards_of(self.function, args, kwargs), args, kwargs
+        recorder = WriteRecorder(inputs, arrays, raises=self._on_break == "raise")
+        guards = guards_of(self.function, args, kwargs)
+        recorder.begin(guards)
+        return recorder, guards, args, kwargs
 
     def _refuse_async_blocks(self, recorder: ProgramRecorder) -> None:
         plain = plain_function(self.function)

@@ -27,7 +27,7 @@ import numpy as np
 from aiograd import devices
 from aiograd.compiler.lines import INSTALLED, async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
-from aiograd.compiler.surroundings import Bits, Fit, Guard, fit_of, guards_of_code, guards_of_module
+from aiograd.compiler.surroundings import Bits, Fit, Guard, HasGradient, fit_of, guards_of_code, guards_of_module
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
 from aiograd.modes import ModeScope, current_mode
@@ -122,6 +122,8 @@ class ProgramRecorder:
         self._sharing: dict[int, list[TensorCore]] = {}
         #: by id of a Tensor that is a leaf's gradient, a function that returns that gradient
         self._gradients: dict[int, Callable[[], Any]] = {}
+        #: by id of a leaf that the function finds by name, the leaf and the gradient that it had when the call began
+        self._before: dict[int, tuple[Any, Any]] = {}
         #: by id of the array; an array that a tensor without a place in the graph shares with one that has it is found here
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
@@ -129,6 +131,14 @@ class ProgramRecorder:
         self._device = "cpu"
         self._array_types: tuple[type, ...] = (np.ndarray,)
         self._inputs = [self._know(tensor, ValueKind.INPUT, i) for i, tensor in enumerate(inputs)]
+
+    def begin(self, guards: list[Guard]) -> None:
+        """The call begins, with these guards."""
+        for _, attributes in guards:
+            for tensor in attributes.values():
+                if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node.is_leaf:
+                    leaf: Any = tensor._node
+                    self._before[id(leaf)] = leaf, leaf.grad
 
     # ---------------------------------------------------------------- told by the mode
 
@@ -222,6 +232,13 @@ class ProgramRecorder:
         if self.broken is None:
             self.has_called = True
             self._add(statement_op("setting .grad", forget_here), (), ())
+
+    def looks_at_grad(self, leaf: Any) -> None:
+        """The gradient of a leaf is read, or looked for: what follows may depend on its presence, as far as the call has not made it itself."""
+        before = self._before.pop(id(leaf), None)
+        if before is not None and leaf.grad is before[1]:
+            has = HasGradient(leaf)
+            self.guards.append((has, has.__dict__))
 
     def forget_captured(self) -> None:
         """Count captured Tensors that are used from here on as new values: their memory may have been written to."""
@@ -345,7 +362,8 @@ class ProgramRecorder:
     def breaks(self, reason: str) -> None:
         """Something happens that a program could not repeat."""
         if self.broken is None:
-            self.broken = reason
+            within = current_mode().trace is self and "it " in reason[:3]
+            self.broken = f"{reason}: {quoted(*user_line())}" if within else reason
 
     def was_array(self, tensor: TensorCore) -> bool:
         """True if a Tensor stands for an array among the arguments."""

@@ -147,6 +147,21 @@ class Bits:
         return {"bits": self._array.tobytes()}
 
 
+class HasGradient:
+    """The presence of a leaf's gradient when a call begins, as an attribute.
+
+    Args:
+        leaf: node of the leaf.
+    """
+
+    def __init__(self, leaf: Any) -> None:
+        self._leaf = leaf
+
+    @property
+    def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
+        return {"has": self._leaf.grad is not None}
+
+
 def unchanged(guards: list[Guard]) -> bool:
     """True if a call has left the Tensors around it as they were; anything else that it has changed is not guarded from here on."""
     for owner, attributes in guards:
@@ -158,7 +173,7 @@ def unchanged(guards: list[Guard]) -> bool:
                     del owner.roots[name]
             for key in attributes.keys() - owner.__dict__.keys():
                 del attributes[key]
-        elif fit_of(owner, attributes) is not Fit.SAME:
+        elif not isinstance(owner, HasGradient) and fit_of(owner, attributes) is not Fit.SAME:
             return False
     return True
 

@@ -79,7 +79,7 @@ class WriteRecorder(ProgramRecorder):
         if not isinstance(base._data, np.ndarray):
             self.breaks(f"it modifies a tensor on {tensor.device} in place")
             return
-        known = self._find(base)
+        known = self._find(base) or self._gradient(base)
         records = current_mode().grad and (base._node is not None or tensor._node is not None or any(o._node is not None for o in operands))
         if known is None or known.kind is ValueKind.CAPTURED or id(base) in self._gradients:
             if records:

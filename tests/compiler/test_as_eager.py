@@ -442,12 +442,34 @@ async def an_optimizer_of_one_call(wrap: Any, log: Any, t: Any) -> None:
         log(await step(t(2, 3)), *model.parameters())
 
 
+async def gradients_that_are_looked_for(wrap: Any, log: Any, t: Any) -> None:
+    model, unused = nn.Linear(3, 1), nn.Linear(3, 1)
+    optimizer = ag.optim.SGD([*model.parameters(), *unused.parameters()], lr=0.1)
+
+    @wrap
+    async def step(x: Any) -> Any:
+        if model.weight.grad is not None:
+            optimizer.zero_grad()
+        loss = (model(x) ** 2).mean()
+        await loss.backward()
+        for p in (*model.parameters(), *unused.parameters()):
+            if p.grad is not None:
+                p.grad.mul_(0.5)
+        optimizer.step()
+        return loss
+
+    for number in range(6):
+        if number == 4:
+            unused.weight.grad = t(1, 3)
+        log(await step(t(2, 3)), *model.parameters(), *unused.parameters())
+
+
 SCENARIOS = [
     an_argument_that_is_captured, a_parameter_as_an_argument, an_array_as_an_argument_that_is_captured, objects_among_the_arguments,
     tuples_and_dicts_of_other_classes, arrays_of_subclasses, numbers_that_are_equal_but_not_the_same, arguments_that_the_function_changes,
     globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions, results_that_share_memory,
     results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory, modes_that_are_set, random_numbers_that_are_not_plain_draws,
-    floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
+    gradients_that_are_looked_for, floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
 ]  # fmt: skip
 
 
