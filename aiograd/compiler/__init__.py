@@ -11,6 +11,7 @@
 `program`           statements and values: the data, pure
 `calls`             a function of arrays as calls of numpy: the data, pure
 `tracing`           recording arrays: what a row's forward or rule calls
+`results`           results that share memory
 `forward_code`      the forward as calls
 `backward_code`     the backward as calls, made by the first pass that runs it
 `passes`            calls to fewer and cheaper calls of the same bits

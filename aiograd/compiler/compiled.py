@@ -106,7 +106,7 @@ class CompiledFunction:
         return self if instance is None or not isinstance(self.function, FunctionType) else BoundCompiledFunction(self, instance)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        return _compiled_again(copy.deepcopy(self.function, memo), self._on_break, self._most)
+        return _compiled(copy.deepcopy(self.function, memo), self._on_break, self._most)
 
     def __reduce__(self) -> Any:
         named: Any = sys.modules.get(getattr(self, "__module__", ""))
@@ -114,7 +114,7 @@ class CompiledFunction:
             named = getattr(named, name, None)
         if named is self:
             return self.__qualname__
-        return _compiled_again, (self.function, self._on_break, self._most)
+        return _compiled, (self.function, self._on_break, self._most)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if self._is_async:
@@ -327,8 +327,8 @@ class CompiledFunction:
             self._has_warned = self._has_told = False
 
 
-def _compiled_again(function: Any, on_break: Any, max_signatures: int) -> Any:
-    return compile(function, on_break=on_break, max_signatures=max_signatures)
+def _compiled(function: Any, on_break: Any, max_signatures: int) -> Any:
+    return (CompiledModule if is_module(function) else CompiledFunction)(function, on_break, max_signatures)
 
 
 class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
@@ -461,4 +461,4 @@ def compile(function: Any = None, *, on_break: Literal["raise", "eager"] = "rais
     if inspect.isgeneratorfunction(plain) or inspect.isasyncgenfunction(plain):
         name = getattr(function, "__name__", function)
         raise ArgumentTypeError(f"{defined_at(function)}: compile(): {name} is a generator function; expected one that returns its result")
-    return (CompiledModule if is_module(function) else CompiledFunction)(function, on_break, max_signatures)
+    return _compiled(function, on_break, max_signatures)

@@ -17,7 +17,7 @@ import numpy as np
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.surroundings import DEPTH, FIRST, PLAIN, Guard, NamedOthers, NamedTensors, contents_of
+from aiograd.compiler.surroundings import DEPTH, PLAIN, Guard, NamedOthers, NamedTensors, contents_of
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh
@@ -204,7 +204,7 @@ def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], guards: list
             for name, root in owner.roots.items():
                 local = checks.new()
                 checks.line(f"{local} = {root.text.format(checks.of(root.holder))}")
-                checks.reached(local, root(), DEPTH, counts=name in numbers)
+                checks.reached(local, root(), DEPTH, owner.names, counts=name in numbers)
         else:
             checks.attributes(owner, attributes)
     return checks.load("", "True")
@@ -215,7 +215,7 @@ class _Surroundings(_Checks):
 
     def __init__(self) -> None:
         super().__init__()
-        self._seen: set[tuple[int, int, bool]] = set()
+        self._seen: set[tuple[int, int, bool, frozenset[str] | None]] = set()
 
     def captured(self, tensors: list[tuple[TensorCore, bool]]) -> None:
         """Compare the layout of captured Tensors."""
@@ -243,11 +243,12 @@ class _Surroundings(_Checks):
                 self.line(f"{found} = {now}[{name!r}]")
             self.refuse(self.differs(found, value))
 
-    def reached(self, name: str, value: Any, depth: int, *, counts: bool, is_known: bool = False) -> None:
+    def reached(self, name: str, value: Any, depth: int, names: frozenset[str] | None, *, counts: bool, is_known: bool = False) -> None:
         """Compare what a name leads to, and what that holds.
 
         Args:
             depth: how far to look.
+            names: of the attributes of objects that count.
             counts: numbers, flags and strings count.
             is_known: it is certainly the same object.
         """
@@ -257,13 +258,12 @@ class _Surroundings(_Checks):
             return
         if not is_known:
             self.refuse(f"{name} is not {self.of(value)}")
-        key = (id(value), depth, counts)
-        found = contents_of(value) if depth and key not in self._seen else None
+        key = (id(value), depth, counts, names)
+        found = contents_of(value, names) if depth and key not in self._seen else None
         if found is None:
             return
         self._seen.add(key)
         text, items = found
-        first = FIRST if isinstance(value, (tuple, list)) else len(items)
         inner: list[str | None] = [None] * len(items)
         if text and len(items) > _MANY:
             copied = self.new()
@@ -271,5 +271,6 @@ class _Surroundings(_Checks):
             self.refuse(f"len({copied}) != {len(items)}", f"not all(map({self.of(is_)}, {copied}, {self.of(items)}))")
         elif text:
             inner = list(self.unpack(text.format(self.of(value)), len(items)))
-        for i, (local, item) in enumerate(zip(inner, items, strict=True)):
-            self.reached(local or self.of(item), item, depth - 1, counts=counts and i < first, is_known=local is None)
+        for local, item in zip(inner, items, strict=True):
+            if local is not None or not isinstance(item, PLAIN):
+                self.reached(local or self.of(item), item, depth - 1, names, counts=counts, is_known=local is None)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Callable
 from typing import Any
@@ -13,10 +12,11 @@ from aiograd.compiler.node import DeviceProgramNode, ProgramNode, estimate, expl
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
+from aiograd.compiler.results import relate
 from aiograd.compiler.surroundings import Fit, Guard, fit_of
 from aiograd.graph.node import InputMetadata
 from aiograd.modes import current_mode
-from aiograd.tensors.core import TENSOR_CLASS, counter_of, extra_of, refresh
+from aiograd.tensors.core import TENSOR_CLASS, refresh
 
 #: numbers the runs of all programs, so that the least used is known
 next_use = itertools.count(1).__next__
@@ -228,12 +228,3 @@ class ProgramCode(GuardedCode):
         if self.records and self.saved_outputs:
             node.counters = output_counters(outputs, self.saved_outputs)
         return self.result(outputs)
-
-
-def relate(outputs: list[Any], views: tuple[tuple[int, int, Any], ...]) -> None:
-    """Make outputs views of others, as they were while recording."""
-    for place, parent, view in views:
-        again = copy.copy(view)
-        again.parent, again.version = outputs[parent], counter_of(outputs[parent])[0]
-        outputs[place]._vc = outputs[parent]._vc
-        extra_of(outputs[place]).view = again

@@ -27,12 +27,13 @@ import numpy as np
 from aiograd import devices
 from aiograd.compiler.lines import INSTALLED, async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
+from aiograd.compiler.results import views_among
 from aiograd.compiler.surroundings import Bits, Fit, Guard, HasGradient, fit_of, guards_of_code, guards_of_module
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS, Fused, Op
-from aiograd.tensors.core import TensorCore, View, base_of, refresh, view_of
+from aiograd.tensors.core import TensorCore, base_of, refresh
 from aiograd.trees import leaves_of, map_tree
 
 #: rows beside those with masks
@@ -411,7 +412,9 @@ class ProgramRecorder:
             if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node._seq > self._began and tensor._node._extra is not None:
                 if not tensor._node.is_leaf:
                     self.breaks("it registers a hook on a tensor that it computes")
-        views = self._views(outputs)
+        views, shares = views_among(outputs)
+        if shares:
+            self.breaks("it returns tensors that share memory")
         program = Program(
             signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views,
             self._shared(),
@@ -419,21 +422,6 @@ class ProgramRecorder:
         if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
             self.breaks(f"it computes on {program.device} and on the host")
         return program if self.broken is None else None
-
-    def _views(self, outputs: list[TensorCore]) -> tuple[tuple[int, int, View], ...]:
-        """The outputs that are views of others: for each its place, that of the other, and how it is made."""
-        places = {id(output): place for place, output in enumerate(outputs)}
-        found: dict[int, tuple[int, int, View]] = {}
-        for place, output in enumerate(outputs):
-            view = view_of(output)
-            if view is not None and id(view.parent) in places:
-                found[place] = place, places[id(view.parent)], view
-        for place, output in enumerate(outputs):
-            for other in range(place):
-                related = [found.get(place, (0, -1))[1] == other, found.get(other, (0, -1))[1] == place]
-                if not any(related) and share_memory(output._data, outputs[other]._data):
-                    self.breaks("it returns tensors that share memory")
-        return tuple(found.values())
 
     def _shared(self) -> dict[str, frozenset[str]]:
         """By name of a value, the names of all that share its version counter, as the views of one tensor do."""
@@ -528,15 +516,6 @@ def _is_for_device(statement: Statement) -> bool:
         return True
     return not any([value.device == "cpu" and value.shape for value in (*statement.arrays, *statement.outputs) if value is not None])
 
-
-def share_memory(one: Any, other: Any) -> bool:
-    """True if two arrays may have an element in common; of those on a device views are known by how they were made."""
-    if not (isinstance(one, np.ndarray) and isinstance(other, np.ndarray)):
-        return False
-    try:
-        return bool(np.may_share_memory(one, other)) and np.shares_memory(one, other, max_work=10_000)  # type: ignore[arg-type]
-    except np.exceptions.TooHardError:
-        return True
 
 def others_in(result: Any) -> list[Any]:
     """The leaves of a result that are neither Tensors nor None."""

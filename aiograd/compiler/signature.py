@@ -71,7 +71,7 @@ def _no_argument(found: str) -> ArgumentTypeError:
 
 
 def _apart(value: Any) -> Any:
-    """What stands for a value in a key, where others are equal to it but not the same: 1.0 and True, -0.0 and 0.0."""
+    """The part of a key for a value, other than that of values that are equal to it but not the same: 1.0 and True, -0.0 and 0.0."""
     if isinstance(value, (float, complex, np.inexact)):
         return str(value)
     if isinstance(value, frozenset):

@@ -27,8 +27,9 @@ from typing import Any
 
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
-from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use, relate
+from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use
 from aiograd.compiler.recording import ArgumentPlace, CalledOp, RepeatedCall
+from aiograd.compiler.results import relate
 from aiograd.compiler.surroundings import Guard
 from aiograd.compiler.updates import inlined_step, step_of
 from aiograd.engine.placement import INLINE_NS

@@ -5,12 +5,12 @@ Note [Values that are looked through]
     that was assigned anew, another model, optimizer or helper function, another entry of a dict), the program must not run. Names are those of the
     function's closure, of the globals that it mentions, and of the object that it is a method of; where one leads to a Python module, a class or an
     object also the attributes of that module or class that the function mentions. From there the search goes into tuples, lists, dicts, functions
-    (their closures, and the globals that they mention unless they are of an installed package) and attributes of objects, `DEPTH` deep; modules of
-    `aiograd.nn` are looked through as a whole. Objects among the arguments are looked through as well. Whatever is reached in another way (through a
-    library that keeps it, a closure of a function that no name leads to) is taken to stay.
+    (their closures, and the globals that they mention unless they are of an installed package) and attributes of objects, `DEPTH` deep; of objects
+    those attributes that the functions mention which may run. Modules of `aiograd.nn` are looked through as a whole, and objects among the arguments
+    as well. Whatever is reached in another way (through a library that keeps it, a closure of a function that no name leads to) is taken to stay.
 
-    What else has run while recording counts as well: the globals that a function mentions, found by its frame, and the attributes of the class of
-    its object; of a module that was called, its lists, dicts and other objects, such as its hooks, and the attributes of its class that its forward
+    Other functions that run while recording count as well, by their frames: the globals that they mention, and the attributes of the class of their
+    object; of a module that was called, its lists, dicts and other objects, such as its hooks, and the attributes of its class that its forward
     mentions.
 
     Numbers, flags and strings count by value: a program runs for those that it was recorded with. Containers count by what they hold, everything
@@ -24,13 +24,13 @@ from __future__ import annotations
 import enum
 import functools
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.lines import is_installed
+from aiograd.compiler.lines import INSTALLED, is_installed
 from aiograd.tensors.core import TensorCore
 
 #: how many objects deep
@@ -39,8 +39,13 @@ DEPTH = 3
 PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
 _OPAQUE: tuple[type[Any], ...] = (ModuleType, type, type(None), *PLAIN)
 _CONTAINERS = (tuple, list, dict, set, frozenset, deque)
-#: of a list or tuple, the numbers that are looked at
-FIRST = 16
+#: mentioned where attributes are used whose names are not
+_USES_ANY = {
+    "getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "eval", "exec", "attrgetter", "methodcaller", "asdict", "astuple", "replace",
+    "copy", "deepcopy",
+}  # fmt: skip
+#: methods that read nothing of an object that was there before
+_OF_LIFE = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__del__", "__repr__", "__str__", "__eq__", "__hash__", "__reduce__"}
 
 #: an object whose attributes have to be what they were, and these
 Guard = tuple[Any, dict[str, Any]]
@@ -106,16 +111,18 @@ class NamedTensors:
 
     Args:
         roots: where to begin, by name.
+        names: of the attributes of objects that count, see `_attributes_used`.
     """
 
-    def __init__(self, roots: dict[str, Root]) -> None:
+    def __init__(self, roots: dict[str, Root], names: frozenset[str] | None) -> None:
         self.roots = roots
+        self.names = names
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         found: dict[str, Any] = {}
         for name, root in self.roots.items():
-            for number, leaf in enumerate(filter(self._counts, _leaves(root(), DEPTH, set()))):
+            for number, leaf in enumerate(filter(self._counts, _leaves(root(), DEPTH, set(), self.names))):
                 found[f"{name} {number}"] = leaf
         return found
 
@@ -222,7 +229,7 @@ def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     modules = {id(module): module for root in roots.values() for module in _modules(root())}
     for module in modules.values():
         _add_module(roots, module)
-    return [*_named(roots), *((module, dict(module.__dict__)) for module in modules.values())]
+    return [*_named(roots, layers), *((module, dict(module.__dict__)) for module in modules.values())]
 
 
 def guards_of_code(code: CodeType, names: dict[str, Any], owner: Any, known: set[str]) -> list[Guard]:
@@ -238,7 +245,7 @@ def guards_of_code(code: CodeType, names: dict[str, Any], owner: Any, known: set
     _add_globals(roots, code, names)
     if _is_object(owner):
         _add_class(roots, type(owner), mentioned(code))
-    return _named_new(roots, known)
+    return _named_new(roots, [code], known)
 
 
 def guards_of_module(module: Any, known: set[str]) -> list[Guard]:
@@ -248,17 +255,52 @@ def guards_of_module(module: Any, known: set[str]) -> list[Guard]:
     forward = getattr(type(module), "forward", None)
     if isinstance(forward, FunctionType):
         _add_class(roots, type(module), mentioned(forward.__code__))
-    return _named_new(roots, known)
+    return _named_new(roots, [forward], known)
 
 
-def _named(roots: dict[str, Root]) -> list[Guard]:
-    return [(each, each.__dict__) for each in (NamedTensors(roots), NamedOthers(dict(roots)))] if roots else []
+def _named(roots: dict[str, Root], functions: Iterable[Any]) -> list[Guard]:
+    """The guards for what roots lead to, of functions or their code."""
+    if not roots:
+        return []
+    names = _attributes_used(roots, functions)
+    return [(each, each.__dict__) for each in (NamedTensors(roots, names), NamedOthers(dict(roots), names))]
 
 
-def _named_new(roots: dict[str, Root], known: set[str]) -> list[Guard]:
+def _named_new(roots: dict[str, Root], functions: Iterable[Any], known: set[str]) -> list[Guard]:
     new = {name: root for name, root in roots.items() if name not in known}
     known.update(new)
-    return _named(new)
+    return _named(new, functions)
+
+
+def _attributes_used(roots: dict[str, Root], functions: Iterable[Any]) -> frozenset[str] | None:
+    """The names that functions mention, those that they reach, and the methods of the objects that they reach: no other attribute is used.
+
+    So an object's counters and records, which its other methods keep, do not count.
+
+    Returns:
+        None where a function may use any attribute.
+    """
+    waiting = [*functions]
+    classes: set[type[Any]] = set()
+    for root in roots.values():
+        for leaf in _leaves(root(), DEPTH, set()):
+            if isinstance(leaf, FunctionType):
+                waiting.append(leaf)
+            elif _is_object(leaf):
+                classes.update(leaf.__mro__ if isinstance(leaf, type) else type(leaf).__mro__)
+    members = [(name, member) for cls in classes if not is_installed(cls) for name, member in vars(cls).items()]
+    names: set[str] = set()
+    known: set[Any] = set()
+    while waiting:
+        function = waiting.pop()
+        code = getattr(function, "__code__", function)
+        if isinstance(code, CodeType) and code not in known and not code.co_filename.startswith(INSTALLED):
+            known.add(code)
+            names.update(mentioned(code))
+            for name, member in members:
+                if name in names or (name.startswith("__") and name not in _OF_LIFE):
+                    waiting += [getattr(member, "__func__", member), *(getattr(member, each, None) for each in ("fget", "fset", "function", "func"))]
+    return None if names & _USES_ANY else frozenset(names)
 
 
 def _layers(function: Any) -> list[Any]:
@@ -366,28 +408,31 @@ def _modules(value: Any) -> Iterator[Any]:
         yield from value.modules()
 
 
-def _leaves(value: Any, depth: int, seen: set[tuple[int, int, bool]], counts: bool = True) -> Iterator[Any]:
+def _leaves(value: Any, depth: int, seen: set[tuple[int, int]], names: frozenset[str] | None = None) -> Iterator[Any]:
     """The part of a value that is compared.
 
     Args:
         depth: how far to look.
         seen: objects that have been looked into.
-        counts: numbers, flags and strings are among it.
+        names: of the attributes that count; None: all.
     """
     is_container = isinstance(value, _CONTAINERS)
-    if not is_container and (counts or not isinstance(value, PLAIN)):
+    if not is_container:
         yield value
-    key = (id(value), depth, counts)
-    if not depth or (key in seen and not is_container) or (found := contents_of(value)) is None:
+    key = (id(value), depth)
+    if not depth or (key in seen and not is_container) or (found := contents_of(value, names)) is None:
         return
     seen.add(key)
-    first = FIRST if isinstance(value, (tuple, list)) else len(found[1])
-    for i, item in enumerate(found[1]):
-        yield from _leaves(item, depth - 1, seen, counts and i < first)
+    for item in found[1]:
+        yield from _leaves(item, depth - 1, seen, names)
 
 
-def contents_of(value: Any) -> tuple[str, list[Any]] | None:
+def contents_of(value: Any, names: frozenset[str] | None = None) -> tuple[str, list[Any]] | None:
     """The objects that a search looks through next.
+
+    Args:
+        value: where it is.
+        names: of the attributes that count; None: all.
 
     Returns:
         The text of an expression that gives them again, with ``{}`` for `value`, empty where they stay the same; and the objects. None for a value
@@ -412,11 +457,14 @@ def contents_of(value: Any) -> tuple[str, list[Any]] | None:
     if getattr(type(value), "is_compiled_function", False):
         return "[{}.function]", [value.function]  # what else it has counts calls
     if hasattr(value, "__dict__"):
-        return "{}.__dict__.values()", list(vars(value).values())
+        if names is None:
+            return "{}.__dict__.values()", list(vars(value).values())
+        used = tuple([name for name in sorted(names) if name in vars(value) or hasattr(type(value), name)])
+        return f"map({{}}.__dict__.get, {used!r})", list(map(vars(value).get, used))
     slots = getattr(type(value), "__slots__", ())
     if slots and not is_installed(type(value)):
-        names = (slots,) if isinstance(slots, str) else tuple(slots)
-        return f"[getattr({{}}, name, None) for name in {names!r}]", [getattr(value, name, None) for name in names]
+        used = tuple([name for name in ((slots,) if isinstance(slots, str) else slots) if names is None or name in names])
+        return f"[getattr({{}}, name, None) for name in {used!r}]", [getattr(value, name, None) for name in used]
     return None
 
 

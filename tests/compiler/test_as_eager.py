@@ -190,8 +190,8 @@ def globals_of_functions_within(wrap: Any, log: Any, t: Any) -> None:
 
 
 def containers_and_defaults(wrap: Any, log: Any, t: Any) -> None:
-    x, numbers, named, factors = t(3), {1, 2}, {2: None, 3: None}, [2.0]
-    f = wrap(lambda x: x * sum(numbers) * sum(named))
+    x, numbers, named, factors, many = t(3), {1, 2}, {2: None, 3: None}, [2.0], [float(n) for n in range(50)]
+    f = wrap(lambda x: x * sum(numbers) * sum(named) * many[40])
 
     def g(x: Any, s: float = 2.0, ones: Any = factors, *, k: float = 1.0) -> Any:
         return x * s * ones[0] + k
@@ -205,6 +205,7 @@ def containers_and_defaults(wrap: Any, log: Any, t: Any) -> None:
             named.update({5: None, 6: None})
         elif change == 4:
             factors[0] = 3.0
+            many[40] = 0.5
             g.__kwdefaults__["k"] = 5.0
         elif change == 5:
             g.__defaults__ = (3.0, factors)

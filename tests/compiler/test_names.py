@@ -124,3 +124,68 @@ async def test_what_a_function_makes_for_itself_at_the_first_call_is_no_reason_t
     for _ in range(3):
         assert bits(lazy.call(x)) == bits(x * 2.0)
     assert Lazy.call.statistics().recordings == 1 and Lazy.call.statistics().runs == 2
+
+
+class Trainer:
+    """Keeps books beside what a step uses."""
+
+    def __init__(self) -> None:
+        self.model = nn.Linear(3, 1)
+        self.optimizer = ag.optim.SGD(self.model.parameters(), lr=0.1)
+        self.options = {"norm": 0.5}
+        self.scale = 1.0
+        self.history: list[float] = []
+        self.steps = 0
+
+    @property
+    def norm(self) -> float:
+        return self.options["norm"]
+
+    def loss(self, x: Any) -> Any:
+        return (self.model(x) ** 2).mean() * self.scale
+
+    @ag.compile
+    async def step(self, x: Any) -> Any:
+        self.optimizer.zero_grad()
+        loss = self.loss(x)
+        await loss.backward()
+        ag.optim.clip_grad_norm_(self.model.parameters(), self.norm)
+        self.optimizer.step()
+        return loss
+
+
+async def test_books_that_an_object_keeps_are_no_reason_to_record_again_and_what_its_methods_use_is() -> None:
+    trainer, twin = Trainer(), Trainer()
+    twin.model.load_state_dict(trainer.model.state_dict())
+    before = Trainer.step.statistics().recordings
+    for number in range(12):
+        if number == 4:
+            trainer.scale = twin.scale = 3.0
+        elif number == 8:
+            trainer.options["norm"] = twin.options["norm"] = 0.01
+        x = leaf(2, 3, grad=False)
+        trainer.history.append((await trainer.step(x)).item())
+        twin.history.append((await Trainer.step.function(twin, x)).item())
+        trainer.steps += 1
+        assert bits(*trainer.model.parameters()) == bits(*twin.model.parameters())
+    assert trainer.history == twin.history and Trainer.step.statistics().recordings - before == 3
+
+
+class Reading:
+    """Uses attributes by names that it does not mention."""
+
+    def __init__(self) -> None:
+        self.first, self.second = 2.0, 3.0
+
+    def __call__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+async def test_attributes_that_are_found_by_computed_names_count() -> None:
+    reading, x = Reading(), leaf(3)
+    compiled = ag.compile(lambda x: x * reading("first") + x * reading("sec" + "ond"))
+    for _ in range(2):
+        assert bits(compiled(x)) == bits(x * 2.0 + x * 3.0)
+    reading.second = 5.0
+    for _ in range(2):
+        assert bits(compiled(x)) == bits(x * 2.0 + x * 5.0)

@@ -49,6 +49,7 @@ def test_nothing_is_looked_through_while_nothing_changes(compared: list[GuardedC
     assert not compared and f.statistics().recordings == 1 and len(set(first)) == 1
 
 
+NOT_USED = "an attribute that the function does not mention"
 CHANGES: dict[str, Any] = {
     "a weight of the same value": lambda h: setattr(h, "weight", leaf(2.0)),
     "a number": lambda h: setattr(h, "scale", 4.0),
@@ -59,7 +60,7 @@ CHANGES: dict[str, Any] = {
     "None": lambda h: h.parts.update(b=(h.parts["b"][0], leaf(1.0))),
     "one more entry": lambda h: h.parts.update(c=leaf(1.0)),
     "the order of entries": lambda h: h.parts.update(a=h.parts.pop("a")),
-    "an attribute": lambda h: setattr(h, "more", leaf(1.0)),
+    NOT_USED: lambda h: setattr(h, "more", leaf(1.0)),
     "all attributes": lambda h: setattr(h, "__dict__", Holder().__dict__),
     "a shape": lambda h: setattr(h.weight, "_data", np.full((2, 1), 2.0, np.float32)),
     "a dtype": lambda h: setattr(h.weight, "_data", np.full(1, 2.0, np.float64)),
@@ -81,7 +82,7 @@ def test_every_change_is_seen(name: str) -> None:
     for _ in range(3):
         found, expected = f(x), plain(x)
         assert found.detach().numpy().tobytes() == expected.detach().numpy().tobytes() and found.dtype == expected.dtype
-    assert f.statistics().recordings == 2
+    assert f.statistics().recordings == (1 if name == NOT_USED else 2)
 
 
 def test_other_objects_that_are_as_good_are_looked_through(compared: list[GuardedCode]) -> None:
