@@ -198,7 +198,7 @@ class CompiledFunction:
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
         recorder = WriteRecorder(inputs, arrays, raises=self._on_break == "raise")
-        guards = guards_of(self.function, args, kwargs)
+        guards = guards_of(self.function, args, kwargs, recorder.guarded)
         recorder.begin(guards)
         return recorder, guards, args, kwargs
 

@@ -28,7 +28,7 @@ from aiograd import devices
 from aiograd.compiler.lines import INSTALLED, async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
 from aiograd.compiler.results import views_among
-from aiograd.compiler.surroundings import Bits, Fit, Guard, HasGradient, fit_of, guards_of_code, guards_of_module
+from aiograd.compiler.surroundings import Bits, Fit, Guard, HasGradient, Known, fit_of, guards_of_code, guards_of_module
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
 from aiograd.modes import ModeScope, current_mode
@@ -99,9 +99,9 @@ class ProgramRecorder:
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
         self.broken: str | None = None
         self.modules: dict[int, tuple[Any, dict[str, Any]]] = {}
-        #: of what the functions and modules mention that have run; names of their roots; code objects that have been looked at
+        #: of what the functions and modules mention that have run; which there are; code objects that have been looked at
         self.guards: list[Guard] = []
-        self._guarded: set[str] = set()
+        self.guarded: Known = {}
         self._seen: set[Any] = set()
         self._raises = raises
         self._of_arrays = arrays
@@ -196,7 +196,7 @@ class ProgramRecorder:
                     self._seen.add(code)
                     if not code.co_filename.startswith(INSTALLED):
                         owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-                        self.guards += guards_of_code(code, frame.f_globals, owner, self._guarded)
+                        self.guards += guards_of_code(code, frame.f_globals, owner, self.guarded)
             frame = frame.f_back
         if found is None:
             return user_line()
@@ -374,7 +374,7 @@ class ProgramRecorder:
         """A module is called."""
         if id(module) not in self.modules:
             self.modules[id(module)] = (module, dict(module.__dict__))
-            self.guards += guards_of_module(module, self._guarded)
+            self.guards += guards_of_module(module, self.guarded)
 
     # ---------------------------------------------------------------- the program
 

@@ -49,6 +49,8 @@ _OF_LIFE = {"__init__", "__new__", "__post_init__", "__init_subclass__", "__del_
 
 #: an object whose attributes have to be what they were, and these
 Guard = tuple[Any, dict[str, Any]]
+#: by name of a root that is guarded, for each of its guards the names of the attributes that count; new guards are added
+Known = dict[str, list[frozenset[str] | None]]
 
 
 class Fit(enum.Enum):
@@ -199,12 +201,13 @@ def _of_root(attributes: dict[str, Any], name: str) -> dict[str, Any]:
     return {key: value for key, value in attributes.items() if key.rpartition(" ")[0] == name}
 
 
-def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Guard]:
+def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], known: Known) -> list[Guard]:
     """Guards for what a function reaches by name, as it is now.
 
     Args:
         function: that is compiled.
         args, kwargs: of the call; the first may be the object that `function` is a method of.
+        known: see `Known`.
     """
     roots: dict[str, Root] = {}
     layers = _layers(getattr(function, "__func__", function))
@@ -227,52 +230,51 @@ def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> l
     if not isinstance(plain, FunctionType) and not isinstance(function, _OPAQUE):
         roots["the callable"] = Root("{}", function, lambda: function)
     modules = {id(module): module for root in roots.values() for module in _modules(root())}
+    guards = _named(roots, layers, known)
     for module in modules.values():
-        _add_module(roots, module)
-    return [*_named(roots, layers), *((module, dict(module.__dict__)) for module in modules.values())]
+        guards += [*guards_of_module(module, known), (module, dict(module.__dict__))]
+    return guards
 
 
-def guards_of_code(code: CodeType, names: dict[str, Any], owner: Any, known: set[str]) -> list[Guard]:
+def guards_of_code(code: CodeType, names: dict[str, Any], owner: Any, known: Known) -> list[Guard]:
     """Guards for what another function mentions, which has run while a program was recorded.
 
     Args:
         code: of the function.
         names: its globals.
         owner: its first argument; the attributes of its class count that the function mentions.
-        known: names of roots that are guarded; those of these guards are added.
+        known: see `Known`.
     """
     roots: dict[str, Root] = {}
     _add_globals(roots, code, names)
     if _is_object(owner):
         _add_class(roots, type(owner), mentioned(code))
-    return _named_new(roots, [code], known)
+    return _named(roots, [code], known)
 
 
-def guards_of_module(module: Any, known: set[str]) -> list[Guard]:
+def guards_of_module(module: Any, known: Known) -> list[Guard]:
     """Guards for what a module of a network that was called holds, and for attributes of its class that its forward mentions."""
     roots: dict[str, Root] = {}
     _add_module(roots, module)
     forward = getattr(type(module), "forward", None)
     if isinstance(forward, FunctionType):
         _add_class(roots, type(module), mentioned(forward.__code__))
-    return _named_new(roots, [forward], known)
+    return _named(roots, [forward], known, type(module))
 
 
-def _named(roots: dict[str, Root], functions: Iterable[Any]) -> list[Guard]:
-    """The guards for what roots lead to, of functions or their code."""
-    if not roots:
-        return []
-    names = _attributes_used(roots, functions)
-    return [(each, each.__dict__) for each in (NamedTensors(roots, names), NamedOthers(dict(roots), names))]
+def _named(roots: dict[str, Root], functions: Iterable[Any], known: Known, cls: type[Any] = object) -> list[Guard]:
+    """The guards for what roots lead to, of functions or their code (methods of a class), but for those that are known."""
+    names = _attributes_used(roots, functions, cls)
+    new: dict[str, Root] = {}
+    for name, root in roots.items():
+        before = known.setdefault(name, [])
+        if not any([other is None or (names is not None and names <= other) for other in before]):
+            new[f"{name}/{len(before)}"] = root
+            before.append(names)
+    return [(each, each.__dict__) for each in (NamedTensors(new, names), NamedOthers(dict(new), names))] if new else []
 
 
-def _named_new(roots: dict[str, Root], functions: Iterable[Any], known: set[str]) -> list[Guard]:
-    new = {name: root for name, root in roots.items() if name not in known}
-    known.update(new)
-    return _named(new, functions)
-
-
-def _attributes_used(roots: dict[str, Root], functions: Iterable[Any]) -> frozenset[str] | None:
+def _attributes_used(roots: dict[str, Root], functions: Iterable[Any], cls: type[Any]) -> frozenset[str] | None:
     """The names that functions mention, those that they reach, and the methods of the objects that they reach: no other attribute is used.
 
     So an object's counters and records, which its other methods keep, do not count.
@@ -281,14 +283,14 @@ def _attributes_used(roots: dict[str, Root], functions: Iterable[Any]) -> frozen
         None where a function may use any attribute.
     """
     waiting = [*functions]
-    classes: set[type[Any]] = set()
+    classes: set[type[Any]] = {*cls.__mro__}
     for root in roots.values():
         for leaf in _leaves(root(), DEPTH, set()):
             if isinstance(leaf, FunctionType):
                 waiting.append(leaf)
             elif _is_object(leaf):
                 classes.update(leaf.__mro__ if isinstance(leaf, type) else type(leaf).__mro__)
-    members = [(name, member) for cls in classes if not is_installed(cls) for name, member in vars(cls).items()]
+    members = [(name, member) for each in classes if not is_installed(each) for name, member in vars(each).items()]
     names: set[str] = set()
     known: set[Any] = set()
     while waiting:

@@ -41,6 +41,18 @@ class Settings:
         self.scale = scale
 
 
+SETTINGS = {"a": Settings(2.0), "b": Settings(2.0)}
+SETTINGS["b"].other = 3.0  # type: ignore[attr-defined]
+
+
+def _of_a(x: Any) -> Any:
+    return x * SETTINGS["a"].scale
+
+
+def _of_b(x: Any) -> Any:
+    return x * SETTINGS["b"].other  # type: ignore[attr-defined]
+
+
 class Scaled(nn.Module):
     factor = 2.0
 
@@ -51,6 +63,9 @@ class Scaled(nn.Module):
         self.named = {"a": 1.0}
 
     def forward(self, x: Any) -> Any:
+        return self.scaled(x) + _of_a(x) + _of_b(x)
+
+    def scaled(self, x: Any) -> Any:
         return x * self.weight * self.scales[0] * self.settings.scale * self.named["a"] * self.factor * SCALE
 
 
@@ -217,7 +232,7 @@ def parts_of_modules(wrap: Any, log: Any, t: Any) -> None:
     model, x, before = nn.Sequential(Scaled(), nn.Tanh()), t(3), SCALE
     inner: Any = model[0]
     direct, called = wrap(model), wrap(lambda x: model(x))
-    for change in range(8):
+    for change in range(9):
         if change == 2:
             inner.scales[0] = 5.0
         elif change == 3:
@@ -228,8 +243,13 @@ def parts_of_modules(wrap: Any, log: Any, t: Any) -> None:
             Scaled.factor = 3.0
         elif change == 6:
             SCALE = 0.5
+        elif change == 7:
+            SETTINGS["b"].other = 7.0  # type: ignore[attr-defined]
+        elif change == 8:
+            SETTINGS["a"].scale = 7.0
         log(direct(x), called(x))
     Scaled.factor, SCALE = 2.0, before
+    SETTINGS["b"].other, SETTINGS["a"].scale = 3.0, 2.0  # type: ignore[attr-defined]
 
 
 def forward_hooks(wrap: Any, log: Any, t: Any) -> None:
