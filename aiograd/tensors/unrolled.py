@@ -4,8 +4,8 @@ Note [Unrolled calls]
     The same steps as in `call`, specialized per row, because for small arrays this code, not numpy, is the cost of
     a forward pass. Uncommon cases (modes other than plain, devices, saved-tensor hooks) are left to `call`, but for one: where a pass records itself
     and is plain otherwise, the function goes the same way (`is_collected`) and reports the node. A result that is
-    neither float32 nor float64 gets its node from `attach_result`, which handles every dtype. Both are decided before anything is computed: the
-    dtypes of the arguments determine the dtype of a result with a gradient.
+    neither float32 nor float64 gets its node from `attach_result`, which handles every dtype; so does one of a single complex argument, which may
+    be real.
     Measured by ``tests/benchmarks/small_graphs.py``.
 """
 
@@ -133,21 +133,18 @@ def binary(op: Op) -> Callable[[Any, Any], Any]:
             make_node = None if a._node is None else makers[1]
         else:
             make_node = makers[2] if a._node is None else makers[3]
-        if make_node is not None:
-            dtype = x1.dtype
-            if not mode.grad:
-                make_node = None
-            else:
-                if dtype is not x2.dtype:
-                    dtype = np.result_type(dtype, x2.dtype)
-                if dtype is not float32 and dtype is not float64:
-                    make_node = look_closer
         try:
             out = forward(x1, x2)
         except REFUSALS as error:
             raise_op_error(op.name, (x1, x2), {}, error)
         if out.__class__ is not _ndarray:
             out = np.asarray(out)
+        if make_node is not None:
+            dtype = out.dtype
+            if not mode.grad:
+                make_node = None
+            elif dtype is not float32 and dtype is not float64:
+                make_node = look_closer
         tensor = tensor_class[0]()
         tensor._data = out
         tensor._vc = tensor._x = None
