@@ -15,7 +15,7 @@ from numpy import ndarray
 
 from aiograd.engine.placement import RulePlacement
 from aiograd.engine.validate import fit
-from aiograd.graph.accumulate_grad import SOLE_OWNER_OF_LOCAL, Staged, commit, commit_first, own
+from aiograd.graph.accumulate_grad import SOLE_OWNER_OF_LOCAL, commit, own
 from aiograd.graph.node import Node, ReleasedVariables
 from aiograd.ops.slice_gradient import dense
 from aiograd.types import Array
@@ -73,5 +73,4 @@ def run_short(node: Node, nr: int, seed: Array, keep_graph: bool) -> None:
             grad = own(grad)
         sums[leaf] = grad
         grad = None
-    if not commit_first(sums):
-        commit([Staged(leaf, grad) for leaf, grad in sums.items()])
+    commit((), sums)

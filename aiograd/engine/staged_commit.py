@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged, commit, own
+from aiograd.types import Array
 
 #: called with a non-leaf's gradient at the commit; returns a function that writes it, or None if nothing is to be written
 Keeper: TypeAlias = Callable[[Any], Callable[[], None] | None]
@@ -15,10 +16,12 @@ Keeper: TypeAlias = Callable[[Any], Callable[[], None] | None]
 class StagedCommit:
     """The staged gradients of one pass."""
 
-    __slots__ = ("gradients", "retained", "is_done")
+    __slots__ = ("gradients", "firsts", "retained", "is_done")
 
     def __init__(self) -> None:
         self.gradients: dict[AccumulateGrad, Staged] = {}
+        #: gradients of leaves that had none, from a pass that is walked
+        self.firsts: dict[AccumulateGrad, Array] = {}
         #: gradients of non-leaves, each with the function that keeps it
         self.retained: list[tuple[Keeper, Any]] = []
         #: True if everything has been written
@@ -40,8 +43,8 @@ class StagedCommit:
     def commit(self) -> None:
         """Write everything in one step; if that raises, nothing has been written."""
         writes = [keep(grad) for keep, grad in self.retained]
-        if self.gradients:
-            commit(self.gradients.values())
+        if self.gradients or self.firsts:
+            commit(self.gradients.values(), self.firsts)
         for write in writes:
             if write is not None:
                 write()
@@ -50,4 +53,5 @@ class StagedCommit:
     def drop(self) -> None:
         """Drop all staged gradients."""
         self.gradients.clear()
+        self.firsts.clear()
         self.retained.clear()

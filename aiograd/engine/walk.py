@@ -19,7 +19,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from heapq import heappop, heappush
+from sys import getrefcount
 from typing import Any
+
+from numpy import ndarray
 
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.placement import RulePlacement
@@ -27,7 +30,7 @@ from aiograd.engine.plan import BackwardPlan
 from aiograd.engine.sweep import add_to_slot
 from aiograd.engine.validate import fit
 from aiograd.errors import GraphError
-from aiograd.graph.accumulate_grad import Staged, own
+from aiograd.graph.accumulate_grad import SOLE_OWNER_OF_LOCAL, Staged, own
 from aiograd.graph.node import Node
 from aiograd.ops.slice_gradient import SliceGradient
 
@@ -157,13 +160,20 @@ class GraphWalk:
     def _stage(self) -> Iterator[None]:
         """Stage the gradients of the leaves."""
         task, sums, slow = self.task, self.sums, self.slow
-        gradients = task.staged.gradients if task.hooks is None else None
+        gradients, firsts = task.staged.gradients, task.staged.firsts
+        is_alone = task.hooks is None
         for done, node in enumerate(list(sums), 1):
             if node.is_leaf:
-                if gradients is None:
+                if not is_alone:
                     task.stage(node, [sums.pop(node)])  # type: ignore[arg-type]
-                else:  # the same without two calls per leaf
-                    gradients[node] = Staged(node, own(sums.pop(node)))  # type: ignore[arg-type, index]
+                else:  # the same without calls per leaf
+                    grad = sums.pop(node)
+                    if grad.__class__ is not ndarray or grad.base is not None or getrefcount(grad) > SOLE_OWNER_OF_LOCAL:
+                        grad = own(grad)
+                    if node.grad is None:  # type: ignore[attr-defined]
+                        firsts[node] = grad  # type: ignore[index]
+                    else:
+                        gradients[node] = Staged(node, grad)  # type: ignore[arg-type, index]
             if (not done & 127 or (slow and node in slow)) and self.slice_over():
                 yield
 

@@ -18,6 +18,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -186,25 +187,26 @@ class Staged:
         return base is not self.base or (base is not None and _version_of(base) != self.version)
 
 
-def commit(staged: Iterable[Staged]) -> None:
-    """Replace every gradient by the staged sum, in one step: all of them or, if a sum raises, none."""
+def commit(staged: Iterable[Staged], firsts: Mapping[Any, Array] = MappingProxyType({})) -> None:
+    """Replace every gradient by the staged sum, in one step: all of them or, if a sum raises, none.
+
+    Args:
+        staged: sums with gradients that were there.
+        firsts: gradients of leaves that had none, which need no sum, nor an object to hold it, unless another pass has committed in between.
+    """
     with _commit_lock:
+        for leaf in firsts:
+            if leaf.grad is not None:
+                staged = [*staged, *[Staged(leaf, grad) for leaf, grad in firsts.items()]]
+                firsts = {}
+                break
         for entry in staged:
             if (entry.base is not None or entry.target.grad is not None) and entry.is_stale:
                 entry.add_up()
+        for leaf, grad in firsts.items():
+            leaf.grad = grad
         for entry in staged:
             entry.target.grad = entry.total
-
-
-def commit_first(grads: Mapping[Any, Array]) -> bool:
-    """Write the gradients of leaves in one step if none of them has one yet; returns True if that was so. Else nothing is written."""
-    with _commit_lock:
-        for leaf in grads:
-            if leaf.grad is not None:
-                return False
-        for leaf, grad in grads.items():
-            leaf.grad = grad
-    return True
 
 
 def _version_of(grad: Any) -> int:

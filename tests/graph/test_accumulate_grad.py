@@ -214,6 +214,26 @@ def test_a_gradient_cleared_or_modified_in_between_is_taken_as_it_is() -> None:
     same(x.grad, [3.0])
 
 
+def test_first_gradients_are_added_to_what_has_been_committed_in_between() -> None:
+    w, x, y = leaf([1.0]), leaf([1.0]), leaf([1.0])
+    firsts = {w._node: np.array([2.0]), x._node: np.array([3.0])}
+    commit([staged(x, [10.0]), staged(y, [20.0])])
+    commit([staged(y, [5.0])], firsts)
+    same(w.grad, [2.0])
+    same(x.grad, [13.0])
+    same(y.grad, [25.0])
+
+
+def test_a_first_gradient_that_cannot_be_added_leaves_every_gradient_as_it_was() -> None:
+    w, x, y = leaf([1.0]), leaf([1.0, 1.0]), leaf([1.0])
+    entry = staged(y, [5.0])
+    commit([staged(x, [10.0, 20.0])])
+    with pytest.raises(ValueError, match="broadcast"):
+        commit([entry], {w._node: np.array([2.0]), x._node: np.ones(3)})
+    assert w.grad is None and y.grad is None
+    same(x.grad, [10.0, 20.0])
+
+
 async def test_an_error_leaves_every_gradient_as_it_was() -> None:
     class Fails(ag.Function):
         inline = True

@@ -135,7 +135,7 @@ class PassDriver:
                     annotate(error, task, walk.failed_at)
                 raise
             if walk.is_complete:
-                if len(task.staged.gradients) >= LARGE_TABLE:
+                if len(task.staged.gradients) + len(task.staged.firsts) >= LARGE_TABLE:
                     PROCESS_COLLECTOR.skip_next()
                 task.commit()
                 return
