@@ -203,7 +203,8 @@ def _depthwise(rng: np.random.Generator, dtype: Any) -> Callable[[], Any]:
     second, double, open_, far = (window(3, 2, 1), 12), (window(3, 1, 1), 12), (window(3), 6), (window(3, 1, (4, 3)), 6)
     shapes = ((13, 15, near), (13, 15, second), (13, 15, mixed), (13, 15, single), (4, 37, near), (4, 70, mixed))
     more = ((5, 16, double), (3, 3, open_), (6, 35, open_), (1, 1, near), (2, 5, far))
-    for height, width, (win, out) in shapes + more:
+    halved = ((5, 70, second), (8, 33, (window(3, 2), 6)), (7, 36, (window(3, 2, 2), 6)), (1, 2, (window(3, 2, (1, 3)), 6)))
+    for height, width, (win, out) in shapes + more + halved:
         x, w, b = draw(rng, dtype, 5, 6, height, width), draw(rng, dtype, out, 1, *win.size), draw(rng, dtype, out)
         drawn.append((x, w, b, draw(rng, dtype, 5, out, *win.outputs(height, width)), win))
 
