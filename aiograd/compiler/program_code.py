@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 from aiograd.compiler.forward_code import compile_forward, saved_names, sources
 from aiograd.compiler.guard_code import surroundings_check
@@ -14,9 +14,11 @@ from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
 from aiograd.compiler.results import relate
 from aiograd.compiler.surroundings import Fit, Guard, fit_of
+from aiograd.errors import AiogradError
 from aiograd.graph.node import InputMetadata
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TENSOR_CLASS, refresh
+from aiograd.tensors.op_error import REFUSALS, raise_op_error
 
 #: numbers the runs of all programs, so that the least used is known
 next_use = itertools.count(1).__next__
@@ -97,6 +99,18 @@ class GuardedCode:
 
 def _unknown() -> None:
     """Nothing is known."""
+
+
+def raise_refusal(name: str, arrays: list[Any], error: Exception) -> NoReturn:
+    """Raise the error of a statement; where numpy has refused its arguments, of the class that the operation itself would raise."""
+    if not isinstance(error, REFUSALS):
+        raise error
+    try:
+        raise_op_error(name, arrays, {}, error)
+    except AiogradError as typed:
+        for note in getattr(error, "__notes__", ()) if typed.__cause__ is error else ():
+            typed.add_note(note)
+        raise
 
 
 class ProgramCode(GuardedCode):
@@ -204,7 +218,7 @@ class ProgramCode(GuardedCode):
                 arrays, saved = run_profiled(self.program, [tensor._data for tensor in tensors], profiler, self.name)
         except Exception as error:
             explain(error, self.name)
-            raise
+            raise_refusal(self.name, [tensor._data for tensor in tensors], error)
         outputs: list[Any] = []
         cls = TENSOR_CLASS[0]
         for array in arrays:

@@ -123,8 +123,11 @@ class ProgramRecorder:
         self._sharing: dict[int, list[TensorCore]] = {}
         #: by id of a Tensor that is a leaf's gradient, a function that returns that gradient
         self._gradients: dict[int, Callable[[], Any]] = {}
-        #: by id of a leaf that the function finds by name, the leaf and the gradient that it had when the call began
+        #: by id of a leaf that the function finds by name, the leaf and the array of the gradient that it had when the call began
         self._before: dict[int, tuple[Any, Any]] = {}
+        #: by id of a gradient that was read, its leaf; ids of the leaves among the arguments
+        self._read: dict[int, Any] = {}
+        self._leaves = {id(tensor._node) for tensor in inputs if tensor._node is not None}
         #: by id of the array; an array that a tensor without a place in the graph shares with one that has it is found here
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
@@ -139,7 +142,7 @@ class ProgramRecorder:
             for tensor in attributes.values():
                 if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node.is_leaf:
                     leaf: Any = tensor._node
-                    self._before[id(leaf)] = leaf, leaf.grad
+                    self._before[id(leaf)] = leaf, _array_of(leaf.grad)
 
     # ---------------------------------------------------------------- told by the mode
 
@@ -234,12 +237,17 @@ class ProgramRecorder:
             self.has_called = True
             self._add(statement_op("setting .grad", forget_here), (), ())
 
-    def looks_at_grad(self, leaf: Any) -> None:
+    def looks_at_grad(self, leaf: Any, grad: TensorCore | None) -> None:
         """The gradient of a leaf is read, or looked for: what follows may depend on its presence, as far as the call has not made it itself."""
+        if id(leaf) in self._leaves:
+            self.breaks("it reads the gradient of an argument")
         before = self._before.pop(id(leaf), None)
-        if before is not None and leaf.grad is before[1]:
+        if before is not None and _array_of(leaf.grad) is before[1]:
             has = HasGradient(leaf)
             self.guards.append((has, has.__dict__))
+        if grad is not None:
+            self._read[id(grad)] = leaf
+            self._alive.append(grad)
 
     def forget_captured(self) -> None:
         """Count captured Tensors that are used from here on as new values: their memory may have been written to."""
@@ -482,13 +490,15 @@ class ProgramRecorder:
 
     def _gradient(self, tensor: TensorCore) -> Value | None:
         """The value of a Tensor that is the ``.grad`` of a captured leaf, read at this place of every run."""
-        for leaf in self._tensors if self.has_called else ():
-            node: Any = leaf._node
-            if node is not None and node.is_leaf and node.grad is tensor:
-                self._gradients[id(tensor)] = node.seen_grad
-                self._add(statement_op("grad", functools.partial(_gradient_of, node)), (), (tensor,))
-                return self._find(tensor)
-        return None
+        node = self._read.get(id(tensor))
+        if node is None:
+            return None
+        if node.grad is not tensor:
+            self.breaks("it uses a gradient that has been replaced since it was read")
+            return None
+        self._gradients[id(tensor)] = node.seen_grad
+        self._add(statement_op("grad", functools.partial(_gradient_of, node)), (), (tensor,))
+        return self._find(tensor)
 
     def _detached(self, value: Value, tensor: TensorCore) -> Value:
         """The same array under another Tensor, which has no place in the graph."""
@@ -558,6 +568,10 @@ def _caller(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
     return flat
 
 
+def _array_of(grad: Any) -> Any:
+    return grad._data if isinstance(grad, TensorCore) else grad
+
+
 def _gradient_of(leaf: Any) -> Any:
     """The array of a leaf's gradient.
 
@@ -567,7 +581,7 @@ def _gradient_of(leaf: Any) -> Any:
     grad = leaf.grad
     if grad is None:
         raise TraceError(f"a compiled function reads the gradient of a leaf of shape {list(leaf.shape)}, which had one while it was recorded")
-    return grad._data if isinstance(grad, TensorCore) else grad
+    return _array_of(grad)
 
 
 def _refuse_async_blocks(frame: Any, recorder: ProgramRecorder) -> None:

@@ -158,10 +158,11 @@ class TensorCore:
         """The accumulated gradient: a Tensor, or None. Settable."""
         node = self._node
         if node is not None and node.is_leaf:
+            grad = node.seen_grad()  # type: ignore[attr-defined]
             trace = current_mode().trace
             if trace is not None:
-                trace.looks_at_grad(node)
-            return node.seen_grad()  # type: ignore[attr-defined]
+                trace.looks_at_grad(node, grad)
+            return grad
         return None if self._x is None else self._x.grad
 
     @grad.setter

@@ -485,12 +485,51 @@ async def gradients_that_are_looked_for(wrap: Any, log: Any, t: Any) -> None:
         log(await step(t(2, 3)), *model.parameters(), *unused.parameters())
 
 
+async def gradients_of_captured_leaves_and_of_arguments(wrap: Any, log: Any, t: Any) -> None:
+    weight = t(3, grad=True)
+    plain = wrap(lambda x: x * (2.0 if weight.grad is None else weight.grad))
+
+    @wrap
+    async def of_an_argument(x: Any) -> Any:
+        await (x * x).sum().backward()
+        return x.grad * 2
+
+    @wrap
+    async def replaced(x: Any) -> Any:
+        await (weight * x).sum().backward()
+        grad = weight.grad
+        weight.grad = None
+        return grad * 2
+
+    for number in range(8):
+        if number in (2, 3, 6):
+            weight.grad = None
+            await (weight * t(3)).sum().backward()
+        elif number == 4:
+            weight.grad = None
+        log(plain(t(3)))
+    for _ in range(3):
+        log(await of_an_argument(t(3, grad=True)), await replaced(t(3)), weight)
+
+
+def refusals(wrap: Any, log: Any, t: Any) -> None:
+    places = np.array([0, 1])
+    f = wrap(lambda x: x[places] * 2)
+    for place in (0, 1, 7, 2):
+        places[0] = place
+        try:
+            log(f(t(3)))
+        except ag.errors.IndexRangeError as error:
+            log(error)
+
+
 SCENARIOS = [
     an_argument_that_is_captured, a_parameter_as_an_argument, an_array_as_an_argument_that_is_captured, objects_among_the_arguments,
     tuples_and_dicts_of_other_classes, arrays_of_subclasses, numbers_that_are_equal_but_not_the_same, arguments_that_the_function_changes,
-    globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions, results_that_share_memory,
-    results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory, modes_that_are_set, random_numbers_that_are_not_plain_draws,
-    gradients_that_are_looked_for, floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
+    globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions,
+    results_that_share_memory, results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory, modes_that_are_set,
+    random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for, gradients_of_captured_leaves_and_of_arguments, refusals,
+    floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
 ]  # fmt: skip
 
 
