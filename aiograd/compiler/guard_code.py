@@ -17,7 +17,7 @@ import numpy as np
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.surroundings import DEPTH, PLAIN, Guard, NamedOthers, NamedTensors, contents_of
+from aiograd.compiler.surroundings import PLAIN, Guard, NamedOthers, NamedTensors, contents_of, depth_of
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh
@@ -204,7 +204,7 @@ def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], guards: list
             for name, root in owner.roots.items():
                 local = checks.new()
                 checks.line(f"{local} = {root.text.format(checks.of(root.holder))}")
-                checks.reached(local, root(), DEPTH, owner.names, counts=name in numbers)
+                checks.reached(local, root(), depth_of(owner.names), owner.names, counts=name in numbers)
         else:
             checks.attributes(owner, attributes)
     return checks.load("", "True")

@@ -21,6 +21,7 @@ Note [Values that are looked through]
 
 from __future__ import annotations
 
+import dis
 import enum
 import functools
 from collections import deque
@@ -33,8 +34,8 @@ import numpy as np
 from aiograd.compiler.lines import INSTALLED, is_installed
 from aiograd.tensors.core import TensorCore
 
-#: how many objects deep
-DEPTH = 3
+#: how many objects deep, and where any of their attributes may be used
+DEPTH, DEPTH_OF_ANY = 8, 3
 #: numbers, flags and strings
 PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
 _OPAQUE: tuple[type[Any], ...] = (ModuleType, type, type(None), *PLAIN)
@@ -113,18 +114,20 @@ class NamedTensors:
 
     Args:
         roots: where to begin, by name.
-        names: of the attributes of objects that count, see `_attributes_used`.
+        names: of the attributes of objects that count, see `_attributes_used`; None: any.
+        stored: those that functions assign.
     """
 
-    def __init__(self, roots: dict[str, Root], names: frozenset[str] | None) -> None:
+    def __init__(self, roots: dict[str, Root], names: frozenset[str] | None, stored: frozenset[str]) -> None:
         self.roots = roots
         self.names = names
+        self.stored = stored
 
     @property
     def __dict__(self) -> dict[str, Any]:  # type: ignore[override]
         found: dict[str, Any] = {}
         for name, root in self.roots.items():
-            for number, leaf in enumerate(filter(self._counts, _leaves(root(), DEPTH, set(), self.names))):
+            for number, leaf in enumerate(filter(self._counts, _leaves(root(), depth_of(self.names), set(), self.names))):
                 found[f"{name} {number}"] = leaf
         return found
 
@@ -136,9 +139,25 @@ class NamedTensors:
 class NamedOthers(NamedTensors):
     """Everything else that a function finds by name."""
 
+    def __init__(self, roots: dict[str, Root], names: frozenset[str] | None, stored: frozenset[str]) -> None:
+        super().__init__(roots, names, stored)
+        #: the same of what no function assigns, as it was at first
+        self._first: dict[str, Any] = {}
+        if names is not None and not stored.isdisjoint(names):
+            self._first = NamedOthers(roots, names - stored, frozenset()).__dict__
+
     @staticmethod
     def _counts(leaf: Any) -> bool:
         return not isinstance(leaf, TensorCore)
+
+    def rest(self, roots: dict[str, Root]) -> list[Guard]:
+        """Guards for roots that have changed, without what functions assign; none for those that have changed otherwise."""
+        if self.names is None or not self._first:
+            return []
+        names = self.names - self.stored
+        now = NamedOthers(roots, names, frozenset()).__dict__
+        same = {name: root for name, root in roots.items() if _are_same(_of_root(self._first, name), _of_root(now, name))}
+        return _pair({f"{name}-": root for name, root in same.items()}, names, frozenset()) if same else []
 
 
 class Bits:
@@ -173,15 +192,17 @@ class HasGradient:
 
 def unchanged(guards: list[Guard]) -> bool:
     """True if a call has left the Tensors around it as they were; anything else that it has changed is not guarded from here on."""
-    for owner, attributes in guards:
+    for owner, attributes in list(guards):
         if isinstance(owner, NamedOthers):
             now = owner.__dict__
+            changed: dict[str, Root] = {}
             for name in [*owner.roots]:
                 before, after = _of_root(attributes, name), _of_root(now, name)
-                if before.keys() != after.keys() or not all(is_same_value(after[key], value) for key, value in before.items()):
-                    del owner.roots[name]
+                if not _are_same(before, after):
+                    changed[name] = owner.roots.pop(name)
             for key in attributes.keys() - owner.__dict__.keys():
                 del attributes[key]
+            guards += owner.rest(changed)
         elif not isinstance(owner, HasGradient) and fit_of(owner, attributes) is not Fit.SAME:
             return False
     return True
@@ -195,6 +216,10 @@ def named_inputs(guards: list[Guard], inputs: list[TensorCore]) -> tuple[tuple[i
     found = [value for _, attributes in guards for value in attributes.values()]
     arrays = {id(value._data) for value in found if isinstance(value, TensorCore)} | {id(value) for value in found if isinstance(value, np.ndarray)}
     return tuple([(i, tensor._data) for i, tensor in enumerate(inputs) if id(tensor._data) in arrays])
+
+
+def _are_same(before: dict[str, Any], after: dict[str, Any]) -> bool:
+    return before.keys() == after.keys() and all(is_same_value(after[key], value) for key, value in before.items())
 
 
 def _of_root(attributes: dict[str, Any], name: str) -> dict[str, Any]:
@@ -264,45 +289,74 @@ def guards_of_module(module: Any, known: Known) -> list[Guard]:
 
 def _named(roots: dict[str, Root], functions: Iterable[Any], known: Known, cls: type[Any] = object) -> list[Guard]:
     """The guards for what roots lead to, of functions or their code (methods of a class), but for those that are known."""
-    names = _attributes_used(roots, functions, cls)
+    names, stored = _attributes_used(roots, functions, cls)
     new: dict[str, Root] = {}
     for name, root in roots.items():
         before = known.setdefault(name, [])
         if not any([other is None or (names is not None and names <= other) for other in before]):
             new[f"{name}/{len(before)}"] = root
             before.append(names)
-    return [(each, each.__dict__) for each in (NamedTensors(new, names), NamedOthers(dict(new), names))] if new else []
+    return _pair(new, names, stored) if new else []
 
 
-def _attributes_used(roots: dict[str, Root], functions: Iterable[Any], cls: type[Any]) -> frozenset[str] | None:
+def _pair(roots: dict[str, Root], names: frozenset[str] | None, stored: frozenset[str]) -> list[Guard]:
+    return [(each, each.__dict__) for each in (NamedTensors(roots, names, stored), NamedOthers(dict(roots), names, stored))]
+
+
+def _attributes_used(roots: dict[str, Root], functions: Iterable[Any], cls: type[Any]) -> tuple[frozenset[str] | None, frozenset[str]]:
     """The names that functions mention, those that they reach, and the methods of the objects that they reach: no other attribute is used.
 
     So an object's counters and records, which its other methods keep, do not count.
 
     Returns:
-        None where a function may use any attribute.
+        The names, None where a function may use any attribute; and those that are assigned.
     """
-    waiting = [*functions]
-    classes: set[type[Any]] = {*cls.__mro__}
-    for root in roots.values():
-        for leaf in _leaves(root(), DEPTH, set()):
+    waiting, classes = [*functions], {*cls.__mro__}
+    names: set[str] = set()
+    known: set[Any] = set()
+    while waiting:
+        _mention(waiting, [each for each in classes if not is_installed(each)], names, known)
+        if names & _USES_ANY:
+            return None, frozenset()
+        for leaf in [leaf for root in roots.values() for leaf in _leaves(root(), DEPTH, set(), frozenset(names))]:
             if isinstance(leaf, FunctionType):
                 waiting.append(leaf)
             elif _is_object(leaf):
                 classes.update(leaf.__mro__ if isinstance(leaf, type) else type(leaf).__mro__)
-    members = [(name, member) for each in classes if not is_installed(each) for name, member in vars(each).items()]
-    names: set[str] = set()
-    known: set[Any] = set()
+        waiting = [each for each in [*waiting, *_methods(classes, names)] if each.__code__ not in known]
+    kept = [name for each in classes for name, member in vars(each).items() if isinstance(member, functools.cached_property)]
+    return frozenset(names), frozenset([*kept, *(name for code in known for name in _assigned(code))])
+
+
+@functools.lru_cache(4096)
+def _assigned(code: CodeType) -> tuple[str, ...]:
+    """The names of attributes that a function assigns, those within it too."""
+    if code.co_filename.startswith(INSTALLED):
+        return ()
+    found = [each.argval for each in dis.get_instructions(code) if each.opname in ("STORE_ATTR", "DELETE_ATTR")]
+    return (*found, *(name for constant in code.co_consts if isinstance(constant, CodeType) for name in _assigned(constant)))
+
+
+def _mention(waiting: list[Any], classes: list[type[Any]], names: set[str], known: set[Any]) -> None:
+    """Add what functions mention, and the methods of classes that they mention, to names and known code."""
     while waiting:
         function = waiting.pop()
         code = getattr(function, "__code__", function)
-        if isinstance(code, CodeType) and code not in known and not code.co_filename.startswith(INSTALLED):
+        if isinstance(code, CodeType) and code not in known:
             known.add(code)
-            names.update(mentioned(code))
-            for name, member in members:
-                if name in names or (name.startswith("__") and name not in _OF_LIFE):
-                    waiting += [getattr(member, "__func__", member), *(getattr(member, each, None) for each in ("fget", "fset", "function", "func"))]
-    return None if names & _USES_ANY else frozenset(names)
+            if not code.co_filename.startswith(INSTALLED):
+                names.update(mentioned(code))
+                waiting += _methods(classes, names)
+
+
+def _methods(classes: Iterable[type[Any]], names: set[str]) -> Iterator[Any]:
+    """The functions of classes that have one of the names, or that Python calls by itself."""
+    for cls in classes:
+        for name, member in () if is_installed(cls) else vars(cls).items():
+            if name in names or (name.startswith("__") and name not in _OF_LIFE):
+                for found in (member, *(getattr(member, each, None) for each in ("__func__", "fget", "fset", "function", "func"))):
+                    if isinstance(found, FunctionType):
+                        yield found
 
 
 def _layers(function: Any) -> list[Any]:
@@ -408,6 +462,11 @@ def _modules(value: Any) -> Iterator[Any]:
                 yield from item.modules()
     elif not isinstance(value, _OPAQUE) and is_module(value):
         yield from value.modules()
+
+
+def depth_of(names: frozenset[str] | None) -> int:
+    """How many objects deep to look where attributes of these names count."""
+    return DEPTH_OF_ANY if names is None else DEPTH
 
 
 def _leaves(value: Any, depth: int, seen: set[tuple[int, int]], names: frozenset[str] | None = None) -> Iterator[Any]:

@@ -135,7 +135,7 @@ class Trainer:
         self.options = {"norm": 0.5}
         self.scale = 1.0
         self.history: list[float] = []
-        self.steps = 0
+        self.steps = self.calls = 0
 
     @property
     def norm(self) -> float:
@@ -147,6 +147,7 @@ class Trainer:
     @ag.compile
     async def step(self, x: Any) -> Any:
         self.optimizer.zero_grad()
+        self.calls += 1
         loss = self.loss(x)
         await loss.backward()
         ag.optim.clip_grad_norm_(self.model.parameters(), self.norm)
@@ -189,3 +190,19 @@ async def test_attributes_that_are_found_by_computed_names_count() -> None:
     reading.second = 5.0
     for _ in range(2):
         assert bits(compiled(x)) == bits(x * 2.0 + x * 5.0)
+
+
+async def test_names_lead_deep() -> None:
+    deep: Any = types.SimpleNamespace()
+    for _ in range(5):
+        deep = types.SimpleNamespace(part=deep, rest=list(range(3)))
+    deep.part.part.part.part.weight = leaf(3)
+    deep.part.part.part.number = 2.0
+    compiled, x = ag.compile(lambda x: x * deep.part.part.part.part.weight * deep.part.part.part.number), leaf(3)
+    for change in range(6):
+        if change == 2:
+            deep.part.part.part.part.weight = leaf(3)
+        elif change == 4:
+            deep.part.part.part.number = 3.0
+        assert bits(compiled(x)) == bits(x * deep.part.part.part.part.weight * deep.part.part.part.number)
+    assert compiled.statistics().recordings == 3
