@@ -199,8 +199,6 @@ class MicrobatchError(ArgumentError, RuntimeError):
 class UnknownNameError(AiogradError, AttributeError):
     """A tensor or a package has no attribute of that name. The message names the nearest one; it is looked for when somebody reads it.
 
-    On Python 3.11 a tensor raises Python's own `AttributeError`, and the traceback of an uncaught one names the nearest attribute.
-
     Args:
         owner: the tensor's class or the module, for the message.
         name: the name that is not there.
