@@ -312,7 +312,7 @@ class Generator:
         if isinstance(count, bool) or not isinstance(count, int) or count < 0:
             raise ArgumentError(f"spawn({count!r}): expected an int of at least 0")
         with self._lock:
-            return [_generator(stream) for stream in _stream_now(self).spawn(count)]
+            return [generator_of(stream) for stream in _stream_now(self).spawn(count)]
 
     def fork(self) -> Generator:
         """One generator independent of this one; see `spawn`.
@@ -329,7 +329,7 @@ class Generator:
             The generator.
         """
         with self._lock:
-            return _generator(self._stream.clone())
+            return generator_of(self._stream.clone())
 
     def __copy__(self) -> Generator:
         return self.clone()
@@ -383,7 +383,8 @@ class Generator:
         return self
 
 
-def _generator(stream: RandomStream) -> Generator:
+def generator_of(stream: RandomStream) -> Generator:
+    """A generator that draws from a stream."""
     tell_compiler("makes a generator of random numbers")
     generator = Generator.__new__(Generator)
     generator._stream = stream

@@ -28,7 +28,16 @@ class Mailbox:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
-    async def take(self, key: Key) -> Any:
+    def has(self, key: Key) -> bool:
+        """True if a value has come and nobody has taken it or waits for it."""
+        return key in self._values and key not in self._waiting
+
+    def take(self, key: Key) -> Any:
+        """Take a value that has come."""
+        self._taken.add(key)
+        return self._values.pop(key)
+
+    async def receive(self, key: Key) -> Any:
         """Wait for a value and take it. Cancelling leaves it there.
 
         Raises:
@@ -42,8 +51,7 @@ class Mailbox:
                 await self._waiting[key]
             finally:
                 self._waiting.pop(key, None)
-        self._taken.add(key)
-        return self._values.pop(key)
+        return self.take(key)
 
     def clear(self) -> None:
         """Let go of everything."""

@@ -157,50 +157,32 @@ class StepExecution:
 class _Exchange:
     """How a rank of this process reaches the others."""
 
-    __slots__ = ("_execution", "_rank", "_events")
+    __slots__ = ("has", "take", "receive", "_router", "_stage_to_rank", "_rank", "_events", "_profiler", "_now")
 
     def __init__(self, execution: StepExecution, rank: int, events: list[ExecutedAction] | None) -> None:
-        self._execution = execution
+        self._router = execution.router
+        self._stage_to_rank = execution.spec.stage_to_rank
+        mailbox = self._router.mailboxes[rank]
+        self.has, self.take, self.receive = mailbox.has, mailbox.take, mailbox.receive
         self._rank = rank
         self._events = events
+        self._profiler = current_mode().profiler
+        self._now = asyncio.get_running_loop().time
 
     def send(self, key: Key, value: Any) -> None:
-        self._execution.router.put(self._execution.spec.stage_to_rank[key[1]], key, value)
-
-    async def receive(self, key: Key) -> Any:
-        return await self._execution.router.mailboxes[self._rank].take(key)
+        self._router.put(self._stage_to_rank[key[1]], key, value)
 
     async def both(self, first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> None:
         await together({f"rank {self._rank}: forward": first, f"rank {self._rank}: backward": second})
 
-    def began(self, action: Action) -> Callable[[], None]:
-        profiler = current_mode().profiler
-        note = self._note(action)
-        if profiler is None:
-            return note
-        name = f"PP:{action}"
-        start_ns = time.perf_counter_ns()
+    def began(self) -> tuple[float, int]:
+        return (
+            0.0 if self._events is None else self._now(),
+            0 if self._profiler is None else time.perf_counter_ns(),
+        )
 
-        def ended() -> None:
-            profiler.add(name, "scope", f"PP:{action.kind.value}", start_ns, time.perf_counter_ns())
-            note()
-
-        return ended
-
-    def _note(self, action: Action) -> Callable[[], None]:
-        events = self._events
-        if events is None:
-            return _nothing
-        loop = asyncio.get_running_loop()
-        start = loop.time()
-        place = len(events)
-        events.append(ExecutedAction(self._rank, action, start, start))
-
-        def ended() -> None:
-            events[place] = ExecutedAction(self._rank, action, start, loop.time())
-
-        return ended
-
-
-def _nothing() -> None:
-    pass
+    def ended(self, action: Action, began: tuple[float, int]) -> None:
+        if self._profiler is not None:
+            self._profiler.add(f"PP:{action}", "scope", f"PP:{action.kind.value}", began[1], time.perf_counter_ns())
+        if self._events is not None:
+            self._events.append(ExecutedAction(self._rank, action, began[0], self._now()))

@@ -1,7 +1,8 @@
 """Rank: carries out one row of a lowered schedule, from left to right, over the stages that live on it.
 
 The same code runs ranks of one process, which are tasks of one loop, and ranks on other workers: how values travel between ranks is behind
-`Exchange`. Sending hands a value over and goes on; receiving waits. Between stages of one rank values are handed over directly.
+`Exchange`. Sending hands a value over and goes on; receiving waits, unless the value has come. Between stages of one rank values are handed over
+directly.
 """
 
 from __future__ import annotations
@@ -31,14 +32,23 @@ class Exchange(Protocol):
     def send(self, key: Key, value: Any) -> None:
         """Hand a value to the rank that has the stage in `key`, and go on."""
 
+    def has(self, key: Key) -> bool:
+        """True if a value has come."""
+
+    def take(self, key: Key) -> Any:
+        """Take a value that has come."""
+
     async def receive(self, key: Key) -> Any:
         """Wait for a value and take it."""
 
     async def both(self, first: Coroutine[Any, Any, None], second: Coroutine[Any, Any, None]) -> None:
         """Run two things side by side; where one fails the other is cancelled."""
 
-    def began(self, action: Action) -> Callable[[], None]:
-        """An action begins; returns what is called when it ends."""
+    def began(self) -> Any:
+        """An action begins; returns the time."""
+
+    def ended(self, action: Action, began: Any) -> None:
+        """The action has ended that began at this time."""
 
 
 class Rank:
@@ -89,17 +99,19 @@ class Rank:
         self.current = None
 
     async def _perform(self, action: Action) -> None:
-        ended = self._exchange.began(action)
+        began = self._exchange.began()
         try:
             handler = self._handlers.get(action.kind)
             if handler is not None:
                 await handler(action)
             else:
-                await _DO[action.kind](self, action, (action.stage, action.microbatch))
+                rest = _DO[action.kind](self, action, (action.stage, action.microbatch))
+                if rest is not None:
+                    await rest
         except Exception as error:
             raise failure(self.index, action, error) from error
         finally:
-            ended()
+            self._exchange.ended(action, began)
 
     def clear(self) -> None:
         """Let go of what is kept for microbatches: the step is over, or given up."""
@@ -113,9 +125,9 @@ class Rank:
     async def _forward(self, action: Action, key: tuple[int, int]) -> None:
         stage, microbatch = key
         run = self.runs[stage]
-        target = await self._exchange.receive((TARGET, *key)) if run.takes_target else ()
+        target = await self._value((TARGET, *key)) if run.takes_target else ()
         if stage == 0:
-            args, kwargs = await self._exchange.receive((ENTRY, *key))
+            args, kwargs = await self._value((ENTRY, *key))
             message = await run.enter(microbatch, args, kwargs, target, [])
             del args, kwargs
         else:
@@ -144,26 +156,40 @@ class Rank:
 
     # ---------------------------------------------------------------- moving
 
-    async def _send_forward(self, action: Action, key: tuple[int, int]) -> None:
+    def _send_forward(self, action: Action, key: tuple[int, int]) -> None:
         self._send((FORWARD, key[0] + 1, key[1]))
 
-    async def _send_backward(self, action: Action, key: tuple[int, int]) -> None:
+    def _send_backward(self, action: Action, key: tuple[int, int]) -> None:
         self._send((BACKWARD, key[0] - 1, key[1]))
 
     def _send(self, key: Key) -> None:
         self._exchange.send(key, self._outgoing.pop(key))
 
-    async def _receive_forward(self, action: Action, key: tuple[int, int]) -> None:
-        self._messages[key] = await self._exchange.receive((FORWARD, *key))
+    def _receive_forward(self, action: Action, key: tuple[int, int]) -> Coroutine[Any, Any, None] | None:
+        return self._receive((FORWARD, *key), self._messages)
 
-    async def _receive_backward(self, action: Action, key: tuple[int, int]) -> None:
-        self._grads[key] = await self._exchange.receive((BACKWARD, *key))
+    def _receive_backward(self, action: Action, key: tuple[int, int]) -> Coroutine[Any, Any, None] | None:
+        return self._receive((BACKWARD, *key), self._grads)
 
-    async def _nothing(self, action: Action, key: tuple[int, int]) -> None:
+    def _receive(self, key: Key, into: dict[tuple[int, int], Any]) -> Coroutine[Any, Any, None] | None:
+        """Take a value if it has come; else a coroutine that waits for it."""
+        if not self._exchange.has(key):
+            return self._await(key, into)
+        into[key[1:]] = self._exchange.take(key)
+        return None
+
+    async def _await(self, key: Key, into: dict[tuple[int, int], Any]) -> None:
+        into[key[1:]] = await self._exchange.receive(key)
+
+    async def _value(self, key: Key) -> Any:
+        return self._exchange.take(key) if self._exchange.has(key) else await self._exchange.receive(key)
+
+    def _nothing(self, action: Action, key: tuple[int, int]) -> None:
         """Parameters are not sharded unless a handler says how."""
 
 
-_DO: Mapping[ActionKind, Callable[[Rank, Action, Any], Coroutine[Any, Any, None]]] = {
+#: some only begin an action and return a coroutine of the rest
+_DO: Mapping[ActionKind, Callable[[Rank, Action, Any], Coroutine[Any, Any, None] | None]] = {
     _K.F: Rank._forward,
     _K.B: Rank._backward,
     _K.I: Rank._backward,

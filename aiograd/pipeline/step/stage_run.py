@@ -209,8 +209,9 @@ class StageRun:
             await running
         found = hooks.take()
         inputs = [None if (grad := found.pop(leaf, None)) is None else make(grad) for leaf in saved.leaves]
-        await self._build_weight_runner(microbatch)
-        await self._run_weight_runner(microbatch)
+        if self.stage.weight_backward is not None:
+            await self._build_weight_runner(microbatch)
+            await self._run_weight_runner(microbatch)
         await self._deliver(microbatch, found)
         return inputs
 
@@ -226,7 +227,8 @@ class StageRun:
             self._groups[microbatch] = plan.groups()
         else:
             self._groups[microbatch] = []
-        await self._build_weight_runner(microbatch)
+        if self.stage.weight_backward is not None:
+            await self._build_weight_runner(microbatch)
         return inputs
 
     async def backward_weight(self, microbatch: int) -> None:
@@ -237,13 +239,13 @@ class StageRun:
         hooks = _StageHooks()
         if groups:
             await current_engine().run(new_graph_task(plan=WeightPlan(groups), hooks=hooks))
-        await self._run_weight_runner(microbatch)
+        if self._runners:
+            await self._run_weight_runner(microbatch)
         await self._deliver(microbatch, hooks.take())
 
     async def _build_weight_runner(self, microbatch: int) -> None:
-        if self.stage.weight_backward is not None:
-            runner = self.stage.weight_backward()
-            self._runners[microbatch] = await runner if suspends(runner) else runner
+        runner = self.stage.weight_backward()  # type: ignore[misc]
+        self._runners[microbatch] = await runner if suspends(runner) else runner
 
     async def _run_weight_runner(self, microbatch: int) -> None:
         runner = self._runners.pop(microbatch, None)
@@ -292,7 +294,10 @@ class _StageHooks(PassHooks):
 
     def grad_target(self, leaf: AccumulateGrad) -> _Target:
         """One for each leaf."""
-        return self._targets.setdefault(leaf, _Target())
+        target = self._targets.get(leaf)
+        if target is None:
+            target = self._targets[leaf] = _Target()
+        return target
 
     def take(self) -> dict[AccumulateGrad, Any]:
         """The gradients that have arrived; they are held here no longer."""

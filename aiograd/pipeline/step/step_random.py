@@ -8,12 +8,12 @@ stage, of a stage whose worker was lost) draws the same numbers again.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import Any
 
 from aiograd.errors import ArgumentError
-from aiograd.random import Generator, default_generator, drawing_from
+from aiograd.random import RandomStream, default_generator, drawing_from, generator_of
 
 _WORD = 2**63
 
@@ -49,8 +49,7 @@ class StepRandom:
         #: the number of the first microbatch of this replica, where each of several has a part of them
         self.first = 0
 
-    @contextmanager
-    def at(self, stage: int | None, microbatch: int) -> Iterator[None]:
+    def at(self, stage: int | None, microbatch: int) -> AbstractContextManager[None]:
         """Let the default generator be that of a stage and microbatch within the block, from its start.
 
         Args:
@@ -60,5 +59,4 @@ class StepRandom:
         Returns:
             A context manager.
         """
-        with drawing_from(Generator((*self.seed, 0 if stage is None else stage + 1, self.first + microbatch))):
-            yield
+        return drawing_from(generator_of(RandomStream((*self.seed, 0 if stage is None else stage + 1, self.first + microbatch))))

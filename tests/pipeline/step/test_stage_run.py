@@ -91,24 +91,24 @@ def test_how_a_failure_is_worded() -> None:
 
 async def test_a_mailbox_gives_each_value_once() -> None:
     box, key = Mailbox(), ("forward", 1, 0)
-    waiting = asyncio.ensure_future(box.take(key))
+    waiting = asyncio.ensure_future(box.receive(key))
     await asyncio.sleep(0)
     with pytest.raises(GraphError, match="received twice"):
-        await box.take(key)
+        await box.receive(key)
     box.put(key, "first")
     box.put(key, "again")
     assert await waiting == "first"
     box.put(key, "again")
     with pytest.raises(GraphError, match="forward of stage 1, microbatch 0, is received twice"):
-        await box.take(key)
+        await box.receive(key)
     other = ("forward", 1, 1)
-    cancelled = asyncio.ensure_future(box.take(other))
+    cancelled = asyncio.ensure_future(box.receive(other))
     await asyncio.sleep(0)
     cancelled.cancel()
     with pytest.raises(asyncio.CancelledError):
         await cancelled
     box.put(other, "kept")
-    assert await box.take(other) == "kept"
+    assert await box.receive(other) == "kept"
 
 
 def test_values_from_elsewhere_are_checked() -> None:
