@@ -44,6 +44,15 @@ class Scale(ag.nn.Module):
         return x * self.weight
 
 
+@service.reference
+class ScaledLoss(Scale):
+    """The last stage with the loss."""
+
+    async def forward(self, x: Any, target: Any = None) -> Any:
+        """The loss of the product with the weight."""
+        return _product(x * self.weight, target)
+
+
 class Sleep(ag.Function):
     """A sum whose halves take a known time on the event loop: one `seconds` there, one for the gradient of each argument back."""
 
@@ -231,14 +240,24 @@ async def _actions(settings: Settings) -> Table:
     x, target = ag.ones((microbatches, 4)), ag.ones((microbatches, 4))
     names = [f"stage{i}" for i in range(2)]
     async with dist.LocalCluster(2, names=names, service="tests.benchmarks.pipelines:service") as cluster:
-        remote = [dist.RemoteModule(cluster.driver, name, await cluster.driver.remote(name, Scale)) for name in names]
-        for where, stages in (("in process", [Scale(), Scale()]), ("loopback", remote)):
+        kinds = zip([*names, names[1]], (Scale, Scale, ScaledLoss), strict=True)
+        first, last, loss = [dist.RemoteModule(cluster.driver, name, await cluster.driver.remote(name, kind)) for name, kind in kinds]
+        placed = {
+            "in process": ([Scale(), Scale()], _product),
+            "loopback": ([first, loss], None),
+            "loopback, loss in this process": ([first, last], _product),
+        }
+        for where, (stages, loss_fn) in placed.items():
             for name in ("1F1B", "ZB-H1"):
                 schedule = pipeline.make_schedule(name, 2, microbatches)
-                async with pipeline.Pipeline(stages, schedule, loss_fn=_product) as pipe:
+                async with pipeline.Pipeline(stages, schedule, loss_fn=loss_fn) as pipe:
                     steps = {"step": functools.partial(pipe.step, x, target), "alone": functools.partial(_in_turn, x, target)}
                     timings = await interleave(steps, rounds=settings.of(6, 1), repeats=settings.of(3, 1))
                 table.add(f"{where}, {name}", *_per_action(schedule, timings))
+    table.notes.append(
+        "loss in this process: a third process, with a forward, a backward and two transfers for each microbatch, which are not among the "
+        "actions and transfers of the table"
+    )
     table.notes.append("actions: F, B, I and W of all ranks; alone: the same forwards and backwards in turn, whole, without a pipeline, per action")
     return table
 
