@@ -72,8 +72,8 @@ class Pipeline:
             same parameters and buffers; buffers are those of the first replica after every step.
         schedule: who does what when; from `make_schedule` or your own.
         loss_fn: ``loss_fn(output, target)`` gives the loss of a microbatch, a Tensor of one element; ``def`` or ``async def``. It runs here, also
-            where the last stage does not. Without one the last stage returns the loss itself, and gets the target as its last argument; so it has to
-            be in replicas.
+            where the last stage does not: then every output comes here and every gradient goes back. Without one the last stage returns the loss
+            itself, where it lives, and gets the target as its last argument; so it has to be in replicas.
         scale_gradients: divide by the number of microbatches, for losses that are means. See Note [Scaling].
         arg_specs, kwarg_specs, result_specs: how arguments are split and results put together, where that is not along the first axis; see
             `aiograd.pipeline.microbatch`.
