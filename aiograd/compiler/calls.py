@@ -11,6 +11,8 @@ import enum
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, fields
+from functools import lru_cache
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -39,18 +41,21 @@ class Ref:
     @property
     def is_in_order(self) -> bool:
         """True for an array in row-major order without gaps."""
-        if self.shape is None or self.dtype is None:
-            return False
-        expected, size = [], self.dtype.itemsize
-        for length in reversed(self.shape):
-            expected.append(size)
-            size *= length
-        return self.strides == tuple(reversed(expected))
+        return self.shape is not None and self.dtype is not None and self.strides == _strides_in_order(self.shape, self.dtype.itemsize)
 
     @property
     def nbytes(self) -> int:
         """Bytes of its elements."""
         return 0 if self.shape is None or self.dtype is None else math.prod(self.shape) * self.dtype.itemsize
+
+
+@lru_cache(maxsize=4096)
+def _strides_in_order(shape: Shape, size: int) -> Shape:
+    strides = []
+    for length in reversed(shape):
+        strides.append(size)
+        size *= length
+    return tuple(reversed(strides))
 
 
 #: ufuncs whose results are rounded correctly, so that on real numbers they do not depend on the loop that computes them
@@ -76,9 +81,9 @@ class Form(enum.Enum):
     STORE = enum.auto()
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Call:
-    """One statement.
+    """One statement. It is never changed; `but` makes another one. Not frozen, because that makes the making take three times as long.
 
     Attributes:
         form, function: see `Form`.
@@ -111,7 +116,7 @@ class Call:
     reads: tuple[Ref, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "reads", refs_in(self.arguments, self.options))
+        self.reads = refs_in(self.arguments, self.options)
 
     @property
     def is_elementwise(self) -> bool:
@@ -143,12 +148,15 @@ class Call:
     def but(self, **changes: Any) -> Call:
         """The same with other attributes."""
         call = object.__new__(Call)
-        for name in _FIELDS:
-            object.__setattr__(call, name, changes[name] if name in changes else getattr(self, name))
+        for name, value in zip(_FIELDS, _attributes(self), strict=True):
+            setattr(call, name, value)
+        for name, value in changes.items():
+            setattr(call, name, value)
         return call
 
 
 _FIELDS = tuple(each.name for each in fields(Call))
+_attributes = attrgetter(*_FIELDS)
 
 
 def refs_in(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[Ref, ...]:
@@ -204,17 +212,21 @@ class Memory:
     def __init__(self, code: ArrayCode) -> None:
         self._parent: dict[Ref, Ref] = {}
         for call in code.calls:
-            shared = call.refs() if not call.fresh and call.out is None else [] if call.out is None else [call.out]
-            for ref in (*shared, *call.results[1:]):
-                self.join(call.results[0] if call.results else shared[0], ref)
+            shared = (call.out,) if call.out is not None else () if call.fresh else call.reads
+            if shared or len(call.results) > 1:
+                for ref in (*shared, *call.results[1:]):
+                    self.join(call.results[0] if call.results else shared[0], ref)
 
     def of(self, ref: Ref) -> Ref:
         """The one that stands for all that share memory with `ref`."""
-        parent = self._parent.setdefault(ref, ref)
-        while parent is not ref:
-            self._parent[ref] = self._parent[parent]
-            ref, parent = parent, self._parent[parent]
-        return ref
+        parents = self._parent
+        parent = parents.get(ref)
+        if parent is None:
+            return ref
+        while (above := parents.get(parent)) is not None:
+            parents[ref] = above
+            ref, parent = parent, above
+        return parent
 
     def shared(self, some: Iterable[Ref], others: Iterable[Ref]) -> set[Ref]:
         """Those of `some` that may share memory with one of `others`."""
@@ -223,4 +235,6 @@ class Memory:
 
     def join(self, one: Ref, other: Ref) -> None:
         """The two may share memory."""
-        self._parent[self.of(other)] = self.of(one)
+        one, other = self.of(one), self.of(other)
+        if one is not other:
+            self._parent[other] = one

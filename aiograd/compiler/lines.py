@@ -13,6 +13,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 _PACKAGE = "aiograd"
+_PREFIX = f"{_PACKAGE}."
 #: where Python's own and installed modules lie
 INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")])
 
@@ -44,7 +45,8 @@ def defined_at(function: Any) -> str:
 
 def is_of_package(frame: Any) -> bool:
     """True if a frame is of the package's own code."""
-    return bool(frame.f_globals.get("__name__", "").partition(".")[0] == _PACKAGE)
+    name = frame.f_globals.get("__name__", "")
+    return bool(name == _PACKAGE or name.startswith(_PREFIX))
 
 
 def is_installed(thing: Any) -> bool:

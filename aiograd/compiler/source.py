@@ -112,6 +112,8 @@ def _statement(call: Call, names: Names) -> str:
 
 def _drops(code: ArrayCode) -> dict[int, list[Ref]]:
     """By call: large values that are needed no more after it."""
+    if not any([ref.nbytes >= DROPPED_BYTES for call in code.calls for ref in call.results]):
+        return {}
     memory = Memory(code)
     last = {ref: number for number, call in enumerate(code.calls) for ref in (*call.refs(), *call.results)}
     kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}

@@ -44,6 +44,8 @@ def _is_view(call: Call) -> bool:
 
 
 def _key(value: Any) -> Hashable:
+    if value.__class__ is Ref:
+        return id(value)
     if isinstance(value, (tuple, list)):
         return tuple([_key(item) for item in value])
     if isinstance(value, dict):

@@ -29,6 +29,9 @@ def with_equal_layouts(code: ArrayCode) -> ArrayCode:
             copies.clear()
         if call.is_exact and call.results[0].is_in_order and 1 < math.prod(call.results[0].shape or ()) <= SMALL:
             (result,) = call.results
+            if not any([ref.shape != result.shape or ref.strides != result.strides for ref in call.reads]):
+                calls.append(call)
+                continue
             odd = {ref for ref in call.reads if ref.shape and not (ref.shape == result.shape and ref.is_in_order) and ref not in written}
             if len({ref for ref in odd if (ref, result.shape) not in copies}) < 2:
                 for ref in odd:

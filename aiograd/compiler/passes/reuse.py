@@ -22,10 +22,15 @@ def with_memory_reused(code: ArrayCode) -> ArrayCode:
     """The code with an `out` for the element-wise calls and products that find an array to write into."""
     memory = Memory(code)
     kept = {memory.of(ref) for ref in (*code.given(), *leaves_of(code.results, Ref))}
-    last = {}
+    #: by Ref, the one that stands for its memory; by that one, the last call that uses it
+    roots: dict[Ref, Ref] = {}
+    last: dict[Ref, int] = {}
     for number, call in enumerate(code.calls):
         for ref in (*call.refs(), *call.results):
-            last[memory.of(ref)] = number
+            root = roots.get(ref)
+            if root is None:
+                root = roots[ref] = memory.of(ref)
+            last[root] = number
     ends: dict[int, list[Ref]] = {}
     for root, number in last.items():
         ends.setdefault(number, []).append(root)
@@ -38,7 +43,7 @@ def with_memory_reused(code: ArrayCode) -> ArrayCode:
         if call.out is None and (call.is_elementwise or call.function is np.dot) and call.results[0].shape:
             (result,) = call.results
             if call.is_exact:
-                given = _operand(call, number, memory, last, owner, kept)
+                given = _operand(call, number, roots, last, owner, kept)
             waiting = free.get(_layout(result))
             if given is None and waiting:
                 given = waiting.pop()
@@ -47,21 +52,21 @@ def with_memory_reused(code: ArrayCode) -> ArrayCode:
         calls.append(call)
         for result in call.results:
             if (call.fresh or call.out is not None) and result.shape:
-                owner[memory.of(result)] = result
+                owner[roots[result]] = result
         for root in ends.get(number, ()):
             found = owner.get(root)
-            if found is not None and root not in kept and (given is None or memory.of(given) is not root):
+            if found is not None and root not in kept and (given is None or roots[given] is not root):
                 free.setdefault(_layout(found), []).append(found)
     return replace(code, calls=tuple(calls))
 
 
-def _operand(call: Call, number: int, memory: Memory, last: dict[Ref, int], owner: dict[Ref, Ref], kept: set[Ref]) -> Ref | None:
+def _operand(call: Call, number: int, roots: dict[Ref, Ref], last: dict[Ref, int], owner: dict[Ref, Ref], kept: set[Ref]) -> Ref | None:
     """An operand of the layout of the result that nobody else needs."""
     refs = call.refs()
     for ref in refs:
-        root = memory.of(ref)
+        root = roots[ref]
         if root not in kept and last[root] == number and owner.get(root) is ref and _layout(ref) == _layout(call.results[0]):
-            if all(other is ref or memory.of(other) is not root for other in refs):
+            if all(other is ref or roots[other] is not root for other in refs):
                 return ref
     return None
 
