@@ -4,14 +4,17 @@
 `compiled`          the callable that users get: signatures, guards, statistics
 `signature`         of the arguments: their structure, and what a program depends on
 `surroundings`      Tensors that the function finds by name, and guards against one that is replaced
+`contents`          the objects that an object leads to
+`guard_code`        guards as straight lines of comparisons
 `recording`         an eager run as statements; what cannot be repeated
+`effects`           statements that are no rows: draws, effects, repeated calls
 `writes`            what a recording does about modifications in place
 `awaiting`          a coroutine while it is recorded
 `lines`             the user's lines
 `program`           statements and values: the data, pure
 `calls`             a function of arrays as calls of numpy: the data, pure
 `tracing`           recording arrays: what a row's forward or rule calls
-`results`           results that share memory
+`results`           results: what is no Tensor, which share memory
 `forward_code`      the forward as calls
 `backward_code`     the backward as calls, made by the first pass that runs it
 `passes`            calls to fewer and cheaper calls of the same bits

@@ -24,14 +24,16 @@ from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
 from aiograd.compiler.awaiting import RecordedCoroutine
+from aiograd.compiler.contents import is_module
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
-from aiograd.compiler.recording import ProgramRecorder, others_in
+from aiograd.compiler.recording import ProgramRecorder
+from aiograd.compiler.results import others_in
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
-from aiograd.compiler.surroundings import Fit, Guard, guards_of, is_module, named_inputs, unchanged
+from aiograd.compiler.surroundings import Fit, Guard, guards_of, named_inputs, unchanged
 from aiograd.compiler.writes import WriteRecorder
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
 from aiograd.kernels.selection import selected

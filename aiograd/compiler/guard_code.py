@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.contents import PLAIN, contents_of
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.surroundings import PLAIN, Guard, NamedOthers, NamedTensors, contents_of, depth_of
+from aiograd.compiler.surroundings import Guard, NamedOthers, NamedTensors, depth_of
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh

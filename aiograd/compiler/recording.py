@@ -19,15 +19,15 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Coroutine, Iterator
-from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import numpy as np
 
 from aiograd import devices
+from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall, caller, statement_op
 from aiograd.compiler.lines import INSTALLED, async_block, described_line, is_of_package, quoted, user_line
 from aiograd.compiler.program import Program, Statement, Value, ValueKind
-from aiograd.compiler.results import views_among
+from aiograd.compiler.results import others_in, views_among
 from aiograd.compiler.surroundings import Bits, Fit, Guard, HasGradient, Known, fit_of, guards_of_code, guards_of_module
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
@@ -41,47 +41,6 @@ _SHAPED_BY_VALUES = ("nonzero", "unique_values")
 _AWAITING = "aiograd.compiler.awaiting"
 #: modules whose frames are around a function that is recorded
 _RECORDING = ("aiograd.compiler.compiled", _AWAITING)
-#: of an Op for a statement that is no row
-_NO_ROW: dict[str, Any] = {"outputs": 1, "differentiable_outputs": (), "view": False, "complex": "real", "cost": 1.0, "fused": None}
-
-
-def statement_op(name: str, forward: Callable[..., Any]) -> Op:
-    """The row of a statement that is none of the tables: a draw of random numbers, an effect."""
-    return Op("".join([letter if letter.isalnum() else "_" for letter in name]), forward, {}, {}, **_NO_ROW)
-
-
-class CalledOp(Op):
-    """Something that is no row and that a program calls with Tensors, between its numeric parts: an optimizer's step, a backward pass.
-
-    Args:
-        name: for people.
-        repeated: the call that is made; its `again` takes Tensors and returns None, or what has the Tensors that are the statement's outputs.
-        is_awaited: True if it returns a coroutine.
-    """
-
-    __slots__ = ("is_awaited", "repeated")
-
-    def __init__(self, name: str, repeated: RepeatedCall, *, is_awaited: bool) -> None:
-        super().__init__(name, lambda *tensors: repeated.again(*tensors), {}, {}, **_NO_ROW)
-        self.is_awaited = is_awaited
-        self.repeated = repeated
-
-
-@dataclass(frozen=True, slots=True)
-class RepeatedCall:
-    """A call that was recorded, to be made at every run.
-
-    Attributes:
-        function: that is called.
-        args, kwargs: its arguments, with an `ArgumentPlace` for each Tensor that the statement takes.
-        again: takes these Tensors and makes the call.
-    """
-
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    again: Callable[..., Any]
-
 
 class ProgramRecorder:
     """Collects the statements of one call.
@@ -313,7 +272,7 @@ class ProgramRecorder:
             return ArgumentPlace(len(taken) - 1)
 
         args, kwargs = map_tree(place, (args, kwargs), TensorCore)
-        return RepeatedCall(function, args, kwargs, _caller(function, args, kwargs)), tuple(taken)
+        return RepeatedCall(function, args, kwargs, caller(function, args, kwargs)), tuple(taken)
 
     def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
         if call is None or self.broken is not None:
@@ -527,45 +486,9 @@ def _is_for_device(statement: Statement) -> bool:
     return not any([value.device == "cpu" and value.shape for value in (*statement.arrays, *statement.outputs) if value is not None])
 
 
-def others_in(result: Any) -> list[Any]:
-    """The leaves of a result that are neither Tensors nor None."""
-    if isinstance(result, (tuple, list, dict)):
-        return [other for item in (result.values() if isinstance(result, dict) else result) for other in others_in(item)]
-    return [] if result is None or isinstance(result, TensorCore) else [result]
-
-
 def _listed(arguments: Any) -> Any:
     """Arguments with lists in place of iterators, which can be used only once."""
     return map_tree(list, arguments, Iterator)
-
-
-class ArgumentPlace:
-    """Stands for a Tensor among the arguments of a call."""
-
-    __slots__ = ("index",)
-
-    def __init__(self, index: int) -> None:
-        self.index = index
-
-
-def _caller(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
-    """A function of Tensors that calls `function` with them in their places among arguments."""
-
-    def again(*tensors: Any) -> Any:
-        filled, named = map_tree(lambda place: tensors[place.index], (args, kwargs), ArgumentPlace)
-        return function(*filled, **named)
-
-    def flat(*tensors: Any) -> Any:
-        filled = [*args]
-        for i, index in places:
-            filled[i] = tensors[index]
-        return function(*filled, **kwargs)
-
-    has_trees = any(isinstance(each, (tuple, list, dict, slice)) for each in (*args, *kwargs.values()))
-    if has_trees or any(isinstance(each, ArgumentPlace) for each in kwargs.values()):
-        return again
-    places = [(i, each.index) for i, each in enumerate(args) if isinstance(each, ArgumentPlace)]
-    return flat
 
 
 def _array_of(grad: Any) -> Any:

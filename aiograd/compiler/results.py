@@ -1,4 +1,4 @@
-"""Results of a program that share memory: which are views of others, and how those of a run become so too."""
+"""Results of a function: what is no Tensor among them, which are views of others, and how those of a run become so too."""
 
 from __future__ import annotations
 
@@ -11,6 +11,13 @@ from aiograd.tensors.core import TensorCore, View, counter_of, extra_of, view_of
 
 #: per result that is a view of another one: its place, that of the other, and how it is made
 Views = tuple[tuple[int, int, View], ...]
+
+
+def others_in(result: Any) -> list[Any]:
+    """The leaves of a result that are neither Tensors nor None."""
+    if isinstance(result, (tuple, list, dict)):
+        return [other for item in (result.values() if isinstance(result, dict) else result) for other in others_in(item)]
+    return [] if result is None or isinstance(result, TensorCore) else [result]
 
 
 def views_among(outputs: list[TensorCore]) -> tuple[Views, bool]:

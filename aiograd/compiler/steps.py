@@ -26,10 +26,10 @@ from dataclasses import dataclass
 from time import perf_counter_ns
 from typing import Any
 
+from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use
-from aiograd.compiler.recording import ArgumentPlace, CalledOp, RepeatedCall
 from aiograd.compiler.results import relate
 from aiograd.compiler.surroundings import Guard
 from aiograd.compiler.updates import inlined_step, step_of

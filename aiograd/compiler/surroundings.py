@@ -24,22 +24,18 @@ from __future__ import annotations
 import dis
 import enum
 import functools
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FunctionType, MethodType, ModuleType
+from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.contents import CONTAINERS, OPAQUE, PLAIN, contents_of, is_module, mentioned, reader
 from aiograd.compiler.lines import INSTALLED, is_installed
 from aiograd.tensors.core import TensorCore
 
 #: how many objects deep, and where any of their attributes may be used
 DEPTH, DEPTH_OF_ANY = 8, 3
-#: numbers, flags and strings
-PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
-_OPAQUE: tuple[type[Any], ...] = (ModuleType, type, type(None), *PLAIN)
-_CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 #: mentioned where attributes are used whose names are not
 _USES_ANY = {
     "getattr", "hasattr", "vars", "dir", "__dict__", "__getattribute__", "eval", "exec", "attrgetter", "methodcaller", "asdict", "astuple", "replace",
@@ -240,7 +236,7 @@ def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], know
     for number, layer in enumerate(layers):
         if isinstance(layer, FunctionType):
             for name, cell in zip(layer.__code__.co_freevars, layer.__closure__ or (), strict=True):
-                _add_root(roots, f"{name}{number or ''}", Root("{}.cell_contents", cell, _reader(cell)), mentioned(layer.__code__))
+                _add_root(roots, f"{name}{number or ''}", Root("{}.cell_contents", cell, reader(cell)), mentioned(layer.__code__))
             for name in ("__defaults__", "__kwdefaults__"):
                 if getattr(layer, name):
                     roots[f"{name}{number or ''}"] = Root(f"{{}}.{name}", layer, functools.partial(getattr, layer, name))
@@ -252,7 +248,7 @@ def guards_of(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], know
     for number, other in enumerate(_objects([*args, *kwargs.values()])):
         if other is not owner:
             _add_root(roots, f"argument {number}", Root("{}", other, functools.partial(_same, other)), names)
-    if not isinstance(plain, FunctionType) and not isinstance(function, _OPAQUE):
+    if not isinstance(plain, FunctionType) and not isinstance(function, OPAQUE):
         roots["the callable"] = Root("{}", function, lambda: function)
     modules = {id(module): module for root in roots.values() for module in _modules(root())}
     guards = _named(roots, layers, known)
@@ -373,13 +369,13 @@ def _same(value: Any) -> Any:
 
 def _is_object(value: Any) -> bool:
     """True for something that is neither data nor a container of it."""
-    return not isinstance(value, (TensorCore, type(None), np.ndarray, *_CONTAINERS, *PLAIN))
+    return not isinstance(value, (TensorCore, type(None), np.ndarray, *CONTAINERS, *PLAIN))
 
 
 def _objects(arguments: Any) -> Iterator[Any]:
     """The objects among arguments that have contents of their own."""
     for value in arguments:
-        if isinstance(value, _CONTAINERS):
+        if isinstance(value, CONTAINERS):
             yield from _objects(value.values() if isinstance(value, dict) else value)
         elif _is_object(value) and (is_module(value) or contents_of(value) is not None):
             yield value
@@ -430,37 +426,12 @@ def _is_looked_through(value: Any) -> bool:
     return found is not None and not (isinstance(value, (tuple, frozenset)) and all(isinstance(each, PLAIN) for each in found[1]))
 
 
-@functools.lru_cache(4096)
-def mentioned(code: CodeType) -> tuple[str, ...]:
-    """The names of globals and attributes that a function mentions, in the functions within it too."""
-    found = dict.fromkeys(code.co_names)
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            found.update(dict.fromkeys(mentioned(constant)))
-    return tuple(found)
-
-
-def _reader(cell: Any) -> Any:
-    def read() -> Any:
-        try:
-            return cell.cell_contents
-        except ValueError:  # not assigned yet
-            return None
-
-    return read
-
-
-def is_module(value: Any) -> bool:
-    """True for a module of `aiograd.nn`, and what passes for one."""
-    return hasattr(value, "named_parameters") and hasattr(value, "modules") and not isinstance(value, type)
-
-
 def _modules(value: Any) -> Iterator[Any]:
-    if isinstance(value, _CONTAINERS):
+    if isinstance(value, CONTAINERS):
         for item in value.values() if isinstance(value, dict) else value:
             if is_module(item):
                 yield from item.modules()
-    elif not isinstance(value, _OPAQUE) and is_module(value):
+    elif not isinstance(value, OPAQUE) and is_module(value):
         yield from value.modules()
 
 
@@ -477,7 +448,7 @@ def _leaves(value: Any, depth: int, seen: set[tuple[int, int]], names: frozenset
         seen: objects that have been looked into.
         names: of the attributes that count; None: all.
     """
-    is_container = isinstance(value, _CONTAINERS)
+    is_container = isinstance(value, CONTAINERS)
     if not is_container:
         yield value
     key = (id(value), depth)
@@ -486,63 +457,3 @@ def _leaves(value: Any, depth: int, seen: set[tuple[int, int]], names: frozenset
     seen.add(key)
     for item in found[1]:
         yield from _leaves(item, depth - 1, seen, names)
-
-
-def contents_of(value: Any, names: frozenset[str] | None = None) -> tuple[str, list[Any]] | None:
-    """The objects that a search looks through next.
-
-    Args:
-        value: where it is.
-        names: of the attributes that count; None: all.
-
-    Returns:
-        The text of an expression that gives them again, with ``{}`` for `value`, empty where they stay the same; and the objects. None for a value
-        that is not looked into.
-    """
-    if isinstance(value, (TensorCore, *_OPAQUE)) or is_module(value) or hasattr(value, "param_groups"):
-        return None
-    if isinstance(value, tuple):
-        return "", list(value)
-    if isinstance(value, frozenset):
-        return "", list(value)
-    if isinstance(value, (list, set, deque)):
-        return "{}", list(value)
-    if isinstance(value, dict):
-        return "[*{0}, *{0}.values()]", [*value, *value.values()]
-    if isinstance(value, FunctionType):
-        return _contents_of_function(value)
-    if isinstance(value, MethodType):
-        return "", [value.__func__, value.__self__]
-    if isinstance(value, functools.partial):
-        return "", [value.func, *value.args, *value.keywords.values()]
-    if getattr(type(value), "is_compiled_function", False):
-        return "[{}.function]", [value.function]  # what else it has counts calls
-    if hasattr(value, "__dict__"):
-        if names is None:
-            return "{}.__dict__.values()", list(vars(value).values())
-        used = tuple([name for name in sorted(names) if name in vars(value) or hasattr(type(value), name)])
-        return f"map({{}}.__dict__.get, {used!r})", list(map(vars(value).get, used))
-    slots = getattr(type(value), "__slots__", ())
-    if slots and not is_installed(type(value)):
-        used = tuple([name for name in ((slots,) if isinstance(slots, str) else slots) if names is None or name in names])
-        return f"[getattr({{}}, name, None) for name in {used!r}]", [getattr(value, name, None) for name in used]
-    return None
-
-
-def _contents_of_function(function: FunctionType) -> tuple[str, list[Any]]:
-    parts: list[str] = []
-    items: list[Any] = []
-    if function.__closure__:
-        parts.append("*[cell.cell_contents for cell in {0}.__closure__]")
-        items += [_reader(cell)() for cell in function.__closure__]
-    if not is_installed(function):
-        known = function.__globals__
-        names = tuple([name for name in mentioned(function.__code__) if name in known and not isinstance(known[name], ModuleType)])
-        if names:
-            parts.append(f"*map({{0}}.__globals__.get, {names!r})")
-            items += map(known.get, names)
-        for name in ("__defaults__", "__kwdefaults__"):
-            if getattr(function, name):
-                parts.append(f"{{0}}.{name}")
-                items.append(getattr(function, name))
-    return f"[{', '.join(parts)}]" if parts else "", items

@@ -17,8 +17,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.effects import statement_op
 from aiograd.compiler.program import ValueKind
-from aiograd.compiler.recording import ProgramRecorder, statement_op
+from aiograd.compiler.recording import ProgramRecorder
 from aiograd.errors import ModifiedError
 from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS
