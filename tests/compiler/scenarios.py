@@ -16,7 +16,7 @@ Scenario = Callable[[Callable[..., Any], Callable[..., None], Callable[..., Any]
 
 
 def seen(value: Any) -> Any:
-    """What a user sees of a value."""
+    """A value as a user sees it."""
     if isinstance(value, ag.Tensor):
         grad = seen(value.grad) if value.is_leaf and value.grad is not None else None
         return value.shape, str(value.dtype), value.detach().numpy().tobytes(), value.requires_grad, value.is_leaf, value.version, grad
@@ -28,7 +28,7 @@ def seen(value: Any) -> Any:
 
 
 async def reports(scenario: Scenario, compiles: bool) -> tuple[list[Any], list[Any]]:
-    """What a scenario reports, and the compiled functions that it has made."""
+    """The reports of a scenario, and the compiled functions that it has made."""
     ag.seed(0)
     rng = np.random.default_rng(0)
     log: list[Any] = []

@@ -1,4 +1,4 @@
-"""What a compiled function, method or module is to those who use it: attributes, parts, copies, and errors for bad arguments."""
+"""Compiled functions, methods and modules as their users meet them: attributes, parts, copies, and errors for bad arguments."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ ONES = ag.tensor(np.ones(8))
 
 
 class Watched:
-    """What jobs do: the nodes that they run, in order, and how many jobs there were."""
+    """The work of jobs: the nodes that they run, in order, and how many jobs there were."""
 
     def __init__(self, patch: pytest.MonkeyPatch) -> None:
         self.nodes: list[str] = []
