@@ -13,11 +13,10 @@ import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import DeviceError
 from aiograd.offloading import ready
-from aiograd.ops import ROWS
 from aiograd.testing.toy_device import ToyDevice
-from tests.compiler.test_rows import other
+from tests.compiler.test_rows import functions_of, other
 from tests.nn.test_on_device import CASES
-from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
+from tests.ops.test_rows_gradcheck import DIFFERENTIABLE
 from tests.support import draw
 
 
@@ -69,23 +68,11 @@ async def test_modules_have_the_bits_of_the_eager_ones(name: str) -> None:
 @pytest.mark.one_loop
 @pytest.mark.parametrize("name", DIFFERENTIABLE)
 async def test_rows_have_the_bits_of_the_eager_ones(name: str) -> None:
-    domain, row = DOMAINS[name], ROWS[name]
     ran = 0
-    for args, kwargs in drawn(domain, 4, 100, False):
-        args = tuple(np.asarray(a).astype(np.float64) if floating(a) else a for a in args)
-        keys = [i for i, a in enumerate(args) if floating(a)]
-
-        def function(*tensors: Any, args: Any = args, kwargs: Any = kwargs, keys: Any = keys) -> Any:
-            full = list(args)
-            for i, tensor in zip(keys, tensors, strict=True):
-                full[i] = tensor
-            out = domain.call(row, full, kwargs)
-            outputs = out if isinstance(out, tuple) else (out,)
-            return tuple(output * 1 for output in outputs if output.dtype.kind in "fc")
-
+    for function, arguments, text in functions_of(name, np.float64, (4, 100)):
         compiled = ag.compile(function)
         for by in (0.0, 1e-4, 2e-4):
-            values = [other(args[i], by) for i in keys]
+            values = [other(argument, by) for argument in arguments]
             found = []
             for call in (function, compiled):
                 tensors = [there(value, requires_grad=True) for value in values]
@@ -96,7 +83,7 @@ async def test_rows_have_the_bits_of_the_eager_ones(name: str) -> None:
                 wanted = [(output, grad) for output, grad in zip(outputs, given, strict=True) if output.requires_grad]
                 grads = await ag.grad([o for o, _ in wanted], tensors, [g for _, g in wanted], allow_unused=True) if wanted else ()
                 found.append((await bits(outputs), await bits(grads)))
-            assert found[0] == found[1], f"{name}{[a.shape for a in values]} {kwargs} at {by}"
+            assert found[0] == found[1], f"{text} at {by}"
         ran += compiled.statistics().runs
     assert ran
 

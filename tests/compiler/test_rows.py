@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -24,10 +25,10 @@ def other(array: Any, by: float) -> Any:
     return (array * array.dtype.type(1 + by)) if floating(array) else array
 
 
-async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
+def functions_of(name: str, dtype: Any, cases: tuple[int, int], *, imaginary: bool = False) -> Iterator[tuple[Any, list[Any], str]]:
+    """A row as functions of its floating arguments that return its floating outputs; each with values for them, and a text."""
     domain, row = DOMAINS[name], ROWS[name]
-    ran = 0
-    for args, kwargs in drawn(domain, *CASES, imaginary):
+    for args, kwargs in drawn(domain, *cases, imaginary):
         args = tuple(np.asarray(a).astype(dtype) if floating(a) else a for a in args)
         keys = [i for i, a in enumerate(args) if floating(a)]
 
@@ -39,9 +40,15 @@ async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
             outputs = out if isinstance(out, tuple) else (out,)
             return tuple(output * 1 for output in outputs if output.dtype.kind in "fc")
 
+        yield function, [args[i] for i in keys], f"{name}{[np.shape(args[i]) for i in keys]} {kwargs}"
+
+
+async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
+    ran = 0
+    for function, arguments, text in functions_of(name, dtype, CASES, imaginary=imaginary):
         compiled = ag.compile(function)
         for by in (0.0, 1e-4, -1e-4, 2e-4):
-            values = [other(args[i], by) for i in keys]
+            values = [other(argument, by) for argument in arguments]
             found = []
             for call in (function, compiled):
                 tensors = [ag.tensor(value, requires_grad=True) for value in values]
@@ -50,7 +57,7 @@ async def check(name: str, dtype: Any, imaginary: bool = False) -> None:
                 wanted = [(output, grad) for output, grad in zip(outputs, given, strict=True) if output.requires_grad]
                 grads = await ag.grad([o for o, _ in wanted], tensors, [g for _, g in wanted], allow_unused=True) if wanted else ()
                 found.append((bits(outputs), bits(grads)))
-            assert found[0] == found[1], f"{name}{[a.shape for a in values]} {kwargs} at {by}"
+            assert found[0] == found[1], f"{text} at {by}"
         statistics = compiled.statistics()
         assert not statistics.breaks and statistics.recordings == 1, statistics
         ran += statistics.runs
