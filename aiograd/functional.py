@@ -27,6 +27,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.caller import type_found
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
 from aiograd.modes import enable_grad
 from aiograd.offloading import ready
@@ -117,7 +118,7 @@ async def value_and_grad(fn: Fn, inputs: Any, *, has_aux: bool = False, create_g
     stand_ins, one_input = _stand_ins("value_and_grad", inputs, create_graph)
     aux: Any = None
     with enable_grad():
-        returned = await _returned(fn, stand_ins)
+        returned = await _returned("value_and_grad", fn, stand_ins)
         if has_aux:
             if not isinstance(returned, tuple) or len(returned) != 2:
                 raise ArgumentTypeError(f"value_and_grad(has_aux=True): fn returned {type(returned).__name__}; expected a pair (value, aux)")
@@ -201,10 +202,12 @@ async def call(fn: Fn, args: Sequence[Any], what: str, *, beside: bool = False) 
     Raises:
         ArgumentTypeError: `fn` returned something else.
     """
-    return _checked(what, await _returned(fn, args), beside)
+    return _checked(what, await _returned(what, fn, args), beside)
 
 
-async def _returned(fn: Fn, args: Sequence[Any]) -> Any:
+async def _returned(what: str, fn: Fn, args: Sequence[Any]) -> Any:
+    if not callable(fn):
+        raise ArgumentTypeError(f"{what}: expected a function of the inputs, found {type_found(fn)}; pass the function, not its result")
     returned = fn(*args)
     if inspect.isawaitable(returned):
         returned = await returned

@@ -3,10 +3,11 @@
 ==================  ===============================================================================================
 `compiled`          the callable that users get: signatures, guards, statistics
 `signature`         of the arguments: their structure, and what a program depends on
-`surroundings`      Tensors that the function finds by name, and guards against one that is replaced
-`contents`          the objects that an object leads to
+`watching`          what the functions that run read from the objects around them
 `guard_code`        guards as straight lines of comparisons
 `recording`         an eager run as statements; what cannot be repeated
+`recorded_calls`    passes and optimizers' steps while a function is recorded
+`recorded_results`  the program, from what the function returns
 `effects`           statements that are no rows: draws, effects, repeated calls
 `writes`            what a recording does about modifications in place
 `awaiting`          a coroutine while it is recorded

@@ -1,7 +1,7 @@
 """RecordedCoroutine: a coroutine that is run while it is recorded, and asked at every suspension if it waits for something that a program repeats.
 
 The coroutine runs in the task that awaits it, as it would by itself. Whenever it suspends, the chain of coroutines that it waits for is looked
-through: if one of them belongs to a pass that the recorder knows, that pass waits. Anything else ends the recording, see `ProgramRecorder.waits`.
+through: if one of them belongs to a pass that the recorder knows, that pass waits. Anything else ends the recording, see `CallRecorder.waits`.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Generator, Iterator
 from typing import Any
 
 from aiograd.compiler.lines import described_line, is_of_package
-from aiograd.compiler.recording import ProgramRecorder
+from aiograd.compiler.recorded_calls import CallRecorder
 
 
 class RecordedCoroutine:
@@ -21,7 +21,7 @@ class RecordedCoroutine:
         recorder: of the recording.
     """
 
-    def __init__(self, coroutine: Any, recorder: ProgramRecorder) -> None:
+    def __init__(self, coroutine: Any, recorder: CallRecorder) -> None:
         self._coroutine = coroutine
         self._recorder = recorder
 
@@ -30,7 +30,8 @@ class RecordedCoroutine:
         error: BaseException | None = None
         while True:
             try:
-                waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
+                with self._recorder.watcher.watching():
+                    waits_for = coroutine.send(None) if error is None else coroutine.throw(error)
             except StopIteration as stop:
                 return stop.value
             error = self._refusal() if self._recorder.broken is None else None
@@ -52,7 +53,7 @@ class RecordedCoroutine:
         frame = None
         for awaited in _chain(self._coroutine):
             code = getattr(awaited, "cr_code", None)
-            if code is ProgramRecorder._awaited.__code__:
+            if code is CallRecorder._awaited.__code__:
                 return None
             inner = getattr(awaited, "cr_frame", None)
             if inner is not None and not is_of_package(inner) and inner.f_globals.get("__name__", "").partition(".")[0] != "asyncio":

@@ -24,25 +24,26 @@ from typing import Any, Literal, TypeVar, overload
 
 from aiograd.caller import warn_caller
 from aiograd.compiler.awaiting import RecordedCoroutine
-from aiograd.compiler.contents import is_module
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
 from aiograd.compiler.program import Program
 from aiograd.compiler.program_code import MOST_CHECKS, ProgramCode, next_use
-from aiograd.compiler.recording import ProgramRecorder
+from aiograd.compiler.recorded_results import ResultRecorder
 from aiograd.compiler.results import others_in
 from aiograd.compiler.signature import are_same_arguments, describe, shared_arrays, signature_of, with_tensors
 from aiograd.compiler.steps import StepCode, segments
-from aiograd.compiler.surroundings import Fit, Guard, guards_of, named_inputs, unchanged
-from aiograd.compiler.writes import WriteRecorder
+from aiograd.compiler.watching.reads import Fit, Read, read_inputs
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode, ModeScope, current_mode
+from aiograd.nn.module import Module
 from aiograd.tensors.core import TensorCore
 from aiograd.trees import leaves_of, map_tree
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+#: calls one after the other that may change what they read
+MOST_UNSETTLED = 3
 #: of how many signatures the arguments are compared without a look into the table
 CHECKED = 4
 
@@ -92,6 +93,8 @@ class CompiledFunction:
         #: functions that know calls by their arguments, each with the code for them; the newest first
         self._checked: tuple[tuple[Callable[..., Any], ProgramCode | StepCode], ...] = ()
         self._breaks: dict[Any, str] = {}
+        #: by signature: how many recordings there were one after the other without a run, and the runs before
+        self._recent: dict[Any, tuple[int, int]] = {}
         self._recordings = self._eager = self._past_runs = 0
         self._seconds = 0.0
         self._has_warned = self._has_told = False
@@ -130,10 +133,10 @@ class CompiledFunction:
         began = perf_counter()
         try:
             given = args, kwargs
-            recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
-            with ModeScope(trace=recorder), _recursion_ends(self._name):
+            recorder, args, kwargs = self._begin(inputs, args, kwargs)
+            with _recording(recorder, self._name), recorder.watcher.watching():
                 result = self.function(*args, **kwargs)
-            return self._keep(key, recorder, guards, inputs, given, result)
+            return self._keep(key, recorder, inputs, given, result)
         finally:
             self._seconds += perf_counter() - began
 
@@ -147,11 +150,11 @@ class CompiledFunction:
         began = perf_counter()
         try:
             given = args, kwargs
-            recorder, guards, args, kwargs = self._begin(inputs, args, kwargs)
+            recorder, args, kwargs = self._begin(inputs, args, kwargs)
             self._refuse_async_blocks(recorder)
-            with ModeScope(trace=recorder), _recursion_ends(self._name):
+            with _recording(recorder, self._name):
                 result = await RecordedCoroutine(self.function(*args, **kwargs), recorder)
-            return self._keep(key, recorder, guards, inputs, given, result)
+            return self._keep(key, recorder, inputs, given, result)
         finally:
             self._seconds += perf_counter() - began
 
@@ -193,30 +196,28 @@ class CompiledFunction:
 
     def _begin(
         self, inputs: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[ProgramRecorder, list[Guard], tuple[Any, ...], dict[str, Any]]:
+    ) -> tuple[ResultRecorder, tuple[Any, ...], dict[str, Any]]:
         """Begin to record a call; returns the arguments to call the function with."""
         tensors = {id(tensor) for tensor in leaves_of((args, kwargs), TensorCore)}
         arrays = [tensor for tensor in inputs if id(tensor) not in tensors]
         args, kwargs = with_tensors(args, kwargs, inputs)
         self._recordings += 1
-        recorder = WriteRecorder(inputs, arrays, raises=self._on_break == "raise")
-        guards = guards_of(self.function, args, kwargs, recorder.guarded)
-        recorder.begin(guards)
-        return recorder, guards, args, kwargs
+        recorder = ResultRecorder(inputs, arrays, raises=self._on_break == "raise")
+        recorder.watcher.begins(self.function, args, kwargs)
+        return recorder, args, kwargs
 
-    def _refuse_async_blocks(self, recorder: ProgramRecorder) -> None:
+    def _refuse_async_blocks(self, recorder: ResultRecorder) -> None:
         plain = plain_function(self.function)
         line = None if plain is None else async_block(plain.__code__)
         if plain is not None and line is not None:
             recorder.waits(*described_line(plain.__code__.co_filename, line, plain.__globals__))
 
-    def _keep(self, key: Any, recorder: ProgramRecorder, guards: list[Guard], inputs: list[Any], given: Any, result: Any) -> Any:
+    def _keep(self, key: Any, recorder: ResultRecorder, inputs: list[Any], given: Any, result: Any) -> Any:
         """Make a program of a recorded call, and return the call's result.
 
         Args:
             key: to find it by.
             recorder: of the call.
-            guards: for what is around the function.
             inputs: the Tensors among the arguments.
             given: the arguments, positional and by name.
             result: that the function has returned.
@@ -226,13 +227,12 @@ class CompiledFunction:
         outputs: list[Any] = []
         rebuild = self._shape_of(result, outputs, recorder)
         text = describe(key[0])
+        reads, moved = recorder.settle()
         program = recorder.program(text, outputs)
-        guards += recorder.guards
-        if program is not None and not unchanged(guards):
-            recorder.breaks("it changes a variable of its closure or an attribute of its object")
-            program = None
         with self._lock:
-            if program is None:
+            if program is not None and not self._settles(key, recorder, moved):
+                return result
+            if program is None or recorder.broken is not None:
                 self._breaks[key] = str(recorder.broken)
                 if not self._has_told:
                     self._has_told = True
@@ -242,15 +242,29 @@ class CompiledFunction:
                     )
                 return result
             kind = StepCode if recorder.has_called or self._is_async or len(segments(program)) > 1 else ProgramCode
-            guards = _distinct([*guards, *recorder.modules.values()])
-            code = kind(self._name, program, rebuild, guards, named_inputs(guards, inputs))
+            code = kind(self._name, program, rebuild, reads, read_inputs(reads, inputs), tuple(recorder.leaves.items()))
             code.used = next_use()
             self._codes[key] = (*self._codes.get(key, ()), code)
             if sum(map(len, self._codes.values())) > self._most:
                 self._drop_one(code)
         return result
 
-    def _shape_of(self, result: Any, outputs: list[Any], recorder: ProgramRecorder) -> Callable[[list[Any]], Any]:
+    def _settles(self, key: Any, recorder: ResultRecorder, moved: Read | None) -> bool:
+        """False if the call has changed what it reads, as one does that makes something at its first call: the next one is recorded.
+
+        A function that does so every time, or of which something else changes before every call, runs eagerly from then on.
+        """
+        runs = self._past_runs + sum([code.runs for code in self._all()])
+        recordings, runs_before = self._recent.get(key, (0, runs))
+        recordings = recordings + 1 if runs == runs_before else 1
+        self._recent[key] = recordings, runs
+        if moved is not None and recordings >= MOST_UNSETTLED:
+            recorder.breaks(f"it changes what it reads, {moved}")
+        elif recordings > self._most:
+            recorder.breaks("what it reads changes before every call")
+        return moved is None or recorder.broken is not None
+
+    def _shape_of(self, result: Any, outputs: list[Any], recorder: ResultRecorder) -> Callable[[list[Any]], Any]:
         """Collects the Tensors of a result; returns a function that makes a result of others."""
         if isinstance(result, TensorCore):
             outputs.append(result)
@@ -300,7 +314,7 @@ class CompiledFunction:
     @property
     def programs(self) -> tuple[Program, ...]:
         """The programs, in the order in which they were recorded."""
-        return tuple(code.text_program if isinstance(code, StepCode) else code.program for code in self._all())
+        return tuple(code.program for code in self._all())
 
     def statistics(self) -> CompiledStatistics:
         """Figures of recordings and runs so far."""
@@ -326,11 +340,16 @@ class CompiledFunction:
             self._codes.clear()
             self._checked = ()
             self._breaks.clear()
+            self._recent.clear()
             self._has_warned = self._has_told = False
 
 
+def _is_module(value: Any) -> bool:
+    return isinstance(value, Module)
+
+
 def _compiled(function: Any, on_break: Any, max_signatures: int) -> Any:
-    return (CompiledModule if is_module(function) else CompiledFunction)(function, on_break, max_signatures)
+    return (CompiledModule if _is_module(function) else CompiledFunction)(function, on_break, max_signatures)
 
 
 class BoundCompiledFunction(functools.partial):  # type: ignore[type-arg]
@@ -386,25 +405,25 @@ class CompiledModule(CompiledFunction):
 
 
 @contextlib.contextmanager
-def _recursion_ends(name: str) -> Iterator[None]:
-    """Around a recording: a function that calls itself without end is an error that names its line."""
+def _recording(recorder: ResultRecorder, name: str) -> Iterator[None]:
+    """Around a recorded call; a function that calls itself without end is an error that names its line."""
     try:
-        yield
+        with ModeScope(trace=recorder):
+            yield
     except RecursionError as error:
-        places = [frame for frame, _ in traceback.walk_tb(error.__traceback__) if not is_of_package(frame)]
-        where = [described_line(frame.f_code.co_filename, frame.f_lineno, frame.f_globals) for frame in places[-1:]]
+        places = [(frame, line) for frame, line in traceback.walk_tb(error.__traceback__) if not is_of_package(frame)]
+        calls = [(frame, line) for frame, line in places if line != frame.f_code.co_firstlineno] or places  # others have not begun
+        where = [described_line(frame.f_code.co_filename, line, frame.f_globals) for frame, line in calls[-1:]]
         line = "".join([f"{quoted(*each)} " for each in where])
         raise TraceError(f"{line}calls without end while the compiled function {name} is recorded: {error}. End the recursion.") from None
+    finally:
+        recorder.watcher.ends()
 
 
 def _runs_programs(mode: Mode) -> bool:
     """True if a program can do in this mode all that the operations would."""
     watched = mode.grad and (mode.anomaly is not None or mode.saved_hooks is not None)
     return mode.trace is None and not watched
-
-
-def _distinct(guards: list[Guard]) -> list[Guard]:
-    return list({id(owner): (owner, attributes) for owner, attributes in guards}.values())
 
 
 class _Place:

@@ -82,14 +82,14 @@ def residual(number: int, name: str) -> str:
     return f"r{number}_{name}"
 
 
-def compile_forward(program: Program) -> tuple[Callable[..., Any], str, ArenaPool, frozenset[str]]:
-    """The function of `forward_code`, its text, its arenas, and the names of the saved values that may lie in an arena."""
+def compile_forward(program: Program) -> tuple[Callable[..., Any], ArenaPool, frozenset[str]]:
+    """The function of `forward_code`, its arenas, and the names of the saved values that may lie in an arena."""
     code = forward_code(program)
     code = with_arena(optimized(code)) if program.device == "cpu" else without_dead_code(code)
     saved = code.results[1]
     found = Memory(code).shared(saved, code.arena)
     inside = frozenset([name for name, ref in zip(saved_names(program), saved, strict=True) if ref in found])
-    return *load(code), ArenaPool(code.arena), inside
+    return load(code, program.file), ArenaPool(code.arena), inside
 
 
 def forward_code(program: Program) -> ArrayCode:

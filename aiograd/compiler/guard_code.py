@@ -1,31 +1,33 @@
-"""Guards as generated functions: straight lines of identity comparisons that a call makes before it runs a program.
+"""Guards as generated functions: straight lines of comparisons that a call makes before it runs a program.
 
 Note [Two ways to compare]
-    What a program depends on is said by `signature_of` and `GuardedCode.compared`, which look through arguments and surroundings anew at every call.
-    The functions made here are shorter ways to the same answer: they go along the path that was found then, and compare what they meet with the
-    objects that were there. If all are the same ones, the long way would find the same; if any is not, the long way is taken, and its answer counts.
+    What a program depends on is said by `signature_of` and `GuardedCode.compared`, which look through arguments and reads anew at every call. The
+    functions made here are shorter ways to the same answer: they compare what they meet with the objects that were there. If all are the same ones,
+    the long way would find the same; if any is not, the long way is taken, and its answer counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from keyword import iskeyword
 from operator import is_
 from typing import Any
 
 import numpy as np
 
-from aiograd.compiler.contents import PLAIN, contents_of
 from aiograd.compiler.program import layout_of
 from aiograd.compiler.signature import shared_arrays
 from aiograd.compiler.source import Names, load_checks
-from aiograd.compiler.surroundings import Guard, NamedOthers, NamedTensors, depth_of
+from aiograd.compiler.watching.kinds import ATTRIBUTE, HELPERS, METHOD, PLAIN, is_same
+from aiograd.compiler.watching.reads import Read
 from aiograd.kernels.selection import selected
 from aiograd.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh
 
 #: from how many items of a list, or captured Tensors, on they are compared in a loop; every line of text takes time to compile
 _MANY = 32
-_PLAIN_CLASSES = frozenset((*PLAIN, bool))
+#: a method is told apart from others by its function
+_NAMES = (ATTRIBUTE, METHOD)
 
 
 class _CannotCheck(Exception):
@@ -43,7 +45,7 @@ class _Checks:
     def load(self, parameters: str, result: str) -> Callable[..., Any]:
         """The function."""
         lines = ["    try:", *[f"        {line}" for line in self._lines or ["pass"]]]
-        missing = "    except (ValueError, KeyError, RuntimeError):  # not as long, or changed by another thread meanwhile\n        return None"
+        missing = "    except Exception:  # no such name any more, or changed by another thread meanwhile\n        return None"
         text = "\n".join([f"def check({parameters}):", *lines, missing, f"    return {result}"]) + "\n"
         return load_checks("check", text, self._names)
 
@@ -139,6 +141,8 @@ class _Arguments(_Checks):
         """Compare what `GuardedCode.takes` does."""
         for i, array in code.bound:
             self.refuse(f"{self._arrays[i]} is not {self.of(array)}")
+        for i, is_leaf in code.leaves:
+            self.refuse(f"{self._inputs[i]}.is_leaf is not {is_leaf}")
         if code.others:
             for name in self._recording:
                 self.refuse(f"id({name}) in {self.of(code.others)}")
@@ -188,35 +192,22 @@ class _Arguments(_Checks):
 # -------------------------------------------------------------------- surroundings
 
 
-def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], guards: list[Guard]) -> Callable[[], Any]:
-    """A function that returns True if captured Tensors are laid out, and guarded objects have the attributes, as now; None: it cannot tell.
+def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], reads: list[Read]) -> Callable[[], Any]:
+    """A function that returns True if captured Tensors are laid out, and reads give, as now; None: it cannot tell.
 
     Args:
         captured: each with whether it has a place in the graph.
-        guards: as of `GuardedCode`.
+        reads: as of `GuardedCode`.
     """
     checks = _Surroundings()
+    for read in reads:
+        checks.read(read)
     checks.captured(list(captured))
-    numbers = {name for owner, _ in guards if isinstance(owner, NamedOthers) for name in owner.roots}
-    for owner, attributes in guards:
-        if isinstance(owner, NamedOthers):
-            continue
-        if isinstance(owner, NamedTensors):
-            for name, root in owner.roots.items():
-                local = checks.new()
-                checks.line(f"{local} = {root.text.format(checks.of(root.holder))}")
-                checks.reached(local, root(), depth_of(owner.names), owner.names, counts=name in numbers)
-        else:
-            checks.attributes(owner, attributes)
     return checks.load("", "True")
 
 
 class _Surroundings(_Checks):
     """The text of `surroundings_check`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._seen: set[tuple[int, int, bool, frozenset[str] | None]] = set()
 
     def captured(self, tensors: list[tuple[TensorCore, bool]]) -> None:
         """Compare the layout of captured Tensors."""
@@ -233,45 +224,34 @@ class _Surroundings(_Checks):
         self.line("    if d.__class__ is not kind or d.shape != shape or d.strides != strides or d.dtype is not dtype: return None")
         self.line("    if (t._node is None) is records: return None")
 
-    def attributes(self, owner: Any, attributes: dict[str, Any]) -> None:
-        """Compare the attributes of a module."""
-        now = self.new()
-        self.line(f"{now} = {self.of(owner)}.__dict__")
-        self.refuse(f"len({now}) != {len(attributes)}")
-        for name, value in attributes.items():
-            found = self.new() if isinstance(value, PLAIN) else f"{now}[{name!r}]"
-            if isinstance(value, PLAIN):
-                self.line(f"{found} = {now}[{name!r}]")
+    def read(self, read: Read) -> None:
+        """Compare what a read gives."""
+        value = read.now()
+        is_name = read.kind in _NAMES and read.key.isidentifier() and not iskeyword(read.key)
+        if read.kind in _NAMES and not is_name:
+            self.refuse(f"not {self.of(is_same)}({self.of(read.now)}(), {self.of(value)})")
+            return
+        holder = f"{self.of(read.holder)}()" if read.is_weak else self.of(read.holder)
+        helpers = {name: self.of(helper) for name, helper in HELPERS.items() if f"{{{name}}}" in read.kind.text}
+        expression = read.kind.text.format(h=holder, k=read.key if is_name else self.of(read.key), **helpers)
+        if value.__class__ is list:
+            self._items(expression, value)
+        elif isinstance(value, PLAIN):
+            found = self.new()
+            self.line(f"{found} = {expression}")
             self.refuse(self.differs(found, value))
+        elif value.__class__ is tuple:
+            found = self.new()
+            self.line(f"{found} = {expression}")
+            self.refuse(f"{found} is not {self.of(value)} and not {self.of(is_same)}({found}, {self.of(value)})")
+        else:
+            self.refuse(f"{expression} is not {self.of(value)}")
 
-    def reached(self, name: str, value: Any, depth: int, names: frozenset[str] | None, *, counts: bool, is_known: bool = False) -> None:
-        """Compare what a name leads to, and what that holds.
-
-        Args:
-            depth: how far to look.
-            names: of the attributes of objects that count.
-            counts: numbers, flags and strings count.
-            is_known: it is certainly the same object.
-        """
-        if isinstance(value, PLAIN):
-            if not is_known:
-                self.refuse(self.differs(name, value) if counts else f"{name}.__class__ not in {self.of(_PLAIN_CLASSES)}")
+    def _items(self, expression: str, items: list[Any]) -> None:
+        if len(items) > _MANY:
+            found = self.new()
+            self.line(f"{found} = {expression}")
+            self.refuse(f"len({found}) != {len(items)}", f"not all(map({self.of(is_)}, {found}, {self.of(items)}))")
             return
-        if not is_known:
-            self.refuse(f"{name} is not {self.of(value)}")
-        key = (id(value), depth, counts, names)
-        found = contents_of(value, names) if depth and key not in self._seen else None
-        if found is None:
-            return
-        self._seen.add(key)
-        text, items = found
-        inner: list[str | None] = [None] * len(items)
-        if text and len(items) > _MANY:
-            copied = self.new()
-            self.line(f"{copied} = [*{text.format(self.of(value))}]")
-            self.refuse(f"len({copied}) != {len(items)}", f"not all(map({self.of(is_)}, {copied}, {self.of(items)}))")
-        elif text:
-            inner = list(self.unpack(text.format(self.of(value)), len(items)))
-        for local, item in zip(inner, items, strict=True):
-            if local is not None or not isinstance(item, PLAIN):
-                self.reached(local or self.of(item), item, depth - 1, names, counts=counts, is_known=local is None)
+        for found, item in zip(self.unpack(expression, len(items)), items, strict=True):
+            self.refuse(self.differs(found, item))

@@ -8,7 +8,13 @@ Note [Sums with uses elsewhere]
 Note [What a pass frees]
     The saved arrays of the statements that a pass has run go with it, as those of any row; so outputs may be differentiated one after the other
     where they share no statement. For passes that record a graph themselves the node also keeps the Tensors that the
-    program read: such a pass runs the rows again on Tensors and then the plain rules, node by node, as the eager pass would have.
+    program read, see Note [Nodes behind a node].
+
+Note [Nodes behind a node]
+    Some passes need the nodes that the eager call would have recorded: one that records a graph, one that wants the gradient of an output of a call
+    beside those of others, one that is to name the operation of an error (anomaly mode). So the rows run once more, on Tensors, and from then on the
+    program's node hands its gradients on to theirs. Their sequence numbers lie between its own and the one before, where the eager nodes would be, so
+    that every sum has the order of the eager pass.
 """
 
 from __future__ import annotations
@@ -21,16 +27,16 @@ import numpy as np
 
 from aiograd.compiler.arena import Arena
 from aiograd.compiler.backward_code import BackwardWriter
-from aiograd.compiler.forward_code import is_needed, saved_names, sources
+from aiograd.compiler.forward_code import saved_names
 from aiograd.compiler.profiled import ProfiledBackward
-from aiograd.compiler.program import Program, Statement, Value, ValueKind, layout_of
+from aiograd.compiler.program import Program, Statement, Value, layout_of
 from aiograd.engine.placement import INLINE_NS
-from aiograd.engine.validate import fit
-from aiograd.errors import GraphError
-from aiograd.graph.node import InputMetadata, Node, ReleasedVariables, _next_sequence
+from aiograd.errors import GraphError, ModifiedError
+from aiograd.graph.hooks import HookDict
+from aiograd.graph.node import PROGRAM_NODES, InputMetadata, Node, ReleasedVariables, _next_sequence
 from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.slice_gradient import dense
-from aiograd.tensors.core import counter_of, make
+from aiograd.tensors.core import counter_of, make, move_to
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.record import call
 from aiograd.trees import map_tree
@@ -53,6 +59,7 @@ class ProgramNode(Node):
     __slots__ = ("arena", "code", "_arrays", "tensors", "versions", "counters", "_ran", "_gone", "_released")
 
     is_builtin = is_program = True
+    expanded_class: type[Any]
     holds_data = True
     is_divisible = False
     is_traceable = True
@@ -156,16 +163,43 @@ class ProgramNode(Node):
         return result
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:
-        """As `vjp_part`; with `create_graph` on Tensors, through the graph that the eager call would have recorded."""
-        if not create_graph:
-            return self._run(grads, tuple(needs), self.code.all_needed)
-        if isinstance(self._arrays, ReleasedVariables):
-            raise self._arrays.error(self.name)
-        if self._gone:
-            raise self._released.error(self.name)
-        self._ran = None
-        self.check_versions(range(len(self.tensors)))
-        return _through_rows(self.code.program, self.tensors, dict(zip(saved_names(self.code.program), self._arrays, strict=True)), grads, needs)
+        """As `vjp_part`; a pass that records a graph has expanded the node, or it cannot run."""
+        if create_graph:
+            self.check_versions(range(len(self.tensors)))
+            raise self.cannot_run()
+        return self._run(grads, tuple(needs), self.code.all_needed)
+
+    def expand(self) -> None:
+        """Put the nodes that the eager call would have recorded behind this one. See Note [Nodes behind a node].
+
+        A node whose saved values are gone, or whose Tensors have been modified, stays as it is: it may have no part in the pass.
+        """
+        if isinstance(self._arrays, ReleasedVariables) or self._gone:
+            return
+        try:
+            self.check_versions(range(len(self.tensors)))
+        except ModifiedError:
+            return
+        program = self.code.program
+        known, nodes = _rows(program, self.tensors, dict(zip(saved_names(program), self._arrays, strict=True)))
+        for number, node in enumerate(nodes, 1):
+            node._seq = self._seq - 1 + number / (len(nodes) + 1)  # type: ignore[assignment]
+        outputs = [known[value.name] for value in program.outputs]
+        edges = [(tensor._node, tensor._nr) if value.records else (None, 0) for value, tensor in zip(program.outputs, outputs, strict=True)]
+        self.next_nodes = tuple([node for node, _ in edges])
+        self.next_nrs = tuple([nr for _, nr in edges])
+        self._arrays, self.arena, self.tensors, self.counters = (), None, [], ()
+        self.__class__ = self.expanded_class
+        self._edges_changed()
+        if self._extra is not None:
+            for number, hooks in self._extra.tensor_hooks.items():
+                behind: Any = edges[number][0]
+                behind.extra.tensor_hooks[edges[number][1]] = hooks
+            self._extra.tensor_hooks = {}
+            retainers: list[Any] = [*self._extra.retain_hooks.values()]
+            for tensor in [retainer.tensor() for retainer in retainers]:
+                if tensor is not None:
+                    move_to(tensor, *edges[tensor._nr])
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
         """True: two runs for parts of the edges do part of the work twice."""
@@ -267,6 +301,69 @@ class DeviceProgramNode(ProgramNode):
         """None: it is not known to be small."""
 
 
+class _Expanded(ProgramNode):
+    """A program's node that hands its gradients on to the nodes behind it, by the numbers of the outputs."""
+
+    __slots__ = ()
+
+    is_program = False
+    holds_data = False
+    has_repeats = False
+
+    def vjp(self, g: Any) -> list[Any]:
+        """The gradients themselves."""
+        return list(g)
+
+    def vjp_part(self, g: Any, needs: tuple[bool, ...]) -> list[Any]:
+        """The gradients of some of the outputs."""
+        return [grad if need else None for grad, need in zip(g, needs, strict=True)]
+
+    def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: Any, create_graph: bool) -> list[Any]:
+        """As `vjp_part`."""
+        return self.vjp_part(grads, needs)
+
+    def place_of(self, input_nr: int) -> tuple[Node | None, int]:
+        """The node behind this one at which all gradients of an output arrive."""
+        return self.next_nodes[input_nr], self.next_nrs[input_nr]
+
+    def tensor_hooks(self, input_nr: int) -> HookDict:
+        """Hooks on an output, which run where all its gradients arrive."""
+        node: Any = self.next_nodes[input_nr]
+        return node.tensor_hooks(self.next_nrs[input_nr])  # type: ignore[no-any-return]
+
+    def release_variables(self, released: ReleasedVariables | None = None) -> None:
+        """Nothing: the nodes behind this one have the values."""
+
+    def expand(self) -> None:
+        """Nothing: it is expanded."""
+
+    def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
+        """False: there is no work."""
+        return False
+
+    def cost_key(self) -> Any:
+        """The key of the estimate."""
+        return _Expanded
+
+    def estimate(self) -> float:
+        """Estimated nanoseconds of one run."""
+        return STATEMENT_NS
+
+
+class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
+    """An expanded node of a program on a device."""
+
+    __slots__ = ()
+
+    def cost_key(self) -> None:
+        """None: it is not known to be small."""
+
+
+ProgramNode.expanded_class = _Expanded
+DeviceProgramNode.expanded_class = _ExpandedOnDevice
+PROGRAM_NODES.append(ProgramNode)
+
+
 def estimate(program: Program) -> float:
     """Estimated nanoseconds of the backward of a program; never too much for the loop where no statement by itself is."""
     costs = [statement_cost(statement) for statement in program.statements]
@@ -306,51 +403,29 @@ def output_counters(outputs: Sequence[Any], places: Sequence[int]) -> tuple[list
     return tuple([counter_of(outputs[place]) for place in places])
 
 
-def _through_rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any], grads: Sequence[Any], needs: Sequence[bool]) -> list[Any]:
-    """Gradients of the edges as Tensors that can be differentiated again: the rows run once more, and then the rules of their nodes."""
+def _rows(program: Program, tensors: Sequence[Any], saved: dict[str, Any]) -> tuple[dict[str, Any], list[Node]]:
+    """The Tensors of a program by the names of their values, from rows that run once more, and the nodes that these have recorded."""
     known: dict[str, Any] = {}
     for value, tensor in zip((*program.inputs, *program.captured), tensors, strict=True):
         known[value.name] = tensor
-    nodes: list[Any] = []
-    with ModeScope(grad=True, trace=None, collect=None):
+    nodes: list[Node] = []
+    anomaly = current_mode().anomaly is not None
+    with ModeScope(grad=True, trace=None, anomaly=None, collect=nodes.append):
         for statement in program.statements:
             if not statement.is_row:
                 known.update({value.name: make(saved[value.name]) for value in statement.outputs})
-                nodes.append(None)
                 continue
             arrays = tuple([None if value is None else _in_place_of(value, known) for value in statement.arrays])
             statics = map_tree(lambda value: known[value.name]._data, statement.statics, Value)
-            if statement.node is None:
-                with ModeScope(grad=False):
-                    result = call(statement.op, arrays, statics)
-            else:
+            before = len(nodes)
+            with ModeScope(grad=statement.node is not None):
                 result = call(statement.op, arrays, statics)
+            if anomaly:
+                for node in nodes[before:]:
+                    node.extra.anomaly = f"  {statement.place}: {statement.line}\n", None
             made = (result,) if statement.op.outputs == 1 else result
-            nodes.append(next((tensor._node for tensor in made if tensor._node is not None), None))
             known.update({value.name: tensor for value, tensor in zip(statement.outputs, made, strict=True)})
-    sums: dict[str, Any] = {value.name: grad for value, grad in zip(program.outputs, grads, strict=True) if grad is not None}
-    places, _ = sources(program)
-    targets = {place: k for k, place in enumerate(places)}
-    results: list[Any] = [None] * len(places)
-    inputs = len(program.inputs)
-    for statement, node in zip(reversed(program.statements), reversed(nodes), strict=True):
-        if statement.node is None:
-            continue
-        given = [sums.pop(value.name, None) for value in statement.outputs]
-        has_gradient = node is not None and any(grad is not None for grad in given)
-        outputs: Any = node.compute(given, tuple(child is not None for child in node.next_nodes), None, True) if has_gradient else None
-        for i in range(len(statement.arrays)):
-            if not is_needed(statement, i):
-                continue
-            target: Any = statement.arrays[i]
-            grad = None if outputs is None or outputs[i] is None else fit(outputs[i], target.shape, target.dtype, node, i)
-            if target.kind is not ValueKind.COMPUTED:
-                k = targets[target.index if target.kind is ValueKind.INPUT else inputs + target.index]
-                if grad is not None and needs[k]:
-                    results[k] = grad if results[k] is None else results[k] + grad
-            elif grad is not None:
-                sums[target.name] = grad if target.name not in sums else sums[target.name] + grad
-    return results
+    return known, nodes
 
 
 def _in_place_of(value: Value, known: dict[str, Any]) -> Any:

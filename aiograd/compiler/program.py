@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.compiler.source import SourceFile
 from aiograd.devices import device_name_of
 from aiograd.ops.op import ROWS, Fused, Op
 from aiograd.trees import leaves_of
@@ -45,7 +46,6 @@ class ValueKind(enum.Enum):
     COMPUTED = "v"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """An array of the program.
 
@@ -57,17 +57,17 @@ class Value:
         name: as the program's source calls it: ``i0``, ``c0``, ``v0``.
     """
 
-    kind: ValueKind
-    index: int
-    shape: Shape
-    dtype: np.dtype[Any]
-    records: bool
-    strides: Shape
-    device: str = "cpu"
-    name: str = field(init=False)
+    __slots__ = ("kind", "index", "shape", "dtype", "records", "strides", "device", "name")
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "name", f"{self.kind._value_}{self.index}")
+    def __init__(self, kind: ValueKind, index: int, shape: Shape, dtype: np.dtype[Any], records: bool, strides: Shape, device: str = "cpu") -> None:
+        self.kind = kind
+        self.index = index
+        self.shape = shape
+        self.dtype = dtype
+        self.records = records
+        self.strides = strides
+        self.device = device
+        self.name = f"{kind._value_}{index}"
 
     @property
     def nbytes(self) -> int:
@@ -80,7 +80,7 @@ class Value:
         return self.strides if self.device == "cpu" else self.device
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Statement:
     """One row of the program.
 
@@ -93,7 +93,6 @@ class Statement:
         node: class of the node that was recorded for it; None: nothing of it is differentiated.
         place: file and line of the user's code, ``model.py:12``.
         line: the text of that line.
-        cost: estimated nanoseconds of its backward.
     """
 
     op: Op
@@ -104,14 +103,14 @@ class Statement:
     node: type[Any] | None
     place: str
     line: str
-    cost: float = field(init=False)
 
-    def __post_init__(self) -> None:
+    @property
+    def cost(self) -> float:
+        """Estimated nanoseconds of its backward."""
         cost = self.op.cost
         shapes = tuple([() if value is None else value.shape for value in self.arrays])
         main = max([value.shape for value in self.outputs], key=math.prod, default=())
-        found = float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
-        object.__setattr__(self, "cost", found)
+        return float(cost(main, shapes)) if callable(cost) else cost * max(map(math.prod, (main, *shapes)))
 
     @property
     def is_on_device(self) -> bool:
@@ -139,10 +138,12 @@ class Program:
         signature: of the arguments, for people.
         inputs, captured: values that come from elsewhere; `tensors` has the captured Tensors themselves.
         statements: in the order of recording.
-        outputs: values that the function returns, in the order of its result's leaves.
-        views: outputs that are views of other outputs: the place of each, that of the other, and how it is made.
+        outputs: values that the function returns, in the order of its result's leaves, and those between such a view and the argument that it shows.
+        views: outputs that are views of other Tensors: the place of each, that of the other among outputs, inputs and captured Tensors, and how it is
+            made.
+        returns: per leaf of the result its place among outputs, inputs and captured Tensors, and True if it is detached; None: the outputs.
         shared: by name of a value, the names of all that share its version counter; it alone where there is no entry.
-        source: text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line.
+        file: the text that `source` gives.
         arena_bytes: of the memory that one run computes in and gives back, see `aiograd.compiler.arena`.
     """
 
@@ -153,8 +154,9 @@ class Program:
     statements: tuple[Statement, ...]
     outputs: tuple[Value, ...]
     views: tuple[tuple[int, int, Any], ...] = ()
+    returns: tuple[tuple[int, bool], ...] | None = None
     shared: dict[str, frozenset[str]] = field(default_factory=dict)
-    source: str = field(default="", compare=False)
+    file: SourceFile = field(default_factory=SourceFile, repr=False)
     arena_bytes: int = field(default=0, compare=False)
     #: see `aiograd.compiler.forward_code.saved_names`
     saved: list[str] | None = field(default=None, repr=False)
@@ -163,6 +165,11 @@ class Program:
 
     def __post_init__(self) -> None:
         self.device = next((value.device for value in self.values() if value.device != "cpu"), "cpu")
+
+    @property
+    def source(self) -> str:
+        """The text of the forward, and of each backward that a pass has asked for, with a comment per statement that names the user's line."""
+        return self.file.text
 
     def dot(self, *, max_nodes: int = 10_000) -> str:
         """The program as DOT text; see `aiograd.viz.program_dot`."""

@@ -12,8 +12,8 @@ from aiograd.compiler.node import DeviceProgramNode, ProgramNode, estimate, expl
 from aiograd.compiler.profiled import run_profiled
 from aiograd.compiler.program import Program, layout_of
 from aiograd.compiler.reached import needed_names, statements_run
-from aiograd.compiler.results import relate
-from aiograd.compiler.surroundings import Fit, Guard, fit_of
+from aiograd.compiler.results import relate, returned
+from aiograd.compiler.watching.reads import Fit, Read
 from aiograd.errors import AiogradError
 from aiograd.graph.node import InputMetadata
 from aiograd.modes import current_mode
@@ -29,20 +29,29 @@ MOST_CHECKS = 4
 
 
 class GuardedCode:
-    """A program, and what has to be as it was for it to be used.
+    """A program and its guards.
 
     Args:
         program: its data.
         result: rebuilds what the function returns from its outputs.
-        guards: objects whose attributes have to be what they were.
-        bound: inputs that have to be certain arrays, see `aiograd.compiler.surroundings.named_inputs`.
+        reads: values that have to be there again.
+        bound: inputs that have to be certain arrays, see `aiograd.compiler.watching.reads.read_inputs`.
+        leaves: inputs that have to be leaves, or must not be.
     """
 
-    def __init__(self, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard], bound: tuple[tuple[int, Any], ...] = ()) -> None:
+    def __init__(
+        self,
+        program: Program,
+        result: Callable[[list[Any]], Any],
+        reads: list[Read],
+        bound: tuple[tuple[int, Any], ...] = (),
+        leaves: tuple[tuple[int, bool], ...] = (),
+    ) -> None:
         self.program = program
         self.result = result
-        self.guards = guards
+        self.reads = reads
         self.bound = bound
+        self.leaves = leaves
         #: identities of captured Tensors in the graph: an argument that is one of them has its uses added up in another order
         self.others = frozenset([id(tensor) for tensor, value in zip(program.tensors, program.captured, strict=True) if value.records])
         self.captured = [
@@ -65,6 +74,8 @@ class GuardedCode:
         """True if the program is right for these inputs, whose layouts are as they were, also as to the captured Tensors among them."""
         if not all([inputs[i]._data is array for i, array in self.bound]):
             return False
+        if self.leaves and not all([inputs[i].is_leaf is is_leaf for i, is_leaf in self.leaves]):
+            return False
         return not self.others or self.others.isdisjoint([id(tensor) for tensor in inputs if tensor._node is not None])
 
     def fit(self) -> Fit:
@@ -74,7 +85,7 @@ class GuardedCode:
         found = self.compared()
         if found is Fit.SAME and self._checks_made < MOST_CHECKS:
             self._checks_made += 1
-            check = surroundings_check([(tensor, records) for tensor, _, _, _, records in self.captured], self.guards)
+            check = surroundings_check([(tensor, records) for tensor, _, _, _, records in self.captured], self.reads)
             if self.compared() is Fit.SAME:  # nothing has changed meanwhile, in another thread
                 self._check = check
         return found
@@ -87,14 +98,23 @@ class GuardedCode:
             data = tensor._data
             if data.shape != shape or layout_of(data) != layout or data.dtype != dtype or (tensor._node is not None) is not records:
                 return Fit.STALE
-        found = Fit.SAME
-        for owner, attributes in self.guards:
-            fit = fit_of(owner, attributes)
-            if fit is Fit.STALE:
-                return fit
-            if fit is Fit.OTHER:
-                found = fit
-        return found
+        return next((fit for read in self.reads if (fit := read.fit()) is not Fit.SAME), Fit.SAME)
+
+
+def finished(code: GuardedCode, outputs: list[Any], tensors: list[Any]) -> Any:
+    """The result of the function.
+
+    Args:
+        code: of the program that has run.
+        outputs: its Tensors.
+        tensors: inputs and captured Tensors.
+    """
+    program = code.program
+    if program.views:
+        relate([*outputs, *tensors], program.views)
+    if program.returns is not None:
+        outputs = returned(program.returns, [*outputs, *tensors])
+    return code.result(outputs)
 
 
 def _unknown() -> None:
@@ -120,15 +140,15 @@ class ProgramCode(GuardedCode):
         name: of the function.
         program: its data.
         result: rebuilds what the function returns from its outputs.
-        guards, bound: see `GuardedCode`.
+        reads, guards: see `GuardedCode`.
     """
 
     def __init__(
-        self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard], bound: tuple[tuple[int, Any], ...] = ()
+        self, name: str, program: Program, result: Callable[[list[Any]], Any], reads: list[Read], *guards: Any
     ) -> None:
-        super().__init__(program, result, guards, bound)
+        super().__init__(program, result, reads, *guards)
         self.name = name
-        self.forward, program.source, self.arenas, inside = compile_forward(program)
+        self.forward, self.arenas, inside = compile_forward(program)
         program.arena_bytes = self.arenas.arena_bytes
         #: names of the saved values that lie in an arena
         self.inside = inside
@@ -147,26 +167,26 @@ class ProgramCode(GuardedCode):
         self._statements: dict[Any, frozenset[int]] = {}
         self._needed: dict[frozenset[int], set[str]] = {}
         #: inputs and captured Tensors, and outputs, whose values are saved
-        self.saved_places = [i for i, value in enumerate((*program.inputs, *program.captured)) if value.name in saved]
-        shared = [program.shared.get(value.name, (value.name,)) for value in program.outputs]
-        self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names)]
+        given = (*program.inputs, *program.captured)
+        self.saved_places = [i for i, value in enumerate(given) if not saved.isdisjoint(program.shared.get(value.name, (value.name,)))]
+        shared = [program.shared.get(value.name, frozenset((value.name,))) for value in program.outputs]
+        names_given = {value.name for value in given}
+        self.saved_outputs = [i for i, names in enumerate(shared) if not saved.isdisjoint(names) and names_given.isdisjoint(names)]
         self.estimate = estimate(program)
         self.is_on_device = program.device != "cpu"
 
-    def add_backward(self, key: Any, backward: Callable[..., list[Any]], text: str, shared: set[str]) -> None:
+    def add_backward(self, key: Any, backward: Callable[..., list[Any]], shared: set[str]) -> None:
         """Keep the code of another kind of pass.
 
         Args:
             key: of the kind.
             backward: the function.
-            text: of it.
             shared: names of the saved values that its results may share memory with.
         """
         if key not in self.backwards:
             if not self.inside.isdisjoint(shared):
                 self.sharing.add(key)
             self.backwards[key] = backward
-            self.program.source += f"\n\n{text}"
             strides, needs, sums = key
             if len(strides) == 1 and strides[0] is not None and key not in self.sharing and needs == sums == self.all_needed:
                 self.whole[strides[0]] = backward
@@ -237,8 +257,6 @@ class ProgramCode(GuardedCode):
             for number, (tensor, value) in enumerate(zip(outputs, self.program.outputs, strict=True)):
                 if value.records:
                     tensor._node, tensor._nr = node, number
-        if self.program.views:
-            relate(outputs, self.program.views)
         if self.records and self.saved_outputs:
             node.counters = output_counters(outputs, self.saved_outputs)
-        return self.result(outputs)
+        return finished(self, outputs, tensors)

@@ -1,4 +1,4 @@
-"""ProgramRecorder: an eager call as the statements of a program.
+"""ProgramRecorder: an eager call as the statements of a program: rows, random draws, and the Tensors that they take and make.
 
 While a compiled function runs for the first time, the mode has a `ProgramRecorder` as its ``trace``: it is told of every row that runs, and of
 everything that a program could not repeat.
@@ -17,30 +17,28 @@ Note [Tensors by identity]
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 import numpy as np
 
 from aiograd import devices
-from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall, caller, statement_op
-from aiograd.compiler.lines import INSTALLED, async_block, described_line, is_of_package, quoted, user_line
-from aiograd.compiler.program import Program, Statement, Value, ValueKind
-from aiograd.compiler.results import others_in, views_among
-from aiograd.compiler.surroundings import Bits, Fit, Guard, HasGradient, Known, fit_of, guards_of_code, guards_of_module
+from aiograd.compiler.effects import statement_op
+from aiograd.compiler.lines import quoted, user_line
+from aiograd.compiler.program import Statement, Value, ValueKind
+from aiograd.compiler.watching.kinds import ARRAY, ATTRIBUTE
+from aiograd.compiler.watching.objects import operand
+from aiograd.compiler.watching.reads import Read, Reads
+from aiograd.compiler.watching.watcher import Watcher, described
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
-from aiograd.modes import ModeScope, current_mode
-from aiograd.ops.op import ROWS, Fused, Op
-from aiograd.tensors.core import TensorCore, base_of, refresh
+from aiograd.modes import current_mode
+from aiograd.ops.op import Fused, Op
+from aiograd.tensors.core import TensorCore, make, refresh
 from aiograd.trees import leaves_of, map_tree
 
 #: rows beside those with masks
 _SHAPED_BY_VALUES = ("nonzero", "unique_values")
-_AWAITING = "aiograd.compiler.awaiting"
-#: modules whose frames are around a function that is recorded
-_RECORDING = ("aiograd.compiler.compiled", _AWAITING)
 
 class ProgramRecorder:
     """Collects the statements of one call.
@@ -52,16 +50,17 @@ class ProgramRecorder:
 
     Attributes:
         broken: why no program can be made of this call; None: one can.
-        modules: the modules that were called, with their attributes as they were then.
+        watcher: of what the functions read that run.
     """
 
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
         self.broken: str | None = None
-        self.modules: dict[int, tuple[Any, dict[str, Any]]] = {}
-        #: of what the functions and modules mention that have run; which there are; code objects that have been looked at
-        self.guards: list[Guard] = []
-        self.guarded: Known = {}
-        self._seen: set[Any] = set()
+        self.reads = Reads()
+        self.watcher = Watcher(self.reads)
+        #: reads that the recorder makes itself
+        self._own_reads: list[Read] = []
+        #: by number of an input, True for a leaf, where the function asks for it
+        self.leaves: dict[int, bool] = {}
         self._raises = raises
         self._of_arrays = arrays
         self._errors = np.geterr()
@@ -82,7 +81,7 @@ class ProgramRecorder:
         self._sharing: dict[int, list[TensorCore]] = {}
         #: by id of a Tensor that is a leaf's gradient, a function that returns that gradient
         self._gradients: dict[int, Callable[[], Any]] = {}
-        #: by id of a leaf that the function finds by name, the leaf and the array of the gradient that it had when the call began
+        #: by id of a leaf, the leaf and the array of its gradient before anything of the call could change it
         self._before: dict[int, tuple[Any, Any]] = {}
         #: by id of a gradient that was read, its leaf; ids of the leaves among the arguments
         self._read: dict[int, Any] = {}
@@ -91,17 +90,17 @@ class ProgramRecorder:
         self._arrays: dict[int, Value] = {}
         #: keeps Tensors and arrays alive, so that no other gets their id
         self._alive: list[Any] = []
+        #: by id, Tensors that were made of numbers
+        self._created: dict[int, TensorCore] = {}
         self._device = "cpu"
         self._array_types: tuple[type, ...] = (np.ndarray,)
+        self._of_call = inputs
+        self._returned: set[str] = set()
         self._inputs = [self._know(tensor, ValueKind.INPUT, i) for i, tensor in enumerate(inputs)]
 
-    def begin(self, guards: list[Guard]) -> None:
-        """The call begins, with these guards."""
-        for _, attributes in guards:
-            for tensor in attributes.values():
-                if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node.is_leaf:
-                    leaf: Any = tensor._node
-                    self._before[id(leaf)] = leaf, _array_of(leaf.grad)
+    def _keep_gradient(self, leaf: Any) -> None:
+        """Remember the gradient that a leaf has before a pass or an optimizer of the call can change it."""
+        self._before.setdefault(id(leaf), (leaf, array_of(leaf.grad)))
 
     # ---------------------------------------------------------------- told by the mode
 
@@ -111,30 +110,37 @@ class ProgramRecorder:
         """A row has run."""
         if self.broken is not None:
             return
-        node: Any = next((output._node for output in outputs if output._node is not None), None)
+        node: Any = None
+        for output in outputs:
+            self._made_by_rows.add(id(output))
+            node = output._node if node is None else node
         if node is not None:
             self._nodes.append(node)
-        if node is not None and (node._extra is not None or node._saved.__class__ is not tuple):
-            self.breaks("saved-tensor hooks or hooks of nodes are active")
-            return
+            if node._extra is not None or node._saved.__class__ is not tuple:
+                self.breaks("saved-tensor hooks or hooks of nodes are active")
+                return
         if np.geterr() != self._errors:
             self.breaks("it handles floating point errors in a way of its own, with numpy.errstate()")
             return
         if op.name in _SHAPED_BY_VALUES or (op.name == "index" and self._is_masked(statics["index"])):
             self.breaks(f"the shape of a result depends on values ({op.name}); where() keeps the shape")
             return
-        arrays = tuple([None if tensor is None else self._value_of(tensor) for tensor in tensors])
-        values = map_tree(self._static, statics, self._array_types)
-        place, line = self._line()
+        arrays: list[Value | None] = []
+        for tensor in tensors:
+            value = None if tensor is None else self._values.get(id(tensor))
+            if tensor is not None and (value is None or tensor._x is not None or value.records != (tensor._node is not None)):
+                value = self._value_of(tensor)
+            arrays.append(value)
+        values = map_tree(self._static, statics, self._array_types) if statics else {}
+        place, line = self.watcher.line()
         made = self._made(outputs)
-        self._made_by_rows.update(map(id, outputs))
         self._alive.append(residuals)
-        self._statements.append(Statement(op, arrays, values, fused, made, None if node is None else type(node), place, line))
+        self._statements.append(Statement(op, tuple(arrays), values, fused, made, None if node is None else type(node), place, line))
 
     def _add(self, op: Op, tensors: tuple[TensorCore, ...], outputs: tuple[TensorCore, ...], statics: dict[str, Any] | None = None) -> None:
         """A statement that is no row."""
         values = tuple(map(self._value_of, tensors))
-        self._statements.append(Statement(op, values, statics or {}, None, self._made(outputs), None, *self._line()))
+        self._statements.append(Statement(op, values, statics or {}, None, self._made(outputs), None, *self.watcher.line()))
 
     def _is_masked(self, index: Any) -> bool:
         """True for an index with a mask that the program computes or is given. Others are guarded by their values."""
@@ -142,27 +148,23 @@ class ProgramRecorder:
             if mask.dtype == np.bool_:
                 if id(mask) in self._arrays or not isinstance(mask, np.ndarray):
                     return True
-                bits = Bits(mask)
-                self.guards.append((bits, bits.__dict__))
+                self.depends_on(mask)
         return False
 
-    def _line(self) -> tuple[str, str]:
-        """The user's line that runs, as `user_line`; what the functions around it mention is guarded from here on."""
-        found: Any = None
-        frame: Any = sys._getframe(2)
-        while frame is not None and frame.f_globals.get("__name__") not in _RECORDING:
-            if not is_of_package(frame):
-                found = found or frame
-                code = frame.f_code
-                if code not in self._seen:
-                    self._seen.add(code)
-                    if not code.co_filename.startswith(INSTALLED):
-                        owner = frame.f_locals.get(code.co_varnames[0]) if code.co_argcount else None
-                        self.guards += guards_of_code(code, frame.f_globals, owner, self.guarded)
-            frame = frame.f_back
-        if found is None:
-            return user_line()
-        return described_line(found.f_code.co_filename, found.f_lineno, found.f_globals)
+    def depends_on(self, array: np.ndarray[Any, Any]) -> None:
+        """The values of an array count, which no statement reads: of a mask, or of one that is copied."""
+        self._own_reads.append(Read(ARRAY, array, None, ARRAY.now(array, None), self.watcher.where))
+
+    def _settle_tensors(self) -> None:
+        """Attributes of Tensors that the function has read: a leaf among the arguments has to be one again, and so has one that is captured."""
+        for tensor, name, found, where in self.reads.of_tensors:
+            value = self._find(tensor)
+            if name != "is_leaf":
+                self.breaks(f"it reads {name} of a tensor{_at(where)}")
+            elif value is not None and value.kind is ValueKind.INPUT:
+                self.leaves[value.index] = found
+            elif value is None or value.kind is ValueKind.CAPTURED:
+                self._own_reads.append(Read(ATTRIBUTE, tensor, name, found, where))
 
     def _made(self, outputs: Any) -> tuple[Value, ...]:
         """The values of the Tensors that a statement has made."""
@@ -183,114 +185,10 @@ class ProgramRecorder:
             self._add(statement_op(name, lambda *arrays: function(*arrays)), tensors, ())
             self.forget_captured()
 
-    def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
-        """The gradient of a tensor is set to None, by `forget`; of a captured leaf that is a statement, which needs no part of its own."""
-        known, node = self._find(tensor), tensor._node
-        if node is None or not node.is_leaf or (known is not None and known.kind is not ValueKind.CAPTURED):
-            self.acts("setting .grad", forget, tensor)
-            return
-        forget_here = functools.partial(forget, tensor)
-        with ModeScope(trace=None):
-            forget_here()
-        if self.broken is None:
-            self.has_called = True
-            self._add(statement_op("setting .grad", forget_here), (), ())
-
-    def looks_at_grad(self, leaf: Any, grad: TensorCore | None) -> None:
-        """The gradient of a leaf is read, or looked for: what follows may depend on its presence, as far as the call has not made it itself."""
-        if id(leaf) in self._leaves:
-            self.breaks("it reads the gradient of an argument")
-        before = self._before.pop(id(leaf), None)
-        if before is not None and _array_of(leaf.grad) is before[1]:
-            has = HasGradient(leaf)
-            self.guards.append((has, has.__dict__))
-        if grad is not None:
-            self._read[id(grad)] = leaf
-            self._alive.append(grad)
-
     def forget_captured(self) -> None:
         """Count captured Tensors that are used from here on as new values: their memory may have been written to."""
         self._values = {key: value for key, value in self._values.items() if value.kind is not ValueKind.CAPTURED}
         self._arrays = {key: value for key, value in self._arrays.items() if value.kind is not ValueKind.CAPTURED}
-
-    def acts(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function for its effect on what it knows by itself, such as an optimizer's step; a program calls it at every run.
-
-        Args:
-            name: of the effect, for people.
-            function: returns None or a Tensor; it is called with the other arguments, in which iterators become lists.
-        """
-        args, kwargs = _listed(args), _listed(kwargs)
-        call = self._call(function, args, kwargs)
-        with ModeScope(trace=None):
-            result = function(*args, **kwargs)
-        self._called(name, call, result, is_awaited=False)
-        return result
-
-    def applies(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], *, is_async: bool) -> Any:
-        """As `acts` and `awaits`, for a function that makes nodes of its own: a program calls it with its Tensors, in the graph."""
-        if is_async:
-            return self._awaited(name, function, args, {}, has_graph=True)
-        call = self._call(function, args, {})
-        with ModeScope(trace=None):
-            result = function(*args)
-        self._called(name, call, result, is_awaited=False, has_graph=True)
-        return result
-
-    def awaits(self, name: str, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
-        """As `acts`, for a function that returns a coroutine: a backward pass, or a step on the executor."""
-        _refuse_async_blocks(sys._getframe(2), self)
-        return self._awaited(name, function, _listed(args), _listed(kwargs))
-
-    async def _awaited(
-        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, has_graph: bool = False
-    ) -> Any:
-        call = self._call(function, args, kwargs)
-        with ModeScope(trace=None):
-            result = await function(*args, **kwargs)
-        self._called(name, call, result, is_awaited=True, has_graph=has_graph)
-        return result
-
-    def _call(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[RepeatedCall, tuple[Value, ...]] | None:
-        """The same call of other Tensors, and the values that it takes: all Tensors but leaves that are no argument.
-
-        Returns:
-            None if the recording is broken.
-        """
-        if self.broken is not None:
-            return None
-        taken: list[Value] = []
-
-        def place(tensor: TensorCore) -> Any:
-            node = tensor._node
-            known = self._find(tensor)
-            if node is not None and node.is_leaf and (known is None or known.kind is ValueKind.CAPTURED):
-                return tensor
-            taken.append(self._value_of(tensor))
-            return ArgumentPlace(len(taken) - 1)
-
-        args, kwargs = map_tree(place, (args, kwargs), TensorCore)
-        return RepeatedCall(function, args, kwargs, caller(function, args, kwargs)), tuple(taken)
-
-    def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
-        if call is None or self.broken is not None:
-            return
-        outputs = leaves_of(result, TensorCore)
-        others = [type(other).__name__ for other in others_in(result)]
-        if others:
-            self.breaks(f"{name} returns a {others[0]}")
-        for output in outputs:
-            if output._node is not None and not has_graph:
-                self.breaks(f"{name} returns a tensor that has a graph")
-            if self._find(output) is not None:
-                self.breaks(f"{name} returns one of its arguments")
-        if self.broken is None:
-            self.has_called = True
-            made = self._made(outputs)
-            repeated, values = call
-            self._statements.append(Statement(CalledOp(name, repeated, is_awaited=is_awaited), values, {}, None, made, None, *self._line()))
 
     def waits(self, place: str, line: str) -> None:
         """The function waits for something that a program cannot repeat.
@@ -307,7 +205,7 @@ class ProgramRecorder:
         self.breaks(f"{place} waits for something else than a pass")
         return None
 
-    def reads(self, tensor: TensorCore) -> None:
+    def reads_values(self, tensor: TensorCore) -> None:
         """The user's code reads the values of a tensor.
 
         Raises:
@@ -333,71 +231,33 @@ class ProgramRecorder:
             within = current_mode().trace is self and "it " in reason[:3]
             self.broken = f"{reason}: {quoted(*user_line())}" if within else reason
 
+    def made(self, tensor: TensorCore, source: Any = None) -> None:
+        """A Tensor was made in memory of its own, of numbers or by copying those of `source`; every call of the function makes one anew."""
+        self._created[id(tensor)] = tensor
+        if isinstance(source, np.ndarray):
+            operand(self.reads, source, self.watcher.where)
+
+    def make_again(self, base: TensorCore) -> None:
+        """A statement that makes a tensor anew which the function has made of numbers and now modifies or returns."""
+        numbers = np.copy(base._data)
+        known = self._find(base)
+        if known is not None:  # statements that have used it go on with what it was
+            self._tensors[known.index] = make(numbers)
+        self._made_by_rows.add(id(base))
+        self._add(statement_op("copy", numbers.copy), (), (base,))
+
     def was_array(self, tensor: TensorCore) -> bool:
         """True if a Tensor stands for an array among the arguments."""
         return any(tensor is each for each in self._of_arrays)
 
-    def called(self, module: Any) -> None:
-        """A module is called."""
-        if id(module) not in self.modules:
-            self.modules[id(module)] = (module, dict(module.__dict__))
-            self.guards += guards_of_module(module, self.guarded)
-
-    # ---------------------------------------------------------------- the program
-
-    def program(self, signature: str, outputs: list[TensorCore]) -> Program | None:
-        """The program of the call that returned `outputs`; None where it is `broken`.
-
-        Raises:
-            TraceError: again, where the function has caught it.
-        """
-        if self._refused is not None:
-            raise TraceError(self._refused)
-        found: list[Value] = []
-        mode = current_mode()
-        if (mode, mode.grad, mode.dtype) != self._mode:
-            self.breaks("it sets a mode for whoever calls it, such as the default dtype")
-        with ModeScope(trace=self):
-            for output in outputs:
-                refresh(output)
-        for output in outputs:
-            value = self._find(output)
-            if value is not None and value.records and output._node is None:
-                value = self._detached(value, output)
-            if value is None or value.kind is not ValueKind.COMPUTED or (output._node is not None) != value.records:
-                self.breaks("it returns a tensor that no row of it made")
-            elif output._x is not None and (output._x.retains is not None or self._is_input(base_of(output))):
-                self.breaks("it returns a view of an argument, or a tensor that retains its gradient")
-            elif value in found:
-                self.breaks("it returns one tensor twice")
-            else:
-                found.append(value)
-        for module, attributes in self.modules.values():
-            if fit_of(module, attributes) is not Fit.SAME:
-                self.breaks(f"{type(module).__name__}.forward changes an attribute of the module")
-        for tensor in self._alive:
-            if isinstance(tensor, TensorCore) and tensor._node is not None and tensor._node._seq > self._began and tensor._node._extra is not None:
-                if not tensor._node.is_leaf:
-                    self.breaks("it registers a hook on a tensor that it computes")
-        views, shares = views_among(outputs)
-        if shares:
-            self.breaks("it returns tensors that share memory")
-        program = Program(
-            signature, tuple(self._inputs), tuple(self._captured), tuple(self._tensors), tuple(self._statements), tuple(found), views,
-            self._shared(),
-        )
-        if program.device != "cpu" and not all(map(_is_for_device, self._statements)):
-            self.breaks(f"it computes on {program.device} and on the host")
-        return program if self.broken is None else None
-
-    def _shared(self) -> dict[str, frozenset[str]]:
-        """By name of a value, the names of all that share its version counter, as the views of one tensor do."""
-        groups: dict[int, set[str]] = {}
-        for tensor in self._alive:
-            value = self._values.get(id(tensor)) if isinstance(tensor, TensorCore) else None
-            if value is not None:
-                groups.setdefault(id(base_of(tensor)), set()).add(value.name)
-        return {name: frozenset(names) for names in groups.values() if len(names) > 1 for name in names}
+    def settle(self) -> tuple[list[Read], Read | None]:
+        """After the call: what its program depends on, and what of it the call has changed itself, if there is something."""
+        known = self.reads.tensors
+        reads, reason, moved = self.reads.settle(lambda tensor: id(tensor) not in known)
+        if reason is not None:
+            self.breaks(f"{reason.text}{_at(reason.where)}")
+        self._settle_tensors()
+        return [*reads, *self._own_reads], moved
 
     # ---------------------------------------------------------------- values
 
@@ -442,6 +302,8 @@ class ProgramRecorder:
             self.breaks("it uses a tensor that something other than a row has made")
         if any(self._arrays.get(id(base)) is not None for base in _bases(tensor._data)):
             self.breaks("it uses a view of a tensor that no row has made")
+        if node is not None and node.is_leaf:
+            self._keep_gradient(node)
         value = self._know(tensor, ValueKind.CAPTURED, len(self._captured))
         self._captured.append(value)
         self._tensors.append(tensor)
@@ -474,24 +336,14 @@ class ProgramRecorder:
             return array if known is None else known
         return Value(known.kind, known.index, known.shape, known.dtype, False, known.strides, known.device)
 
-    def _is_input(self, tensor: TensorCore) -> bool:
-        value = self._find(tensor)
-        return value is None or value.kind is not ValueKind.COMPUTED
+
+def _at(where: Any) -> str:
+    line = described(where)
+    return "" if line is None else f": {quoted(*line)}"
 
 
-def _is_for_device(statement: Statement) -> bool:
-    """True if a statement belongs to a program of a device: it computes from arrays there and numbers, or moves an array there."""
-    if not statement.is_row or (statement.op is ROWS["to_device"] and statement.is_on_device):
-        return True
-    return not any([value.device == "cpu" and value.shape for value in (*statement.arrays, *statement.outputs) if value is not None])
-
-
-def _listed(arguments: Any) -> Any:
-    """Arguments with lists in place of iterators, which can be used only once."""
-    return map_tree(list, arguments, Iterator)
-
-
-def _array_of(grad: Any) -> Any:
+def array_of(grad: Any) -> Any:
+    """The array of a gradient; None if there is none."""
     return grad._data if isinstance(grad, TensorCore) else grad
 
 
@@ -504,17 +356,7 @@ def _gradient_of(leaf: Any) -> Any:
     grad = leaf.grad
     if grad is None:
         raise TraceError(f"a compiled function reads the gradient of a leaf of shape {list(leaf.shape)}, which had one while it was recorded")
-    return _array_of(grad)
-
-
-def _refuse_async_blocks(frame: Any, recorder: ProgramRecorder) -> None:
-    """Break the recording where the functions that are running have an ``async with`` or ``async for``, whose effect would not be repeated."""
-    while frame is not None and frame.f_globals.get("__name__") != _AWAITING:
-        if not is_of_package(frame):
-            found = async_block(frame.f_code)
-            if found is not None:
-                recorder.waits(*described_line(frame.f_code.co_filename, found, frame.f_globals))
-        frame = frame.f_back
+    return array_of(grad)
 
 
 def _bases(array: Any) -> list[Any]:

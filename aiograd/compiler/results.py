@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.tensors.core import TensorCore, View, counter_of, extra_of, view_of
+from aiograd.tensors.core import TensorCore, View, base_of, counter_of, extra_of, view_of
 
-#: per result that is a view of another one: its place, that of the other, and how it is made
+#: per Tensor that is a view of another one: its place among the Tensors of a run, that of the other, and how it is made
 Views = tuple[tuple[int, int, View], ...]
 
 
@@ -20,27 +20,50 @@ def others_in(result: Any) -> list[Any]:
     return [] if result is None or isinstance(result, TensorCore) else [result]
 
 
-def views_among(outputs: list[TensorCore]) -> tuple[Views, bool]:
-    """The results that are views of others, and True if some share memory in another way."""
-    places = {id(output): place for place, output in enumerate(outputs)}
-    found: dict[int, tuple[int, int, View]] = {}
-    for place, output in enumerate(outputs):
-        view = view_of(output)
+def chain_of(tensor: TensorCore, known: list[TensorCore]) -> list[TensorCore]:
+    """The Tensors that lie between a view and the first known one that it is a view of; empty where there is none."""
+    found: list[TensorCore] = []
+    view = view_of(tensor)
+    while view is not None:
+        if any(view.parent is each for each in known):
+            return found
+        found.append(view.parent)
+        view = view_of(view.parent)
+    return []
+
+
+def views_among(tensors: list[TensorCore], count: int) -> tuple[Views, bool]:
+    """The views among the first `count` of some Tensors of others of them, and True if some share memory in another way."""
+    places = {id(tensor): place for place, tensor in enumerate(tensors)}
+    found: list[tuple[int, int, View]] = []
+    for place, tensor in enumerate(tensors[:count]):
+        view = view_of(tensor)
         if view is not None and id(view.parent) in places:
-            found[place] = place, places[id(view.parent)], view
-    pairs = [(place, other) for place in range(len(outputs)) for other in range(place)]
-    parents = {(place, parent) for place, parent, _ in found.values()}
-    others = [pair for pair in pairs if pair not in parents and pair[::-1] not in parents]
-    return tuple(found.values()), any(_share_memory(outputs[one]._data, outputs[other]._data) for one, other in others)
+            found.append((place, places[id(view.parent)], view))
+    related = {(place, parent) for place, parent, _ in found}
+    bases = [base_of(tensor) for tensor in tensors]
+    given = {id(base) for base in bases[count:]}
+    for place in range(count):
+        for other in (*range(place), *range(count, len(tensors))):
+            if bases[place] is bases[other] and (id(bases[place]) in given or (place, other) in related or (other, place) in related):
+                continue  # the version counter of an argument, or of the other one, tells of changes
+            if _share_memory(tensors[place]._data, tensors[other]._data):
+                return tuple(found), True
+    return tuple(found), False
 
 
-def relate(outputs: list[Any], views: Views) -> None:
-    """Make results views of others, as they were while recording."""
+def relate(tensors: list[Any], views: Views) -> None:
+    """Make Tensors of a run views of others, as they were while recording."""
     for place, parent, view in views:
         again = copy.copy(view)
-        again.parent, again.version = outputs[parent], counter_of(outputs[parent])[0]
-        outputs[place]._vc = outputs[parent]._vc
-        extra_of(outputs[place]).view = again
+        again.parent, again.version = tensors[parent], counter_of(tensors[parent])[0]
+        tensors[place]._vc = tensors[parent]._vc
+        extra_of(tensors[place]).view = again
+
+
+def returned(returns: tuple[tuple[int, bool], ...], tensors: list[Any]) -> list[Any]:
+    """The Tensors of a result, from the places of those of a run; detached where that is so."""
+    return [tensors[place].detach() if is_detached else tensors[place] for place, is_detached in returns]
 
 
 def _share_memory(one: Any, other: Any) -> bool:

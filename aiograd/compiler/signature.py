@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import sys
 from collections.abc import Iterator
 from dataclasses import fields
 from typing import Any
@@ -19,6 +20,8 @@ from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore, make, refresh
 
 _PLAIN = (int, float, str, type(None))
+#: packages whose classes say of values that they are equal
+_OF_VALUES = frozenset((*sys.stdlib_module_names, "numpy", "aiograd"))
 
 
 def signature_of(args: tuple[Any, ...], kwargs: dict[str, Any], inputs: list[TensorCore]) -> tuple[Any, ...]:
@@ -81,7 +84,28 @@ def _apart(value: Any) -> Any:
     params = getattr(value.__class__, "__dataclass_params__", None)
     if params is not None and params.frozen and params.eq:
         return value, _apart(tuple([getattr(value, each.name) for each in fields(value)]))
-    return value
+    cls = value.__class__
+    if cls.__eq__ is object.__eq__ or cls.__module__.partition(".")[0] in _OF_VALUES:
+        return value
+    return _Identity(value)
+
+
+class _Identity:
+    """Stands for an object that says by code of the user what it is equal to: that says nothing about its attributes."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Identity) and self.value is other.value
+
+    def __hash__(self) -> int:
+        return id(self.value)
+
+    def __repr__(self) -> str:
+        return repr(self.value)
 
 
 def shared_arrays(inputs: list[TensorCore]) -> tuple[int, ...]:

@@ -1,6 +1,7 @@
 """ArrayCode to text to functions: the only place of the compiler that calls ``compile``.
 
-The text is registered with `linecache`, so that tracebacks, debuggers and profilers show it. It consists of names made here and of rows' names.
+The text of a program is one file for `linecache`, so that tracebacks, debuggers and profilers show it. It consists of names made here and of rows'
+names.
 """
 
 from __future__ import annotations
@@ -26,20 +27,41 @@ _OUT_BY_NAME = (np.maximum, np.minimum)
 _numbers = itertools.count(1)
 
 
-def load(code: ArrayCode) -> tuple[Callable[..., Any], str]:
-    """The function, and its text."""
+class SourceFile:
+    """The text of a program, which grows by a function at a time; `linecache` knows it for as long as one of them lives.
+
+    Attributes:
+        name: of the file.
+        text: all of it.
+    """
+
+    def __init__(self) -> None:
+        self.name = f"<aiograd program {next(_numbers)}>"
+        self.text = ""
+        weakref.finalize(self, linecache.cache.pop, self.name, None).atexit = False
+
+    def add(self, text: str) -> int:
+        """Append a text after an empty line; returns the lines before it."""
+        if self.text:
+            self.text += "\n"
+        before = self.text.count("\n")
+        self.text += text
+        linecache.cache[self.name] = (len(self.text), None, self.text.splitlines(keepends=True), self.name)
+        return before
+
+
+def load(code: ArrayCode, file: SourceFile) -> Callable[..., Any]:
+    """The function, whose text is added to a file."""
     names = Names()
-    text = text_of(code, names)
-    return load_text(code.name, text, names), text
+    return load_text(code.name, text_of(code, names), names, file)
 
 
-def load_text(name: str, text: str, names: Names) -> Callable[..., Any]:
-    """The function `name` of a text, which `linecache` knows for as long as the function lives."""
-    file = f"<aiograd program {next(_numbers)}>"
-    exec(compile(text, file, "exec"), names.namespace)  # noqa: S102 - see the module
+def load_text(name: str, text: str, names: Names, file: SourceFile) -> Callable[..., Any]:
+    """The function `name` of a text that is added to a file."""
+    before = file.add(text)
+    names.namespace["__file__"] = file
+    exec(compile("\n" * before + text, file.name, "exec"), names.namespace)  # noqa: S102 - see the module
     function: Callable[..., Any] = names.namespace.pop(name)
-    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
-    weakref.finalize(function, linecache.cache.pop, file, None).atexit = False
     return function
 
 
@@ -150,7 +172,7 @@ class Names:
     """Names for the objects that a program's text refers to."""
 
     def __init__(self) -> None:
-        self.namespace: dict[str, Any] = {}
+        self.namespace: dict[str, Any] = {"__name__": __name__}
         self._known: dict[Any, str] = {}
         self._counts: dict[str, int] = {}
 

@@ -29,10 +29,9 @@ from typing import Any
 from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall
 from aiograd.compiler.node import statement_cost
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
-from aiograd.compiler.program_code import GuardedCode, ProgramCode, next_use
-from aiograd.compiler.results import relate
-from aiograd.compiler.surroundings import Guard
+from aiograd.compiler.program_code import GuardedCode, ProgramCode, finished, next_use
 from aiograd.compiler.updates import inlined_step, step_of
+from aiograd.compiler.watching.reads import Read
 from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.run.engine import current_engine
 from aiograd.engine.run.loop import check_can_run
@@ -57,7 +56,6 @@ class Part:
         code: of the rows; None for a call.
         takes, gives: places of the Tensors that it takes and makes, among those of the run.
         short: makes the call in a shorter way and returns True, see Note [Short ways]; None where there is none.
-        text: of the short way; empty without one.
     """
 
     statement: Statement | None
@@ -65,7 +63,6 @@ class Part:
     takes: tuple[int, ...]
     gives: tuple[int, ...]
     short: Callable[..., bool] | None = None
-    text: str = ""
 
 
 class StepCode(GuardedCode):
@@ -75,13 +72,13 @@ class StepCode(GuardedCode):
         name: of the function.
         program: its data.
         result: rebuilds what the function returns from its outputs.
-        guards, bound: see `GuardedCode`.
+        reads, guards: see `GuardedCode`.
     """
 
     def __init__(
-        self, name: str, program: Program, result: Callable[[list[Any]], Any], guards: list[Guard], bound: tuple[tuple[int, Any], ...] = ()
+        self, name: str, program: Program, result: Callable[[list[Any]], Any], reads: list[Read], *guards: Any
     ) -> None:
-        super().__init__(program, result, guards, bound)
+        super().__init__(program, result, reads, *guards)
         self.name = name
         #: by name of a value, its place among the Tensors of a run: the inputs first, then the captured ones
         self._places = {value.name: i for i, value in enumerate((*program.inputs, *program.captured))}
@@ -89,7 +86,6 @@ class StepCode(GuardedCode):
         self._parts = [self._part(rows, outputs) for rows, outputs in divided if outputs or not all(statement.is_row for statement in rows)]
         self._returns = [(self._places[value.name], value.records) for value in program.outputs]
         program.arena_bytes = sum([part.code.program.arena_bytes for part in self._parts if part.code is not None])
-        self._describe()
 
     @property
     def held_bytes(self) -> int:
@@ -102,7 +98,7 @@ class StepCode(GuardedCode):
         if isinstance(first.op, CalledOp):
             takes = tuple([places[value.name] for value in first.arrays if value is not None])
             gives = tuple([places.setdefault(value.name, len(places)) for value in first.outputs])
-            return Part(first, None, takes, gives, *_short_way(first))
+            return Part(first, None, takes, gives, self._short_way(first))
         made = {value for statement in statements for value in statement.outputs}
         names = {value.name for value in made}
         inputs: dict[Value, Value] = {}
@@ -115,24 +111,25 @@ class StepCode(GuardedCode):
         own = inputs | captured
         moved = tuple([_moved(statement, own) for statement in statements])
         tensors = tuple([program.tensors[value.index] for value in captured])
-        part = Program(program.signature, tuple(inputs.values()), tuple(captured.values()), tensors, moved, outputs, (), program.shared)
+        given = tuple(inputs.values()), tuple(captured.values())
+        part = Program(program.signature, *given, tensors, moved, outputs, shared=program.shared, file=program.file)
         takes = tuple([places[value.name] for value in inputs])
         gives = tuple([places.setdefault(value.name, len(places)) for value in outputs])
         return Part(None, ProgramCode(self.name, part, list, []), takes, gives)
 
-    def _describe(self) -> None:
-        """Put the text of all parts together, as it is now."""
-        texts = []
-        for part in self._parts:
-            if part.code is not None:
-                texts.append(part.code.program.source)
-            elif (called := part.statement) is not None:
-                awaits = "await " if called.op.is_awaited else ""  # type: ignore[attr-defined]
-                given = ", ".join([value.name for value in called.outputs])
-                taken = ", ".join([value.name for value in called.arrays if value is not None])
-                made = f"# {given}{' = ' if given else ''}{awaits}{called.op.name}({taken})  # {called.place}: {called.line}\n"
-                texts.append(part.text or made)
-        self.program.source = "\n\n".join(texts)
+    def _short_way(self, statement: Statement) -> Callable[..., bool] | None:
+        """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to that of the program."""
+        optimizer = step_of(statement.op.repeated.function, statement.op.repeated.args)  # type: ignore[attr-defined]
+        if optimizer is not None:
+            step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file)
+            if step is not None:
+                return step
+        awaits = "await " if statement.op.is_awaited else ""  # type: ignore[attr-defined]
+        given = "".join([f"{value.name}, " for value in statement.outputs])[:-2]
+        taken = ", ".join([value.name for value in statement.arrays if value is not None])
+        text = f"{given}{' = ' if given else ''}{awaits}{statement.op.name}({taken})"
+        self.program.file.add(f"# {text}  # {statement.place}: {statement.line}\n")
+        return _short_pass(statement)
 
     # ---------------------------------------------------------------- running
 
@@ -213,31 +210,22 @@ class StepCode(GuardedCode):
         for i, records in self._returns:
             tensor = tensors[i]
             outputs.append(tensor if records or tensor._node is None else make(tensor._data, shared_with=tensor))
-        if self.program.views:
-            relate(outputs, self.program.views)
-        return self.result(outputs)
-
-    @property
-    def text_program(self) -> Program:
-        """The program, with the text of all its parts."""
-        self._describe()
-        return self.program
+        return finished(self, outputs, list(tensors[: len(self.program.inputs) + len(self.program.captured)]))
 
 
-def _short_way(statement: Statement) -> tuple[Callable[..., bool] | None, str]:
-    """The short way of a call and its text. See Note [Short ways]."""
+def _short_pass(statement: Statement) -> Callable[..., bool] | None:
+    """The short way of a pass from one output; None for any other call."""
     call: RepeatedCall = statement.op.repeated  # type: ignore[attr-defined]
-    if call.function is backward and len(statement.arrays) == 1:
-        (value,) = statement.arrays
-        tensors, grads = call.args
-        options = dict(call.kwargs)
-        keep_graph = bool(options.pop("retain_graph"))
-        seed = None if value is None or value.shape != () or value.device != "cpu" else ONE.get(value.dtype.num)
-        if tensors.__class__ is ArgumentPlace and grads is None and seed is not None and not any(options.values()):
-            return functools.partial(_pass_at_once, seed, keep_graph), ""
-    optimizer = step_of(call.function, call.args)
-    found = None if optimizer is None else inlined_step(optimizer, f"{statement.place}: {statement.line}")
-    return (None, "") if found is None else found
+    if call.function is not backward or len(statement.arrays) != 1:
+        return None
+    (value,) = statement.arrays
+    tensors, grads = call.args
+    options = dict(call.kwargs)
+    keep_graph = bool(options.pop("retain_graph"))
+    seed = None if value is None or value.shape != () or value.device != "cpu" else ONE.get(value.dtype.num)
+    if tensors.__class__ is not ArgumentPlace or grads is not None or seed is None or any(options.values()):
+        return None
+    return functools.partial(_pass_at_once, seed, keep_graph)
 
 
 def _pass_at_once(seed: Any, keep_graph: bool, tensor: Any) -> bool:

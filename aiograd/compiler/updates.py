@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiograd import tracing
-from aiograd.compiler.source import Names, load_text
+from aiograd.compiler.source import Names, SourceFile, load_text
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.optim.adam import Adam, AdamW
 from aiograd.optim.optimizer import Optimizer
@@ -34,17 +34,18 @@ class _NotKnown(Exception):
     """The step is to be called."""
 
 
-def inlined_step(optimizer: Any, comment: str) -> tuple[Inlined, str] | None:
-    """A function that does what ``optimizer.step()`` does, and its text; None where there is none. See the module's Note.
+def inlined_step(optimizer: Any, comment: str, file: SourceFile) -> Inlined | None:
+    """A function that does what ``optimizer.step()`` does; None where there is none. See the module's Note.
 
     Args:
         optimizer: that has taken a step.
         comment: the user's line.
+        file: that its text is added to.
     """
     if type(optimizer) not in (SGD, Adam, AdamW) or sum(len(group["params"]) for group in optimizer.param_groups) > MOST:
         return None
     try:
-        return _Text(optimizer, comment).load()
+        return _Text(optimizer, comment).load(file)
     except _NotKnown:
         return None
 
@@ -59,8 +60,8 @@ class _Text:
         self._writes: list[str] = []
         self._count = 0
 
-    def load(self) -> tuple[Inlined, str]:
-        """The function, and its text."""
+    def load(self, file: SourceFile) -> Inlined:
+        """The function, whose text is added to a file."""
         groups = self._optimizer.param_groups
         names = "".join([f"group{i}, " for i in range(len(groups))])
         self._checks += [f"    with {self._of('optimizer', self._optimizer)}._lock:", "      try:"]
@@ -69,7 +70,7 @@ class _Text:
             self._group(number, group)
         self._checks += ["      except (ValueError, KeyError): return False", "      optimizer._knows_gradients = True"]
         text = "\n".join([*self._checks, *self._writes, "      return True"]) + "\n"
-        return load_text("step", text, self._names), text
+        return load_text("step", text, self._names, file)
 
     def _of(self, name: str, thing: Any) -> str:
         return self._names.of(name, thing)

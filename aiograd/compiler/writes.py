@@ -6,6 +6,8 @@ Note [In place, in a program without places]
     anew when it is used next. That is the graph that the eager function records (Note [Modifying a view] in `aiograd.tensors.inplace`), so the
     bits are the same.
 
+    A tensor that the function has made of numbers (`aiograd.zeros`) is copied first, since every call makes one anew.
+
     A tensor from elsewhere (a parameter that is updated by hand, a buffer, a gradient) is really written to, by a statement that is no row. After it
     every captured tensor counts as another value, since its memory may have changed.
 """
@@ -19,7 +21,7 @@ import numpy as np
 
 from aiograd.compiler.effects import statement_op
 from aiograd.compiler.program import ValueKind
-from aiograd.compiler.recording import ProgramRecorder
+from aiograd.compiler.recorded_calls import CallRecorder
 from aiograd.errors import ModifiedError
 from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS
@@ -29,7 +31,7 @@ from aiograd.tensors.record import call
 from aiograd.trees import map_tree
 
 
-class WriteRecorder(ProgramRecorder):
+class WriteRecorder(CallRecorder):
     """A recorder that follows modifications in place. See the module's Note."""
 
     def modifies(
@@ -82,7 +84,13 @@ class WriteRecorder(ProgramRecorder):
             return
         known = self._find(base) or self._gradient(base)
         records = current_mode().grad and (base._node is not None or tensor._node is not None or any(o._node is not None for o in operands))
-        if known is None or known.kind is ValueKind.CAPTURED or id(base) in self._gradients:
+        if id(base) in self._created and (known is None or known.kind is ValueKind.CAPTURED):
+            self.make_again(base)
+            self._compute(tensor, compute)
+        elif known is None or known.kind is ValueKind.CAPTURED or id(base) in self._gradients:
+            if known is None and id(base) not in self.reads.tensors:
+                self.breaks("it modifies a tensor in place whose memory others may share")
+                return
             if records:
                 self.breaks("it modifies a captured tensor in place, in the graph")
                 return

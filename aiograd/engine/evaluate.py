@@ -293,7 +293,7 @@ def annotate(error: BaseException, task: GraphTask, node: Node | None) -> None:
     if node is None:
         error.add_note(f"in a final callback of graph task {task.id}")
         return
-    where = f"in the backward of {node.name} (sequence number {node._seq}) of graph task {task.id}"
+    where = f"in the backward of {node.name} (sequence number {node.sequence_nr}) of graph task {task.id}"
     lines = [f"{where}, recorded at {line}" if (line := getattr(node, "forward_line", None)) else where]
     if task.anomaly is not None:
         stacks = _forward_stacks(node)

@@ -32,7 +32,7 @@ from aiograd.engine.staged_commit import Keeper, StagedCommit
 from aiograd.errors import ArgumentError, GraphError, GraphFreedError, UnusedInputError
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
 from aiograd.graph.boundary import to_array, to_tensor
-from aiograd.graph.node import Node, ReleasedVariables
+from aiograd.graph.node import Node, ReleasedVariables, expand_programs
 from aiograd.graph.reducing import LEAF_REDUCERS, CommitGuard
 from aiograd.graph.running import CURRENT
 from aiograd.types import Array
@@ -96,6 +96,8 @@ class GraphTask:
         hooks: PassHooks | None = None,
     ) -> None:
         self.id = _next_id()
+        if create_graph or anomaly is not None:
+            expand_programs([node for node, _ in roots])
         if plan is None:
             if inputs is None:
                 plan = BackwardPlan(roots, seeds)

@@ -14,6 +14,9 @@ from aiograd.errors import GraphError
 from aiograd.graph.node import Node
 from aiograd.types import Array
 
+#: more than the edges that a node has
+_EDGES = 1 << 32
+
 
 class Ledger:
     """Dependencies, input buffers and ready nodes of one pass that is not swept.
@@ -76,7 +79,7 @@ class Ledger:
                 for index, child in enumerate(node.next_nodes):
                     if child is not None and (child.is_leaf or child._seq < last):
                         arrived[child] = arrived.get(child, 0) + 1
-                        latest[child] = max(latest.get(child, -(1 << 128)), index - (node._seq << 32))
+                        latest[child] = max(latest.get(child, -(1 << 128)), index - int(node._seq * _EDGES))
         for visited, (node, count) in enumerate(arrived.items(), 1):
             if not visited % DISCOVER_STRIDE:
                 yield

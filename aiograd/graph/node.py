@@ -53,6 +53,9 @@ class EdgeEdits:
 
 EDGE_EDITS = EdgeEdits()
 
+#: classes of nodes that stand for many rows, once there is one; see `expand_programs`
+PROGRAM_NODES: list[type[Node]] = []
+
 
 class Edge(NamedTuple):
     """Input `input_nr` of `node`; ``Edge(None, 0)`` leads nowhere."""
@@ -129,6 +132,7 @@ class Node:
     _topological_nr: int
     next_nodes: tuple[Node | None, ...]
     next_nrs: tuple[int, ...]
+    #: of a node that is made later, behind another one, a fraction between two numbers of the counter
     _seq: int
     _extra: NodeExtra | None
 
@@ -205,7 +209,7 @@ class Node:
         extra = self._extra
         if extra is not None and extra.priority is not None:
             return extra.priority
-        return self._seq
+        return int(self._seq)
 
     def set_sequence_nr(self, number: int) -> None:
         """Give the node another priority. The order in which gradients are summed does not change.
@@ -413,6 +417,17 @@ class Node:
             self.extra.prehooks = HookDict()
         return self.extra.prehooks.add(hook)
 
+    def place_of(self, input_nr: int) -> tuple[Node | None, int]:
+        """The node and input at which all gradients of an input arrive: this one, but for a node that only hands them on.
+
+        Args:
+            input_nr: number of the input.
+
+        Returns:
+            The node and the number of its input.
+        """
+        return self, input_nr
+
     def tensor_hooks(self, input_nr: int) -> HookDict:
         """Hooks on the tensor whose gradient arrives at this input.
 
@@ -451,3 +466,25 @@ def as_edge(edge: Edge | tuple[Node | None, int] | None) -> Edge:
 def _check_callable(hook: object, what: str) -> None:
     if not callable(hook):
         raise ArgumentTypeError(f"{what}: expected a callable, found {type(hook).__name__}")
+
+
+def expand_programs(roots: Iterable[Node]) -> None:
+    """Replace every node of a graph that stands for many rows by the nodes of these rows.
+
+    For a pass that records a graph, and for one that is to name the operation of an error (anomaly mode).
+
+    Args:
+        roots: where the graph begins.
+    """
+    if not PROGRAM_NODES:
+        return
+    stack: list[Node] = list(roots)
+    seen: set[Node] = set(stack)
+    while stack:
+        node = stack.pop()
+        if node.is_program:
+            node.expand()  # type: ignore[attr-defined]
+        for child in node.next_nodes:
+            if child is not None and child not in seen:
+                seen.add(child)
+                stack.append(child)

@@ -26,7 +26,6 @@ from aiograd import notebook
 from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.hooks import HookDict, RemovableHandle
-from aiograd.modes import current_mode
 from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, register
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors import inplace
@@ -50,6 +49,13 @@ class Module:
     """
 
     training: bool = True
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        """A module that is set to training; an attribute from the beginning, so that `train` and `eval` set it and add none."""
+        module = super().__new__(cls)
+        object.__setattr__(module, "training", cls.training)
+        return module
+
     #: names of the attributes that are buffers, and whether they belong to the state
     _buffer_names: Mapping[str, bool] = MappingProxyType({})
     #: hooks before and after ``forward``, once there is one
@@ -68,9 +74,6 @@ class Module:
         raise NotImplementedError(f"{type(self).__name__} defines no forward(): define it, as `def` or `async def`")
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        trace = current_mode().trace
-        if trace is not None:
-            trace.called(self)
         try:
             if self._forward_hooks:
                 return call_with_hooks(self, self.forward, self._forward_hooks, args, kwargs)

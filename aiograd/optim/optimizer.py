@@ -29,6 +29,7 @@ import numpy as np
 
 from aiograd import tracing
 from aiograd.array_functions.creation import zeros_like
+from aiograd.caller import is_awaited, type_found
 from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.kernels.pool import KernelBatch
@@ -162,8 +163,13 @@ class Optimizer:
                 parameter, in order, as `aiograd.grad` returns them. A parameter whose gradient is missing or None is not updated.
 
         Raises:
-            ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters; none has changed.
+            ArgumentError, ArgumentTypeError: `gradients` do not fit the parameters, or the call is awaited; no parameter has changed.
         """
+        if is_awaited():
+            raise ArgumentTypeError(
+                f"await {type(self).__name__}.step(): this step is not awaited, and has not been taken: leave out `await`, or use "
+                "`await optimizer.astep()`. Awaited are the steps of LBFGS, dist.DistributedOptimizer and dist.ZeroRedundancyOptimizer"
+            )
         trace = current_mode().trace
         if trace is not None:
             trace.acts("step", Optimizer.step, self, gradients)
@@ -222,7 +228,7 @@ class Optimizer:
         if not isinstance(gradients, Sequence) or isinstance(gradients, (str, TensorCore)):
             raise ArgumentTypeError(
                 f"{name}.step(gradients): expected a mapping by parameter or a sequence with one gradient per parameter, found "
-                f"{type(gradients).__name__}"
+                f"{type_found(gradients)}"
             )
         params = [p for group in self.param_groups for p in group["params"]]
         if len(gradients) != len(params):

@@ -348,6 +348,36 @@ async def results_that_share_memory_with_what_is_saved(wrap: Any, log: Any, t: A
                 log(error)
 
 
+async def results_that_are_arguments_or_views_of_them(wrap: Any, log: Any, t: Any) -> None:
+    weight, buffer = t(2, 3, grad=True), t(3)
+    functions = (
+        lambda x: x, lambda x: (x, x), lambda x: x.reshape(-1), lambda x: x.T[1:], lambda x: (x[0], x[1:], x.mT), lambda x: (x * 2, x.exp()[1:]),
+        lambda x: x.detach(), lambda x: (x.detach(), x), lambda x: weight, lambda x: (weight[1], weight.T * x.T), lambda x: (buffer[1:], x * buffer),
+        lambda x: (x[0] ** 2, x[0]), lambda x: x.contiguous(), lambda x: ag.zeros(2), lambda x: (ag.ones(2), x.new_zeros(2)),
+        lambda x: {"a": [x.T, None]},
+        lambda x: ag.broadcast_to(x, (2, 2, 3)), lambda x: x.reshape(3, 2).reshape(6)[::2],
+    )  # fmt: skip
+    for number, function in enumerate(functions):
+        f = wrap(function)
+        for change in range(6):
+            weight.grad = None
+            x = t(2, 3, grad=change % 2 == 0) * 1
+            result = f(x)
+            results = ag.trees.leaves_of(result, ag.Tensor)
+            log(result, [each is x for each in results], [each is weight for each in results])
+            if change > 2 and not any(each.requires_grad for each in results) and number != 16:
+                for each in results:
+                    each += 1.0
+                log(result, x, buffer)
+            if change > 2 and results[0].requires_grad and results[0] is not weight and not results[0].is_leaf:
+                try:
+                    results[0].mul_(2.0)
+                    await (results[0] * x.sum()).sum().backward()
+                except ag.errors.AiogradError as error:
+                    log(error)
+            log(result, x, weight)
+
+
 async def results_of_a_step_that_share_memory(wrap: Any, log: Any, t: Any) -> None:
     weight = t(4, grad=True)
 
@@ -362,6 +392,65 @@ async def results_of_a_step_that_share_memory(wrap: Any, log: Any, t: Any) -> No
         with ag.no_grad():
             one.mul_(2.0)
         log(one, other, weight)
+
+
+def _added(x: Any, made: Any) -> Any:
+    made += x
+    return made * 1.0
+
+
+def _assigned(x: Any, made: Any) -> Any:
+    made[:] = x
+    made[0] = 7.0
+    for i in range(2):
+        made[i] += x[i] * i
+    return made * 1.0
+
+
+def _used_before(x: Any, made: Any) -> Any:
+    view, before = made[1:], made * 3.0
+    view += x[1:]
+    return made + before + view.sum()
+
+
+def _without_gradients(x: Any, made: Any) -> Any:
+    with ag.no_grad():
+        made += x
+    return made * x
+
+
+async def tensors_that_are_made_and_modified(wrap: Any, log: Any, t: Any) -> None:
+    makers = (
+        lambda x: ag.zeros(3, dtype=ag.float64), lambda x: ag.tensor([1.0, 2.0, 3.0]), lambda x: ag.full(3, 2.0), lambda x: ag.eye(3)[1],
+        lambda x: ag.empty(3).fill_(2.0), lambda x: ag.asarray([1.0, 2.0, 3.0]), lambda x: ag.zeros_like(x), lambda x: x.new_zeros(3),
+        lambda x: ag.arange(3.0),
+    )  # fmt: skip
+    for make in makers:
+        for modify in (_added, _assigned, _used_before, _without_gradients):
+            f = wrap(lambda x, make=make, modify=modify: modify(x, make(x)))
+            for grad in (False, True, False, True, True):
+                x = t(3, grad=grad)
+                result = f(x)
+                log(result)
+                if result.requires_grad:
+                    await result.sum().backward()
+                    log(x)
+
+
+def arrays_that_change_in_place(wrap: Any, log: Any, t: Any) -> None:
+    array, integers, single, large = np.arange(3.0), np.arange(3), np.ones(3, np.float32), np.ones(5000)
+    for function in (
+        lambda x: x * array, lambda x: x * integers, lambda x: x * single, lambda x: x * ag.tensor(array), lambda x: x * ag.asarray(array),
+        lambda x: x * ag.asarray(array, dtype=np.float32), lambda x: ag.stack([ag.asarray(array), x]) * 1, lambda x: x * ag.tensor(large).sum(),
+        lambda x: x * np.add(array, single), lambda x: x * array.max(), lambda x: x * np.asarray(array[::2]).sum(),
+        lambda x: ag.where(array > 1.0, x, 0.0),
+    ):  # fmt: skip
+        f = wrap(function)
+        array[:], integers[:], single[:], large[:] = np.arange(3), np.arange(3), 1.0, 1.0
+        for change in range(5):
+            if change > 2:
+                array[1], integers[1], single[1], large[7] = change, change, change, change
+            log(f(t(3)))
 
 
 # ---------------------------------------------------------------- effects
@@ -527,8 +616,9 @@ SCENARIOS = [
     an_argument_that_is_captured, a_parameter_as_an_argument, an_array_as_an_argument_that_is_captured, objects_among_the_arguments,
     tuples_and_dicts_of_other_classes, arrays_of_subclasses, numbers_that_are_equal_but_not_the_same, arguments_that_the_function_changes,
     globals_of_functions_within, containers_and_defaults, parts_of_modules, forward_hooks, masks, counts_of_repetitions,
-    results_that_share_memory, results_that_share_memory_with_what_is_saved, results_of_a_step_that_share_memory, modes_that_are_set,
-    random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for, gradients_of_captured_leaves_and_of_arguments, refusals,
+    results_that_share_memory, results_that_are_arguments_or_views_of_them, results_that_share_memory_with_what_is_saved,
+    results_of_a_step_that_share_memory, modes_that_are_set, random_numbers_that_are_not_plain_draws, gradients_that_are_looked_for,
+    gradients_of_captured_leaves_and_of_arguments, refusals, tensors_that_are_made_and_modified, arrays_that_change_in_place,
     floating_point_errors, hooks_of_leaves, options_that_a_step_sets, an_optimizer_of_one_call,
 ]  # fmt: skip
 

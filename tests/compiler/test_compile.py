@@ -236,10 +236,8 @@ async def test_what_a_program_cannot_repeat_runs_eagerly_with_the_right_result()
         (writes, "modifies an argument in place"),
         (overwrites, "that its backward needs"),
         (hooks, "registers a hook"),
-        (lambda x: x, "no row of it made"),
-        (lambda x: x.reshape(-1), "view of an argument"),
         (lambda x: x * ag.tensor(x.detach()), "copies a tensor"),
-        (lambda x: (lambda y: (y, y))(x * 2)[0:2], "returns one tensor twice"),
+        (lambda x: (lambda y: (y, y.detach()))(x * 2), "returns one tensor twice"),
     ):
         compiled = ag.compile(function)
         for _ in range(3):
@@ -590,6 +588,8 @@ async def test_the_program_can_be_read() -> None:
     assert program.signature == "float32[3, 2] requires grad" and [each.op.name for each in program.statements] == ["matmul", "tanh"]
     assert "v1 = tanh(v0)  # test_compile.py" in program.source and "the line" in program.source and "def backward(saved, grads):" in program.source
     assert "matmul" in str(program) and "24" in str(program)
+    (name,) = {layer._all()[0].forward.__code__.co_filename, *(each.__code__.co_filename for each in layer._all()[0].backwards.values())}
+    assert "".join(linecache.getlines(name)) == program.source
     dot, svg = program.dot(), program.svg()
     assert dot.startswith("digraph program {") and dot.count("->") == 4 and 'label="tanh' in dot
     assert svg.startswith("<svg") and "<title>Program: 5 nodes</title>" in svg and ">3×2 float32<" in svg

@@ -19,7 +19,7 @@ from aiograd.compiler.passes.layouts import with_equal_layouts
 from aiograd.compiler.passes.products import with_products_by_dot
 from aiograd.compiler.passes.reuse import with_memory_reused
 from aiograd.compiler.passes.slices import with_slices_joined
-from aiograd.compiler.source import load
+from aiograd.compiler.source import Names, SourceFile, load, text_of
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.ops import ROWS
 from aiograd.ops.special import sigmoid
@@ -42,7 +42,7 @@ def traced(function: Callable[..., Any], *arrays: Any) -> ArrayCode:
 
 
 def run(code: ArrayCode, *arrays: Any) -> Any:
-    return load(code)[0](*arrays)
+    return load(code, SourceFile())(*arrays)
 
 
 def names(code: ArrayCode) -> list[str]:
@@ -81,7 +81,7 @@ def test_calls_of_constants_are_done_once_and_numbers_become_arrays() -> None:
     code = ArrayCode("f", (x.ref,), tuple(tracer.calls), (result.ref, seen.ref))
     found = with_constants(code)
     assert names(found) == ["zeros", "add", "multiply"] and isinstance(found.calls[2].arguments[1], np.ndarray)
-    function = load(found)[0]
+    function = load(found, SourceFile())
     first, second = function(x.value), function(x.value)
     assert bits(first) == bits(second) == bits([x.value * np.float32(0.1), np.zeros(3, np.float32)])
     assert first[1] is not second[1]
@@ -252,7 +252,7 @@ def test_random_code_keeps_its_bits(start: int) -> None:
             warnings.simplefilter("ignore")
             expected = program(Random(seed), list(other))
             kept = [array.copy() for array in other]
-            function = load(optimized(code))[0]
+            function = load(optimized(code), SourceFile())
             found = function(*other)
             assert bits(found) == bits(expected), seed
             assert all(map(np.array_equal, other, kept)), seed
@@ -263,10 +263,10 @@ def test_random_code_keeps_its_bits(start: int) -> None:
 def test_every_pass_leaves_its_argument_as_it_is() -> None:
     arrays = [drawn(3, 4), drawn(4, 3), drawn(3, 3), drawn(4)]
     code = traced(lambda *arrays: program(Random(3), list(arrays)), *arrays)
-    before = load(code)[1]
+    before = text_of(code, Names())
     for each in PASSES:
         each(code)
-        assert load(code)[1] == before
+        assert text_of(code, Names()) == before
 
 
 # -------------------------------------------------------------------- what can be traced
@@ -275,7 +275,7 @@ def test_every_pass_leaves_its_argument_as_it_is() -> None:
 def test_errors_are_handled_as_the_function_handles_them() -> None:
     x = np.array([-200.0, 1.0], np.float32)
     code = optimized(traced(lambda x: sigmoid(x) + sigmoid(x * 2), x))
-    text = load(code)[1]
+    text = text_of(code, Names())
     regions = [line for line in text.splitlines() if "with errstate(" in line]
     assert len(regions) == 2 and all("over='ignore'" in line for line in regions) and "negative" in text
     with np.errstate(all="raise", under="ignore"):

@@ -365,3 +365,26 @@ async def test_views_modified_in_place_are_pruned_per_pass() -> None:
     await z.backward()
     same(x.grad, [5.0, 10.0, 100.0])
     same(w.grad, [1.0])
+
+
+def cost(x: Any) -> Any:
+    return (x * x).sum()
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda x: ag.grad(cost)(x), r"found function.*`await ag.grad\(cost\(x\), \[x\]\)`, or `await ag.value_and_grad\(cost, x\)`"),  # type: ignore[operator]
+        (lambda x: ag.grad(cost, 0)(x), r"value_and_grad\(cost, x\)"),  # type: ignore[operator]
+        (lambda x: ag.grad(cost, [x]), r"value_and_grad\(cost, x\)"),
+        (lambda x: ag.grad([cost], [x]), "element 0 is a function"),
+        (lambda x: ag.grad(lambda x: x), r"value_and_grad\(f, x\)"),
+        (lambda x: ag.grad(ag.nn.Linear(1, 1), [x]), r"found Linear.*value_and_grad\(f, x\)"),
+        (lambda x: ag.backward(cost), r"value_and_grad\(cost, x\)"),
+        (lambda x: ag.grad(cost(x)), r"the inputs are missing.*await ag.grad\(loss, \[x\]\)"),
+        (lambda x: ag.grad(cost(x), None), "the inputs are missing"),
+    ],
+)
+async def test_a_function_in_place_of_what_it_returns_is_refused_and_told_how(call: Any, words: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=words):
+        call(leaf([1.0]))

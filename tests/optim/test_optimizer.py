@@ -419,3 +419,38 @@ def test_large_parameters_are_updated_in_one_job_but_those_that_may_share_memory
         p.grad = ag.ones_like(p)
     optimizer(parameters, lr=0.1).step()
     assert (parts, alone) == (sizes, [100_005])
+
+
+# ---- an await too many
+
+
+@pytest.mark.parametrize("optimizer_class", [ag.optim.SGD, ag.optim.Adam, ag.optim.AdamW])
+async def test_a_step_that_is_awaited_is_not_taken_and_says_which_are_awaited(optimizer_class: Any) -> None:
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    optimizer = optimizer_class([x], lr=0.1)
+    for _ in range(20):  # instructions that have run often are specialised
+        with pytest.raises(ArgumentTypeError, match=r"leave out `await`.*await optimizer.astep\(\).*LBFGS.*DistributedOptimizer"):
+            await optimizer.step([ag.ones(2)])
+        with pytest.raises(ArgumentTypeError, match="not awaited"):
+            await optimizer.step(*([ag.ones(2)],), **{})
+    assert x.tolist() == [1.0, 2.0] and not optimizer.state
+    optimizer.step([ag.ones(2)])
+    taken = [optimizer.step([ag.ones(2)]), optimizer.step(gradients=[ag.ones(2)])]
+    await optimizer.astep([ag.ones(2)])
+    assert taken == [None, None] and x.tolist() != [1.0, 2.0]
+
+
+async def test_an_awaited_step_says_so_in_a_compiled_function_too() -> None:
+    x = ag.tensor([1.0], requires_grad=True)
+    optimizer = ag.optim.SGD([x], lr=0.1)
+
+    @ag.compile
+    async def train() -> ag.Tensor:
+        loss = (x * x).sum()
+        await loss.backward()
+        await optimizer.step()
+        return loss
+
+    with pytest.raises(ArgumentTypeError, match="leave out `await`"):
+        await train()
+    assert x.tolist() == [1.0]

@@ -32,7 +32,7 @@ def run(main: Coroutine[Any, Any, Any], *, debug: bool | None = None, tune_gc: b
     if not asyncio.iscoroutine(main):
         raise ArgumentTypeError(f"ag.run: expected a coroutine, as in ag.run(main()), found {type(main).__name__}")
     if loop_is_running():
-        name = getattr(main, "__name__", "main")
+        name = getattr(main, "__qualname__", "main")[:].rpartition(".")[2]
         main.close()
         raise LoopError(f"ag.run({name}()) inside a running event loop, such as a notebook's: use `await {name}()`")
     if tune_malloc:

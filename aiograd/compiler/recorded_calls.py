@@ -1,0 +1,150 @@
+"""CallRecorder: what a recording does about gradients that are read or forgotten, and about calls between rows: passes, optimizers' steps."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable, Coroutine, Iterator
+from typing import Any
+
+from aiograd.compiler.effects import ArgumentPlace, CalledOp, RepeatedCall, caller, statement_op
+from aiograd.compiler.lines import async_block, described_line, is_of_package, user_line
+from aiograd.compiler.program import Statement, Value, ValueKind
+from aiograd.compiler.recording import ProgramRecorder, array_of
+from aiograd.compiler.results import others_in
+from aiograd.compiler.watching.kinds import HAS_GRADIENT
+from aiograd.compiler.watching.reads import Read
+from aiograd.modes import ModeScope
+from aiograd.tensors.core import TensorCore
+from aiograd.trees import leaves_of, map_tree
+
+_AWAITING = "aiograd.compiler.awaiting"
+
+
+class CallRecorder(ProgramRecorder):
+    """A recorder that follows calls between rows."""
+
+    def forgets_grad(self, tensor: TensorCore, forget: Callable[[TensorCore], None]) -> None:
+        """The gradient of a tensor is set to None, by `forget`; of a captured leaf that is a statement, which needs no part of its own."""
+        known, node = self._find(tensor), tensor._node
+        if node is not None and node.is_leaf:
+            self._keep_gradient(node)
+        if node is None or not node.is_leaf or (known is not None and known.kind is not ValueKind.CAPTURED):
+            self.acts("setting .grad", forget, tensor)
+            return
+        forget_here = functools.partial(forget, tensor)
+        with ModeScope(trace=None):
+            forget_here()
+        if self.broken is None:
+            self.has_called = True
+            self._add(statement_op("setting .grad", forget_here), (), ())
+
+    def looks_at_grad(self, leaf: Any, grad: TensorCore | None) -> None:
+        """The gradient of a leaf is read, or looked for: what follows may depend on its presence, as far as the call has not made it itself."""
+        if id(leaf) in self._leaves:
+            self.breaks("it reads the gradient of an argument")
+        self._keep_gradient(leaf)
+        if array_of(leaf.grad) is self._before[id(leaf)][1]:
+            self._own_reads.append(Read(HAS_GRADIENT, leaf, None, leaf.grad is not None, self.watcher.where))
+        if grad is not None:
+            self._read[id(grad)] = leaf
+            self._alive.append(grad)
+
+    def acts(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a function for its effect on what it knows by itself, such as an optimizer's step; a program calls it at every run.
+
+        Args:
+            name: of the effect, for people.
+            function: returns None or a Tensor; it is called with the other arguments, in which iterators become lists.
+        """
+        args, kwargs = _listed(args), _listed(kwargs)
+        call = self._call(function, args, kwargs)
+        with ModeScope(trace=None):
+            result = function(*args, **kwargs)
+        self._called(name, call, result, is_awaited=False)
+        return result
+
+    def applies(self, name: str, function: Callable[..., Any], args: tuple[Any, ...], *, is_async: bool) -> Any:
+        """As `acts` and `awaits`, for a function that makes nodes of its own: a program calls it with its Tensors, in the graph."""
+        if is_async:
+            return self._awaited(name, function, args, {}, has_graph=True)
+        call = self._call(function, args, {})
+        with ModeScope(trace=None):
+            result = function(*args)
+        self._called(name, call, result, is_awaited=False, has_graph=True)
+        return result
+
+    def awaits(self, name: str, function: Callable[..., Coroutine[Any, Any, Any]], *args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        """As `acts`, for a function that returns a coroutine: a backward pass, or a step on the executor."""
+        _refuse_async_blocks(sys._getframe(2), self)
+        return self._awaited(name, function, _listed(args), _listed(kwargs))
+
+    async def _awaited(
+        self, name: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], *, has_graph: bool = False
+    ) -> Any:
+        call = self._call(function, args, kwargs)
+        with ModeScope(trace=None):
+            result = await function(*args, **kwargs)
+        self._called(name, call, result, is_awaited=True, has_graph=has_graph)
+        return result
+
+    def _call(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[RepeatedCall, tuple[Value, ...]] | None:
+        """The same call of other Tensors, and the values that it takes: all Tensors but leaves that are no argument.
+
+        Returns:
+            None if the recording is broken.
+        """
+        if self.broken is not None:
+            return None
+        taken: list[Value] = []
+
+        def place(tensor: TensorCore) -> Any:
+            node = tensor._node
+            known = self._find(tensor)
+            if node is not None and node.is_leaf and (known is None or known.kind is ValueKind.CAPTURED):
+                return tensor
+            taken.append(self._value_of(tensor))
+            return ArgumentPlace(len(taken) - 1)
+
+        for each in (*args, *kwargs.values()):
+            for group in getattr(each, "param_groups", ()):
+                for parameter in group["params"]:
+                    if parameter._node is not None:
+                        self._keep_gradient(parameter._node)
+        args, kwargs = map_tree(place, (args, kwargs), TensorCore)
+        return RepeatedCall(function, args, kwargs, caller(function, args, kwargs)), tuple(taken)
+
+    def _called(self, name: str, call: Any, result: Any, *, is_awaited: bool, has_graph: bool = False) -> None:
+        if call is None or self.broken is not None:
+            return
+        outputs = leaves_of(result, TensorCore)
+        others = [type(other).__name__ for other in others_in(result)]
+        if others:
+            self.breaks(f"{name} returns a {others[0]}")
+        for output in outputs:
+            if output._node is not None and not has_graph:
+                self.breaks(f"{name} returns a tensor that has a graph")
+            if self._find(output) is not None:
+                self.breaks(f"{name} returns one of its arguments")
+        if self.broken is None:
+            self.has_called = True
+            made = self._made(outputs)
+            repeated, values = call
+            self._statements.append(Statement(CalledOp(name, repeated, is_awaited=is_awaited), values, {}, None, made, None, *user_line()))
+
+
+def _listed(arguments: Any) -> Any:
+    """Arguments with lists in place of iterators, which can be used only once."""
+    return map_tree(list, arguments, Iterator)
+
+
+def _refuse_async_blocks(frame: Any, recorder: CallRecorder) -> None:
+    """Break the recording where the functions that are running have an ``async with`` or ``async for``, whose effect would not be repeated."""
+    while frame is not None and frame.f_globals.get("__name__") != _AWAITING:
+        if not is_of_package(frame):
+            found = async_block(frame.f_code)
+            if found is not None:
+                recorder.waits(*described_line(frame.f_code.co_filename, found, frame.f_globals))
+        frame = frame.f_back

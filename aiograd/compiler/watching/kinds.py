@@ -1,0 +1,123 @@
+"""The kinds of reads: each an expression, as text for generated code and as a function, and the comparison of what it gives.
+
+Note [Numbers by value, objects by identity]
+    Numbers, flags and strings count by type and value, containers of the standard library by their items, everything else by identity. So an equal
+    list may take the place of a list, since the same is read from both.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+#: numbers, flags and strings
+PLAIN: tuple[type[Any], ...] = (int, float, complex, str, bytes, np.generic)
+CONTAINERS = (tuple, list, dict, set, frozenset, deque)
+#: nothing under a name
+ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
+
+
+class Kind(NamedTuple):
+    """One way to read.
+
+    Attributes:
+        text: of the expression, with ``{h}`` for the holder and ``{k}`` for the key.
+        now: the same as a function of both.
+        may_return: True if another value may well come back, whatever its type.
+    """
+
+    text: str
+    now: Callable[[Any, Any], Any]
+    may_return: bool = False
+
+
+def member(cls: type[Any], name: str) -> Any:
+    """The attribute of a class or its bases under a name, without the code of a descriptor."""
+    for each in cls.__mro__:
+        found = each.__dict__.get(name, ABSENT)
+        if found is not ABSENT:
+            return found
+    return ABSENT
+
+
+def _member_after(cls: type[Any], key: tuple[type[Any], str]) -> Any:
+    bases = cls.__mro__
+    for each in bases[bases.index(key[0]) + 1 :]:
+        if key[1] in each.__dict__:
+            return each.__dict__[key[1]]
+    return ABSENT
+
+
+def _is_missing(holder: Any, name: str) -> bool:
+    bases = holder.__mro__ if isinstance(holder, type) else ()
+    own = getattr(holder, "__dict__", ())
+    return name not in own and member(type(holder), name) is ABSENT and not any(name in base.__dict__ for base in bases)
+
+
+def items_of(container: Any) -> list[Any]:
+    """The items of a container of the standard library, of a dict its keys and values, without code of a subclass."""
+    if isinstance(container, dict):
+        return [*dict.__iter__(container), *dict.values(container)]
+    kinds: tuple[Any, ...] = CONTAINERS
+    for cls in kinds:
+        if isinstance(container, cls):
+            return [*cls.__iter__(container)]
+    if hasattr(container, "keys"):
+        return [*container, *container.values()]
+    return [*container]
+
+
+def _call(function: Any, key: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]]) -> Any:
+    return function(*key[0], **dict(key[1]))
+
+
+GLOBAL = Kind("{h}.get({k}, {absent})", lambda names, name: names.get(name, ABSENT))
+CELL = Kind("{h}.cell_contents", lambda cell, _: cell.cell_contents)
+ATTRIBUTE = Kind("{h}.{k}", getattr)
+METHOD = Kind("{h}.{k}.__func__", lambda holder, name: getattr(holder, name).__func__)
+#: of a class, for a descriptor whose code is watched when it runs
+MEMBER = Kind("{member}({h}, {k})", member)
+MISSING = Kind("{missing}({h}, {k})", _is_missing)
+#: of the class of an object, for an attribute of what comes after another class in its order
+SUPER = Kind("{after}({h}, {k})", _member_after)
+#: of an object, for such a descriptor of its class that an attribute of its own would come before
+NOT_OWN = Kind("({k} not in {h}.__dict__)", lambda holder, name: name not in holder.__dict__)
+CLASS = Kind("{h}.__class__", lambda holder, _: holder.__class__)
+ITEM = Kind("{h}[{k}]", lambda holder, key: holder[key])
+CONTAINS = Kind("({k} in {h})", lambda holder, key: key in holder)
+CONTENT = Kind("{items}({h})", lambda holder, _: items_of(holder))
+LIST = Kind("[*{h}]", lambda holder, _: [*holder])
+DICT = Kind("[*{h}, *{h}.values()]", lambda holder, _: [*holder, *holder.values()])
+BYTES = Kind("{h}.tobytes()", lambda holder, _: holder.tobytes())
+BYTEARRAY = Kind("bytes({h})", lambda holder, _: bytes(holder))
+ARRAY = Kind("({h}.shape, {h}.dtype, {h}.tobytes())", lambda holder, _: (holder.shape, holder.dtype, holder.tobytes()))
+CALLED = Kind("{call}({h}, {k})", _call)
+CONTEXT = Kind("{h}.get(*{k})", lambda holder, arguments: holder.get(*arguments), may_return=True)
+HAS_GRADIENT = Kind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
+IS_DEAD = Kind("({h}() is None)", lambda reference, _: reference() is None)
+
+#: kinds whose value is a copy of all items; kinds that read one place, which the call may have set
+CONTENTS = (CONTENT, LIST, DICT)
+OF_ONE = (GLOBAL, CELL, ATTRIBUTE, METHOD, MEMBER, MISSING, CLASS, ITEM)
+
+#: by the names that the texts of kinds use
+HELPERS = {"absent": ABSENT, "member": member, "after": _member_after, "missing": _is_missing, "items": items_of, "call": _call}
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """True if two values count as one, see Note [Numbers by value, objects by identity]; 0.0 is another number than -0.0."""
+    if a is b:
+        return True
+    if a.__class__ is not b.__class__:
+        return False
+    if isinstance(a, PLAIN):
+        return bool((a == b and (a != 0 or str(a) == str(b))) or (a != a and b != b))
+    if isinstance(a, CONTAINERS):
+        try:
+            return len(a) == len(b) and all(map(is_same, items_of(a), items_of(b)))
+        except RecursionError:  # it holds itself
+            return False
+    return False

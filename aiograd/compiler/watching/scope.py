@@ -1,0 +1,62 @@
+"""The functions that are watched, and those that are left alone.
+
+Note [Which functions are watched]
+    Every Python function that runs on the recording thread is watched: the user's, those of installed packages, those of the standard library that
+    one of these calls, and of this package the parts whose objects have attributes that users set, such as modules of a network (`_OWN_PARTS`). The
+    rest of the package computes from its arguments, and so does numpy: of containers and arrays among them all is read. Functions that print or log
+    have no result that counts, and importing a module is no part of a computation: these are left alone with all that they call.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sysconfig
+from types import CodeType
+from typing import Any
+
+#: parts of the package whose objects have attributes of the user's
+_OWN_PARTS = ("aiograd.nn", "aiograd.distributions", "aiograd.functional")
+_OWN_FUNCTIONS = "aiograd.nn.functional"
+_PACKAGES_THAT_COMPUTE = ("aiograd", "numpy")
+_TELL = ("logging", "warnings", "_frozen_importlib", "_frozen_importlib_external", "importlib")
+_STANDARD = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")])
+_INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")])
+
+
+def is_watched(code: CodeType, names: dict[str, Any]) -> bool:
+    """True for a function whose instructions are watched.
+
+    Args:
+        code: of the function.
+        names: its globals.
+    """
+    return _is_watched(code, str(names.get("__name__", "")))
+
+
+@functools.lru_cache(8192)
+def _is_watched(code: CodeType, module: str) -> bool:
+    root = module.partition(".")[0]
+    if root == "aiograd":
+        return _is_in(module, _OWN_PARTS) and not _is_in(module, (_OWN_FUNCTIONS,))
+    return root not in _PACKAGES_THAT_COMPUTE
+
+
+def tells(code: CodeType, names: dict[str, Any]) -> bool:
+    """True for a function that is left alone with all that it calls."""
+    return code.co_name == "<module>" or str(names.get("__name__", "")).partition(".")[0] in _TELL
+
+
+def has_own_names(code: CodeType, names: dict[str, Any]) -> bool:
+    """True for a function whose global names may be set by others: none of this package or of the standard library."""
+    return str(names.get("__name__", "")).partition(".")[0] != "aiograd" and not is_standard(code)
+
+
+def is_standard(code: CodeType) -> bool:
+    """True for a function of the standard library."""
+    file = code.co_filename
+    return file.startswith("<frozen") or (file.startswith(_STANDARD) and not file.startswith(_INSTALLED))
+
+
+def _is_in(module: str, packages: tuple[str, ...]) -> bool:
+    return any(module == package or module.startswith(f"{package}.") for package in packages)
