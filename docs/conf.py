@@ -22,6 +22,9 @@ extensions = [
     "sphinx.ext.viewcode",
     "public_names",
     "fault_table",
+    "raises_entries",
+    "room",
+    "signatures",
     "sequence_diagram",
 ]
 exclude_patterns = ["extensions"]

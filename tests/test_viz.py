@@ -210,6 +210,51 @@ def test_a_graph_with_a_circle() -> None:
         first.set_next_edges([])
 
 
+# -------------------------------------------------------------------- what is drawn
+
+
+def points_of(path: str) -> list[tuple[float, float]]:
+    """Points along the lines and curves of a path."""
+    found: list[tuple[float, float]] = []
+    for command, text in re.findall(r"([MLC])([^MLC]*)", path):
+        numbers = [float(number) for number in text.split()]
+        corners = list(zip(numbers[::2], numbers[1::2], strict=True))
+        if command == "M":
+            found += corners
+            continue
+        corners.insert(0, found[-1])
+        for step in range(1, 41):
+            level = corners  # de Casteljau: a line is a curve of two corners
+            while len(level) > 1:
+                level = [tuple(a + (b - a) * step / 40 for a, b in zip(one, two, strict=True)) for one, two in pairwise(level)]
+            found += level
+    return found
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_line_runs_through_a_label_and_no_label_over_a_box(seed: int) -> None:
+    random = Random(seed)
+    values: list[Any] = [ag.tensor(np.zeros((12, 12), np.float32), requires_grad=True) for _ in range(3)]
+    for _ in range(14):
+        one, two = random.choice(values), random.choice(values[-5:])
+        values.append(random.choice([lambda a, b: a @ b, lambda a, b: a * b.sum(), lambda a, b: a + b])(one, two))
+    root = ET.fromstring(graph_svg(values[-1], edge_shapes=True))  # noqa: S314 - our own text
+    labels = [
+        (text.text, float(text.get("x")), float(text.get("y")) - 3.6)  # type: ignore[arg-type]
+        for text in root.iter(f"{SVG}text")
+        if text.get("class") == "e"
+    ]
+    lines = [points_of(path.get("d", "")) for path in root.iter(f"{SVG}path") if path.get("class") == "a"]
+    assert len(lines) == len(labels) > 5
+    rects = [rect for group in root.iter(f"{SVG}g") for rect in group.findall(f"{SVG}rect") if group.find(f"{SVG}text") is not None]
+    boxes = [[float(rect.get(name)) for name in ("x", "y", "width", "height")] for rect in rects]  # type: ignore[arg-type]
+    for text, x, y in labels:
+        half = 2.7 * len(text)
+        assert not any(abs(px - x) < half and abs(py - y) < 4.5 for line in lines for px, py in line), f"a line runs through {text}"
+        assert not any(left - half < x < left + wide + half and top - 4.5 < y < top + tall + 4.5 for left, top, wide, tall in boxes)
+        assert sum(abs(x - x2) < half + 2.7 * len(other) and abs(y - y2) < 9 for other, x2, y2 in labels) == 1, "labels keep apart"
+
+
 # -------------------------------------------------------------------- the layout
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from aiograd.dashboard.pass_graph import RanNode, last_pass, picture, read_rows
+from aiograd.dashboard.pass_graph import FoundPass, PassPart, last_pass, picture, read_rows
+from aiograd.dashboard.pipeline_steps import WorkerSteps, last_step, read_steps, step_picture
 
 #: events that are kept, and that one answer to the page holds; scalars alike
 EVENTS, MOST_EVENTS = 30_000, 3000
@@ -36,11 +37,10 @@ class WorkerState:
     since: float = 0.0
     why: str = ""
     url: str = ""
-    round_trip: float = 0.0
     #: microseconds to add to its clock to get the dashboard's
     offset: float = 0.0
     numbers: dict[str, float] = field(default_factory=dict)
-    #: peer -> connected, bytes in and out, round trip in ms, requests that run; and bytes per second in and out
+    #: peer -> connected, bytes in and out, round trip in ms or -1, requests that run; and bytes per second in and out
     peers: dict[str, list[Any]] = field(default_factory=dict)
     rates: dict[str, tuple[float, float]] = field(default_factory=dict)
     #: beginning and end of the times in which it recorded, in microseconds of the dashboard's clock; the end is 0 of the one that lasts
@@ -49,7 +49,7 @@ class WorkerState:
     #: cursors of its events and scalars
     cursor: int = 0
     scalar_cursor: int = 0
-    #: the narrowest round trip that `offset` comes from
+    #: seconds from the question to the answer that `offset` comes from: the quickest
     narrowest: float = math.inf
 
 
@@ -67,9 +67,14 @@ class Board:
         self._number = 0
         self._scalars: deque[tuple[int, list[Any]]] = deque(maxlen=SCALARS)
         self._scalar_number = 0
-        self._passes: dict[str, list[dict[int, RanNode]]] = {}
+        self._passes: dict[str, list[PassPart]] = {}
+        self._pass: FoundPass | None = None
         self._graph: dict[str, Any] = {}
         self._graph_version = 0
+        self._steps: dict[str, WorkerSteps] = {}
+        self._step: dict[str, Any] = {}
+        self._step_key = ""
+        self._step_version = 0
         self.dropped = 0
 
     # ---------------------------------------------------------------- what comes in
@@ -82,6 +87,7 @@ class Board:
         """A worker is no longer one of the cluster."""
         self.workers.pop(name, None)
         self._passes.pop(name, None)
+        self._steps.pop(name, None)
 
     def failed(self, name: str, state: str, why: str, now: float) -> None:
         """A worker could not be asked."""
@@ -100,7 +106,6 @@ class Board:
             self._change(worker, "silent", "its report is malformed", now)
             return
         self._change(worker, "running", "", now)
-        worker.round_trip = (now - asked) * 1e3
         pid = _number(state.get("pid"))
         if pid != worker.numbers.get("pid"):  # another process: its clock and its counts begin anew
             worker.narrowest, worker.peers = math.inf, {}
@@ -122,6 +127,8 @@ class Board:
         self._take_scalars(worker, report.get("scalars"))
         if (rows := report.get("graphs")) is not None:
             self._passes[name] = read_rows(rows)
+        if (rows := report.get("steps")) is not None:
+            self._steps[name] = read_steps(rows, worker.offset)
 
     def _change(self, worker: WorkerState, state: str, why: str, now: float) -> None:
         if worker.state != state or not worker.since:
@@ -138,7 +145,8 @@ class Board:
             match row:
                 case [str(peer), bool(connected), bytes_in, bytes_out, round_trip, busy]:
                     peer = peer[:TEXT]
-                    mine = worker.peers[peer] = [connected, *map(_number, (bytes_in, bytes_out, round_trip, busy))]
+                    trip = -1.0 if round_trip is None else _number(round_trip)
+                    mine = worker.peers[peer] = [connected, _number(bytes_in), _number(bytes_out), trip, _number(busy)]
                     if peer in before and seconds > 0:
                         rates = tuple(max(0.0, mine[i] - before[peer][i]) / seconds for i in (1, 2))
                         worker.rates[peer] = rates[0], rates[1]
@@ -166,20 +174,32 @@ class Board:
                     entry = [worker.name if owner is None else str(owner)[:TEXT], name[:200], step, finite, round(_number(at), 3)]
                     self._scalars.append((self._scalar_number, entry))
 
-    def draw_graph(self) -> None:
-        """Lay out the last pass anew."""
-        parts = last_pass(self.here, self._passes)
-        if parts:
+    def draw_graph(self, now: float) -> None:
+        """Lay out the last pass anew. A part of one does not take the place of a whole one.
+
+        Args:
+            now: seconds of the wall clock.
+        """
+        found = parts, missing = last_pass(self.here, self._passes)
+        if parts and found != self._pass and not (missing and self._graph and not self._graph["missing"]):
+            self._pass = found
             self._graph_version += 1
-            self._graph = {"version": self._graph_version, **picture(parts)}
+            self._graph = {"version": self._graph_version, "at": now, "missing": sorted(missing), **picture(parts)}
+
+    def draw_step(self) -> None:
+        """Look for a later step of a pipeline, and put it in the place of the one before if it is whole."""
+        step = last_step(self._steps, self._step_key)
+        if step is not None:
+            self._step_version += 1
+            self._step, self._step_key = {"version": self._step_version, **step_picture(step)}, step.key
 
     # ---------------------------------------------------------------- what the page gets
 
-    def answer(self, after: int, scalars_after: int, graph: int, now: float) -> bytes:
+    def answer(self, after: int, scalars_after: int, graph: int, now: float, pipeline: int = 0) -> bytes:
         """JSON for the page: the state of all workers, and what is new since its last question.
 
         Args:
-            after, scalars_after, graph: numbers of the last event, scalar and graph that the page has; 0 at first.
+            after, scalars_after, graph, pipeline: numbers of the last event, scalar, graph and step that the page has; 0 at first.
             now: seconds of the wall clock.
         """
         windows = 256 if len(self.workers) <= 64 else 4
@@ -194,20 +214,30 @@ class Board:
             "workers": [
                 {
                     "name": worker.name, "state": worker.state, "since": worker.since, "why": worker.why, "url": worker.url,
-                    "round_trip": round(worker.round_trip, 2), "windows": worker.windows[-windows:], **worker.numbers,
+                    "round_trip": self._round_trip(self.here, worker.name), "windows": worker.windows[-windows:], **worker.numbers,
                 }
                 for worker in self.workers.values()
             ],
             "links": [
-                [worker.name, peer, row[0], round(worker.rates[peer][0]), round(worker.rates[peer][1]), round(row[3], 2), row[4]]
+                [worker.name, peer, row[0], round(worker.rates[peer][0]), round(worker.rates[peer][1]), self._round_trip(worker.name, peer), row[4]]
                 for worker in self.workers.values()
                 for peer, row in worker.peers.items()
             ][:4000],
             "events": events,
             "scalars": logged,
             "graph": self._graph if graph != self._graph_version else None,
+            "pipeline": self._step if pipeline != self._step_version else None,
         }  # fmt: skip
         return json.dumps(value, separators=(",", ":"), allow_nan=False).encode()
+
+    def _round_trip(self, one: str, other: str) -> float | None:
+        """Milliseconds from one worker to another and back: what this worker has measured, if it is one of them, else the lesser of their figures."""
+        ends = sorted(((one, other), (other, one)), key=lambda end: end[0] != self.here)
+        found = [float(worker.peers[peer][3]) for name, peer in ends if (worker := self.workers.get(name)) and peer in worker.peers]
+        known = [trip for trip in found if trip >= 0]
+        if not known:
+            return None
+        return round(known[0] if self.here in (one, other) else min(known), 2)
 
 
 def read_report(text: Any) -> dict[str, Any]:

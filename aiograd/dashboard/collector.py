@@ -80,7 +80,8 @@ class Collector:
         self._next += len(chosen)
         await asyncio.gather(*(self._ask(name, with_graphs) for name in chosen))
         if with_graphs:
-            self.board.draw_graph()
+            self.board.draw_graph(time.time())
+            self.board.draw_step()
 
     def _rate(self) -> int:
         """Events per second for each worker to record: all together make no more than the page can take."""

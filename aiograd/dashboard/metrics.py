@@ -8,12 +8,13 @@ Every name has the label ``worker``.
 `aiograd_passes_total`                  counter    those that have ended, by ``outcome``: committed or aborted
 `aiograd_exchange_seconds`              histogram  durations by ``exchange``: those of `aiograd.distributed.meter`
 `aiograd_exchange_failures_total`       counter    exchanges that ended with an exception, by ``exchange``
+`aiograd_loop_lag_seconds`              histogram  how late timers of the event loop fire, 20 samples a second while metrics are asked for
 `aiograd_references`                    gauge      objects held for references of peers
 `aiograd_message_bytes_held`            gauge      bytes of messages that are being received or served
 `aiograd_stuck_functions`               gauge      functions that still run although their calls were given up
 `aiograd_peer_connected`                gauge      1 if there is a connection to ``peer``
 `aiograd_peer_bytes_total`              counter    bytes of frames, by ``peer`` and ``direction``: in or out
-`aiograd_peer_round_trip_seconds`       gauge      from request to answer, smoothed, by ``peer``
+`aiograd_peer_round_trip_seconds`       gauge      from request to answer, on average of the quickest of the latest 32, by ``peer``
 `aiograd_resident_memory_bytes`         gauge      memory of the process
 `aiograd_device_memory_bytes`           gauge      memory that the process has allocated on its CUDA device
 `aiograd_scalar`                        gauge      the last value of each scalar that was logged with ``ag.log``, by ``name``
@@ -23,13 +24,17 @@ Every name has the label ``worker``.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 from typing import Any
 
-from aiograd.dashboard.reporter import device_bytes, resident_bytes
-from aiograd.distributed.meter import BOUNDS
+from aiograd.dashboard.reporter import device_bytes, links_of, resident_bytes
+from aiograd.distributed.meter import BOUNDS, DurationHistogram
 from aiograd.distributed.rpc.http.pages import Page
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.scalars import LOG
+
+#: seconds for which the loop's lag is sampled after each scrape: Prometheus takes a metric that it has not seen for five minutes for gone
+BETWEEN_SCRAPES = 300.0
 
 
 def metrics_page(core: WorkerCore) -> Page:
@@ -62,6 +67,7 @@ class WorkerMetrics:
         from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
 
         core, name = self._core, self._core.name
+        core.loop_lag.sample(core.loop, BETWEEN_SCRAPES)
         figures = core.worker.statistics()
         for metric, text, value in (
             ("contexts", "Contexts that are open", figures.contexts),
@@ -82,23 +88,22 @@ class WorkerMetrics:
         seconds = HistogramMetricFamily("aiograd_exchange_seconds", "Durations of exchanges with other workers", labels=["worker", "exchange"])
         failures = CounterMetricFamily("aiograd_exchange_failures", "Exchanges that ended with an exception", labels=["worker", "exchange"])
         for exchange, histogram in core.meter.histograms.items():
-            total, buckets = 0, []
-            for bound, count in zip([*map(str, BOUNDS), "+Inf"], histogram.counts, strict=True):
-                total += count
-                buckets.append((bound, total))
-            seconds.add_metric([name, exchange], buckets, histogram.total)
+            seconds.add_metric([name, exchange], _buckets(histogram), histogram.total)
             failures.add_metric([name, exchange], histogram.failed)
         yield seconds
         yield failures
+        lag = HistogramMetricFamily("aiograd_loop_lag_seconds", "How late timers of the event loop fire", labels=["worker"])
+        lag.add_metric([name], _buckets(core.loop_lag.histogram), core.loop_lag.histogram.total)
+        yield lag
         connected = GaugeMetricFamily("aiograd_peer_connected", "1 if there is a connection to the peer", labels=["worker", "peer"])
         moved = CounterMetricFamily("aiograd_peer_bytes", "Bytes of frames", labels=["worker", "peer", "direction"])
-        trips = GaugeMetricFamily("aiograd_peer_round_trip_seconds", "From request to answer, smoothed", labels=["worker", "peer"])
-        for peer, (is_connected, bytes_in, bytes_out, round_trip) in self._peers(figures).items():
-            connected.add_metric([name, peer], is_connected)
-            moved.add_metric([name, peer, "in"], bytes_in)
-            moved.add_metric([name, peer, "out"], bytes_out)
-            if round_trip is not None:
-                trips.add_metric([name, peer], round_trip)
+        trips = GaugeMetricFamily("aiograd_peer_round_trip_seconds", "From request to answer, the quickest of late", labels=["worker", "peer"])
+        for peer, link in links_of(core).items():
+            connected.add_metric([name, peer], link.is_connected)
+            moved.add_metric([name, peer, "in"], link.bytes_in)
+            moved.add_metric([name, peer, "out"], link.bytes_out)
+            if link.round_trip is not None:
+                trips.add_metric([name, peer], link.round_trip)
         yield connected
         yield moved
         yield trips
@@ -108,12 +113,7 @@ class WorkerMetrics:
                 logged.add_metric([name, scalar], entry.value)
         yield logged
 
-    def _peers(self, figures: Any) -> dict[str, tuple[bool, int, int, float | None]]:
-        """Each peer of this worker's principal once: of two sessions with one name, one may be ending."""
-        found: dict[str, tuple[bool, int, int, float | None]] = {}
-        for peer in figures.peers:
-            if peer.principal == self._core.principal:
-                before = found.get(peer.name, (False, 0, 0, None))
-                trip = peer.round_trip if peer.round_trip is not None else before[3]
-                found[peer.name] = (before[0] or peer.is_connected, before[1] + peer.bytes_in, before[2] + peer.bytes_out, trip)
-        return found
+
+def _buckets(histogram: DurationHistogram) -> list[tuple[str, int]]:
+    """The bounds of a histogram, each with the count of what is not above it."""
+    return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(histogram.counts), strict=True))

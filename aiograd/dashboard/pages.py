@@ -107,9 +107,8 @@ class DashboardPages:
             return Page(429, b"too many requests\n", headers={"Retry-After": "1"})
         self._allowance -= 1
         self._collector.page_asked()
-        numbers = [_whole(request.query.get(name, "")) for name in ("after", "scalars", "graph")]
-        after, scalars_after, graph = numbers
-        return Page(200, self._collector.board.answer(after, scalars_after, graph, time.time()), "application/json")
+        after, scalars_after, graph, pipeline = (_whole(request.query.get(name, "")) for name in ("after", "scalars", "graph", "pipeline"))
+        return Page(200, self._collector.board.answer(after, scalars_after, graph, time.time(), pipeline), "application/json")
 
 
 def _whole(text: str) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections import OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Mapping, Sequence
 from time import perf_counter_ns
 from typing import Any, NamedTuple
@@ -11,12 +11,15 @@ from typing import Any, NamedTuple
 from aiograd.graph.node import Node
 from aiograd.viz.layout import lay_out
 
-#: nodes of a pass that are noted, and passes that are kept
-MOST_NODES, MOST_PASSES = 400, 8
+#: nodes of a pass that are noted, passes that are kept, and nodes of all of them; of passes of many workers those that all have kept are whole
+MOST_NODES, MOST_PASSES, ALL_NODES = 400, 64, 3200
 #: nodes above which those of one name are drawn as one
 MOST_BOXES = 60
-#: width of a letter and height of a box, padding within one and around a worker, in pixels
+#: width of a letter and height of a box, padding within one and around a worker, in pixels; letters of the time below a name
 LETTER, TALL, PAD, MARGIN = 6.8, 40.0, 12.0, 26.0
+TIME_LETTERS = 7
+#: leaves stand aside, so that operations that follow each other stand in a line
+LEAF_PULL = 0.01
 
 
 class RanNode(NamedTuple):
@@ -34,12 +37,27 @@ class RanNode(NamedTuple):
     is_outlet: bool
 
 
+class PassPart(NamedTuple):
+    """The part of a pass on one worker: its nodes by their keys, and how many more there were than are noted."""
+
+    nodes: Mapping[int, RanNode]
+    left_out: int
+
+
+class FoundPass(NamedTuple):
+    """A pass by its parts, and the workers to which its messages lead and whose parts are not known."""
+
+    parts: dict[str, PassPart]
+    missing: set[str]
+
+
 class PassGraphs:
-    """The nodes of the last passes that were recorded, by the number of the pass."""
+    """The nodes of the last passes that were recorded, by the number of the pass. One that began while recorded is noted to its end."""
 
     def __init__(self) -> None:
         self._running: OrderedDict[int, dict[int, RanNode]] = OrderedDict()
-        self._ended: OrderedDict[int, dict[int, RanNode]] = OrderedDict()
+        self._left_out: Counter[int] = Counter()
+        self._ended: deque[PassPart] = deque()
 
     def ran(self, task: Any, node: Node, began: int) -> None:
         """A node's rule ran from `began` until now."""
@@ -48,8 +66,9 @@ class PassGraphs:
             nodes = self._running[task.id] = {}
             while len(self._running) > MOST_PASSES:  # of passes that were not recorded to their end
                 with contextlib.suppress(KeyError):
-                    self._running.popitem(last=False)
+                    self._left_out.pop(self._running.popitem(last=False)[0], None)
         if len(nodes) >= MOST_NODES:
+            self._left_out[task.id] += 1
             return
         metadata = [each for each in node.input_metadata if each is not None]
         nbytes = sum(_size(each.shape) * each.dtype.itemsize for each in metadata)
@@ -61,57 +80,76 @@ class PassGraphs:
 
     def ended(self, task: Any) -> None:
         """A pass is over."""
-        nodes = self._running.pop(task.id, None)
+        nodes, left_out = self._running.pop(task.id, None), self._left_out.pop(task.id, 0)
         if nodes:
-            self._ended[task.id] = nodes
-            while len(self._ended) > MOST_PASSES:
-                with contextlib.suppress(KeyError):
-                    self._ended.popitem(last=False)
+            self._ended.append(PassPart(nodes, left_out))
+            while len(self._ended) > MOST_PASSES or sum(len(part.nodes) for part in list(self._ended)) > ALL_NODES:
+                with contextlib.suppress(IndexError):  # another thread was first
+                    self._ended.popleft()
 
-    def rows(self) -> list[list[list[Any]]]:
-        """The passes that are over, oldest first, each as rows for JSON."""
-        return [[[*node[:4], list(node.next), *node[5:]] for node in nodes.values()] for nodes in list(self._ended.values())]
+    def rows(self) -> list[list[Any]]:
+        """The passes that are over, oldest first, each as the number of nodes that are left out and rows of the others, for JSON."""
+        return [[part.left_out, [[*node[:4], list(node.next), *node[5:]] for node in part.nodes.values()]] for part in list(self._ended)]
 
 
-def read_rows(rows: Any) -> list[dict[int, RanNode]]:
+def read_rows(rows: Any) -> list[PassPart]:
     """The passes in a report of a worker; those that are malformed are left out."""
-    passes: list[dict[int, RanNode]] = []
-    for nodes in rows[-MOST_PASSES:] if isinstance(rows, list) else ():
+    passes: list[PassPart] = []
+    for entry in rows[-MOST_PASSES:] if isinstance(rows, list) else ():
         found: dict[int, RanNode] = {}
-        for row in nodes[:MOST_NODES] if isinstance(nodes, list) else ():
+        match entry:
+            case [int(left_out), list(nodes)]:
+                pass
+            case _:
+                continue
+        for row in nodes[:MOST_NODES]:
             match row:
                 case [int(key), str(name), int(ns), int(nbytes), list(targets), int(edge), str(peer), bool(is_outlet)]:
                     following = tuple(each for each in targets[:64] if isinstance(each, int))
                     found[key] = RanNode(key, name[:80], ns, nbytes, following, edge, peer[:128], is_outlet)
         if found:
-            passes.append(found)
+            passes.append(PassPart(found, max(0, left_out)))
     return passes
 
 
-def last_pass(here: str, passes: Mapping[str, Sequence[Mapping[int, RanNode]]]) -> dict[str, Mapping[int, RanNode]]:
-    """The last pass of a worker together with the parts of other workers that its messages lead to, by worker."""
-    start = next((nodes for nodes in reversed(passes.get(here, ())) if any(node.edge for node in nodes.values())), None)
-    if start is None:
-        worker = here if passes.get(here) else next((name for name in sorted(passes) if passes[name]), None)
-        return {} if worker is None else {worker: passes[worker][-1]}
-    found: dict[str, Mapping[int, RanNode]] = {here: start}
+def last_pass(here: str, passes: Mapping[str, Sequence[PassPart]]) -> FoundPass:
+    """The last pass of a worker that is whole, with the parts of the workers that its messages lead to; where none is, the last one.
+
+    Passes without messages are looked at only if there are no others.
+    """
+    latest: FoundPass | None = None
+    for start in reversed(passes.get(here, ())):
+        if any(node.edge for node in start.nodes.values()):
+            found = _followed(here, start, passes)
+            if not found.missing:
+                return found
+            latest = latest or found
+    if latest is not None:
+        return latest
+    worker = here if passes.get(here) else next((name for name in sorted(passes) if passes[name]), None)
+    return FoundPass({} if worker is None else {worker: passes[worker][-1]}, set())
+
+
+def _followed(here: str, start: PassPart, passes: Mapping[str, Sequence[PassPart]]) -> FoundPass:
+    """A pass from its part on one worker to all others."""
+    found = {here: start}
     waiting = [here]
     while waiting:
         worker = waiting.pop()
-        for node in found[worker].values():
+        for node in found[worker].nodes.values():
             if not node.is_outlet or node.peer in found:
                 continue
-            for nodes in reversed(passes.get(node.peer, ())):
-                if any(other.edge == node.edge and other.peer == worker and not other.is_outlet for other in nodes.values()):
-                    found[node.peer] = nodes
+            for part in reversed(passes.get(node.peer, ())):
+                if any(other.edge == node.edge and other.peer == worker and not other.is_outlet for other in part.nodes.values()):
+                    found[node.peer] = part
                     waiting.append(node.peer)
                     break
-    return found
+    return FoundPass(found, {node.peer for part in found.values() for node in part.nodes.values() if node.edge} - found.keys())
 
 
-def picture(parts: Mapping[str, Mapping[int, RanNode]]) -> dict[str, Any]:
+def picture(parts: Mapping[str, PassPart]) -> dict[str, Any]:
     """A pass, laid out: boxes, arrows and the frame of each worker, in pixels, for JSON. Workers stand beside each other."""
-    total = sum(map(len, parts.values()))
+    total = sum(len(part.nodes) for part in parts.values())
     boxes: list[dict[str, Any]] = []
     arrows: list[dict[str, Any]] = []
     frames: list[dict[str, Any]] = []
@@ -119,7 +157,7 @@ def picture(parts: Mapping[str, Mapping[int, RanNode]]) -> dict[str, Any]:
     outlets: list[tuple[int, str, int, int]] = []
     x = 0.0
     tallest = 0.0
-    for worker, nodes in parts.items():
+    for worker, (nodes, _) in parts.items():
         first = len(boxes)
         groups = _grouped(nodes, total > MOST_BOXES)
         numbers = {key: i for i, group in enumerate(groups) for key in group}
@@ -131,8 +169,9 @@ def picture(parts: Mapping[str, Mapping[int, RanNode]]) -> dict[str, Any]:
                     joined[pair] = joined.get(pair, 0) + nodes[target].nbytes
         pairs = _acyclic(joined)
         labels = [_label([nodes[key] for key in group]) for group in groups]
-        sizes = [(len(label) * LETTER + 2 * PAD, TALL) for label in labels]
-        layout = lay_out(sizes, pairs, [1.0] * len(pairs))
+        sizes = [(max(len(label), TIME_LETTERS) * LETTER + 2 * PAD, TALL) for label in labels]
+        inner = {source for source, _ in pairs}
+        layout = lay_out(sizes, pairs, [1.0 if target in inner else LEAF_PULL for _, target in pairs])
         width = max(layout.width, len(worker) * LETTER * 1.2)
         for group, label, size, centre in zip(groups, labels, sizes, layout.centres, strict=True):
             members = [nodes[key] for key in group]
@@ -158,7 +197,10 @@ def picture(parts: Mapping[str, Mapping[int, RanNode]]) -> dict[str, Any]:
         if target_box is not None:
             crossing[box, target_box] = crossing.get((box, target_box), 0) + nbytes
     arrows += [{"from": source, "to": target, "bytes": nbytes, "crosses": True, "points": []} for (source, target), nbytes in crossing.items()]
-    return {"boxes": boxes, "arrows": arrows, "frames": frames, "width": round(max(x - MARGIN, 0.0), 1), "height": round(tallest, 1), "nodes": total}
+    return {
+        "boxes": boxes, "arrows": arrows, "frames": frames, "width": round(max(x - MARGIN, 0.0), 1), "height": round(tallest, 1), "nodes": total,
+        "left_out": sum(part.left_out for part in parts.values()),
+    }  # fmt: skip
 
 
 def _grouped(nodes: Mapping[int, RanNode], by_name: bool) -> list[list[int]]:

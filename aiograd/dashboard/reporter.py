@@ -12,8 +12,7 @@ import os
 import resource
 import sys
 import time
-from collections import deque
-from typing import Any
+from typing import Any, NamedTuple
 
 from aiograd import scalars
 from aiograd.dashboard.sampling import Sampler
@@ -23,8 +22,8 @@ from aiograd.profiler.event import Event
 
 #: seconds after the last question at which recording stops
 WATCHED_SECONDS = 3.0
-#: seconds between two looks at the allowance and at the loop's lag; samples of lag that are kept
-TICK, SAMPLES = 0.05, 200
+#: seconds between two looks at the allowance
+TICK = 0.05
 #: events that are kept, and events and characters of a text in one report
 RING, MOST_EVENTS, TEXT = 10_000, 3000, 160
 #: the most events per second that a dashboard may ask for
@@ -41,9 +40,7 @@ class Reporter:
     def __init__(self, core: WorkerCore) -> None:
         self._core = core
         self.sampler = Sampler(1, RING)
-        self._lags: deque[float] = deque(maxlen=SAMPLES)
         self._watched_until = 0.0
-        self._due = 0.0
         self._handle: asyncio.TimerHandle | None = None
 
     def recorder(self, is_recorded: bool) -> Any:
@@ -58,6 +55,7 @@ class Reporter:
     def watch(self, rate: int) -> None:
         """Record for a while from now on, so many events per second."""
         self._watched_until = self._core.loop.time() + WATCHED_SECONDS
+        self._core.loop_lag.sample(self._core.loop, WATCHED_SECONDS)
         self.sampler.allowance.rate = rate
         if self._handle is None:
             self.sampler.allowance.restart(rate)
@@ -75,22 +73,18 @@ class Reporter:
 
     def _tick(self) -> None:
         now = self._core.loop.time()
-        if self._due:
-            self._lags.append(max(0.0, now - self._due))
         if now >= self._watched_until:
-            self._due = 0.0
             self.stop()
             return
         self.sampler.tick(now)
-        self._due = now + TICK
-        self._handle = self._core.loop.call_at(self._due, self._tick)
+        self._handle = self._core.loop.call_at(now + TICK, self._tick)
 
     def report(self, after: int, with_graphs: bool, scalars_after: int, asker: str, rate: int) -> dict[str, Any]:
         """The account for one question, for JSON.
 
         Args:
             after: the number of the last event of the report before; 0 at first.
-            with_graphs: also the graphs of the last passes.
+            with_graphs: also the graphs of the last passes, and the last steps of pipelines.
             scalars_after: the number of the last logged scalar of the report before.
             rate: events per second to record.
             asker: the process that asks, by `ScalarLog.process`; another one is also told of scalars that belong to no worker.
@@ -108,12 +102,12 @@ class Reporter:
             "windows": [[(begin + ahead) // 1000, (end + ahead) // 1000 if end else 0] for begin, end in list(self.sampler.windows)],
             "events": [_row(event, ahead) for _, event in events],
             "graphs": self.sampler.graphs.rows() if with_graphs else None,
+            "steps": self.sampler.steps.rows(ahead) if with_graphs else None,
             "scalars": [[entry.number, entry.worker, entry.name, entry.step, entry.value, entry.time] for entry in logged],
         }
 
     def _state(self) -> dict[str, Any]:
         statistics = self._core.worker.statistics()
-        lags = sorted(self._lags)
         meter = self._core.meter.histograms
         return {
             "pid": os.getpid(),
@@ -127,14 +121,42 @@ class Reporter:
             "bytes_held": statistics.bytes_held,
             "memory": resident_bytes(),
             "device_memory": device_bytes(),
-            "lag50": lags[len(lags) // 2] * 1e3 if lags else 0.0,
-            "lag99": lags[min(len(lags) - 1, int(len(lags) * 0.99))] * 1e3 if lags else 0.0,
+            "lag50": self._core.loop_lag.quantile(0.5) * 1e3,
+            "lag99": self._core.loop_lag.quantile(0.99) * 1e3,
             "peers": [
-                [peer.name, peer.is_connected, peer.bytes_in, peer.bytes_out, (peer.round_trip or 0.0) * 1e3, peer.outstanding + peer.running]
-                for peer in statistics.peers
-                if peer.principal == self._core.principal
+                [name, link.is_connected, link.bytes_in, link.bytes_out, None if link.round_trip is None else link.round_trip * 1e3, link.requests]
+                for name, link in links_of(self._core).items()
             ],
         }
+
+
+class Link(NamedTuple):
+    """Figures of the connections of a worker to one peer."""
+
+    is_connected: bool
+    bytes_in: int
+    bytes_out: int
+    #: seconds, see `PeerStatistics`
+    round_trip: float | None
+    #: that run on either side
+    requests: int
+
+
+def links_of(core: WorkerCore) -> dict[str, Link]:
+    """Each peer of a worker's principal once: of two sessions with one name, one may be ending."""
+    found: dict[str, Link] = {}
+    for peer in core.worker.statistics().peers:
+        if peer.principal == core.principal:
+            before = found.get(peer.name, Link(False, 0, 0, None, 0))
+            trips = [trip for trip in (before.round_trip, peer.round_trip) if trip is not None]
+            found[peer.name] = Link(
+                before.is_connected or peer.is_connected,
+                before.bytes_in + peer.bytes_in,
+                before.bytes_out + peer.bytes_out,
+                min(trips, default=None),
+                before.requests + peer.outstanding + peer.running,
+            )
+    return found
 
 
 def read_question(text: str) -> tuple[int, bool, int, str, int]:

@@ -14,11 +14,12 @@ import contextlib
 import itertools
 import threading
 from collections import deque
-from collections.abc import Callable, MutableSequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from time import perf_counter_ns
 from typing import Any, cast
 
 from aiograd.dashboard.pass_graph import PassGraphs
+from aiograd.dashboard.pipeline_steps import PipelineSteps
 from aiograd.engine.graph_root import GraphRoot
 from aiograd.errors import AiogradError
 from aiograd.graph.node import Node
@@ -113,24 +114,24 @@ class Allowance:
 
 
 class SampledRecorder(Recorder):
-    """Records into a ring, as long as the allowance lasts, and notes the graphs of passes.
+    """Records into a ring, as long as its allowance lasts, and notes the graphs of passes and the steps of pipelines.
 
     Args:
         ring: keeps the events.
-        allowance: of the ring.
         graphs: keeps the graphs.
+        steps: keeps the steps of pipelines.
     """
 
-    def __init__(self, ring: EventRing, allowance: Allowance, graphs: PassGraphs) -> None:
+    def __init__(self, ring: EventRing, graphs: PassGraphs, steps: PipelineSteps) -> None:
         super().__init__(shapes=True, memory=True, lines=True)
-        self._allowance = allowance
         self.events = cast(MutableSequence[Event], ring)
         self._graphs = graphs
+        self._steps = steps
         self._promises: dict[str, str] = {}
         self._compared_at = 0
 
     def _ran(self, began: int, task: Any, node: Node, track: int | None = None) -> None:
-        if self._allowance.left >= 1 and not isinstance(node, GraphRoot):
+        if not isinstance(node, GraphRoot):
             self._graphs.ran(task, node, began)
         super()._ran(began, task, node, track)
 
@@ -140,15 +141,22 @@ class SampledRecorder(Recorder):
         super().end_pass(began, task)
 
 
-    def end_pipeline_step(self, began: int, pipeline: Any) -> None:
+    def end_pipeline_action(self, began: int, step: Sequence[int], rank: int, action: Any) -> None:
+        """A rank of a pipeline has carried out an action."""
+        if action.kind.is_compute:
+            self._steps.acted(step, rank, action, began, perf_counter_ns())
+        super().end_pipeline_action(began, step, rank, action)
+
+    def end_pipeline_step(self, began: int, pipeline: Any, step: Sequence[int], computations: Sequence[Mapping[int, int]]) -> None:
         """A step of a pipeline has ended; now and then it is compared with what its schedule promises for the times that were measured."""
         ended = perf_counter_ns()
         if ended - self._compared_at > COMPARE_NS:
             self._compared_at = ended
             with contextlib.suppress(AiogradError):  # the stages of other workers are not measured here
                 ideal = simulate(pipeline.schedule, pipeline.timeline.costs())
-                self._promises[pipeline.schedule.name] = f"{ideal.bubble_rate:.0%} by the schedule at these times"
+                self._promises[pipeline.schedule.name] = f"{100 * ideal.bubble_rate:.0f} % by the schedule at these times"
         promise = self._promises.get(pipeline.schedule.name)
+        self._steps.ended(step, pipeline.schedule.name, promise, computations, began, ended)
         name = f"PP:step {pipeline.schedule.name}" + ("" if promise is None else f": {promise}")
         self.add(name, "scope", "PP:step", began, ended)
 
@@ -165,7 +173,8 @@ class Sampler:
         self.allowance = Allowance(rate)
         self.ring = EventRing(capacity, self.allowance)
         self.graphs = PassGraphs()
-        self._recorder = SampledRecorder(self.ring, self.allowance, self.graphs)
+        self.steps = PipelineSteps()
+        self._recorder = SampledRecorder(self.ring, self.graphs, self.steps)
         self._lock = threading.Lock()
         self.is_open = False
         #: beginning and end of the last windows, in nanoseconds of ``time.perf_counter_ns``; the end is 0 while one is open

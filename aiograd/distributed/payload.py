@@ -12,10 +12,12 @@ Note [Parameters are copied]
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from types import CoroutineType
 from typing import Any
 
 import numpy as np
 
+from aiograd.caller import type_found
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
@@ -56,6 +58,8 @@ def explain(error: UnsendableError | RecursionError, what: str, values: Iterable
         name = kind.__qualname__ if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}.{kind.__qualname__}"
         base = next((base for base in kind.__mro__[1:] if base in _PLAIN or base in (list, tuple, dict)), None)
         advice = "convert it first, or keep it on its worker and send a RemoteRef to it" if base is None else f"convert it to {base.__name__} first"
+    if isinstance(found, CoroutineType):
+        return ArgumentTypeError(f"{what}: {place} is a {type_found(found)}")
     return ArgumentTypeError(
         f"{what}: {place} has type {name}; what can be sent is None, bool, int, float, complex, str, bytes, list, tuple, dict with str keys, Tensor "
         f"and RemoteRef, each of exactly that type: {advice}"

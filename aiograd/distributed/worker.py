@@ -15,6 +15,7 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
+from aiograd.caller import called
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
@@ -296,7 +297,7 @@ class Worker:
             path, cannot be sent. AuthenticationError: the peer has another secret. HostRefusedError: it does not accept the name in its URL.
             AddressError, CertificateError: its URL or the certificates are wrong. Overloaded, LimitError, ContextReleasedError.
         """
-        return self._calls.call(peer, function, list(args), kwargs, timeout)
+        return called(self._calls.call(peer, function, list(args), kwargs, timeout), "Worker.call")
 
     async def call_apart(self, peer: str, function: str, /, *args: Any, timeout: float | None = None) -> Any:
         """Call a function as `call` does, but outside of any context: nothing is recorded. Cancelling cancels the function on its worker.

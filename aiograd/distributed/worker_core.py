@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any, Protocol
 
 from aiograd.distributed.kinds import Kind
+from aiograd.distributed.loop_lag import LoopLag
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.multicast import Multicast
 from aiograd.distributed.observing import Trail
@@ -57,6 +58,7 @@ class WorkerCore:
         profiler: records the functions and passes that this worker runs for peers, or None.
         watch: records the work of this worker for a dashboard, or None; see `recorder`.
         meter: counts exchanges with other workers.
+        loop_lag: how late timers of the loop fire.
         multicast: sends messages to many workers at once.
         is_closing: True from the beginning of `aclose`.
         loop: the event loop on which the worker was opened.
@@ -85,6 +87,7 @@ class WorkerCore:
         self.profiler: Any = None
         self.watch: Watch | None = None
         self.meter = Meter()
+        self.loop_lag = LoopLag()
         self.handlers: dict[int, Handler] = {}
         self.prompt_handlers: dict[int, PromptHandler] = {}
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
@@ -113,6 +116,7 @@ class WorkerCore:
     async def aclose(self) -> None:
         """Stop listening, say goodbye, and cancel the tasks that were spawned. Idempotent."""
         self.is_closing = True
+        self.loop_lag.stop()
         try:
             await self.endpoint.aclose()
         finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import threading
 import weakref
-from collections.abc import Callable, MutableSequence, Sequence
+from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from time import perf_counter_ns
 from typing import Any
 
@@ -106,8 +106,23 @@ class Recorder:
         """
         self.add(name, category, name, began, perf_counter_ns(), None, None, None, nbytes, peer=peer)
 
-    def end_pipeline_step(self, began: int, pipeline: Any) -> None:
-        """A step of a pipeline has ended."""
+    def end_pipeline_action(self, began: int, step: Sequence[int], rank: int, action: Any) -> None:
+        """A rank of a pipeline has carried out an action.
+
+        Args:
+            began: ``perf_counter_ns``.
+            step: two ints, the same on all workers of the pipeline and of no other step.
+        """
+        self.add(f"PP:{action}", "scope", f"PP:{action.kind.value}", began, perf_counter_ns())
+
+    def end_pipeline_step(self, began: int, pipeline: Any, step: Sequence[int], computations: Sequence[Mapping[int, int]]) -> None:
+        """A step of a pipeline has ended.
+
+        Args:
+            began: ``perf_counter_ns``.
+            step: as for `end_pipeline_action`.
+            computations: for each replica the number of computations by rank.
+        """
         self.add(f"PP:step {pipeline.schedule.name}", "scope", "PP:step", began, perf_counter_ns())
 
     # ---------------------------------------------------------------- anything

@@ -50,13 +50,16 @@ class Layout(NamedTuple):
     height: float
 
 
-def lay_out(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]], pulls: Sequence[float]) -> Layout:
+def lay_out(
+    sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, int]], pulls: Sequence[float], layer_gap: float = LAYER_GAP
+) -> Layout:
     """Place boxes in layers so that every arrow points down.
 
     Args:
         sizes: width and height of each box.
         arrows: pairs of box numbers.
         pulls: how strongly each arrow pulls its boxes into a line.
+        layer_gap: between layers.
 
     Raises:
         GraphError: arrows go round in a circle.
@@ -86,10 +89,10 @@ def lay_out(sizes: Sequence[tuple[float, float]], arrows: Sequence[tuple[int, in
         tall = max((sizes[i][1] for i in row if i < len(sizes)), default=0.0)
         tops.append(y)
         bottoms.append(y + tall)
-        y += tall + LAYER_GAP
+        y += tall + layer_gap
     centres = [(xs[i], (tops[layer[i]] + bottoms[layer[i]]) / 2) for i in range(len(sizes))]
     ways = _ways([chain for _, *chain in chains], xs, layer, tops, bottoms, centres, sizes)
-    return Layout(centres, ways, max((x + w / 2 for x, w in zip(xs, widths, strict=True)), default=0.0), max(0.0, y - LAYER_GAP))
+    return Layout(centres, ways, max((x + w / 2 for x, w in zip(xs, widths, strict=True)), default=0.0), max(0.0, y - layer_gap))
 
 
 def _layers(count: int, arrows: Sequence[tuple[int, int]]) -> list[int]:

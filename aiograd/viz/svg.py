@@ -4,18 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from html import escape
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from aiograd.compiler.program import Program
-from aiograd.viz.layout import Point, lay_out
+from aiograd.viz.layout import LAYER_GAP, Point, lay_out
 from aiograd.viz.picture import Box, Kind, Picture, Roots, picture_of, program_picture, shortened
 
 TITLE_SIZE = 13.0
 LINE_SIZE = 11.0
+LABEL_SIZE = 10.0
 PADDING = (12.0, 8.0)
 MARGIN = 20.0
 #: leaves stand aside, so that operations that follow each other stand in a line
 LEAF_PULL = 0.01
+#: between layers, where labels of arrows have layers of their own
+LABELLED_GAP = 22.0
+#: half the width of an arrow's head, and its length
+HEAD = (3.5, 7.0)
 
 
 class _NodeStyle(NamedTuple):
@@ -35,12 +41,16 @@ _NODE_STYLES: dict[Kind, _NodeStyle] = {
     "leaf": _NodeStyle("#f3f8f4", "#7fa88c", "#3b4a40", "#5d7566", 2.0, dashed=True),
 }
 
-_STYLE = (
-    "text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;text-anchor:middle}"
-    f".t{{font-size:{TITLE_SIZE:g}px;font-weight:600}}.l{{font-size:{LINE_SIZE:g}px}}"
-    ".a{fill:none;stroke:#6e7781;stroke-width:1.25}"
-    ".e{font-size:10px;fill:#57606a;paint-order:stroke;stroke:#ffffff;stroke-width:3px}"
-)
+_CLASS = "aiograd-graph"
+#: each rule names the picture's class, so that it reaches into no other picture of a page
+_STYLE = "".join(
+    f".{_CLASS} {rule}"
+    for rule in (
+        "text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;text-anchor:middle}",
+        f".t{{font-size:{TITLE_SIZE:g}px;font-weight:600}}", f".l{{font-size:{LINE_SIZE:g}px}}",
+        ".a{fill:none;stroke:#6e7781;stroke-width:1.25}", ".h{fill:#6e7781}", f".e{{font-size:{LABEL_SIZE:g}px;fill:#57606a}}",
+    )
+)  # fmt: skip
 
 
 class SvgText(str):
@@ -106,23 +116,36 @@ def program_svg(program: Program, *, max_nodes: int = 1000) -> SvgText:
 def _picture_svg(picture: Picture, title: str) -> SvgText:
     boxes, arrows = picture
     sizes = [_size(box) for box in boxes]
-    pulls = [LEAF_PULL if boxes[arrow.target].kind in ("parameter", "leaf") else 1.0 for arrow in arrows]
-    layout = lay_out(sizes, [(arrow.source, arrow.target) for arrow in arrows], pulls)
+    labels = [arrow.label for arrow in arrows if arrow.label]
+    joined: list[tuple[int, int]] = []
+    pulls: list[float] = []
+    #: of each arrow the parts of its way
+    parts: list[list[int]] = []
+    for arrow in arrows:
+        pull = LEAF_PULL if boxes[arrow.target].kind in ("parameter", "leaf") else 1.0
+        stops = [arrow.source, arrow.target]
+        if arrow.label:  # a label is a box on the arrow's way, so nothing is drawn over it
+            stops.insert(1, len(sizes))
+            sizes.append((_width(arrow.label, LABEL_SIZE) + 6, LABEL_SIZE + 2))
+        parts.append([*range(len(joined), len(joined) + len(stops) - 1)])
+        joined += pairwise(stops)
+        pulls += [pull, 1.0][: len(stops) - 1]
+    layout = lay_out(sizes, joined, pulls, LABELLED_GAP if labels else LAYER_GAP)
     width, height = layout.width + 2 * MARGIN, layout.height + 2 * MARGIN
     out = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}" viewBox="0 0 {width:.1f} {height:.1f}" role="img">',
+        f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{width:.0f}" height="{height:.0f}" '
+        f'viewBox="0 0 {width:.1f} {height:.1f}" role="img">',
         f"<title>{title}: {len(boxes)} nodes</title><style>{_STYLE}</style>",
-        '<defs><marker id="head" viewBox="0 0 8 8" refX="7.2" refY="4" markerWidth="7" markerHeight="7" orient="auto">'
-        '<path d="M0 .8 8 4 0 7.2z" fill="#6e7781"/></marker></defs>',
         f'<rect width="100%" height="100%" fill="#ffffff"/><g transform="translate({MARGIN:g} {MARGIN:g})">',
     ]
-    out += [f'<path class="a" d="{_curve(way)}" marker-end="url(#head)"/>' for way in layout.ways]
-    for box, size, centre in zip(boxes, sizes, layout.centres, strict=True):
+    for numbers in parts:
+        *ways, (*points, tip) = [layout.ways[number] for number in numbers]
+        line = "".join(map(_curve, [*ways, [*points, (tip[0], tip[1] - HEAD[1])]]))
+        out.append(f'<path class="a" d="{line}"/><path class="h" d="{_head(tip)}"/>')
+    for box, size, centre in zip(boxes, sizes, layout.centres, strict=False):
         out.append(_draw(box, size, centre))
-    for arrow, way in zip(arrows, layout.ways, strict=True):
-        if arrow.label:
-            (x1, y1), (x2, y2) = way[-3], way[-2]
-            out.append(f'<text class="e" x="{(x1 + x2) / 2:.1f}" y="{(y1 + y2) / 2 + 3:.1f}">{_text(arrow.label)}</text>')
+    for label, (x, y) in zip(labels, layout.centres[len(boxes) :], strict=True):
+        out.append(f'<text class="e" x="{x:.1f}" y="{y + LABEL_SIZE * 0.36:.1f}">{_text(label)}</text>')
     return SvgText("\n".join([*out, "</g></svg>"]) + "\n")
 
 
@@ -171,6 +194,12 @@ def _curve(way: Sequence[Point]) -> str:
             middle = (y2 + y3) / 2
             parts.append(f"C{x2:.1f} {middle:.1f} {x3:.1f} {middle:.1f} {x3:.1f} {y3:.1f}")
     return "".join(parts)
+
+
+def _head(tip: Point) -> str:
+    """The head of an arrow, which points down."""
+    (x, y), (half, length) = tip, HEAD
+    return f"M{x - half:.1f} {y - length:.1f}L{x:.1f} {y:.1f}L{x + half:.1f} {y - length:.1f}z"
 
 
 def _text(text: str) -> str:

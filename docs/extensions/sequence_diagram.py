@@ -17,6 +17,8 @@ from sphinx.application import Sphinx
 from sphinx.util.docutils import SphinxDirective
 
 COLUMN, MARGIN, LINE, WIDTH = 230, 100, 17, 30
+#: of its size that a diagram has at least; where the page is narrower it scrolls
+READABLE = 0.78
 MESSAGE = re.compile(r"(.+?) (-->|->) (.+?): (.+)")
 
 
@@ -45,7 +47,7 @@ class Drawing:
     def action(self, who: str, text: str) -> None:
         lines = textwrap.wrap(text, WIDTH)
         height = LINE * len(lines) + 9
-        self.parts.append(f'<rect x="{self.place[who] - 98}" y="{self.y - 15}" width="196" height="{height}" rx="5" class="action"/>')
+        self.parts.append(f'<rect x="{self.place[who] - 98}" y="{self.y - 17}" width="196" height="{height}" rx="5" class="action"/>')
         self.text(self.place[who], lines, "did")
         self.y += height + 12
 
@@ -59,11 +61,12 @@ class Drawing:
     def svg(self, label: str) -> str:
         heads = "".join(
             f'<path d="M{x} 36V{self.y - 8}" class="life"/><rect x="{x - 92}" y="6" width="184" height="30" rx="5" class="head"/>'
-            f'<text x="{x}" y="26" class="title">{escape(name)}</text>'
+            f'<text x="{x}" y="26" class="title head-title">{escape(name)}</text>'
             for name, x in self.place.items()
         )
-        size = f'viewBox="0 0 {self.width} {self.y}" style="max-width:{self.width}px"'
-        return f'<svg class="sequence" role="img" aria-label="{escape(label, quote=True)}" {size}>{heads}{"".join(self.parts)}</svg>'
+        size = f'viewBox="0 0 {self.width} {self.y}" style="max-width:{self.width}px;min-width:{self.width * READABLE:.0f}px"'
+        picture = f'<svg class="sequence" role="img" aria-label="{escape(label, quote=True)}" {size}>{heads}{"".join(self.parts)}</svg>'
+        return f'<div class="sequence-box columns-{len(self.place)}" tabindex="0">{picture}</div><p class="scrolls">The diagram scrolls: →</p>'
 
 
 class Sequence(SphinxDirective):

@@ -1,7 +1,8 @@
 """Drives headless Chromium through the demo, in which a worker is killed, and through a cluster of unfriendly names; keeps screenshots in ``out/``.
 
 Exits with 1 and says what was wrong if: a row, a panel or a state does not appear, zoom or keys do nothing, the console has an error, a request
-leaves the machine, or anything is shown without the token. Also has TensorBoard and promtool read what is written for them.
+leaves the machine, or anything is shown without the token; if a line runs through a label, or something has no room and does not say so, on the
+dashboard, in pictures or in the built documents. Also has TensorBoard and promtool read what is written for them.
 """
 
 from __future__ import annotations
@@ -21,11 +22,22 @@ from urllib.parse import urlsplit
 import aiograd as ag
 from aiograd import distributed as dist
 from tests.browser import readers
+from tests.browser.arranged import look_at_arranged_data
+from tests.browser.documents import look_at_documents
+from tests.browser.geometry import COLLISIONS, OVERFLOWS, PARTS, SEEN
+from tests.browser.pictures import look_at_pictures
 
 OUT = Path("out/dashboard")
 SECONDS = 90_000.0  # milliseconds, as playwright counts
 CHROMIUM = ("chromium", "chromium-browser", "google-chrome")
-VIEWS = (("1280-light", 1280, "light"), ("1280-dark", 1280, "dark"), ("400-light", 400, "light"), ("400-dark", 400, "dark"))
+VIEWS = tuple((f"{width}-{scheme}", width, scheme) for width in (1280, 800, 400) for scheme in ("light", "dark"))
+#: of each link its round trip as the map has it, and as the table does
+ROUND_TRIPS = """() => [...document.querySelectorAll("#cluster-map .crossing title")].map((title) => {
+  const [, one, other, trip] = /^(\\S+) and (\\S+): .*?(?:, ([^,]+ ms))?$/.exec(title.textContent);
+  const here = document.getElementById("here").textContent;
+  const row = [...document.querySelectorAll("#cluster-table tbody tr")].find((each) => each.cells[0].textContent === (one === here ? other : one));
+  return [other, trip ?? "–", row.cells[2].textContent];
+})"""
 HOSTILE = "<img src=x onerror=\"window.broken=1\"><script>window.broken=1</script>'\"&lt;"
 
 service = dist.Service()
@@ -130,7 +142,7 @@ async def watch_the_demo(browser: Any, checks: CheckList) -> None:
         state: Callable[[str], Awaitable[Any]] = lambda wanted: until(  # noqa: E731
             page,
             "([name, state]) => [...document.querySelectorAll('#cluster-table tr')]"
-            ".some(row => row.cells[0]?.textContent === name && row.className === state)",
+            ".some(row => row.cells[0]?.textContent === name && row.classList.contains(state))",
             ["worker1", wanted],
         )
         await state("running")
@@ -147,9 +159,17 @@ async def watch_the_demo(browser: Any, checks: CheckList) -> None:
             await page.set_viewport_size({"width": width, "height": 900})
             await page.emulate_media(color_scheme=scheme)
             await page.wait_for_timeout(900)
-            overflow = await page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            checks.check(overflow <= 0, f"nothing sticks out at {name}")
+            wrong = await page.evaluate(OVERFLOWS, PARTS)
+            checks.check(not wrong, f"everything has room at {name} {wrong[:3] or ''}")
+            wrong = await page.evaluate(COLLISIONS, "#cluster-map svg, #graph-box svg")
+            checks.check(not wrong, f"labels can be read at {name} {wrong[:3] or ''}")
+            seen_boxes = await page.evaluate(SEEN, ["#graph-box g.node", "#graph-box"])
+            checks.check(seen_boxes > 3, f"the graph shows {seen_boxes} boxes at {name}")
             await shoot(page, f"live-{name}")
+        trips = await page.evaluate(ROUND_TRIPS)
+        checks.check(trips and all(on_map == in_table for _, on_map, in_table in trips), f"one round trip on the map and in the table: {trips}")
+        graph = await page.inner_text("#graph-hint")
+        checks.check("3 workers" in graph and "without" not in graph, f"the last pass is a whole one: {graph}")
         await page.set_viewport_size({"width": 1280, "height": 900})
         await page.emulate_media(color_scheme="light")
 
@@ -198,6 +218,7 @@ async def watch_unfriendly_names(browser: Any, checks: CheckList) -> None:
         dist.Worker("driver", peers={"left": left.url}, dashboard=True) as driver,
     ):
         stop = asyncio.Event()
+        bubbles: set[int] = set()
 
         async def work() -> None:
             stages = [ag.nn.Linear(64, 64) for _ in range(4)]
@@ -209,6 +230,7 @@ async def watch_unfriendly_names(browser: Any, checks: CheckList) -> None:
                         x = ag.tensor([1.0, 2.0], requires_grad=True)
                         await ctx.backward(await driver.call("left", HOSTILE, x))
                     await pipe.step(data, data)
+                    bubbles.add(round(pipe.timeline.bubble_rate * 100))
                     ag.log(HOSTILE, step := step + 1)
                     ag.log("not a number", float("nan"))
                     await asyncio.sleep(0.05)
@@ -229,19 +251,23 @@ async def watch_unfriendly_names(browser: Any, checks: CheckList) -> None:
         checks.check(await page.evaluate("window.broken") is None, "no name is run as a script")
         checks.check(await page.locator("main img, main script").count() == 0, "nor becomes an element")
         checks.check(HOSTILE in await page.inner_text("#training-charts"), "it is shown as it is")
-        checks.check("bubble" in await page.inner_text("#pipeline-hint"), f"pipeline: {await page.inner_text('#pipeline-hint')}")
+        hint = await page.inner_text("#pipeline-hint")
+        found = re.match(r"last step: .+ (\d+) % bubble; 1F1B", hint)
+        checks.check(found and {int(found[1]) + i for i in (-1, 0, 1)} & bubbles, f"a whole step, with a bubble that a step had: {hint}")
         await page.keyboard.press("Home")
         names = [f"w{i:03}" for i in range(1000)]
         for name in names:
             driver.add_peer(name, "http://127.0.0.1:1")
         await until(page, "document.querySelectorAll('.tiles i').length >= 1000")
         await page.wait_for_timeout(9000)
-        for name, width, scheme in VIEWS[1:3]:
+        for name, width, scheme in VIEWS[1::3]:
             await page.set_viewport_size({"width": width, "height": 900})
             await page.emulate_media(color_scheme=scheme)
             await page.wait_for_timeout(600)
+            wrong = await page.evaluate(OVERFLOWS, PARTS)
+            checks.check(not wrong, f"a thousand workers have room at {name} {wrong[:3] or ''}")
             await shoot(page, f"thousand-{name}")
-        checks.check(await page.locator("#cluster-table tbody tr").count() <= 60, "a thousand workers make a table that ends")
+        checks.check(await page.locator("#cluster-table tbody tr").count() <= 24, "a thousand workers make a table that ends")
         checks.check("1002 workers" in await page.inner_text("#cluster-hint"), await page.inner_text("#cluster-hint"))
         checks.check(not seen.errors, f"no console errors {seen.errors[:3] or ''}")
         checks.check(not seen.foreign, f"no request leaves the worker {seen.foreign[:3] or ''}")
@@ -266,6 +292,9 @@ async def main() -> int:
         for part in (watch_the_demo, watch_unfriendly_names):
             if not only or part.__name__ in only:
                 await part(browser, checks)
+        for look in (look_at_arranged_data, look_at_pictures, look_at_documents):
+            if not only or look.__name__ in only:
+                await look(browser, checks, OUT)
         await browser.close()
     if not only:
         print("other programs")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from aiograd.dashboard import board as board_module
 from aiograd.dashboard.board import Board, read_report
-from aiograd.dashboard.pass_graph import RanNode, last_pass, picture, read_rows
+from aiograd.dashboard.pass_graph import PassPart, RanNode, last_pass, picture, read_rows
 
 STATE = {"pid": 1, "contexts": 2, "committed": 3, "memory": 1000, "peers": [["driver", True, 100, 50, 1.5, 0]]}
 EVENT = ["mul", "forward", "mul", 1_000_000, 12.5, "MainThread", 1, 7, None, "2×3", 24, "a.py:3", None]
@@ -64,6 +64,25 @@ def test_a_state_keeps_since_when_it_holds() -> None:
     assert (board.worker("left").state, board.worker("left").since) == ("running", 5.0)
 
 
+def test_a_round_trip_is_one_number_wherever_it_is_shown() -> None:
+    board = Board("driver")
+
+    def peers(**trips: float | None) -> dict[str, Any]:
+        return report(state={**STATE, "peers": [[name, True, 1, 1, trip, 0] for name, trip in trips.items()]})
+
+    board.arrived("driver", peers(left=42.0, right=1.5), 1.0, 1.0)
+    board.arrived("left", peers(driver=1098.0, right=7.0), 1.0, 3.5)
+    board.arrived("right", peers(driver=None, left=9.0), 1.0, 1.25)
+    data = answer(board)
+    by_link = {(row[0], row[1]): row[5] for row in data["links"]}
+    assert by_link["driver", "left"] == by_link["left", "driver"] == 42.0, "as this worker's own statistics and metrics say"
+    assert by_link["left", "right"] == by_link["right", "left"] == 7.0, "of others the lesser of what both ends measured"
+    assert {worker["name"]: worker["round_trip"] for worker in data["workers"]} == {"driver": None, "left": 42.0, "right": 1.5}
+    board.failed("left", "lost", "it crashed", 4.0)
+    board.arrived("driver", peers(right=None), 5.0, 5.0)
+    assert {worker["name"]: worker["round_trip"] for worker in answer(board)["workers"]} == {"driver": None, "left": None, "right": None}
+
+
 def test_bytes_become_rates() -> None:
     board = Board("driver")
     board.arrived("left", report(), 1.0, 1.0)
@@ -107,9 +126,11 @@ JSON = st.recursive(
 @given(fields=st.dictionaries(st.sampled_from([*report(), "x"]), JSON, max_size=8), row=st.lists(JSON, min_size=13, max_size=13))
 def test_no_report_can_break_the_board(fields: dict[str, Any], row: list[Any]) -> None:
     board = Board("driver")
-    for changes in (fields, {"events": [row]}, {"scalars": [row[:6]]}, {"windows": [row[:2]]}, {"graphs": [[row[:8]]]}):
+    steps = {"steps": {"actions": [["k", [row[:4]]]], "ended": [["k", "n", None, [[row[:2]]], 0, 1], row[:6]]}}
+    for changes in (fields, {"events": [row]}, {"scalars": [row[:6]]}, {"windows": [row[:2]]}, {"graphs": [[0, [row[:8]]], row[:2]]}, steps):
         board.arrived("left", read_report(json.dumps({**report(), **changes})), 1.0, 1.0)
-    board.draw_graph()
+    board.draw_graph(1.0)
+    board.draw_step()
     answer(board)
 
 
@@ -120,17 +141,46 @@ def node(key: int, name: str, *following: int, edge: int = 0, peer: str = "", ou
     return RanNode(key, name, 1000 * key, 8, following, edge, peer, out)
 
 
-DRIVER = {1: node(1, "SumBackward", 2), 2: node(2, "RecvNode", edge=7, peer="left", out=True)}
-LEFT = {1: node(1, "SendNode", 2, edge=7, peer="driver"), 2: node(2, "MulBackward")}
+DRIVER = PassPart({1: node(1, "SumBackward", 2), 2: node(2, "RecvNode", edge=7, peer="left", out=True)}, 0)
+LEFT = PassPart({1: node(1, "SendNode", 2, edge=7, peer="driver"), 2: node(2, "MulBackward")}, 0)
 
 
 def test_the_parts_of_a_pass_are_found_by_its_messages() -> None:
-    other = {1: node(1, "SendNode", edge=9, peer="driver")}
-    local = {1: node(1, "ExpBackward")}
+    other = PassPart({1: node(1, "SendNode", edge=9, peer="driver")}, 0)
+    local = PassPart({1: node(1, "ExpBackward")}, 0)
     found = last_pass("driver", {"driver": [DRIVER, local], "left": [LEFT, other], "right": [LEFT]})
-    assert found == {"driver": DRIVER, "left": LEFT}
-    assert last_pass("driver", {"driver": [local]}) == {"driver": local}
-    assert last_pass("driver", {"left": [other]}) == {"left": other} and last_pass("driver", {}) == {}
+    assert found.parts == {"driver": DRIVER, "left": LEFT} and not found.missing
+    assert last_pass("driver", {"driver": [local]}).parts == {"driver": local}
+    assert last_pass("driver", {"left": [other]}).parts == {"left": other} and not last_pass("driver", {}).parts
+
+
+def test_of_the_last_passes_the_latest_whole_one_is_drawn() -> None:
+    later = PassPart({1: node(1, "RecvNode", edge=8, peer="left", out=True), 2: node(2, "SendNode", edge=5, peer="right")}, 0)
+    found = last_pass("driver", {"driver": [DRIVER, later], "left": [LEFT]})
+    assert found.parts == {"driver": DRIVER, "left": LEFT} and not found.missing
+    alone = last_pass("driver", {"driver": [later], "left": [LEFT]})
+    assert alone.parts == {"driver": later} and alone.missing == {"left", "right"}, "where gradients went, and where they came from"
+
+
+def test_a_fragment_of_a_pass_never_takes_the_place_of_a_whole_one() -> None:
+    def rows(part: PassPart) -> list[Any]:
+        return [[part.left_out, [[*node[:4], list(node.next), *node[5:]] for node in part.nodes.values()]]]
+
+    board = Board("driver")
+    board.arrived("driver", report(graphs=rows(DRIVER)), 1.0, 1.0)
+    board.draw_graph(1.0)
+    assert answer(board)["graph"]["missing"] == ["left"], "better than nothing, and it says what is missing"
+    board.arrived("left", report(graphs=rows(LEFT)), 2.0, 2.0)
+    board.draw_graph(2.0)
+    whole = answer(board)["graph"]
+    assert whole["missing"] == [] and whole["version"] == 2 and whole["at"] == 2.0
+    other = PassPart({1: node(1, "RecvNode", edge=99, peer="left", out=True)}, 0)
+    board.arrived("driver", report(graphs=rows(other)), 3.0, 3.0)
+    board.draw_graph(3.0)
+    assert answer(board)["graph"] == whole
+    board.arrived("driver", report(graphs=rows(PassPart({1: node(1, "ExpBackward")}, 7))), 4.0, 4.0)
+    board.draw_graph(4.0)
+    assert (answer(board)["graph"]["nodes"], answer(board)["graph"]["left_out"]) == (1, 7), "a pass without messages is whole; nodes beyond the most"
 
 
 def test_a_picture_has_a_frame_per_worker_and_arrows_that_cross() -> None:
@@ -148,12 +198,12 @@ def test_a_picture_has_a_frame_per_worker_and_arrows_that_cross() -> None:
 
 def test_a_large_pass_is_drawn_by_names() -> None:
     chain = {i: node(i, ("Mul", "Add")[i % 2] + "Backward", i + 1) for i in range(300)}
-    drawn = picture({"driver": chain})
+    drawn = picture({"driver": PassPart(chain, 0)})
     assert sorted(box["name"] for box in drawn["boxes"]) == ["Add ×150", "Mul ×150"] and drawn["nodes"] == 300
     assert len(drawn["arrows"]) == 1, "no circle is drawn"
 
 
 def test_rows_that_are_none_are_left_out() -> None:
     good = [1, "MulBackward", 5, 8, [2], 0, "", False]
-    assert read_rows([[good, [1], None, ["a"] * 8]]) == [{1: RanNode(1, "MulBackward", 5, 8, (2,), 0, "", False)}]
-    assert read_rows(None) == read_rows([None]) == read_rows([[]]) == []
+    assert read_rows([[3, [good, [1], None, ["a"] * 8]]]) == [PassPart({1: RanNode(1, "MulBackward", 5, 8, (2,), 0, "", False)}, 3)]
+    assert read_rows(None) == read_rows([None]) == read_rows([[]]) == read_rows([[0, []]]) == read_rows([["x", [good]]]) == []

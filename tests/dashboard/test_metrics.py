@@ -14,6 +14,7 @@ import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.dashboard import metrics
 from aiograd.dashboard.face import DashboardFace
+from aiograd.distributed import loop_lag
 from aiograd.distributed.rpc.http.pages import PageRequest
 from tests.distributed.http_support import get
 from tests.distributed.workers import until, workers
@@ -57,6 +58,19 @@ async def test_counts_of_a_step() -> None:
         assert value(found["aiograd_peer_bytes"], "aiograd_peer_bytes_total", peer="left", direction="out") > 0
         assert value(found["aiograd_resident_memory_bytes"], "aiograd_resident_memory_bytes") > 1e6
         assert value(families(left._core)["aiograd_exchange_seconds"], "aiograd_exchange_seconds_count", exchange="serve") == 1
+
+
+async def test_the_lag_of_the_loop_is_sampled_from_the_first_question_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop_lag, "INTERVAL", 0.0)
+    async with workers("driver") as (driver,):
+        assert not driver._core.loop_lag.is_sampled, "nothing is sampled before anything asks"
+        assert value(families(driver._core)["aiograd_loop_lag_seconds"], "aiograd_loop_lag_seconds_count", worker="driver") == 0
+        await until(lambda: driver._core.loop_lag.histogram.count > 1)
+        driver._core.loop_lag.histogram.add(0.2, False)
+        found = families(driver._core)["aiograd_loop_lag_seconds"]
+        counts = {float(each.labels["le"]): each.value for each in found.samples if "le" in each.labels}
+        assert counts[0.1] < counts[0.25] and counts[float("inf")] == driver._core.loop_lag.histogram.count
+        assert value(found, "aiograd_loop_lag_seconds_sum") >= 0.2
 
 
 async def test_scalars_with_odd_names_are_labels() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 import aiograd as ag
+from aiograd.dashboard import pass_graph
 from aiograd.dashboard.sampling import Allowance, EventRing, Sampler
 from aiograd.modes import DEFAULT_MODE
 from aiograd.profiler.event import Event
@@ -109,7 +110,33 @@ async def test_the_graph_of_a_pass_is_noted(sampler: Sampler) -> None:
     x = ag.tensor([1.0, 2.0], requires_grad=True)
     sampler.tick(0.0)
     await (x * x).sum().backward()
-    (rows,) = sampler.graphs.rows()
+    ((left_out, rows),) = sampler.graphs.rows()
+    assert not left_out
     names = [row[1] for row in rows]
     assert names == ["SumBackward", "MulBackward", "AccumulateGrad"]
     assert rows[0][4] == [rows[1][0]] and set(rows[1][4]) == {rows[2][0]} and rows[2][4] == []
+
+
+async def test_a_pass_that_outlasts_its_window_is_noted_to_its_end(sampler: Sampler) -> None:
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    y = x
+    for _ in range(60):
+        y = y * 1.5
+    sampler.tick(0.0)
+    await y.sum().backward()
+    assert not sampler.is_open, "more nodes than events are allowed"
+    ((left_out, rows),) = sampler.graphs.rows()
+    assert len(rows) == 62 and not left_out
+
+
+async def test_of_large_passes_the_first_nodes_are_noted_and_the_others_counted(sampler: Sampler, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pass_graph, "MOST_NODES", 10)
+    monkeypatch.setattr(pass_graph, "ALL_NODES", 25)
+    x = ag.tensor([1.0, 2.0], requires_grad=True)
+    for number in range(4):
+        sampler.tick(number * 5.0)
+        y = x
+        for _ in range(12):
+            y = y * 1.5
+        await y.sum().backward()
+    assert [(left_out, len(rows)) for left_out, rows in sampler.graphs.rows()] == [(4, 10), (4, 10)], "as many passes as have room"

@@ -63,7 +63,7 @@ async def test_a_step_is_seen_on_both_workers() -> None:
             await step(driver, "<b>x</b>")
             collector._rounds = 0
             await collector.ask_round()
-            collector.board.draw_graph()
+            collector.board.draw_graph(1.0)
             data = json.loads(collector.board.answer(0, 0, 0, 1.0))
             assert {worker["name"]: worker["state"] for worker in data["workers"]} == {"driver": "running", "left": "running"}
             seen = {(event[0], event[1], event[2], event[13]) for event in data["events"]}

@@ -16,6 +16,7 @@ from aiograd.distributed.rpc import outbound
 from aiograd.distributed.rpc.budget import Budget
 from aiograd.distributed.rpc.frames import HEADER, FrameKind, pack_header
 from aiograd.distributed.rpc.limits import Limits
+from aiograd.distributed.rpc.outbound import ROUND_TRIPS
 from aiograd.distributed.rpc.session import Abandon, Answered, Expired, PeerLeft
 from aiograd.errors import ArgumentError
 from tests.distributed.pairs import delivered, effects, frames, kinds, nothing_left, pair, pass_on, read
@@ -49,6 +50,30 @@ def test_a_request_and_its_answer(size):
     here, there = near.statistics(), far.statistics()
     assert (here.frames_in, here.bytes_in) == (there.frames_out, there.bytes_out)
     assert (here.frames_out, here.bytes_out) == (there.frames_in, there.bytes_in)
+
+
+def test_the_round_trip_is_that_of_the_quickest_answer_of_late():
+    near, far = pair()
+
+    def ask(begin: float, work: float) -> None:
+        near.request(1, [b"?"], begin + 1000.0, begin)
+        pass_on(near, far, begin)
+        far.respond(delivered(far).id, [b"!"], begin + work)
+        pass_on(far, near, begin + work)
+        effects(near)
+
+    assert near.statistics().round_trip is None
+    ask(0.0, 2.0)
+    assert near.statistics().round_trip == 2.0
+    ask(10.0, 0.25)
+    for number in range(1, ROUND_TRIPS):
+        ask(10.0 * number + 10.0, 4.0)
+        assert near.statistics().round_trip == 0.25, "the work of other requests does not count"
+    ask(1000.0, 3.0)
+    assert near.statistics().round_trip == 3.0, "what is long ago does not count"
+    for number in range(ROUND_TRIPS):
+        ask(2000.0 + number, 0.001 * (number % 2))
+    assert near.statistics().round_trip == pytest.approx(0.0005, abs=1e-6), "a clock that counts milliseconds tells less than one on average"
 
 
 def test_failures_are_marked():

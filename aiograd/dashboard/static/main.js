@@ -7,7 +7,7 @@ import { Pipeline, Training } from "/dashboard/training.js";
 
 const panels = { stream: new Stream(), cluster: new Cluster(), graph: new Graph(), training: new Training(), pipeline: new Pipeline() };
 const INTERVAL = 500;
-const cursors = { after: 0, scalars: 0, graph: 0 };
+const cursors = { after: 0, scalars: 0, graph: 0, pipeline: 0 };
 let failures = 0;
 let committed = null;
 
@@ -33,7 +33,7 @@ function summary(data) {
 }
 
 async function ask() {
-  const answer = await fetch(`/dashboard/data?after=${cursors.after}&scalars=${cursors.scalars}&graph=${cursors.graph}`, { credentials: "same-origin" });
+  const answer = await fetch(`/dashboard/data?after=${cursors.after}&scalars=${cursors.scalars}&graph=${cursors.graph}&pipeline=${cursors.pipeline}`, { credentials: "same-origin" });
   if (answer.status === 401) { connection("locked: open the URL with the token again", "gone"); return; }
   if (answer.status === 429) return;
   if (!answer.ok) throw new Error(`status ${answer.status}`);
@@ -42,6 +42,7 @@ async function ask() {
   cursors.after = data.cursor;
   cursors.scalars = data.scalar_cursor;
   if (data.graph) cursors.graph = data.graph.version ?? 0;
+  if (data.pipeline) cursors.pipeline = data.pipeline.version ?? 0;
   failures = 0;
   connection("live", "live");
   summary(data);

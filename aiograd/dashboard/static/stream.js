@@ -111,13 +111,17 @@ export class Stream {
     context.textAlign = "center";
     const latest = this.latest();
     const step = Math.max(2, Math.floor((width - left) / 110));
+    let end = -Infinity;
     for (const tick of ticks((begin - latest) / 1e6, (this.end - latest) / 1e6, step)) {
       const place = Math.round(x(latest + tick * 1e6)) + 0.5;
       if (place < left || place > width) continue;
       context.beginPath(); context.moveTo(place, 0); context.lineTo(place, height - 20); context.stroke();
       const text = this.span < 2e6 ? `${(tick * 1e3).toFixed(this.span < 2e4 ? 1 : 0)} ms` : `${tick.toFixed(this.span < 5e6 ? 1 : 0)} s`;
       const half = context.measureText(text).width / 2;
-      if (place > left + half && place < width - half) context.fillText(text, place, height - 9);
+      const middle = Math.max(left + half, Math.min(width - half, place));
+      if (middle - half < end + 8) continue;
+      context.fillText(text, middle, height - 9);
+      end = middle + half;
     }
     context.textAlign = "left";
   }
@@ -220,7 +224,7 @@ export class Stream {
     const facts = [`${WORDS[event.category] ?? event.category} on ${event.worker}, ${time(event.length)}`];
     if (event.peer) facts.push(`with ${event.peer}`);
     if (event.shapes) facts.push(`shape ${event.shapes}`);
-    if (event.size !== null) facts.push(bytes(event.size));
+    if (event.size) facts.push(bytes(event.size));
     if (event.pass !== null) facts.push(`pass ${event.pass}`);
     const line = this.lineOf(event);
     if (line) facts.push(line);

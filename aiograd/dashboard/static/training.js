@@ -1,4 +1,4 @@
-// Training: a chart per logged name with a line per worker; and the last step of a pipeline.
+// Training: a chart per logged name with a line per worker; and the last whole step of a pipeline.
 import { at, clipped, colour, make, number, prepare, SERIES, ticks, time } from "/dashboard/draw.js";
 
 const MOST_POINTS = 4000;
@@ -39,9 +39,10 @@ export class Training {
 
   paint(chart) {
     chart.isNew = false;
-    const { context, width, height } = prepare(chart.canvas, 170);
     const points = [...chart.lines.values()].flat().filter((point) => point[1] !== null);
+    chart.canvas.parentElement.hidden = !points.length;
     if (!points.length) { chart.value.textContent = "not finite"; return; }
+    const { context, width, height } = prepare(chart.canvas, 170);
     let [low, high, first, last] = [Infinity, -Infinity, Infinity, -Infinity];
     for (const [step, value] of points) { low = Math.min(low, value); high = Math.max(high, value); first = Math.min(first, step); last = Math.max(last, step); }
     if (low === high) { low -= Math.abs(low) * 0.1 || 1; high += Math.abs(high) * 0.1 || 1; }
@@ -75,7 +76,12 @@ export class Training {
       }
       if (i < 4) texts.push(`${chart.lines.size > 1 ? `${worker} ` : ""}${number(shown[1])}${chart.at !== null ? ` at ${shown[0]}` : ""}`);
     });
-    chart.value.textContent = texts.join(" · ");
+    const many = chart.lines.size > 1; // then each name has a mark in the colour of its line
+    chart.value.replaceChildren(...texts.flatMap((text, i) => {
+      const mark = make("i");
+      mark.style.background = SERIES[i % SERIES.length];
+      return many ? [make("span", {}, mark, text)] : [text];
+    }));
     chart.canvas.setAttribute("aria-label", `${chart.name}: ${texts.join(", ")}, from ${number(low)} to ${number(high)}`);
   }
 
@@ -101,65 +107,58 @@ function smooth(line) {
   });
 }
 
-const ACTION = /^PP:(\d+)([A-Z_]+?)(\d+)?$/;
+const ACTIONS = { F: ["#6da5e6", "F forward"], I: ["#f2a45e", "I input backward"], W: ["#7dc078", "W weight backward"], B: ["#de808c", "B full backward"] };
+const FIRST_STAGE = 0.5; // how much of its colour the first of several stages of a rank has
+const [ROW, TALL] = [30, 22];
 
-// The last step of a pipeline, from its recorded actions: a row per stage, and how much of it is bubble.
+// The last whole step of a pipeline: a row per rank, and how much of it is bubble.
 export class Pipeline {
-  constructor() { this.actions = []; this.plan = null; }
+  constructor() { this.step = null; }
 
   take(data) {
-    let isNew = false;
-    for (const event of data.events) {
-      const [worker, name, , , begin, length] = event;
-      if (name.startsWith("PP:step ")) { this.plan = name.slice(8); isNew = true; this.step = [begin, begin + length]; continue; }
-      const match = ACTION.exec(name);
-      if (!match) continue;
-      this.actions.push({ worker, stage: Number(match[1]), kind: match[2], microbatch: match[3] ?? "", begin, end: begin + length });
-      isNew = true;
-    }
-    if (!isNew) return;
-    this.actions.sort((one, other) => one.begin - other.begin);
-    if (this.actions.length > 6000) this.actions.splice(0, this.actions.length - 6000);
+    if (!data.pipeline || !data.pipeline.boxes) return;
+    this.step = data.pipeline;
     at("pipeline").hidden = false;
+    const kinds = Object.keys(ACTIONS).filter((kind) => this.step.boxes.some((box) => box[3] === kind));
+    at("pipeline-legend").replaceChildren(...kinds.map((kind) => { const mark = make("i"); mark.style.background = ACTIONS[kind][0]; return make("li", {}, mark, ACTIONS[kind][1]); }));
     this.draw();
   }
 
   draw() {
-    if (!this.actions.length) return;
-    const newest = this.step && this.actions.some((each) => each.begin >= this.step[0] && each.end <= this.step[1]) ? this.step : null;
-    const end = newest ? newest[1] : this.actions[this.actions.length - 1].end;
-    let shown = newest ? this.actions.filter((each) => each.begin >= newest[0] && each.end <= newest[1]) : this.actions;
-    if (!newest) { // the last run of actions without a pause that is longer than all of it
-      let first = shown.length - 1;
-      while (first > 0 && shown[first].begin - shown[first - 1].end < Math.max(2e3, (end - shown[first].begin) * 0.5)) first -= 1;
-      shown = shown.slice(first);
-    }
-    if (!shown.length) return;
-    const begin = Math.min(...shown.map((each) => each.begin));
-    const until = Math.max(...shown.map((each) => each.end));
-    const stages = [...new Set(shown.map((each) => each.stage))].sort((one, other) => one - other);
-    const { context, width } = prepare(at("pipeline-canvas"), stages.length * 30 + 22);
-    const left = 84;
-    const x = (us) => left + ((us - begin) / Math.max(1, until - begin)) * (width - left - 2);
-    let busy = 0;
-    stages.forEach((stage, i) => {
+    const step = this.step;
+    if (!step) return;
+    const { ranks, boxes, us } = step;
+    const { context, width } = prepare(at("pipeline-canvas"), ranks.length * ROW + 22);
+    const isSpread = new Set(ranks.map((rank) => rank.worker)).size > 1;
+    const left = isSpread ? Math.min(170, width * 0.3) : 66;
+    const x = (place) => left + (place / Math.max(1, us)) * (width - left - 2);
+    const stages = ranks.map((_, row) => [...new Set(boxes.filter((box) => box[0] === row).map((box) => box[5]))].sort((one, other) => one - other));
+    ranks.forEach((rank, row) => {
       context.fillStyle = colour("ink");
-      context.fillText(`stage ${stage}`, 2, i * 30 + 14);
+      context.fillText(clipped(context, isSpread ? `${rank.label}  ${rank.worker}` : rank.label, left - 8), 2, row * ROW + 14);
       context.fillStyle = colour("grid");
-      context.fillRect(left, i * 30 + 3, width - left - 2, 22);
-      for (const each of shown) {
-        if (each.stage !== stage || /SEND|RECV/.test(each.kind)) continue;
-        const [one, two] = [x(each.begin), x(each.end)];
-        busy += each.end - each.begin;
-        context.fillStyle = each.kind.startsWith("F") ? SERIES[0] : each.kind.startsWith("W") ? SERIES[2] : SERIES[1];
-        context.fillRect(one, i * 30 + 3, Math.max(1, two - one - 0.7), 22);
-        context.fillStyle = "#ffffff";
-        if (two - one > 16) context.fillText(each.microbatch, one + 4, i * 30 + 14.5);
-      }
+      context.fillRect(left, row * ROW + 3, width - left - 2, TALL);
     });
+    for (const [row, part, parts, kind, microbatch, stage, begin, length] of boxes) {
+      const [one, two] = [x(begin), x(begin + length)];
+      const [top, tall] = [row * ROW + 3 + (part * TALL) / parts, TALL / parts];
+      const later = stages[row].length > 1 ? stages[row].indexOf(stage) / (stages[row].length - 1) : 1;
+      context.fillStyle = "#ffffff";
+      context.fillRect(one, top, Math.max(1, two - one - 0.7), tall);
+      context.globalAlpha = FIRST_STAGE + (1 - FIRST_STAGE) * later;
+      context.fillStyle = ACTIONS[kind]?.[0] ?? colour("soft");
+      context.fillRect(one, top, Math.max(1, two - one - 0.7), tall);
+      context.globalAlpha = 1;
+      context.fillStyle = "#10151d";
+      if (two - one > context.measureText(microbatch).width + 6) context.fillText(microbatch, one + 3, top + tall / 2 + 0.5);
+    }
     context.fillStyle = colour("soft");
-    for (const tick of ticks(0, until - begin, Math.max(2, width / 130))) context.fillText(time(tick), Math.min(width - 50, x(begin + tick)), stages.length * 30 + 12);
-    const bubble = 1 - busy / Math.max(1, (until - begin) * stages.length);
-    at("pipeline-hint").textContent = `last step: ${time(until - begin)}, ${(Math.max(0, bubble) * 100).toFixed(0)} % bubble${this.plan ? `; ${this.plan}` : ""}`;
+    for (const tick of ticks(0, us, Math.max(2, width / 130))) {
+      const text = time(tick);
+      context.fillText(text, Math.min(width - context.measureText(text).width - 2, x(tick)), ranks.length * ROW + 12);
+    }
+    const text = `last step: ${time(us)}, ${(step.bubble * 100).toFixed(0)} % bubble; ${step.name}${step.promise ? `: ${step.promise}` : ""}`;
+    at("pipeline-hint").textContent = text;
+    at("pipeline-canvas").setAttribute("aria-label", `${ranks.length} ranks, ${text}`);
   }
 }

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiograd import tracing
+from aiograd.caller import type_found
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable, is_place
@@ -115,7 +116,7 @@ class BackwardPasses:
             raise ArgumentError("ctx.backward(): No tensors provided for gradient computation.")
         for i, root in enumerate(roots):
             if not isinstance(root, TensorCore):
-                raise ArgumentTypeError(f"ctx.backward(): root {i} is a {type(root).__name__}; expected a Tensor of this worker")
+                raise ArgumentTypeError(f"ctx.backward(): root {i} is a {type_found(root)}; expected a Tensor of this worker")
             if not root.requires_grad:
                 raise NoGraphError(f"ctx.backward(): requires_grad not set on root {i}: it does not depend on anything that requires grad")
             if root.size != 1:

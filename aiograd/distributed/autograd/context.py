@@ -28,6 +28,7 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
+from aiograd.caller import called
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.errors import ArgumentTypeError, ContextReleasedError, LimitError
 from aiograd.graph.accumulate_grad import AccumulateGrad
@@ -236,7 +237,7 @@ class Context:
             ArgumentError, NoGraphError, ContextReleasedError: at once. When awaited: exceptions of rules on this worker; `RemoteError` for
             those on other workers; `WorkerLostError`, `DeadlineError`; `CommitUnknown` with ``committed`` True if a worker could not be told.
         """
-        return self.runner.backward(self, roots, retain_graph, create_graph, mode, timeout)
+        return called(self.runner.backward(self, roots, retain_graph, create_graph, mode, timeout), "Context.backward")
 
     def grad(
         self,
@@ -278,7 +279,7 @@ class Context:
         options = {
             "retain_graph": retain_graph, "create_graph": create_graph, "allow_unused": allow_unused, "materialize_grads": materialize_grads,
         }  # fmt: skip
-        return self.runner.grad(self, outputs, inputs, grad_outputs, mode, timeout, options)
+        return called(self.runner.grad(self, outputs, inputs, grad_outputs, mode, timeout, options), "Context.grad")
 
     # ---------------------------------------------------------------- edges
 

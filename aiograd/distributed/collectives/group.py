@@ -21,6 +21,7 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
+from aiograd.caller import called
 from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.operation import (
     REDUCED_KINDS,
@@ -151,7 +152,8 @@ class Group:
         """
         reduction = check_reduction("all_reduce", op)
         values = _data_of("all_reduce", arrays, REDUCED_KINDS[reduction])
-        return self.operations.begin(Operation(OperationKind.ALL_REDUCE, reduction, 0, specs_of(values)), values, timeout, _is_single(arrays))
+        operation = Operation(OperationKind.ALL_REDUCE, reduction, 0, specs_of(values))
+        return called(self.operations.begin(operation, values, timeout, _is_single(arrays)), "Group.all_reduce")
 
     def reduce_scatter(self, array: Any, op: str = "sum", *, timeout: float | None = None) -> Coroutine[Any, Any, Array]:
         """Combine arrays over all ranks, and return this rank's rows of the result.
@@ -173,7 +175,8 @@ class Group:
         values = _data_of("reduce_scatter", [array], REDUCED_KINDS[reduction])
         if len(values[0].shape) == 0:
             raise ArgumentError("reduce_scatter: the array has no rows to divide; expected at least one dimension")
-        return self.operations.begin(Operation(OperationKind.REDUCE_SCATTER, reduction, 0, specs_of(values)), values, timeout, True)
+        operation = Operation(OperationKind.REDUCE_SCATTER, reduction, 0, specs_of(values))
+        return called(self.operations.begin(operation, values, timeout, True), "Group.reduce_scatter")
 
     def all_gather(self, array: Any, *, timeout: float | None = None) -> Coroutine[Any, Any, list[Array]]:
         """The arrays of all ranks.
@@ -189,7 +192,7 @@ class Group:
             As `all_reduce`.
         """
         values = _data_of("all_gather", [array], SENDABLE_KINDS)
-        return self.operations.begin(Operation(OperationKind.ALL_GATHER, specs=specs_of(values)), values, timeout)
+        return called(self.operations.begin(Operation(OperationKind.ALL_GATHER, specs=specs_of(values)), values, timeout), "Group.all_gather")
 
     def broadcast(self, arrays: Any = None, root: int = 0, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """The arrays of one rank, on all ranks.
@@ -214,7 +217,8 @@ class Group:
             raise ArgumentTypeError("broadcast: the root has to give the arrays, found None")
         values = [] if arrays is None else _data_of("broadcast", arrays, SENDABLE_KINDS)
         single = arrays is not None and _is_single(arrays)
-        return self.operations.begin(Operation(OperationKind.BROADCAST, "", root, specs_of(values)), values, timeout, single)
+        operation = Operation(OperationKind.BROADCAST, "", root, specs_of(values))
+        return called(self.operations.begin(operation, values, timeout, single), "Group.broadcast")
 
     def barrier(self, *, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """Wait until every rank has called it. To be awaited; cancelling makes the group fail on every member. Raises as `all_reduce`.
@@ -225,11 +229,7 @@ class Group:
         Returns:
             To be awaited.
         """
-        return self._barrier(self.operations.begin(Operation(OperationKind.BARRIER), [], timeout))
-
-    @staticmethod
-    async def _barrier(waiting: Coroutine[Any, Any, list[Array]]) -> None:
-        await waiting
+        return called(self.operations.begin(Operation(OperationKind.BARRIER), [], timeout, True), "Group.barrier")
 
     async def commit(self, apply: Callable[[], None], *, timeout: float | None = None) -> None:
         """Apply something on every member, or on none.

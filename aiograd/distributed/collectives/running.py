@@ -123,7 +123,7 @@ class RunningOperations:
             operation: as this rank carries it out.
             data: its arrays, of the host or of a device.
             timeout: seconds; None: `Limits.default_deadline`.
-            single: the result is the one array, not a list.
+            single: the result is the one array, None where there is none, not a list.
 
         Returns:
             To be awaited: the result. Cancelling makes the group fail.
@@ -184,7 +184,9 @@ class RunningOperations:
         if self._group.error is not None and not running.is_complete:
             raise self._group.error.with_traceback(None)
         results = running.exchange.result()
-        return results[0] if single else results
+        if single:
+            return results[0] if results else None  # a barrier has no arrays
+        return results
 
     def _post(self, running: RunningOperation, messages: Sequence[Message]) -> None:
         """Send messages, as many to each rank at a time as `WINDOW`."""

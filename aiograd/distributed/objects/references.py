@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
+from aiograd.caller import called
 from aiograd.distributed.rpc.codec import WireReference
 
 
@@ -82,7 +83,7 @@ class RemoteRef:
         Raises:
             ReferenceLostError: the object is gone. Otherwise as `Worker.call`.
         """
-        return self._request(self, "call", (method, list(args), kwargs), timeout)
+        return called(self._request(self, "call", (method, list(args), kwargs), timeout), "RemoteRef.call")
 
     def post(self, values: list[Any], *, waits: bool = True, timeout: float | None = None) -> Coroutine[Any, Any, None]:
         """Give values to an object of the library that takes them as they come, in order. Nothing is recorded.
@@ -98,7 +99,7 @@ class RemoteRef:
         Raises:
             As `call`, where a value is not taken; those before it have been.
         """
-        return self._request(self, "post", (values, waits), timeout)
+        return called(self._request(self, "post", (values, waits), timeout), "RemoteRef.post")
 
     def call_all(self, refs: Sequence[RemoteRef], method: str, /, *args: Any, timeout: float | None = None) -> Coroutine[Any, Any, list[Any]]:
         """Call a method of many objects, on a worker each, which pass the call on to one another: see `aiograd.distributed.multicast`.
@@ -115,7 +116,7 @@ class RemoteRef:
             A coroutine of the results in the order of `refs`: the exception where there was one, None where the object was not reached, as far as
             is known.
         """
-        return self._request(self, "call_all", (refs, method, list(args)), timeout)
+        return called(self._request(self, "call_all", (refs, method, list(args)), timeout), "RemoteRef.call_all")
 
     def adapt(self, name: str, others: list[RemoteRef], options: dict[str, Any], *, timeout: float | None = None) -> Coroutine[Any, Any, RemoteRef]:
         """Make one of the library's own objects around this one, where it lives, for instance a host of a pipeline's stages.
@@ -131,7 +132,7 @@ class RemoteRef:
 
         Cancelled, the object may have been made.
         """
-        return self._request(self, "adapt", (name, others, options), timeout)
+        return called(self._request(self, "adapt", (name, others, options), timeout), "RemoteRef.adapt")
 
     def get(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """The object itself, where it can be sent (a Tensor, for instance). Inside a context gradients flow back to it.
@@ -142,7 +143,7 @@ class RemoteRef:
         Returns:
             A coroutine of the object. Cancelling it changes nothing.
         """
-        return self._request(self, "get", (), timeout)
+        return called(self._request(self, "get", (), timeout), "RemoteRef.get")
 
     def delete(self, *, timeout: float | None = None) -> Coroutine[Any, Any, Any]:
         """Let the owner forget the object. Deleting it again does nothing.
@@ -153,7 +154,7 @@ class RemoteRef:
         Returns:
             A coroutine. Cancelled, the object may have been deleted.
         """
-        return self._request(self, "delete", (), timeout)
+        return called(self._request(self, "delete", (), timeout), "RemoteRef.delete")
 
     def local_value(self) -> Any:
         """The object, on the worker that has it.

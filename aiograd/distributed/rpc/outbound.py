@@ -43,6 +43,8 @@ SMALL = 1024
 UNACKNOWLEDGED_BYTES = 1 << 18
 #: unresolved ids that a heartbeat names at most
 UNRESOLVED = 4096
+#: the latest answers, of which the quickest tell the round trip; seconds that these may differ by: clocks of loops count milliseconds
+ROUND_TRIPS, CLOCK = 32, 0.0015
 
 
 class OutboundRequest(Outgoing):
@@ -83,12 +85,11 @@ class OutboundRequests:
         unacknowledged: bytes of answers that were resolved since the answerer was last told.
         held: bytes reserved from the budget.
         resent: requests that were sent or asked after again, in all.
-        round_trip: seconds from request to answer, smoothed; None before the first.
     """
 
     __slots__ = (
-        "rows", "next_id", "watermark", "unacknowledged", "held", "resent", "round_trip", "timers",
-        "_limits", "_budget", "_outbox", "_effects", "_overloaded",
+        "rows", "next_id", "watermark", "unacknowledged", "held", "resent", "timers",
+        "_times", "_limits", "_budget", "_outbox", "_effects", "_overloaded",
     )  # fmt: skip
 
     def __init__(
@@ -105,7 +106,8 @@ class OutboundRequests:
         self.unacknowledged = 0
         self.held = 0
         self.resent = 0
-        self.round_trip: float | None = None
+        #: seconds from requests to their answers, of late
+        self._times: deque[float] = deque(maxlen=ROUND_TRIPS)
         self.timers = TimerQueue()
         self._limits = limits
         self._budget = budget
@@ -145,6 +147,15 @@ class OutboundRequests:
         else:
             self._outbox.withdraw(row)
             self._outbox.control[FrameKind.CANCEL, row.id] = None
+
+    @property
+    def round_trip(self) -> float | None:
+        """Seconds to the quickest of the latest answers, on average; None before the first. Answers to what was sent again do not count."""
+        if not self._times:
+            return None
+        least = min(self._times)
+        quickest = [seconds for seconds in self._times if seconds <= least + CLOCK]
+        return sum(quickest) / len(quickest)
 
     # ---- heard from the peer
 
@@ -305,8 +316,7 @@ class OutboundRequests:
 
     def _finish(self, row: OutboundRequest, message: bytearray | memoryview, kind: FrameKind, now: float) -> None:
         if not row.resent and row.sent_at is not None:
-            sample = now - row.sent_at
-            self.round_trip = sample if self.round_trip is None else self.round_trip + (sample - self.round_trip) / 8
+            self._times.append(now - row.sent_at)
         self.unacknowledged += len(message) + OVERHEAD
         self._resolve(row)
         if self.unacknowledged > UNACKNOWLEDGED_BYTES:

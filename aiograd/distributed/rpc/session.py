@@ -49,7 +49,7 @@ class SessionStatistics:
         bytes_unsent: bytes of messages that no frame has carried yet.
         frames_in, frames_out, bytes_in, bytes_out: the frames and bytes that channels have carried.
         resent: times that a request was sent again or asked after.
-        round_trip: seconds from request to answer, smoothed; None before the first answer.
+        round_trip: see `PeerStatistics`.
     """
 
     outstanding: int

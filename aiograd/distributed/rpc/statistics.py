@@ -24,7 +24,8 @@ class PeerStatistics:
     resent: int
     #: bytes of messages that are on their way in or being worked on
     bytes_held: int
-    #: from request to answer, smoothed; None before the first answer
+    #: from request to answer, on average of the quickest of the latest 32: the way there and back, with the least work in between; None
+    #: before the first answer
     round_trip: float | None
 
 

@@ -90,7 +90,7 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
         #: the groups of hosts are as they should be
         self._has_joined = not is_replicated
         #: of the running step: of its random numbers; the share of each replica; whether hosts say how large gradients are, and the factor for them
-        self._seed: tuple[int, ...] = ()
+        self.seed: tuple[int, ...] = ()
         self._shares: Mapping[int, list[Any]] = {}
         self._measures = False
         self._factor: Any = None
@@ -110,6 +110,11 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
     def local_ranks(self) -> set[int]:
         """The ranks of this process."""
         return {self.replicas[0].stage_to_rank[stage] for stage, item in self.stages.items() if owner_of(item) is None}
+
+    @property
+    def computations(self) -> list[dict[int, int]]:
+        """For each replica the number of computations in a step by rank."""
+        return [{rank: sum(action.kind.is_compute for action in row) for rank, row in replica.training.items()} for replica in self.replicas]
 
     def _hosts_of(self, replica: StageAssignment) -> list[RemoteHost]:
         """The hosts of a replica, which are new."""
@@ -213,9 +218,9 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
             PipelineError: a stage failed. DistributedError: something between workers. Nothing has changed then, anywhere.
         """
         step = session.step
-        self._seed, self._factor, self._measures = StepRandom().seed, None, clip_norm is not None
+        self.seed, self._factor, self._measures = StepRandom().seed, None, clip_norm is not None
         self._shares = {} if shares is None else {id(replica): share for replica, share in zip(self.replicas, shares, strict=True)}
-        local = self.local.run(step, trains, {}, None, self._seed, None, self._measures)
+        local = self.local.run(step, trains, {}, None, self.seed, None, self._measures)
         if not self.remotes and clip_norm is None:
             return await local
         try:
@@ -275,7 +280,7 @@ class PipelineCoordinator(StepCoordinator[PipelineSession, RemoteHost]):
 
     async def _run(self, remote: RemoteHost, step: int, trains: bool) -> dict[str, Any]:
         try:
-            peers, seed = self.peers(remote.ranks, remote.replica), list(self._seed)
+            peers, seed = self.peers(remote.ranks, remote.replica), list(self.seed)
             share = self._shares.get(id(remote.replica))
             results = await self.ask(remote, "run", step, trains, peers, self._local_ref, seed, share, self._measures)
             if self._factor is not None:

@@ -368,7 +368,7 @@ class Pipeline:
 
     async def _step(self, calls: list[Call], targets: list[Any] | None, keeps_outputs: bool) -> Any:
         async with self._turn:
-            began = time.perf_counter_ns()
+            profiler, began = current_mode().profiler, time.perf_counter_ns()
             shares = self._shares(calls)
             session = await self._begin(calls, targets)
             session.keeps_outputs = keeps_outputs
@@ -383,9 +383,8 @@ class Pipeline:
                 await self._coordinator.abort(session)
                 raise
             await self._coordinator.commit(session)
-            profiler = current_mode().profiler
             if profiler is not None:
-                profiler.end_pipeline_step(began, self)
+                profiler.end_pipeline_step(began, self, self._coordinator.seed, self._coordinator.computations)
             return (list(losses), outputs) if keeps_outputs else list(losses)
 
     async def eval(self, x: Any = (), *, arg_mbs: Any = None, kwarg_mbs: Any = None, **kwargs: Any) -> Any:

@@ -157,7 +157,7 @@ class StepExecution:
 class _Exchange:
     """How a rank of this process reaches the others."""
 
-    __slots__ = ("has", "take", "receive", "_router", "_stage_to_rank", "_rank", "_events", "_profiler", "_now")
+    __slots__ = ("has", "take", "receive", "_router", "_stage_to_rank", "_rank", "_step", "_events", "_profiler", "_now")
 
     def __init__(self, execution: StepExecution, rank: int, events: list[ExecutedAction] | None) -> None:
         self._router = execution.router
@@ -165,6 +165,7 @@ class _Exchange:
         mailbox = self._router.mailboxes[rank]
         self.has, self.take, self.receive = mailbox.has, mailbox.take, mailbox.receive
         self._rank = rank
+        self._step = execution.spec.random.seed
         self._events = events
         self._profiler = current_mode().profiler
         self._now = asyncio.get_running_loop().time
@@ -183,6 +184,6 @@ class _Exchange:
 
     def ended(self, action: Action, began: tuple[float, int]) -> None:
         if self._profiler is not None:
-            self._profiler.add(f"PP:{action}", "scope", f"PP:{action.kind.value}", began[1], time.perf_counter_ns())
+            self._profiler.end_pipeline_action(began[1], self._step, self._rank, action)
         if self._events is not None:
             self._events.append(ExecutedAction(self._rank, action, began[0], self._now()))

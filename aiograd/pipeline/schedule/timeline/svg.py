@@ -50,11 +50,16 @@ _OTHER: Final = _ActionStyle((200, 206, 212), "parameters")
 #: how much of the colour of its kind the first stage of a rank has, if there are several; the last has all of it
 _FIRST_STAGE = 0.45
 
-_STYLE = (
-    "text{font-family:Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;font-size:11px;fill:#1f2328}"
-    ".t{font-size:13px;font-weight:600}.m{text-anchor:middle}.f{fill:#57606a}.e{text-anchor:end}"
-    "rect.b{stroke:#ffffff;stroke-width:.75}line{stroke:#8c959f}"
-)
+_CLASS = "aiograd-timeline"
+#: each rule names the picture's class, so that it reaches into no other picture of a page
+_STYLE = "".join(
+    f".{_CLASS} {rule}"
+    for rule in (
+        "text{font:11px Inter,'Helvetica Neue',Helvetica,Arial,'Liberation Sans','DejaVu Sans',sans-serif;fill:#1f2328}",
+        ".t{font-size:13px;font-weight:600}", ".m{text-anchor:middle}", ".f{fill:#57606a}", ".e{text-anchor:end}",
+        ".b{stroke:#ffffff;stroke-width:.75}", "line{stroke:#8c959f}",
+    )
+)  # fmt: skip
 
 
 def timeline_svg(timeline: TimelineData, width: float | None) -> str:
@@ -104,7 +109,7 @@ class _Picture:
     def lines(self) -> Iterator[str]:
         title = _text(self.title())
         yield (
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{self.width:.0f}" height="{self.height:.0f}" '
+            f'<svg xmlns="http://www.w3.org/2000/svg" class="{_CLASS}" width="{self.width:.0f}" height="{self.height:.0f}" '
             f'viewBox="0 0 {self.width:.1f} {self.height:.1f}" role="img">'
         )
         yield f"<title>{title}</title><style>{_STYLE}</style>"
