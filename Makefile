@@ -6,7 +6,7 @@
 #   make ptx                         compiles every CUDA kernel to PTX, and tests the driver with NVIDIA's libraries; no device is needed
 #   make ray                         the tests of RayCluster, on several Ray nodes of this machine, in .venv-ray (figures: .venv-ray/bin/python -m tests.ray)
 #   make interop                     bridges to PyTorch and JAX, the Array API suite (ARRAY_API_TESTS=its folder, else cloned), SciPy, scikit-learn, einops
-#   make browser                     the dashboard in headless Chromium, with a killed worker, in .venv-browser; screenshots in out/dashboard
+#   make browser                     the dashboard, pictures and documents in headless Chromium, in .venv-browser; screenshots in out/dashboard
 #   make cpus                        the numeric tests under every code path of this CPU, and on other Pythons (ARGS="--paths oldest threads-8")
 #   make lint                        ruff and mypy --strict
 #   make format                      what ruff can mend by itself
@@ -60,7 +60,7 @@ interop:
 	.venv-interop/bin/python -m tests.interop --jobs $(JOBS) $(ARGS)
 
 # Chromium comes from the system: `apt-get install chromium` on Debian.
-browser:
+browser: out/docs/.built
 	@$(MAKE) --no-print-directory VENV=.venv-browser .venv-browser/.installed-browser
 	.venv-browser/bin/python -m tests.browser $(ARGS)
 
@@ -75,11 +75,14 @@ format: $(VENV)/.installed-dev
 	$(BIN)/python -m ruff check --fix .
 
 # Sphinx and what the guides show (Jupyter, FastAPI) have an environment of their own.
-docs:
+docs: out/docs/.built
+	.venv-docs/bin/python -m pytest -q -n $(JOBS) tests/test_documentation.py tests/test_recipes.py tests/test_readme.py tests/test_reference.py $(ARGS)
+
+out/docs/.built: $(shell find docs aiograd tests/public_names.py tests/distributed/fault_model.py -type f ! -name '*.pyc')
 	@$(MAKE) --no-print-directory VENV=.venv-docs .venv-docs/.installed-dev,docs
 	rm -rf out/docs
 	.venv-docs/bin/python -m sphinx -E -q -W --keep-going -b html docs out/docs
-	.venv-docs/bin/python -m pytest -q -n $(JOBS) tests/test_documentation.py tests/test_recipes.py tests/test_readme.py tests/test_reference.py $(ARGS)
+	@touch $@
 
 chaos: $(VENV)/.installed-dev
 	$(BIN)/python -m tests.chaos $(ARGS)

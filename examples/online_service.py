@@ -21,6 +21,7 @@ import asyncio
 import collections
 import contextlib
 import json
+import logging
 import math
 import os
 import time
@@ -63,6 +64,7 @@ class Classifier:
         images, labels = (digits.data[order] / 16).astype(np.float32), digits.target[order]
         #: examples to learn from; what users send pushes the oldest out
         self.examples: collections.deque[tuple[np.ndarray, int]] = collections.deque(zip(images[:1400], labels[:1400], strict=True), maxlen=4000)
+        self.taught = asyncio.Event()
         self.test_images, self.test_labels = images[1400:], labels[1400:]
         self.steps = 0
         self.loss = math.nan
@@ -85,14 +87,27 @@ class Classifier:
         """Train on random batches of the examples until cancelled."""
         while True:
             chosen = [self.examples[i] for i in self.random.integers(0, len(self.examples), BATCH)]
-            images = ag.asarray(np.stack([image for image, _ in chosen]))
-            labels = np.array([label for _, label in chosen])
-            self.optimizer.zero_grad()
-            loss = F.cross_entropy(self.model(images), labels)
-            await loss.backward()
-            self.optimizer.step()
-            self.steps += 1
-            self.loss = loss.item()
+            try:
+                await self.learn(np.stack([image for image, _ in chosen]), np.array([label for _, label in chosen]))
+            except Exception:  # a cancellation is none: it ends the trainer
+                logging.exception("a batch was left out, and the model is as it was; training goes on when the next example comes")
+                self.taught.clear()
+                await self.taught.wait()
+
+    async def learn(self, images: np.ndarray, labels: np.ndarray) -> None:
+        """A step on one batch, or none if it fails."""
+        self.optimizer.zero_grad()
+        loss = F.cross_entropy(self.model(ag.asarray(images)), labels)
+        await loss.backward()
+        ag.optim.clip_grad_norm_(self.model.parameters(), 10.0, error_if_nonfinite=True)
+        self.optimizer.step()
+        self.steps += 1
+        self.loss = loss.item()
+
+    def teach(self, image: np.ndarray, label: int) -> None:
+        """Keep an example to learn from."""
+        self.examples.append((image, label))
+        self.taught.set()
 
 
 CLASSIFIER = web.AppKey("classifier", Classifier)
@@ -140,7 +155,7 @@ async def learn(request: web.Request) -> web.Response:
     if type(digit) is not int or not 0 <= digit <= 9:
         raise web.HTTPBadRequest(text=problem("digit must be an integer from 0 to 9"), content_type="application/json")
     classifier = request.app[CLASSIFIER]
-    classifier.examples.append((image, digit))
+    classifier.teach(image, digit)
     return web.json_response({"examples": len(classifier.examples)}, status=202)
 
 

@@ -1,6 +1,6 @@
 """A PyTorch transformer cut into four stages, one per process, trained by a zero-bubble pipeline over HTTP, beside the same model in one process.
 
-    pip install 'aiograd[torch]'
+    pip install '.[torch]'
     python examples/torch_pipeline.py                 # four worker processes on this machine, about fifteen seconds
 
 The stages are ordinary torch modules with torch optimizers. ``interop.torch.wrap`` makes each of them one node of aiograd's graph: a batch is cut

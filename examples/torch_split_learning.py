@@ -1,6 +1,6 @@
 """Split learning with PyTorch: two parties train one model together, and neither sends its data or its labels to the other.
 
-    pip install 'aiograd[torch]'
+    pip install '.[torch]'
     python examples/torch_split_learning.py           # two worker processes on this machine, a few seconds
 
 The clinic has measurements of patients and an encoder that reads them; the laboratory has the diagnoses and the layers that learn them. Both are

@@ -1,6 +1,6 @@
 """Fixtures of every test: both event loops for async ones, a leak check, and Hypothesis profiles.
 
-The fixtures themselves ship with the package (``aiograd.testing.pytest_plugin``); here they become the rule.
+The fixtures themselves ship with the package (``pytest_aiograd``); here they become the rule.
 
 Note [Collected tests are frozen]
     Twenty thousand collected tests are most of a million objects that live as long as the run. Full collections of garbage would look at all of
@@ -26,7 +26,7 @@ from hypothesis import HealthCheck, settings
 from aiograd.graph.node import Node
 from tests.watchdog import Watchdog
 
-pytest_plugins = ["aiograd.testing.pytest_plugin", "pytester"]
+pytest_plugins = ["pytest_aiograd", "pytester"]
 
 # The same examples every time, however slow the machine: a failure in CI is a failure everywhere. `dev` explores.
 settings.register_profile("ci", derandomize=True, deadline=None, database=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])

@@ -5,16 +5,18 @@ Recipes and the parts of one long example are run by ``test_recipes.py``, names 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import csv
 import gc
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 import types
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +45,63 @@ async def serving(app: web.Application) -> AsyncIterator[tuple[TestServer, Clien
         yield server, client
 
 
+#: bodies that are no JSON, or not the JSON of any request
+BROKEN = (b"", b"{", b"[]", b"null", b"3", b'"numbers"', b"{}", b"\xff\xfe", b"[" * 100_000, b'{"numbers": [0.5, 0.5], "label": 0')
+#: JSON in place of two numbers
+NO_NUMBERS = (
+    "[0.5]", "[0.5, 0.5, 0.5]", "[]", "null", "0.5", '"ab"', '["a", "b"]', "[[0.5], [0.5]]", "[null, 0.5]", '{"a": 0.5, "b": 0.5}', "[NaN, 0.5]",
+    "[Infinity, 0.5]", "[1e300, 0.5]", "[1e39, -1e39]", f"[1{'0' * 400}, 0.5]",
+)  # fmt: skip
+#: JSON in place of a class that the model has
+NO_LABEL = ("2", "-1", '"1"', "null", "[1]", "{}", "0.5", "NaN", f"1{'0' * 400}")
+TAUGHT = (*(f'{{"numbers": {n}, "label": 1}}'.encode() for n in NO_NUMBERS), *(f'{{"numbers": [0.5, 0.5], "label": {n}}}'.encode() for n in NO_LABEL))
+
+
+async def refused(client: ClientSession, url: Any, bodies: Iterable[bytes]) -> None:
+    """Each body is answered as its sender's mistake, in words that say what was expected."""
+    for body in bodies:
+        for content_type in ("application/json", "application/json; charset=nothing", "text/plain"):
+            async with client.post(url, data=body, headers={"Content-Type": content_type}) as answer:
+                assert 400 <= answer.status < 500 and "expected" in await answer.text(), (body[:50], content_type, answer.status)
+
+
 # -------------------------------------------------------------------- tutorials
+
+
+@pytest.mark.net
+async def test_the_service_that_learns_refuses_malformed_requests_and_goes_on() -> None:
+    module = load("# learning_service.py")
+    app = module.application()
+    async with serving(app) as (server, client):
+        teach, predict, learner = server.make_url("/learn"), server.make_url("/predict"), app[module.LEARNER]
+        await refused(client, teach, (*BROKEN, b'{"numbers": [0.5, 0.5]}', *TAUGHT))
+        await refused(client, predict, (*BROKEN[:-1], *(f'{{"numbers": {n}}}'.encode() for n in NO_NUMBERS)))
+        assert not learner.examples and not learner.steps
+        assert (await client.post(teach, json={"numbers": [100, -100], "label": 0})).status == 202
+        while learner.steps < 3:
+            await asyncio.sleep(0)
+        body = await (await client.post(predict, json={"numbers": [100, -100]})).json()
+        assert sum(body["probabilities"]) == pytest.approx(1)
+
+
+@pytest.mark.net
+async def test_the_trainer_of_the_service_leaves_out_a_batch_that_fails(caplog: pytest.LogCaptureFixture) -> None:
+    module = load("# learning_service.py")
+    app = module.application()
+    async with serving(app) as (server, client):
+        learner = app[module.LEARNER]
+        before = {name: value.numpy().copy() for name, value in learner.model.state_dict().items()}
+        for bad, said in (([0.5], "inhomogeneous"), ([np.nan, 0.5], "gradients is nan")):
+            learner.examples.extend([([0.5, 0.5], 1), (bad, 1)])
+            learner.has_examples.set()
+            while said not in caplog.text:
+                await asyncio.sleep(0)
+            assert "left out" in caplog.text and not learner.has_examples.is_set()
+            learner.examples.clear()
+        assert learner.steps == 0 and all((before[name] == value.numpy()).all() for name, value in learner.model.state_dict().items())
+        assert (await client.post(server.make_url("/learn"), json={"numbers": [0.5, 0.5], "label": 1})).status == 202
+        while learner.steps < 3:
+            await asyncio.sleep(0)
 
 
 @pytest.mark.net
@@ -85,6 +143,23 @@ def test_a_ported_script(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "ported.py"], cwd=tmp_path, capture_output=True, text=True, check=True)
     printed, claimed = (int(re.findall(r"(\d+)% right", text)[0]) for text in (done.stdout, after("# ported.py", "text")))
     assert abs(printed - claimed) <= 5 and (tmp_path / "net.safetensors").stat().st_size > 0
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize("name", ["minimized.py", "fitted.py"])
+def test_minimizing_with_scipy(name: str, tmp_path: Path) -> None:
+    code = block("# minimized.py") if name == "minimized.py" else block("# fitted.py")
+    (tmp_path / name).write_text(code)
+    done = subprocess.run([sys.executable, "-W", "error", name], cwd=tmp_path, capture_output=True, text=True, check=True)
+    count, claimed = re.compile(r"\d+(?= evaluations)"), after(f"# {name}", "text")
+    assert done.stderr == "" and count.sub("many", done.stdout) == count.sub("many", claimed)
+    counts = zip(count.findall(done.stdout), count.findall(claimed), strict=True)  # another release of SciPy may take a few more
+    assert all(int(taken) < 2 * int(said) for taken, said in counts)
+
+
+def test_a_loop_that_stood_at_module_level(capsys: pytest.CaptureFixture[str]) -> None:
+    load("# looped.py")
+    assert capsys.readouterr().out == after("# looped.py", "text")
 
 
 @pytest.mark.proc
@@ -149,7 +224,27 @@ async def test_the_service_of_the_readme() -> None:
         for _ in range(3):
             answer = await client.post(server.make_url("/learn"), json={"numbers": [1, 2], "label": 1})
             losses.append((await answer.json())["loss"])
-    assert losses[0] > losses[1] > losses[2] > 0
+        await refused(client, server.make_url("/learn"), (*BROKEN, b'{"numbers": [0.5, 0.5]}', *TAUGHT))
+        answer = await client.post(server.make_url("/learn"), json={"numbers": [1, 2], "label": 1})
+        losses.append((await answer.json())["loss"])
+    assert losses[0] > losses[1] > losses[2] > losses[3] > 0, "what was refused has changed nothing"
+
+
+@pytest.mark.proc
+async def test_the_service_of_the_readme_says_where_it_serves(tmp_path: Path) -> None:
+    """As a program it serves until it is interrupted; the command of the README reaches it."""
+    (port,) = re.findall(r"http://127\.0\.0\.1:(\d+)/learn", TEXTS["README.md"])
+    code = block("# readme_service.py").replace(f"port={port}", "port=0")
+    (tmp_path / "readme_service.py").write_text(code)
+    environment = os.environ | {"PYTHONUNBUFFERED": "1"}
+    process = await asyncio.create_subprocess_exec(sys.executable, "readme_service.py", cwd=tmp_path, env=environment, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    (url,) = re.findall(r"Running on (http://127\.0\.0\.1:\d+)", (await process.stdout.readline()).decode())
+    (body,) = re.findall(r"-d '(.+)' http", TEXTS["README.md"])
+    async with ClientSession() as client, client.post(f"{url}/learn", data=body) as answer:
+        assert answer.status == 200 and (await answer.json())["loss"] > 0
+    process.send_signal(signal.SIGINT)
+    assert await process.wait() == 0
 
 
 @pytest.mark.net
@@ -158,6 +253,12 @@ async def test_aiohttp() -> None:
     async with serving(module.app) as (server, client):
         answer = await client.post(server.make_url("/attribution"), json={"numbers": [1, 2, 3, 4], "label": 2})
         np.testing.assert_array_equal(np.float32(await answer.json()), module.model.weight.numpy()[2])
+        numbers = (*NO_NUMBERS, *(f"[1, 2, 3, {n}]" for n in ("NaN", "-Infinity", "1e300", "null", '"a"', "[4]")))
+        labels = ("3", *NO_LABEL[1:])
+        await refused(client, server.make_url("/attribution"), (
+            *BROKEN, *(f'{{"numbers": {n}, "label": 1}}'.encode() for n in numbers),
+            *(f'{{"numbers": [1, 2, 3, 4], "label": {n}}}'.encode() for n in labels),
+        ))  # fmt: skip
         assert module.app[module.ENGINE].statistics().committed == 1
 
 
@@ -172,6 +273,12 @@ async def test_fastapi() -> None:
     ):
         answer = await client.post("/attribution", params={"label": 2}, json=[1, 2, 3, 4])
         np.testing.assert_array_equal(np.float32(answer.json()), module.model.weight.numpy()[2])
+        for values in (*NO_NUMBERS, "[1, 2, 3]", "[1, 2, 3, 4, 5]", "[1, 2, 3, NaN]", "[1, 2, 3, 1e300]"):
+            answer = await client.post("/attribution", params={"label": 2}, content=values, headers={"Content-Type": "application/json"})
+            assert answer.status_code == 422 and answer.json()["detail"], values
+        for label in (3, -1, "a", "1.5", None):
+            answer = await client.post("/attribution", params={} if label is None else {"label": label}, json=[1, 2, 3, 4])
+            assert answer.status_code == 422 and "label" in answer.json()["detail"][0]["loc"], label
         assert (await client.get("/engine")).json() == {"committed": 1, "failed": 0, "cancelled": 0}
 
 

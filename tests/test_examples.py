@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import subprocess
@@ -71,6 +72,27 @@ async def test_the_service_takes_examples(client: aiohttp.ClientSession) -> None
     async with client.post("/learn", json={"image": IMAGE, "digit": 3}) as response:
         assert response.status == 202
         assert (await response.json())["examples"] == 1401
+
+
+@pytest.mark.net
+async def test_the_trainer_outlives_a_batch_that_fails(service: ModuleType, caplog: pytest.LogCaptureFixture) -> None:
+    classifier = service.Classifier()
+    good = list(classifier.examples)
+    trainer = asyncio.create_task(classifier.learn_forever())
+    for bad, said in ((np.zeros(63, np.float32), "same shape"), (np.full(64, np.nan, np.float32), "gradients is nan")):
+        steps = classifier.steps
+        classifier.examples.extend([(bad, 3)] * len(good))
+        while said not in caplog.text:
+            await asyncio.sleep(0)
+        assert not trainer.done() and not classifier.taught.is_set()
+        classifier.examples.clear()
+        classifier.examples.extend(good[:-1])
+        classifier.teach(*good[-1])
+        while classifier.steps < steps + 5:
+            await asyncio.sleep(0)
+    assert np.isfinite(classifier.loss)
+    trainer.cancel()
+    await asyncio.wait([trainer])
 
 
 @pytest.mark.net

@@ -274,6 +274,8 @@ def _twice(x: Any) -> Any:
         (lambda x: value_and_grad(_twice, x), ag.errors.ShapeError, "2 output"),
         (lambda x: value_and_grad(lambda x: x.sum(), x, has_aux=True), ag.errors.ArgumentTypeError, "pair"),
         (lambda x: value_and_grad(lambda x: x.sum() * 1j, x), ag.errors.ArgumentTypeError, "real number"),
+        (lambda x: jacobian(x.sum(), x), ag.errors.ArgumentTypeError, "expected a function of the inputs, found Tensor"),
+        (lambda x: value_and_grad(x.sum(), x), ag.errors.ArgumentTypeError, "expected a function of the inputs, found Tensor"),
         (lambda x: jacobian(lambda x: 3.0, x), ag.errors.ArgumentTypeError, "output 0 of fn is a float"),
         (lambda x: jacobian(lambda x: (), x), ag.errors.ArgumentError, "no outputs"),
         (lambda x: jacobian(lambda x: x > 0, x), ag.errors.ArgumentTypeError, "dtype bool"),

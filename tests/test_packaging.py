@@ -39,15 +39,15 @@ def test_the_wheel_holds_the_package_and_nothing_else(tmp_path: Path) -> None:
         info = f"aiograd-{aiograd.__version__}.dist-info"
         metadata = email.message_from_bytes(archive.read(f"{info}/METADATA"))
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
-    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "aiograd").rglob("*.py")}
+    sources = {path.relative_to(ROOT).as_posix() for path in (ROOT / "aiograd").rglob("*.py") if path.name != "pytest_aiograd.py"}
     page = {f"aiograd/dashboard/static/{name}" for name in ("index.html", "style.css", "icon.svg", *(f"{script}.js" for script in SCRIPTS))}
     about = {f"{info}/{name}" for name in ("METADATA", "RECORD", "WHEEL", "entry_points.txt", "licenses/LICENSE")}
-    assert names == sources | page | {"aiograd/py.typed"} | about
+    assert names == sources | page | {"aiograd/py.typed", "pytest_aiograd.py"} | about
     assert metadata["Version"] == aiograd.__version__
     assert metadata["Requires-Python"] == ">=3.11"
     assert metadata["License-Expression"] == "MIT"
     assert "aiograd = aiograd.cli:main" in entry_points
-    assert "aiograd.testing.pytest_plugin = aiograd.testing.pytest_plugin" in entry_points
+    assert "pytest_aiograd = pytest_aiograd" in entry_points
 
 
 def test_the_runtime_dependencies_and_extras_are_the_agreed_ones() -> None:

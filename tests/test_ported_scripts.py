@@ -59,12 +59,28 @@ def test_names_are_translated_once_and_only_where_they_mean_something() -> None:
     assert ag.zeros(2, 3).shape == ag.zeros((2, 3)).shape == ag.zeros(size=(2, 3)).shape == ag.ones(2, 3, dtype=ag.long).shape == (2, 3)
     assert ag.flatten(ag.ones(2, 3, 4), start_dim=1).shape == (2, 12) and x.norm(p=1).item() == 15
     assert x.var(unbiased=True).item() == pytest.approx(3.5) and x.var().item() == pytest.approx(np.var(np.arange(6)))
-    for call in (lambda: ag.sum(x, axis=0, dim=0), lambda: x.sum(0, dim=0), lambda: x.sum(dim=0, dims=0)):
-        with pytest.raises(ArgumentTypeError, match="another name"):
-            call()
     with pytest.raises(TypeError, match="dimension"):
         ag.sum(x, dimension=1)
     assert with_other_names(ag.exp) is ag.exp, "nothing to translate: no further call"
+
+
+@pytest.mark.parametrize(
+    "call, words",
+    [
+        (lambda x: ag.sum(x, dim=0, axis=1), r"sum\(\): axis is given twice, as dim= and as axis=; leave one out"),
+        (lambda x: x.sum(axis=0, dim=1), "axis is given twice, as axis= and as dim="),
+        (lambda x: x.sum(0, dim=1), "axis is given twice, by position and as dim="),
+        (lambda x: x.sum(0, axis=1, keepdim=True), "axis is given twice, by position and as axis="),
+        (lambda x: ag.sum(x, keepdim=True, keepdims=False), "keepdims is given twice, as keepdim= and as keepdims="),
+        (lambda x: ag.roll(x, 1, dim=0, dims=1), "axis is given twice, as dim= and as dims="),
+        (lambda x: x.permute(dims=(0, 1), axes=(1, 0)), "axes is given twice, as dims= and as axes="),
+        (lambda x: ag.zeros(size=(2,), shape=(3,)), "shape is given twice, as size= and as shape="),
+        (lambda x: x.var(unbiased=True, correction=0), "correction is given twice, as unbiased= and as correction="),
+    ],
+)
+def test_a_parameter_that_is_given_twice_is_named_as_it_was_given(call: Any, words: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=words):
+        call(ag.tensor(np.arange(6.0).reshape(2, 3)))
 
 
 def test_unknown_attributes_name_the_nearest() -> None:

@@ -53,6 +53,13 @@ def test_the_readme_is_short() -> None:
     assert README.read_text().count("\n") <= 200
 
 
+def test_the_package_is_installed_from_a_checkout() -> None:
+    """It is on no index: a page that says so by name sends readers to what others may have put there."""
+    named = re.findall(r"pip install ([^`\n]+)", TEXT)
+    assert len(named) > 5 and not [argument for argument in named if re.match(r"""['"]?aiograd""", argument)]
+    assert "pip install /path/to/the/checkout" in README.read_text()
+
+
 def test_every_target_of_make_exists() -> None:
     targets = re.findall(r"^([a-z| -]+):(?!=)", (ROOT / "Makefile").read_text(), re.MULTILINE)
     named = set(re.findall(r"(?:^    |`)make ([a-z-]+)", TEXT, re.MULTILINE))
@@ -70,7 +77,8 @@ def test_every_name_of_the_package_exists() -> None:
 def test_every_error_exists() -> None:
     named = {word for word in re.findall(r"\b[A-Z]\w+Error\b|\bCommitUnknown\b|\bOverloaded\b", TEXT)}
     assert len(named) > 6
-    for name in named:
+    others = {name.strip() for names in re.findall(r"^from (?!aiograd\b)\S+ import (.+)$", TEXT, re.MULTILINE) for name in names.split(",")}
+    for name in named - others:
         assert hasattr(ag.errors, name) or hasattr(builtins, name), name
 
 

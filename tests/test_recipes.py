@@ -28,7 +28,7 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd import pipeline
-from aiograd.errors import DistributedError
+from aiograd.errors import DeadlineError, DistributedError
 from aiograd.testing import simulated_run
 from tests.documentation import ROOT, TEXT, TEXTS, blocks
 
@@ -176,6 +176,34 @@ async def test_time_out(model: ag.nn.Module) -> None:
         np.testing.assert_array_equal(parameter.grad.numpy(), gradient)
 
 
+@pytest.mark.parametrize("where", ["before the decision", "after the decision", "by aiograd"])
+def test_whether_a_step_that_timed_out_was_taken(where: str) -> None:
+    class Replicas:
+        async def step(self, shards: Any) -> None:
+            x = shards[0]
+            y = x * 1
+
+            async def wait(_: Any) -> None:
+                await asyncio.sleep(100)
+
+            if where == "before the decision":
+                y.register_hook(wait)
+            elif where == "after the decision":
+                x.register_post_accumulate_grad_hook(wait)
+            else:
+                raise DeadlineError("took too long")
+            await (y * y).sum().backward()
+
+    async def main() -> tuple[Any, dict[str, Any]]:
+        x = ag.tensor([1.0, 2.0], requires_grad=True)
+        names = await cook("Was the step that timed out taken?", asyncio=asyncio, replicas=Replicas(), shards=[x], left_out=[])
+        return x.grad, names
+
+    gradient, names = simulated_run(main).value
+    assert names["taken"] == (where == "after the decision") == (gradient is not None)
+    assert names["left_out"] == ([] if names["taken"] else [names["shards"]])
+
+
 class Client:
     async def scale(self, g: Any) -> Any:
         await asyncio.sleep(0)
@@ -295,9 +323,10 @@ def test_the_example_of_the_distributed_package(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.proc
 def test_what_tests_may_look_like(pytester: pytest.Pytester) -> None:
-    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function")
     pytester.makepyfile(across=block("# across.py"), test_mine=block("# test_mine.py"), test_clock=block("# test_clock.py"))
-    pytester.runpytest_subprocess("-p", "no:cacheprovider").assert_outcomes(passed=2)
+    (ini,) = blocks("ini", TEXTS["docs/tutorials/testing.md"])
+    pytester.makefile(".ini", pytest=ini)
+    pytester.runpytest_subprocess("-p", "no:cacheprovider", "-W", "error").assert_outcomes(passed=2)
 
 
 # -------------------------------------------------------------------- pipelines, parallel maps, experts

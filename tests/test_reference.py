@@ -24,6 +24,7 @@ from typing import Any
 import pytest
 
 import aiograd
+from docs.extensions.raises_entries import ENTRY, part_entries, split_entries
 from tests.public_names import public_callables
 
 #: what is awaited: a coroutine function, or a function that returns something to await
@@ -194,3 +195,42 @@ def test_an_example_prints_what_it_says(example: doctest.DocTest) -> None:
 
 def test_there_are_examples() -> None:
     assert len(EXAMPLES) >= 2 and not is_dataclass(EXAMPLES[0].values[0])
+
+
+# -------------------------------------------------------------------- how it is shown
+
+
+@pytest.mark.parametrize(
+    ("text", "entries"),
+    [
+        ("ShapeError: wrong. LoopError: no loop.", ["ShapeError: wrong.", "LoopError: no loop."]),
+        ("ShapeError, TypeError: a; when awaited: b. When awaited: c.", ["ShapeError, TypeError: a; when awaited: b.", "When awaited: c."]),
+        ("AddressError: its URL is wrong. Overloaded, LimitError.", ["AddressError: its URL is wrong.", "Overloaded, LimitError"]),
+        ("LimitError: x. When awaited, CollectiveError: y; ShapeError: z", ["LimitError: x.", "When awaited, CollectiveError: y", "ShapeError: z"]),
+        ("ArgumentError: see: this. Otherwise: as `call`.", ["ArgumentError: see: this. Otherwise: as `call`."]),
+        ("As `step`.", ["As `step`."]),
+    ],
+)
+def test_entries_under_raises_are_parted(text: str, entries: list[str]) -> None:
+    assert split_entries(text) == entries
+
+
+def test_lines_of_a_section_are_its_entries_whatever_their_indentation() -> None:
+    entries = ["    CommitUnknown: one is out of reach: restore it and make a", "    new Pipeline. ArgumentError: x,", "        y."]
+    parted = ["    CommitUnknown: one is out of reach: restore it and make a new Pipeline.", "    ArgumentError: x, y.", ""]
+    assert part_entries(["Do it.", "", "Raises:", *entries]) == ["Do it.", "", "Raises:", *parted]
+    assert part_entries(["Raises:", *entries, "", "More."]) == ["Raises:", *parted, "More."]
+
+
+def test_no_entry_under_raises_has_another_within() -> None:
+    seen = 0
+    for name, value in public_callables():
+        doc = inspect.getdoc(value) or ""
+        lines = part_entries(doc.splitlines())
+        for line in sections("\n".join(lines)).get("Raises", "").splitlines():
+            seen += 1
+            words = line.strip()
+            rest = ENTRY.match(words)
+            inside = words[rest.end() if rest else 0 :]
+            assert not re.search(r"[.;] [A-Z]\w*(Error|Unknown|Overloaded|Mismatch): ", inside), f"{name}: {words}"
+    assert seen > 500

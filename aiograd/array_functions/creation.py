@@ -12,7 +12,7 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, tensors_of
 from aiograd.errors import ArgumentError
-from aiograd.modes import get_default_dtype
+from aiograd.modes import current_mode, get_default_dtype
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
 from aiograd.tensors.constants import check_numbers, number_dtype
@@ -25,6 +25,9 @@ def _finished(array: np.ndarray[Any, Any], device: str | None, requires_grad: bo
     result: Tensor = make(check_numbers(array))
     if device is not None:
         result = result.to(device)
+    trace = current_mode().trace
+    if trace is not None:
+        trace.made(result)
     return result.requires_grad_() if requires_grad else result
 
 

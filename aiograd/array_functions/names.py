@@ -88,10 +88,13 @@ def _translated(name: str, parameters: Parameters, args: tuple[Any, ...], kwargs
     if parameters.gathering is not None:
         known = (*known, parameters.gathering)
     found: dict[str, Any] = {}
+    written: dict[str, str | None] = dict.fromkeys(given_first)  # under which name; None: by position
     for given, value in kwargs.items():
         own = given if given in known else next((own for own in PARAMETERS.get(given, ()) if own in known), given)
-        if own in found or own in given_first:
-            raise ArgumentTypeError(f"{name}(): {given}= is another name for {own}=, which is given as well; leave one out")
+        if own in written:
+            first = "by position" if written[own] is None else f"as {written[own]}="
+            raise ArgumentTypeError(f"{name}(): {own} is given twice, {first} and as {given}=; leave one out")
+        written[own] = given
         found[own] = value
     for own in known[len(args) : parameters.positional]:  # a parameter that is positional only takes its place
         if own not in found:

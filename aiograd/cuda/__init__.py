@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
+from aiograd.caller import called
 from aiograd.cuda import loading
 from aiograd.cuda.discovery import device_count as device_count
 from aiograd.cuda.discovery import is_available as is_available
@@ -40,7 +41,7 @@ def synchronize(device: str | int | None = None) -> Awaitable[None]:
     Cancelling stops the waiting; the device goes on.
     """
     found = _device(device)
-    return _do(found, found.finish)
+    return called(_awaited(found, found.finish), "synchronize") if loop_is_running() else _done(found, found.finish)
 
 
 def empty_cache(device: str | int | None = None) -> Awaitable[None]:
@@ -55,7 +56,8 @@ def empty_cache(device: str | int | None = None) -> Awaitable[None]:
     Cancelling stops the waiting; the memory is given back all the same.
     """
     found = _device(device)
-    return _do(found, found.driver.trim)
+    trim = found.driver.trim
+    return called(_awaited(found, trim), "empty_cache") if loop_is_running() else _done(found, trim)
 
 
 def memory_stats(device: str | int | None = None) -> dict[str, int]:
@@ -98,9 +100,7 @@ class _Done:
         yield
 
 
-def _do(device: Any, function: Callable[[], None]) -> Awaitable[None]:
-    if loop_is_running():
-        return _awaited(device, function)
+def _done(device: Any, function: Callable[[], None]) -> Awaitable[None]:
     device.thread.submit(function).result()
     return _Done()
 

@@ -271,7 +271,7 @@ class TrafficMeter:
         self._last = dict.fromkeys(names, 0)
 
     def text(self) -> str:
-        """Bytes moved, and the mean time from a request to its answer, the work in between included."""
+        """Bytes moved, and the mean round trip."""
         times: list[float] = []
         for peer in self._worker.statistics().peers:
             if peer.name in self._last:
@@ -280,8 +280,8 @@ class TrafficMeter:
                 self._last[peer.name] = moved
                 if peer.round_trip is not None:
                     times.append(peer.round_trip)
-        answered = f", answers in {sum(times) / len(times) * 1e3:.1f} ms" if times else ""
-        return f"{megabytes(self._total)}{answered}"
+        trip = f", round trip {sum(times) / len(times) * 1e3:.1f} ms" if times else ""
+        return f"{megabytes(self._total)}{trip}"
 
 
 def identical(some: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> bool:

@@ -152,6 +152,7 @@ def compile_recorded(row: CompiledRow, needs: tuple[bool, ...]) -> Callable[[Any
 
 
 def _run(source: str, name: str, namespace: dict[str, Any]) -> None:
+    namespace["__name__"] = __name__
     exec(compile(source, name, "exec"), namespace)  # noqa: S102 - see Note [Why code is generated]
 
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.caller import type_found
 from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make, plain_array
@@ -45,7 +46,7 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
         return make(array_of(value))  # type: ignore[no-any-return]
     if value is None:
         raise ArgumentTypeError(f"an argument {NONE_ADVICE}")
-    raise ArgumentTypeError(f"expected a Tensor, array or number, found {type(value).__name__}")
+    raise ArgumentTypeError(f"expected a Tensor, array or number, found {type_found(value)}")
 
 
 def check_numbers(array: Any) -> Any:
@@ -83,7 +84,8 @@ def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, 
     except ValueError as error:
         raise ShapeError(f"making a tensor of a nested list: {error}. Give every row the same length.") from None
     if array.dtype == object or array.dtype.kind not in "biufc":
-        raise ArgumentTypeError(f"making a tensor: expected numbers, found {array.dtype} elements")
+        odd = next((f", such as a {type_found(item)}" for item in array.flat if not isinstance(item, (int, float, complex, np.generic))), "")
+        raise ArgumentTypeError(f"making a tensor: expected numbers, found {array.dtype} elements{odd}")
     if dtype is not None:
         if array.dtype.kind == "c" and dtype.kind != "c":
             raise ArgumentTypeError(f"making a tensor: complex numbers do not fit dtype {dtype}. Take their real parts.")

@@ -230,10 +230,11 @@ class TensorCore:
             raise GraphError("can't retain_grad on Tensor that has requires_grad=False")
         if node.is_leaf:
             return
+        place, nr = node.place_of(self._nr)
         extra = extra_of(self)
-        if extra.retains is not node:
-            extra.retains = node
-            node.extra.retain_hooks[self._nr] = _Retainer(self)
+        if extra.retains is not place:
+            extra.retains = place
+            place.extra.retain_hooks[nr] = _Retainer(self)  # type: ignore[union-attr]
 
     @property
     def retains_grad(self) -> bool:
@@ -411,13 +412,13 @@ class TensorCore:
 class _Retainer:
     """Adds the gradient of a non-leaf to its ``grad``; refers to the tensor weakly. Returns a function that writes the sum, for the commit."""
 
-    __slots__ = ("_tensor",)
+    __slots__ = ("tensor",)
 
     def __init__(self, tensor: TensorCore) -> None:
-        self._tensor = weakref.ref(tensor)
+        self.tensor = weakref.ref(tensor)
 
     def __call__(self, grad: Any) -> Callable[[], None] | None:
-        tensor = self._tensor()
+        tensor = self.tensor()
         if tensor is None:
             return None
         extra = extra_of(tensor)
@@ -579,7 +580,7 @@ def tell_read(tensor: TensorCore) -> None:
     """Tell a recording that the values of a tensor leave it, so that a program could not follow them."""
     trace = current_mode().trace
     if trace is not None:
-        trace.reads(tensor)
+        trace.reads_values(tensor)
 
 
 def host_array(tensor: TensorCore) -> np.ndarray[Any, Any]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from aiograd import devices
-from aiograd.caller import warn_caller
+from aiograd.caller import called, type_found, warn_caller
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
 from aiograd.engine.selection import unused_input
@@ -50,6 +50,13 @@ def backward(
         NoGraphError, ShapeError, ArgumentError: the arguments are wrong. LoopError: there is no running loop.
         When awaited: `GraphError` and `GradientError`, and exceptions of rules and hooks, with notes that name the node.
     """
+    return called(start_backward(tensors, grad_tensors, retain_graph, create_graph, inputs), "backward")
+
+
+def start_backward(
+    tensors: Any, grad_tensors: Any, retain_graph: bool | None, create_graph: bool, inputs: Any
+) -> Coroutine[Any, Any, None]:
+    """Check the arguments of `backward`, and return its coroutine, for public functions that name it by `called`."""
     trace = current_mode().trace
     if trace is not None:
         if create_graph:
@@ -100,7 +107,7 @@ async def _backward(roots: Any, seeds: Any, inputs: Any, keepers: Any, keep_grap
 
 def grad(
     outputs: Any,
-    inputs: Any,
+    inputs: Any = None,
     grad_outputs: Any = None,
     *,
     retain_graph: bool | None = None,
@@ -108,11 +115,11 @@ def grad(
     allow_unused: bool | None = None,
     materialize_grads: bool = False,
 ) -> Coroutine[Any, Any, tuple[Any, ...]]:
-    """The gradients of `outputs` with respect to `inputs`; no ``grad`` is touched.
+    """The gradients of `outputs` with respect to `inputs`; no ``grad`` is touched. Of a function: `value_and_grad`.
 
     Args:
         outputs: a Tensor or GradientEdge, or a sequence of them.
-        inputs: a Tensor or GradientEdge, or a sequence (or mapping) of them; leaves or not.
+        inputs: a Tensor or GradientEdge, or a sequence (or mapping) of them; leaves or not. Never left out: None is an error that says so.
         grad_outputs: gradient of each output; may be None for tensors of one element.
         retain_graph: keep saved values for another pass; by default the value of `create_graph`.
         create_graph: record the pass, so that the results can be differentiated.
@@ -135,10 +142,13 @@ def grad(
         options = {
             "retain_graph": retain_graph, "create_graph": create_graph, "allow_unused": allow_unused, "materialize_grads": materialize_grads
         }  # fmt: skip
-        return trace.awaits("grad", grad, outputs, inputs, grad_outputs, **options)  # type: ignore[no-any-return]
-    return start_grad(
-        "grad()", outputs, inputs, grad_outputs, retain_graph=retain_graph, create_graph=create_graph, allow_unused=allow_unused,
-        materialize_grads=materialize_grads,
+        return called(trace.awaits("grad", grad, outputs, inputs, grad_outputs, **options), "grad")
+    return called(
+        start_grad(
+            "grad()", outputs, inputs, grad_outputs, retain_graph=retain_graph, create_graph=create_graph, allow_unused=allow_unused,
+            materialize_grads=materialize_grads,
+        ),
+        "grad",
     )  # fmt: skip
 
 
@@ -164,6 +174,8 @@ def start_grad(
         raise ArgumentError(f"{what}: expected allow_unused to be True or not passed when materialize_grads=True, but got allow_unused=False.")
     allow = materialize_grads if allow_unused is None else allow_unused
     roots, seeds = roots_and_seeds(what, outputs, grad_outputs, create_graph)
+    if inputs is None:
+        raise ArgumentTypeError(f"{what}: the inputs are missing, the tensors to differentiate by, as in `await ag.grad(loss, [x])`")
     listed = _listed(what, inputs)
     if not listed:
         raise ArgumentError(f"{what} requires non-empty inputs.")
@@ -209,7 +221,12 @@ def _listed(what: str, items: Any) -> list[Any]:
         return list(items.values())
     if isinstance(items, Sequence) or hasattr(items, "__iter__"):
         return list(items)
-    raise ArgumentTypeError(f"{what}: expected a Tensor, a GradientEdge or a sequence of them, found {type(items).__name__}")
+    advice = ""
+    if callable(items):
+        name = getattr(items, "__name__", "")
+        name = name if name.isidentifier() else "f"
+        advice = f". Differentiate what it returns: `await ag.grad({name}(x), [x])`, or `await ag.value_and_grad({name}, x)`"
+    raise ArgumentTypeError(f"{what}: expected a Tensor, a GradientEdge or a sequence of them, found {type_found(items)}{advice}")
 
 
 def edge_of(what: str, i: int, item: Any) -> tuple[Node, int]:
@@ -228,13 +245,16 @@ def edge_of(what: str, i: int, item: Any) -> tuple[Node, int]:
             found = f"{node.name}, which has {node.num_inputs} input(s)" if isinstance(node, Node) else type(node).__name__
             raise ArgumentError(f"{what}: element {i} is a GradientEdge to input {nr!r} of {found}; expected one made by get_gradient_edge()")
         return node, nr
-    raise ArgumentTypeError(f"{what}: element {i} is a {type(item).__name__}; expected a Tensor or GradientEdge")
+    raise ArgumentTypeError(f"{what}: element {i} is a {type_found(item)}; expected a Tensor or GradientEdge")
 
 
 def _input_edge(what: str, i: int, item: Any) -> tuple[Node, int]:
     if isinstance(item, TensorCore) and item._node is None:
         raise NoGraphError(f"{what}: One of the differentiated Tensors, the input at index {i}, does not require grad")
-    return edge_of(what, i, item)
+    node, nr = edge_of(what, i, item)
+    if node.is_program and node.num_inputs > 1:
+        node.expand()  # type: ignore[attr-defined]
+    return node.place_of(nr)  # type: ignore[return-value]
 
 
 def roots_and_seeds(what: str, tensors: Any, grads: Any, create_graph: bool) -> tuple[list[tuple[Node, int]], list[Any]]:
@@ -287,7 +307,7 @@ def _seed(what: str, i: int, item: Any, edge: tuple[Node, int], gradient: Any, c
         return make(seed) if create_graph else seed
     if not isinstance(gradient, TensorCore):
         if not isinstance(gradient, (np.ndarray, np.generic, float, int)):
-            raise ArgumentTypeError(f"{what}: gradients can be either Tensors or None, but gradient {i} is a {type(gradient).__name__}")
+            raise ArgumentTypeError(f"{what}: gradients can be either Tensors or None, but gradient {i} is a {type_found(gradient)}")
         gradient = make(np.array(plain_array(gradient), dtype=None if metadata is None else metadata.dtype))
     if metadata is not None:
         _check_seed(what, i, gradient, metadata)

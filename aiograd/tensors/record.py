@@ -76,7 +76,12 @@ def _call_general(
 ) -> Any:
     """The second half of `call` for devices, several outputs, or a mode other than plain."""
     device = _device_of(op, arrays)
-    records = mode.grad and op.differentiable and any(tensor is not None and tensor._node is not None for tensor in tensors)
+    records = False
+    if mode.grad and op.differentiable:
+        for tensor in tensors:
+            if tensor is not None and tensor._node is not None:
+                records = True
+                break
     if device != "cpu":
         _move_along(op, tensors, arrays, args, device)
     fused = op.fused if device == "cpu" else devices.device(device).fused(op.name)  # type: ignore[union-attr]
@@ -93,7 +98,7 @@ def _call_general(
             result = op(*arrays, **statics)
     except REFUSALS as error:
         raise_op_error(op.name, arrays, statics, error, op.arrays)
-    outputs = [make(output) for output in (result if op.outputs != 1 else (result,))]
+    outputs = [make(result)] if op.outputs == 1 else list(map(make, result))
     if not records:
         node = None
     elif mode.plain and device == "cpu" and op.outputs != 1:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd import devices, notebook
+from aiograd.caller import called
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
 from aiograd.modes import current_mode, no_grad
 from aiograd.ops import ROWS, Op
@@ -93,7 +94,7 @@ class Tensor(TensorMethods, TensorCore):
         Returns:
             A coroutine; nothing runs before it is awaited. Cancelling it changes no gradient unless the pass was committed.
         """
-        return passes.backward(self, gradient, retain_graph=retain_graph, create_graph=create_graph, inputs=inputs)
+        return called(passes.start_backward(self, gradient, retain_graph, create_graph, inputs), "Tensor.backward")
 
     # ---------------------------------------------------------------- protocols
 
@@ -512,6 +513,8 @@ def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_
     result = make(array)
     if device is not None:
         result = result.to(device)
+    if trace is not None:
+        trace.made(result, source)
     if requires_grad:
         result.requires_grad_()
     return result  # type: ignore[no-any-return]
@@ -563,6 +566,7 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
             result = result.clone()
     else:
         _refuse_graphs(data)
+        given = data
         if not isinstance(data, (np.ndarray, np.generic)):
             data = array_of(_materialized(data), dtype) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
         if copy is False and not data.dtype.isnative:
@@ -572,6 +576,9 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
             result = make(np.asarray(data, dtype=dtype, copy=copy))
         except ValueError as error:
             raise ArgumentError(f"asarray(copy={copy}) of {data.dtype} {list(data.shape)}, dtype={dtype}: {error}") from None
+        trace = current_mode().trace
+        if trace is not None and (given is not data or not np.may_share_memory(data, result._data)):
+            trace.made(result, given)
     return result if device is None else result.to(device)  # type: ignore[no-any-return]
 
 

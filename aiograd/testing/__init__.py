@@ -1,6 +1,6 @@
 """Tools to test async code that uses aiograd: a virtual clock, leak checks, and a device and a network that fail on demand.
 
-The pytest fixtures are in `aiograd.testing.pytest_plugin`, which is not imported here: testing without pytest works too.
+The pytest fixtures are in the module ``pytest_aiograd`` beside the package: testing without pytest works too.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """LeakCheck: finds asyncio tasks, threads and open file descriptors that a test has left behind.
 
-`LeakCheck` lists them when it is made and compares when asked. It does not depend on pytest; the fixtures are in ``pytest_plugin``.
+`LeakCheck` lists them when it is made and compares when asked. It does not depend on pytest; the fixtures are in ``pytest_aiograd``.
 
 Note [What counts as left behind]
     A task that ends within a few turns of the loop, or a thread that ends within the grace period, was on its way out and is no leak.

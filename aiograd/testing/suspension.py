@@ -14,7 +14,8 @@ from typing import Any
 def coroutine_name(task: asyncio.Task[Any]) -> str:
     """The qualified name of the coroutine function that `task` runs."""
     coroutine = task.get_coro()
-    return str(getattr(coroutine, "__qualname__", type(coroutine).__name__))
+    name: str = getattr(coroutine, "__qualname__", type(coroutine).__name__)
+    return name[:]  # the name alone: as text it may have the line of the call, and what is named here is the same on every machine
 
 
 def describe_task(task: asyncio.Task[Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
 import numpy as np
 import pytest
@@ -49,6 +50,9 @@ async def test_synchronize_is_awaited_in_a_loop(device: CudaDevice) -> None:
     await cuda.synchronize("cuda:0")
     assert x._data.__aiograd_is_ready__()
     await cuda.empty_cache(0)
+    for coroutine in (cuda.synchronize(), cuda.empty_cache(0)):
+        assert re.search(rf"(synchronize|empty_cache), called at {re.escape(__file__)}:\d+$", str(coroutine.__qualname__))  # type: ignore[attr-defined]
+        coroutine.close()  # type: ignore[attr-defined]
 
 
 def test_what_synchronize_returns_outside_a_loop_can_be_awaited_too(device: CudaDevice) -> None:

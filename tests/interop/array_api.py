@@ -76,7 +76,7 @@ def run(suite: Path, module: str, examples: int) -> Outcome:
     report.unlink(missing_ok=True)
     environment = {**os.environ, "ARRAY_API_TESTS_MODULE": module, "ARRAY_API_TESTS_VERSION": VERSION}
     command = [
-        sys.executable, "-m", "pytest", "-q", "-p", "no:aiograd.testing.pytest_plugin", "-p", "no:asyncio", "-p", "no:benchmark", "-p",
+        sys.executable, "-m", "pytest", "-q", "-p", "no:pytest_aiograd", "-p", "no:asyncio", "-p", "no:benchmark", "-p",
             "no:cacheprovider", "--tb=no",
         "--disable-warnings", "--disable-deadline", "--derandomize", f"--max-examples={examples}", "--json-report", f"--json-report-file={report}",
         "array_api_tests",

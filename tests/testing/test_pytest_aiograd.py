@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-PLUGIN = ("-p", "aiograd.testing.pytest_plugin")
+PLUGIN = ("-p", "pytest_aiograd")
 
 ASYNC_TESTS = """
     import asyncio
@@ -126,20 +126,63 @@ def test_a_test_that_another_plugin_runs_is_refused(pytester: pytest.Pytester) -
     result.stdout.fnmatch_lines(["*LoopError: virtual_clock: test_waits runs on *EventLoop, whose time is real*pytest-asyncio*"])
 
 
+LIST_MODULES = """
+    import sys
+    def pytest_configure(config):  # so that tests may carry the markers without the plugin as well
+        config.addinivalue_line("markers", "virtual_clock: of the plugin")
+    def pytest_unconfigure(config):
+        print("modules", *sys.modules)
+"""
+
+
+def _imported(pytester: pytest.Pytester, *arguments: str) -> set[str]:
+    """The modules that a run of pytest has imported when it ends; the plugins are those of the environment, found as pytest finds them."""
+    result = pytester.runpytest_subprocess("-p", "no:randomly", *arguments)
+    assert result.ret == pytest.ExitCode.OK
+    (line,) = (line for line in result.outlines if line.startswith("modules "))
+    return set(line.split()[1:])
+
+
 @pytest.mark.proc
-def test_the_plugin_imports_little_until_a_fixture_is_asked_for(pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
-    pytester.makepyfile(
-        test_first="""
-            import sys
-            def test_nothing_heavy():
-                found = {name for name in ("aiohttp", "cryptography", "aiograd.distributed", "aiograd.pipeline", "numba") if name in sys.modules}
-                assert "aiograd" in sys.modules and not found
-            def test_network(simulated_network):
-                assert "aiograd.distributed" in sys.modules
-        """
-    )
-    pytester.runpytest_subprocess(*PLUGIN, "-p", "no:randomly").assert_outcomes(passed=2)
+def test_a_run_that_does_not_use_the_plugin_imports_that_module_alone(pytester: pytest.Pytester) -> None:
+    _ini(pytester)
+    pytester.makeconftest(LIST_MODULES)
+    pytester.makepyfile("""
+        import asyncio
+        import pytest
+
+        def test_plain(tmp_path, monkeypatch):
+            pass
+
+        async def test_on_a_loop():
+            await asyncio.sleep(0)
+
+        @pytest.mark.virtual_clock(seed=3)
+        async def test_with_the_marker_and_no_fixture():
+            await asyncio.sleep(0)
+    """)
+    for options in ((), ("--fixtures",), ("--markers",), ("--collect-only",), ("-k", "plain", "--setup-show")):
+        with_plugin, without = _imported(pytester, *options), _imported(pytester, *options, "-p", "no:pytest_aiograd")
+        assert with_plugin - without == {"pytest_aiograd"}, options
+        assert not {name.partition(".")[0] for name in without} & {"aiograd", "numpy"}
+
+
+@pytest.mark.proc
+@pytest.mark.parametrize(
+    "fixture, brings, leaves",
+    [
+        ("virtual_clock", "aiograd.testing.virtual_clock", {"aiograd.distributed", "aiohttp"}),
+        ("leak_check", "aiograd.testing.leaks", {"aiograd.distributed", "aiohttp"}),
+        ("task_leak_check", "aiograd.testing.leaks", {"aiograd.distributed", "aiohttp"}),
+        ("simulated_network", "aiograd.distributed", {"numba"}),
+    ],
+)
+def test_a_fixture_imports_what_it_needs(pytester: pytest.Pytester, fixture: str, brings: str, leaves: set[str]) -> None:
+    _ini(pytester)
+    pytester.makeconftest(LIST_MODULES)
+    pytester.makepyfile(f"async def test_uses_it({fixture}):\n    pass")
+    imported = _imported(pytester)
+    assert brings in imported and not leaves & imported
 
 
 LEAKING_TESTS = """
