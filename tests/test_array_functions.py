@@ -442,6 +442,72 @@ def test_numbers_lists_and_arrays_become_tensors_of_the_dtype_one_expects() -> N
     assert all(isinstance(t, ag.Tensor) for t in F.where([0, 3]))
 
 
+#: functions of a float64 tensor and a number that float32 cannot hold, beside what numpy makes of them
+W = np.array([1.0, 2.0, 3.0, 0.1])
+FEW = np.array([True, False, True, False])
+BESIDE: dict[str, tuple[Callable[[Any], Any], Any]] = {
+    "index_fill": (lambda x: x.index_fill(0, np.array([1]), 0.3), [1.0, 0.3, 3.0, 0.1]),
+    "index_fill_": (lambda x: x.clone().index_fill_(0, np.array([1]), 0.3), [1.0, 0.3, 3.0, 0.1]),
+    "index_copy": (lambda x: x.index_copy(0, [1], [0.3]), [1.0, 0.3, 3.0, 0.1]),
+    "index_add": (lambda x: x.index_add(0, [1], [0.3]), [1.0, 2.3, 3.0, 0.1]),
+    "copy_": (lambda x: x.clone().copy_([0.3, 0.7, 0.3, 0.7]), [0.3, 0.7, 0.3, 0.7]),
+    "setitem": (lambda x: _with(x, [0], [0.3]), [0.3, 2.0, 3.0, 0.1]),
+    "masked_fill": (lambda x: x.masked_fill(FEW, 0.3), [0.3, 2.0, 0.3, 0.1]),
+    "where": (lambda x: F.where(FEW, x, [0.3, 0.3, 0.3, 0.3]), [1.0, 0.3, 3.0, 0.3]),
+    "where of two numbers": (lambda x: F.where(FEW, 0.3, np.float64(0.7)), [0.3, 0.7, 0.3, 0.7]),
+    "clip": (lambda x: x.clip([0.3] * 4, None), [1.0, 2.0, 3.0, 0.3]),
+    "scatter": (lambda x: F.scatter(x, 0, [1], [0.3]), [1.0, 0.3, 3.0, 0.1]),
+    "scatter_reduce": (lambda x: F.scatter_reduce(x, 0, [1], 0.3, "amin"), [1.0, 0.3, 3.0, 0.1]),
+    "add": (lambda x: x + [0.3] * 4, W + 0.3),
+    "subtract from a list": (lambda x: F.subtract([0.3] * 4, x), 0.3 - W),
+    "maximum": (lambda x: F.maximum([0.3] * 4, x), [1.0, 2.0, 3.0, 0.3]),
+    "floor_divide": (lambda x: F.floor_divide(x, [0.1] * 4), np.floor_divide(W, 0.1)),
+    "equal": (lambda x: F.equal(x, [0.1] * 4), W == 0.1),
+    "isin": (lambda x: F.isin(x, [0.1]), W == 0.1),
+    "array_equal": (lambda x: ag.tensor(F.array_equal(x, [1.0, 2.0, 3.0, 0.1])), True),
+    "searchsorted": (lambda x: F.searchsorted([0.1, 1.0], x, side="right"), [2, 2, 2, 1]),
+    "concat": (lambda x: F.concat([x, [0.3]]), [*W, 0.3]),
+    "stack": (lambda x: F.stack([x[0], 0.3]), [1.0, 0.3]),
+    "np.append": (lambda x: np.append(x, 0.3), [*W, 0.3]),
+    "np.kron": (lambda x: np.kron(x, [0.3]), np.kron(W, [0.3])),
+    "np.concatenate": (lambda x: np.concatenate([x, [0.3]]), [*W, 0.3]),
+    "outer": (lambda x: F.outer(x, [0.3]), np.outer(W, [0.3])),
+    "einsum": (lambda x: F.einsum("i,->i", x, 0.3), W * 0.3),
+    "matmul": (lambda x: x @ [0.3, 0.0, 0.0, 0.0], 0.3),
+    "lerp": (lambda x: F.lerp(x * 0.0, 1.0, [0.3] * 4), [0.3] * 4),
+    "addcmul": (lambda x: F.addcmul(0.3, x * 0.0, x), [0.3] * 4),
+    "diff": (lambda x: F.diff(x, prepend=0.3), np.diff(W, prepend=0.3)),
+    "interp": (lambda x: F.interp(x, [0.0, 4.0], [0.3, 0.3]), [0.3] * 4),
+    "trapezoid": (lambda x: F.trapezoid(x, [0.0, 0.3, 0.6, 0.9]), np.trapezoid(W, [0.0, 0.3, 0.6, 0.9])),
+    "prelu": (lambda x: ag.nn.functional.prelu(-x, 0.3), -W * 0.3),
+    "l1_loss": (lambda x: ag.nn.functional.l1_loss(x, [0.3] * 4, reduction="none"), np.abs(W - 0.3)),
+    "scale of a distribution": (lambda x: ag.distributions.Normal(x, 0.3).scale, [0.3] * 4),
+    "value of a distribution": (lambda x: ag.distributions.Uniform(x * 0.0 + 0.3, 1.0).log_prob(0.3), [-math.log(0.7)] * 4),
+    "full": (lambda x: F.full((2,), np.float64(0.3)), [0.3] * 2),
+    "function of a numpy number": (lambda x: F.negative(np.float64(0.3)), -0.3),
+}  # fmt: skip
+
+
+def _with(x: Any, index: Any, value: Any) -> Any:
+    changed = x.clone()
+    changed[index] = value
+    return changed
+
+
+@pytest.mark.parametrize("name", BESIDE)
+def test_numbers_beside_a_float64_tensor_are_not_rounded_to_the_default_dtype(name: str) -> None:
+    function, wanted = BESIDE[name]
+    found = function(ag.tensor(W))
+    assert found.dtype == np.asarray(wanted).dtype
+    np.testing.assert_allclose(found.numpy(), wanted, rtol=1e-15)
+
+
+def test_numbers_beside_a_float32_tensor_leave_its_dtype() -> None:
+    x = ag.tensor(W, dtype=ag.float32)
+    for name in ("index_fill", "index_copy", "clip", "add", "stack", "concat", "outer", "lerp", "prelu", "scale of a distribution"):
+        assert BESIDE[name][0](x).dtype == np.float32, name
+
+
 def test_results_of_numbers_do_not_share_memory_with_later_ones() -> None:
     first = F.reshape(1.5, (1,))
     first += 1.0

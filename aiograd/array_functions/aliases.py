@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from aiograd.array_functions import comparison, elementwise, linalg, manipulation, method_forms, products, reduction, searching, special
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.array_functions.documentation import document
 from aiograd.modes import no_grad
 from aiograd.tensors.core import TensorCore
@@ -76,12 +76,12 @@ def is_complex(x: ArrayLike, /) -> bool:
 
 def complex(real: ArrayLike, imag: ArrayLike, /) -> Tensor:
     """Complex numbers of their real and imaginary parts."""
-    return call(row("complex"), (as_tensor(real), as_tensor(imag)), {})  # type: ignore[no-any-return]
+    return call(row("complex"), tuple(as_tensors(real, imag)), {})  # type: ignore[no-any-return]
 
 
 def polar(size: ArrayLike, angle: ArrayLike, /) -> Tensor:
     """Complex numbers of their magnitudes and angles."""
-    source, turned = as_tensor(size), as_tensor(angle)
+    source, turned = as_tensors(size, angle)
     return complex(source * elementwise.cos(turned), source * elementwise.sin(turned))
 
 

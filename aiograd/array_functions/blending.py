@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor
-from aiograd.array_functions.elementwise import add, divide, multiply, subtract
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
+from aiograd.array_functions.elementwise import add, multiply
 from aiograd.array_functions.products import matmul, outer
 from aiograd.tensors.tensor import Tensor
 
@@ -12,18 +12,20 @@ __all__ = ["addbmm", "addcdiv", "addcmul", "addmm", "addmv", "addr", "baddbmm", 
 
 def lerp(x: ArrayLike, end: ArrayLike, weight: ArrayLike, /) -> Tensor:
     """``x + weight * (end - x)``."""
-    start = as_tensor(x)
-    return start + multiply(weight, subtract(end, start))
+    start, stop, share = as_tensors(x, end, weight)
+    return start + share * (stop - start)
 
 
 def addcmul(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, value: float = 1) -> Tensor:
     """``x + value * first * second``."""
-    return add(x, multiply(first, second), alpha=value)
+    start, one, other = as_tensors(x, first, second)
+    return add(start, one * other, alpha=value)
 
 
 def addcdiv(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, value: float = 1) -> Tensor:
     """``x + value * first / second``."""
-    return add(x, divide(first, second), alpha=value)
+    start, one, other = as_tensors(x, first, second)
+    return add(start, one / other, alpha=value)
 
 
 def _blend(x: ArrayLike, product: Tensor, beta: float, alpha: float) -> Tensor:

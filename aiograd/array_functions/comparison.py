@@ -6,7 +6,7 @@ import builtins
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two_plain
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row, two_plain
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -59,7 +59,7 @@ def allclose(x1: ArrayLike, x2: ArrayLike, /, rtol: float = 1e-05, atol: float =
 
 def array_equal(x1: ArrayLike, x2: ArrayLike, /) -> builtins.bool:
     """True if shapes and all elements are equal."""
-    first, second = as_tensor(x1), as_tensor(x2)
+    first, second = as_tensors(x1, x2)
     return first.shape == second.shape and bool(call(row("all"), (equal(first, second),), {}))
 
 

@@ -3,7 +3,8 @@
 Note [Always Tensors]
     The functions of this package take Tensors, arrays, numbers and nested lists, and return Tensors whatever they were given, so code
     written with them never falls out of the graph by accident. A number alone becomes the default dtype; next to an array it takes the
-    dtype that numpy's promotion gives it, so ``maximum(x, 0.0)`` of a float32 `x` stays float32.
+    dtype that numpy's promotion gives it, so ``maximum(x, 0.0)`` of a float32 `x` stays float32. Neither a number nor the numbers of a list are
+    rounded to the default dtype on their way to a wider one.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from aiograd.ops import ROWS
 from aiograd.tensors.constants import constant, static
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.tensor import Tensor, tensor_of
 from aiograd.tensors.unrolled import binary
 
 ArrayLike: TypeAlias = Tensor | npt.ArrayLike
@@ -28,8 +29,12 @@ Axis: TypeAlias = int | Sequence[int] | None
 row = ROWS.__getitem__
 
 
-def as_tensor(x: Any) -> Tensor:
+def as_tensor(x: Any, like: np.dtype[Any] | None = None) -> Tensor:
     """`x` itself if it is a Tensor, else a Tensor of it that requires no gradient; shares memory with an array.
+
+    Args:
+        x: a Tensor, an array, a number or nested lists of numbers.
+        like: dtype of the arrays that `x` is computed with; None: of none.
 
     Raises:
         ArgumentTypeError: not an array, number or nested list of numbers.
@@ -37,8 +42,15 @@ def as_tensor(x: Any) -> Tensor:
     if isinstance(x, TensorCore):
         return x  # type: ignore[return-value]
     if isinstance(x, (list, tuple)):
-        return asarray(x)
-    return constant(x, None)  # type: ignore[return-value]
+        return tensor_of(x, like=like)
+    return constant(x, like)  # type: ignore[return-value]
+
+
+def as_tensors(*given: Any) -> list[Tensor]:
+    """Arguments that are computed with each other as Tensors: numbers and lists take their dtypes from the arrays among them."""
+    dtypes = {x.dtype for x in given if isinstance(x, (TensorCore, np.ndarray, np.generic))}
+    like = np.result_type(*dtypes) if dtypes else None
+    return [as_tensor(x, like) for x in given]
 
 
 def tensors_of(arrays: Any, name: str) -> list[Tensor]:
@@ -51,7 +63,7 @@ def tensors_of(arrays: Any, name: str) -> list[Tensor]:
         if not isinstance(arrays, (TensorCore, np.ndarray)):
             raise ArgumentTypeError(f"{name}(): expected a sequence of arrays, found {type(arrays).__name__}")
         arrays = list(as_tensor(arrays))
-    return [as_tensor(x) for x in arrays]
+    return as_tensors(*arrays)
 
 
 def two(name: str) -> Callable[[Any, Any], Tensor]:

@@ -342,8 +342,9 @@ def minimum(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
 
 def clip(x: ArrayLike, /, min: ArrayLike | None = None, max: ArrayLike | None = None) -> Tensor:
     """Elements limited to [min, max]; the limits broadcast, and take gradients where they are Tensors."""
-    limits: list[Any] = [as_tensor(limit) if isinstance(limit, (list, tuple, np.ndarray)) else limit for limit in (min, max)]
-    return elementwise.clip(as_tensor(x), *limits)  # type: ignore[no-any-return]
+    source = as_tensor(x)
+    limits: list[Any] = [as_tensor(limit, source.dtype) if isinstance(limit, (list, tuple, np.ndarray)) else limit for limit in (min, max)]
+    return elementwise.clip(source, *limits)  # type: ignore[no-any-return]
 
 
 def fmax(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:

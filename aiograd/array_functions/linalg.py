@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_tensors, axes_of, row
 from aiograd.array_functions.manipulation import diagonal, matrix_transpose
 from aiograd.array_functions.products import matmul, outer, tensordot, trace, vecdot
 from aiograd.array_functions.searching import where
@@ -42,7 +42,7 @@ def cholesky(x: ArrayLike, /, *, upper: bool = False) -> Tensor:
 
 def cross(x1: ArrayLike, x2: ArrayLike, /, *, axis: int = -1) -> Tensor:
     """Cross products of vectors of length 3 along an axis."""
-    return linalg_rows.np_linalg_cross(as_tensor(x1), as_tensor(x2), axis=axis)  # type: ignore[no-any-return]
+    return linalg_rows.np_linalg_cross(*as_tensors(x1, x2), axis=axis)  # type: ignore[no-any-return]
 
 
 def det(x: ArrayLike, /) -> Tensor:
@@ -94,7 +94,7 @@ def matrix_rank(x: ArrayLike, /, *, rtol: ArrayLike | None = None) -> Tensor:
 
 def multi_dot(arrays: list[ArrayLike], /) -> Tensor:
     """The product of several matrices, in the cheaper direction."""
-    return linalg_rows.np_multi_dot([as_tensor(x) for x in arrays])  # type: ignore[no-any-return]
+    return linalg_rows.np_multi_dot(as_tensors(*arrays))  # type: ignore[no-any-return]
 
 
 def norm(x: ArrayLike, /, ord: Any = None, axis: Axis = None, keepdims: bool = False) -> Tensor:
@@ -122,7 +122,8 @@ def slogdet(x: ArrayLike, /) -> SlogdetResult:
 
 def solve(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     """The solution of ``x1 @ out = x2``."""
-    return call(row("solve"), (_matrix("solve", x1, square=True), as_tensor(x2)), {})  # type: ignore[no-any-return]
+    first, second = as_tensors(x1, x2)
+    return call(row("solve"), (_matrix("solve", first, square=True), second), {})  # type: ignore[no-any-return]
 
 
 def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
@@ -175,19 +176,21 @@ def solve_triangular(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool, left: bool
     Returns:
         The solution, of the shape of `x2`.
     """
-    matrix = _matrix("solve_triangular", x1, square=True)
-    return matrix_functions.solve_triangular(matrix, as_tensor(x2), upper=upper, left=left, unitriangular=unitriangular)  # type: ignore[no-any-return]
+    first, second = as_tensors(x1, x2)
+    matrix = _matrix("solve_triangular", first, square=True)
+    return matrix_functions.solve_triangular(matrix, second, upper=upper, left=left, unitriangular=unitriangular)  # type: ignore[no-any-return]
 
 
 def cholesky_solve(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool = False) -> Tensor:
     """The solution of ``A @ out = x1``, `x2` being the Cholesky factor of A, lower or `upper`."""
-    factor = _matrix("cholesky_solve", x2, square=True)
-    return matrix_functions.cholesky_solve(as_tensor(x1), factor, upper=upper)  # type: ignore[no-any-return]
+    right, factor = as_tensors(x1, x2)
+    return matrix_functions.cholesky_solve(right, _matrix("cholesky_solve", factor, square=True), upper=upper)  # type: ignore[no-any-return]
 
 
 def lstsq(x1: ArrayLike, x2: ArrayLike, /, *, rcond: float | None = None) -> LstsqResult:
     """The shortest of the solutions of ``x1 @ out = x2`` with the smallest squared error, the error, the rank and the singular values."""
-    return matrix_functions.lstsq(_matrix("lstsq", x1), as_tensor(x2), rcond)
+    first, second = as_tensors(x1, x2)
+    return matrix_functions.lstsq(_matrix("lstsq", first), second, rcond)
 
 
 def cond(x: ArrayLike, /, ord: Any = None) -> Tensor:

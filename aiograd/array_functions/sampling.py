@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
 from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.modes import no_grad
@@ -120,7 +120,7 @@ def normal(
     Raises:
         ArgumentError: a negative `std`.
     """
-    middle, spread = as_tensor(mean), as_tensor(std)
+    middle, spread = as_tensors(mean, std)
     if bool((spread.detach() < 0).any()):
         raise ArgumentError("normal(): expected no negative numbers in std")
     wanted = dtype or np.result_type(*(x.dtype for x in (middle, spread) if x.dtype.kind == "f") or (np.float32,))

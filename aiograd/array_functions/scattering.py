@@ -175,7 +175,7 @@ def _arguments(name: str, x: Any, given: tuple[Any, ...], axis: Any, index: Any,
     if chosen.device != target.device:
         chosen = chosen.to(target.device)
     along = _checked(name, target, axis, chosen)
-    values = as_tensor(np.full((), src, target.dtype) if isinstance(src, (bool, int, float, complex)) else src)
+    values = as_tensor(np.full((), src, target.dtype) if isinstance(src, (bool, int, float, complex)) else src, target.dtype)
     if values.device != target.device:
         values = values.to(target.device)
     if not target.ndim:

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.array_functions.scattering import indices_of
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops import indexing
 from aiograd.ops.shape import np_broadcast_arrays
-from aiograd.tensors.constants import number_dtype, static
+from aiograd.tensors.constants import static
 from aiograd.tensors.core import make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -46,16 +46,8 @@ def where(condition: ArrayLike, x1: ArrayLike | None = None, x2: ArrayLike | Non
         return nonzero(condition)
     if x1 is None or x2 is None:
         raise ArgumentError("where(): expected the condition alone, or the condition and both choices; found one choice")
-    choices: list[Any] = [x1, x2]
-    arrays = [i for i, x in enumerate(choices) if not isinstance(x, (bool, int, float, complex))]
-    for i in arrays:
-        choices[i] = as_tensor(choices[i])
-    if not arrays:
-        choices = [as_tensor(x) for x in choices]
-    elif len(arrays) == 1:
-        other = 1 - arrays[0]  # a number takes its dtype from the other choice, not from the condition
-        choices[other] = make(np.array(choices[other], number_dtype(choices[other], choices[arrays[0]].dtype)))
-    return call(row("where"), (as_tensor(condition), *choices), {})
+    # a number takes its dtype from the other choice, not from the condition
+    return call(row("where"), (as_tensor(condition), *as_tensors(x1, x2)), {})
 
 
 def nonzero(x: ArrayLike, /) -> tuple[Tensor, ...]:
@@ -80,13 +72,14 @@ def searchsorted(x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter:
     """The positions at which the elements of `x2` would be inserted into the sorted vector `x1` (or into ``take(x1, sorter)``)."""
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted(side={side!r}): expected 'left' or 'right'")
-    sorted_ = as_tensor(x1) if sorter is None else take(x1, sorter, axis=0)
-    return call(row("searchsorted"), (sorted_, as_tensor(x2)), {"side": side})  # type: ignore[no-any-return]
+    first, second = as_tensors(x1, x2)
+    sorted_ = first if sorter is None else take(first, sorter, axis=0)
+    return call(row("searchsorted"), (sorted_, second), {"side": side})  # type: ignore[no-any-return]
 
 
 def isin(x: ArrayLike, elements: ArrayLike, /, *, invert: bool = False) -> Tensor:
     """True for elements that are among others."""
-    return call(row("isin"), (as_tensor(x), as_tensor(elements)), {"invert": invert})  # type: ignore[no-any-return]
+    return call(row("isin"), tuple(as_tensors(x, elements)), {"invert": invert})  # type: ignore[no-any-return]
 
 
 # Taking and putting.
@@ -109,7 +102,8 @@ def take_along_axis(x: ArrayLike, /, indices: ArrayLike, axis: int = -1) -> Tens
 
 def index_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = 0) -> Tensor:
     """`x` with the slices of `value` added at `indices` along an axis, once for every mention."""
-    return indexing.index_add(as_tensor(x), indices_of("index_add", indices), as_tensor(value), axis=axis)  # type: ignore[no-any-return]
+    target, source = as_tensors(x, value)
+    return indexing.index_add(target, indices_of("index_add", indices), source, axis=axis)  # type: ignore[no-any-return]
 
 
 # Sorting.
@@ -185,7 +179,7 @@ def masked_select(x: ArrayLike, mask: ArrayLike, /) -> Tensor:
 
 def index_copy(x: ArrayLike, axis: int, indices: ArrayLike, source: ArrayLike, /) -> Tensor:
     """A copy of `x` with the slices at `indices` along an axis replaced by those of `source`."""
-    return call(row("setitem"), (as_tensor(x), as_tensor(source)), {"index": _at(x, axis, indices)})  # type: ignore[no-any-return]
+    return call(row("setitem"), tuple(as_tensors(x, source)), {"index": _at(x, axis, indices)})  # type: ignore[no-any-return]
 
 
 def index_fill(x: ArrayLike, axis: int, indices: ArrayLike, value: ArrayLike, /) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from aiograd.array_functions.activation import log_softmax, sigmoid, softmax
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row, two
 from aiograd.array_functions.elementwise import erf, erfc, sinc, xlogy
 from aiograd.array_functions.reduction import logsumexp
 from aiograd.errors import ArgumentError
@@ -59,12 +59,12 @@ def zeta(x1: ArrayLike, x2: ArrayLike = 1.0, /) -> Tensor:
 
 def beta(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     """The beta function of positive numbers."""
-    return gamma_rows.beta(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+    return gamma_rows.beta(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
 def betaln(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     """The logarithm of the magnitude of the beta function."""
-    return gamma_rows.betaln(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+    return gamma_rows.betaln(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
 def erfinv(x: ArrayLike, /) -> Tensor:
@@ -95,7 +95,7 @@ def entr(x: ArrayLike, /) -> Tensor:
 
 def xlog1py(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     """``x1 * log1p(x2)``, 0 where `x1` is 0."""
-    return special_rows.xlog1py(as_tensor(x1), as_tensor(x2))  # type: ignore[no-any-return]
+    return special_rows.xlog1py(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
 def i0(x: ArrayLike, /) -> Tensor:

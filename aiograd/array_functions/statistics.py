@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, values_of
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_tensors, axes_of, values_of
 from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.reduction import max as largest
 from aiograd.array_functions.reduction import min as smallest
@@ -66,8 +66,9 @@ def nanmean(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tenso
 
 def cov(x: ArrayLike, /, *, correction: float = 1, fweights: ArrayLike | None = None, aweights: ArrayLike | None = None) -> Tensor:
     """The covariances of variables (rows) over observations (columns), counted `fweights` times and weighted by `aweights`."""
-    weights = [None if w is None else as_tensor(w) for w in (fweights, aweights)]
-    return statistics.covariance(as_tensor(x), correction=correction, fweights=weights[0], aweights=weights[1])  # type: ignore[no-any-return]
+    source = as_tensor(x)
+    weights = [None if w is None else as_tensor(w, source.dtype) for w in (fweights, aweights)]
+    return statistics.covariance(source, correction=correction, fweights=weights[0], aweights=weights[1])  # type: ignore[no-any-return]
 
 
 def corrcoef(x: ArrayLike, /) -> Tensor:
@@ -94,32 +95,37 @@ def histc(x: ArrayLike, /, bins: int = 100, min: float = 0, max: float = 0) -> T
 
 def dist(x1: ArrayLike, x2: ArrayLike, /, ord: float = 2) -> Tensor:
     """The norm of the difference, of all elements."""
-    return vector_norm(as_tensor(x1) - as_tensor(x2), ord=ord)
+    first, second = as_tensors(x1, x2)
+    return vector_norm(first - second, ord=ord)
 
 
 def cdist(x1: ArrayLike, x2: ArrayLike, /, ord: float = 2) -> Tensor:
     """The distances of the rows (..., M, K) of one from the rows (..., N, K) of another: (..., M, N)."""
-    first, second = as_tensor(x1), as_tensor(x2)
+    first, second = as_tensors(x1, x2)
     return vector_norm(first[..., :, None, :] - second[..., None, :, :], axis=-1, ord=ord)
 
 
 def trapezoid(y: ArrayLike, x: ArrayLike | None = None, /, *, dx: float = 1.0, axis: int = -1) -> Tensor:
     """The integral of `y` along an axis by the trapezoidal rule, at the points `x` or `dx` apart."""
-    return calculus.np_trapezoid(as_tensor(y), None if x is None else as_tensor(x), dx, axis)  # type: ignore[no-any-return]
+    heights, *points = as_tensors(y) if x is None else as_tensors(y, x)
+    return calculus.np_trapezoid(heights, *points, dx=dx, axis=axis)  # type: ignore[no-any-return]
 
 
 def cumulative_trapezoid(y: ArrayLike, x: ArrayLike | None = None, /, *, dx: float = 1.0, axis: int = -1) -> Tensor:
     """The integral up to each point but the first, by the trapezoidal rule."""
-    return calculus.cumulative_trapezoid(as_tensor(y), None if x is None else as_tensor(x), dx=dx, axis=axis)  # type: ignore[no-any-return]
+    heights, *points = as_tensors(y) if x is None else as_tensors(y, x)
+    return calculus.cumulative_trapezoid(heights, *points, dx=dx, axis=axis)  # type: ignore[no-any-return]
 
 
 def gradient(x: ArrayLike, /, *spacing: ArrayLike, axis: int | Sequence[int] | None = None, edge_order: int = 1) -> Any:
     """Derivatives along axes by differences, as ``np.gradient``: a Tensor for one axis, a tuple of them for several."""
-    return calculus.np_gradient(as_tensor(x), *(s if np.ndim(s) == 0 else as_tensor(s) for s in spacing), axis=axis, edge_order=edge_order)
+    source = as_tensor(x)
+    steps = (s if np.ndim(s) == 0 else as_tensor(s, source.dtype) for s in spacing)
+    return calculus.np_gradient(source, *steps, axis=axis, edge_order=edge_order)
 
 
 def interp(
     x: ArrayLike, xp: ArrayLike, fp: ArrayLike, /, left: float | None = None, right: float | None = None, period: float | None = None
 ) -> Tensor:
     """Piecewise linear interpolation between the points (xp, fp), `xp` ascending; gradients for all three."""
-    return calculus.np_interp(as_tensor(x), as_tensor(xp), as_tensor(fp), left, right, period)  # type: ignore[no-any-return]
+    return calculus.np_interp(*as_tensors(x, xp, fp), left, right, period)  # type: ignore[no-any-return]

@@ -58,7 +58,7 @@ class Normal(Distribution):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        z = (as_tensor(value) - self.loc) / self.scale
+        z = (as_tensor(value, self.loc.dtype) - self.loc) / self.scale
         return -0.5 * (z * z) - log(self.scale) - HALF_LOG_2PI
 
     def entropy(self) -> Tensor:
@@ -78,7 +78,7 @@ class Normal(Distribution):
         Returns:
             Probabilities.
         """
-        return ndtr((as_tensor(value) - self.loc) / self.scale)
+        return ndtr((as_tensor(value, self.loc.dtype) - self.loc) / self.scale)
 
     def icdf(self, value: Any) -> Tensor:
         """The value up to which a draw comes with a probability.
@@ -89,7 +89,7 @@ class Normal(Distribution):
         Returns:
             Values.
         """
-        return self.loc + self.scale * erfinv(2.0 * as_tensor(value) - 1.0) * math.sqrt(2.0)
+        return self.loc + self.scale * erfinv(2.0 * as_tensor(value, self.loc.dtype) - 1.0) * math.sqrt(2.0)
 
     @property
     def mean(self) -> Tensor:
@@ -138,7 +138,7 @@ class Uniform(Distribution):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        x = as_tensor(value)
+        x = as_tensor(value, self.low.dtype)
         inside = logical_and(greater_equal(x, self.low), less(x, self.high))
         result: Tensor = where(inside, -log(self.high - self.low), -np.inf)
         return result

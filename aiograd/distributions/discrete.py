@@ -77,7 +77,7 @@ class Bernoulli(Distribution):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        x = as_tensor(value)
+        x = as_tensor(value, self._given.dtype)
         self._require("value", x, lambda x: (x == 0) | (x == 1), "0 or 1")
         x = x if x.dtype == self._given.dtype else x.astype(self._given.dtype)
         if self._by_logits:
@@ -241,7 +241,7 @@ class Multinomial(_OverClasses):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        x = as_tensor(value)
+        x = as_tensor(value, self.probs.dtype)
         total = self.total_count
         self._require("value", x, lambda x: (x >= 0) & (x.sum(-1, keepdims=True) == total), f"counts whose sum is {total}")
         counts, logits = broadcast_arrays(x if x.dtype == self.probs.dtype else x.astype(self.probs.dtype), self.logits)

@@ -142,7 +142,7 @@ def parameters(name: str, *given: Any) -> list[Tensor]:
     dtypes = [np.dtype(x.dtype) for x in given if hasattr(x, "dtype") and np.dtype(x.dtype).kind == "f"]
     dtype = np.result_type(*dtypes) if dtypes else get_default_dtype()
     place = next((x.device for x in given if isinstance(x, Tensor) and x.device != "cpu"), "cpu")
-    found = [as_tensor(x) for x in given]
+    found = [as_tensor(x, dtype) for x in given]
     if any(x.dtype.kind not in "fiub" for x in found):
         raise ArgumentTypeError(f"{name}: parameters have dtypes {[str(x.dtype) for x in found]}, expected real numbers")
     found = [x if x.dtype == dtype else x.astype(dtype) for x in found]

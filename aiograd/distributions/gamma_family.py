@@ -64,7 +64,8 @@ class Gamma(Distribution):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        x, a = as_tensor(value), self.concentration
+        a = self.concentration
+        x = as_tensor(value, a.dtype)
         self._require("value", x, lambda x: x >= 0, "numbers of at least 0")
         return xlogy(a, self.rate) + xlogy(a - 1.0, x) - self.rate * x - gammaln(a)
 
@@ -129,7 +130,8 @@ class Dirichlet(Distribution):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        x, a = as_tensor(value), self.concentration
+        a = self.concentration
+        x = as_tensor(value, a.dtype)
         self._require("value", x, lambda x: (x >= 0) & (np.abs(x.sum(-1, keepdims=True) - 1) < 1e-6), "numbers of at least 0 whose sum is 1")
         return xlogy(a - 1.0, x).sum(-1) + gammaln(a.sum(-1)) - gammaln(a).sum(-1)
 
@@ -194,7 +196,8 @@ class Beta(Distribution):
         Returns:
             A Tensor of the batch shape, broadcast with that of `value`.
         """
-        x, a, b = as_tensor(value), self.concentration1, self.concentration0
+        a, b = self.concentration1, self.concentration0
+        x = as_tensor(value, a.dtype)
         self._require("value", x, lambda x: (x >= 0) & (x <= 1), "numbers from 0 to 1")
         return xlogy(a - 1.0, x) + xlog1py(b - 1.0, -x) + gammaln(a + b) - gammaln(a) - gammaln(b)
 

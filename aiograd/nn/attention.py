@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import as_tensor
+from aiograd.array_functions.conversion import as_tensor, as_tensors
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.nn import functional, init
@@ -117,7 +117,7 @@ class MultiHeadAttention(Module):
             ShapeError: shapes that do not fit.
             ArgumentTypeError: a mask of another dtype.
         """
-        q, k, v = as_tensor(query), as_tensor(key), as_tensor(value)
+        q, k, v = as_tensors(query, key, value)
         single = q.ndim == 2
         if single:
             q, k, v = q.unsqueeze(0), k.unsqueeze(0), v.unsqueeze(0)

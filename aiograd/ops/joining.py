@@ -261,7 +261,7 @@ def np_column_stack(tup: Sequence[Array]) -> Array:
 @implements(np.append)
 def np_append(arr: Array, values: Array, axis: int | None = None) -> Array:
     """numpy's ``append``."""
-    return concat([arr, values], axis=axis)
+    return concat([x if hasattr(x, "dtype") else np.asarray(x) for x in (arr, values)], axis=axis)
 
 
 def split_at(x: Array, sections: Any, axis: int = 0, *, even: bool = True) -> tuple[Array, ...]:

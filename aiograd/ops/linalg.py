@@ -231,6 +231,7 @@ def np_linalg_cross(x1: Array, x2: Array, /, *, axis: int = -1) -> Array:
 @implements(np.kron)
 def np_kron(a: Array, b: Array) -> Array:
     """numpy's ``kron``: `b` scaled by each element of `a`."""
+    a, b = (x if hasattr(x, "dtype") else np.asarray(x) for x in (a, b))
     ndim = max(np.ndim(a), np.ndim(b))
     left = (1,) * (ndim - np.ndim(a)) + tuple(np.shape(a))
     right = (1,) * (ndim - np.ndim(b)) + tuple(np.shape(b))

@@ -23,8 +23,8 @@ _constants64: dict[float, TensorCore] = {}
 def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
     """A Tensor of a Python number or array-like that needs no gradient.
 
-    A number takes the dtype numpy's promotion gives it next to an array of dtype `like` (None: the default dtype for floats). Small caches
-    save making the same 0-d array for every ``x * 2``.
+    A number takes the dtype numpy's promotion gives it next to an array of dtype `like` (None: the default dtype for floats), and the floats of a
+    list take at least that. Small caches save making the same 0-d array for every ``x * 2``.
     """
     cls = value.__class__
     if (cls is float or cls is int) and value:  # 0.0 and -0.0 are equal as keys
@@ -43,7 +43,7 @@ def constant(value: Any, like: np.dtype[Any] | None) -> TensorCore:
     if isinstance(value, (_ndarray, np.generic)) or hasattr(value, "__aiograd_device__"):
         return make(check_numbers(value))  # type: ignore[no-any-return]
     if isinstance(value, (list, tuple)):
-        return make(array_of(value))  # type: ignore[no-any-return]
+        return make(array_of(value, like=like))  # type: ignore[no-any-return]
     if value is None:
         raise ArgumentTypeError(f"an argument {NONE_ADVICE}")
     raise ArgumentTypeError(f"expected a Tensor, array or number, found {type_found(value)}")
@@ -68,6 +68,8 @@ def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
     """The dtype of a Python number next to an array of dtype `like`, or alone."""
     if like is not None:
         return np.result_type(like, value)
+    if isinstance(value, (np.generic, _ndarray)):
+        return value.dtype
     if isinstance(value, bool):
         return np.dtype(np.bool_)
     if isinstance(value, int):
@@ -76,8 +78,14 @@ def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
     return np.result_type(real, np.complex64) if isinstance(value, complex) else real
 
 
-def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
-    """An ndarray of a number or nested lists; where `dtype` is None, Python floats become the default dtype."""
+def array_of(value: Any, dtype: np.dtype[Any] | None = None, like: np.dtype[Any] | None = None) -> np.ndarray[Any, Any]:
+    """An ndarray of a number or nested lists.
+
+    Args:
+        value: the numbers.
+        dtype: dtype of the array; None: Python floats become the default dtype, or the dtype that the default dtype and `like` are promoted to.
+        like: dtype of an array that the numbers are computed with; rounding them to the default dtype first would lose digits.
+    """
     value = _plain_items(value)
     try:
         array = np.array(value)
@@ -91,7 +99,8 @@ def array_of(value: Any, dtype: np.dtype[Any] | None = None) -> np.ndarray[Any, 
             raise ArgumentTypeError(f"making a tensor: complex numbers do not fit dtype {dtype}. Take their real parts.")
         return array.astype(dtype)
     if array.dtype.kind in "fc" and not _holds_arrays(value):
-        array = array.astype(number_dtype(0.0 if array.dtype.kind == "f" else 0j, None))
+        wanted = number_dtype(0.0 if array.dtype.kind == "f" else 0j, None)
+        array = array.astype(wanted if like is None else np.result_type(wanted, like))
     return array
 
 

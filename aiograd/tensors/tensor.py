@@ -555,6 +555,11 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
         ArgumentError: `copy` is False and a copy would be needed.
         ArgumentTypeError: no numbers.
     """
+    return tensor_of(data, dtype=dtype, device=device, copy=copy)
+
+
+def tensor_of(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None, like: np.dtype[Any] | None = None) -> Tensor:
+    """`asarray`, where the numbers of a list may be computed with an array of dtype `like`."""
     dtype = None if dtype is None else checked_dtype(dtype)
     if isinstance(data, TensorCore):
         result: Any = data
@@ -568,7 +573,7 @@ def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bo
         _refuse_graphs(data)
         given = data
         if not isinstance(data, (np.ndarray, np.generic)):
-            data = array_of(_materialized(data), dtype) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
+            data = array_of(_materialized(data), dtype, like) if isinstance(data, (list, tuple, bool, int, float, complex)) else np.asarray(data)
         if copy is False and not data.dtype.isnative:
             raise ArgumentError(f"asarray(copy=False) of {data.dtype} {list(data.shape)}: making its byte order native needs a copy")
         data = check_numbers(data)

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.array_functions.manipulation import matrix_transpose
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError
@@ -77,7 +77,7 @@ def attention_weights(
     query: ArrayLike, key: ArrayLike, attn_mask: ArrayLike | None = None, is_causal: bool = False, scale: float | None = None
 ) -> Tensor:
     """The weights (..., L, S) that `scaled_dot_product_attention` multiplies the values with; arguments as there."""
-    q, k = as_tensor(query), as_tensor(key)
+    q, k = as_tensors(query, key)
     scores = (q * (1.0 / math.sqrt(q.shape[-1]) if scale is None else scale)) @ matrix_transpose(k)
     allowed: Any = as_tensor(np.tri(scores.shape[-2], scores.shape[-1], dtype=np.bool_)).to(scores.device) if is_causal else None
     if attn_mask is not None:

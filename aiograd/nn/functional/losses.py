@@ -8,7 +8,7 @@ from typing import Any
 from aiograd import devices
 from aiograd.array_functions.activation import log_softmax
 from aiograd.array_functions.comparison import equal, logical_and
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.array_functions.elementwise import exp, xlogy
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
@@ -31,7 +31,7 @@ def _reduced(name: str, loss: Tensor, reduction: str) -> Tensor:
 
 
 def _same_shape(name: str, input: ArrayLike, target: ArrayLike) -> tuple[Tensor, Tensor]:
-    x, y = as_tensor(input), as_tensor(target)
+    x, y = as_tensors(input, target)
     if x.shape != y.shape:
         raise ShapeError(f"{name}: the input has shape {list(x.shape)} and the target {list(y.shape)}; expected the same")
     return x, y

@@ -6,7 +6,7 @@ Compositions: elementwise chains of rows that a device fuses and a compiled func
 from __future__ import annotations
 
 from aiograd.array_functions.comparison import greater, greater_equal, less_equal, logical_and
-from aiograd.array_functions.conversion import ArrayLike, as_tensor
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
 from aiograd.array_functions.elementwise import abs
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
@@ -137,7 +137,7 @@ def prelu(input: ArrayLike, weight: ArrayLike) -> Tensor:
     Raises:
         ShapeError: neither one slope nor one per channel.
     """
-    x, slopes = as_tensor(input), as_tensor(weight)
+    x, slopes = as_tensors(input, weight)
     if slopes.size != 1 and (slopes.ndim != 1 or x.ndim < 2 or x.shape[1] != slopes.size):
         raise ShapeError(f"prelu: an input of shape {list(x.shape)} and {slopes.size} slopes; expected one slope, or one per channel of (N, C, ...)")
     slopes = slopes.reshape((-1,) + (1,) * (x.ndim - 2)) if slopes.size != 1 else slopes.reshape(())
