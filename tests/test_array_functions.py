@@ -508,6 +508,51 @@ def test_numbers_beside_a_float32_tensor_leave_its_dtype() -> None:
         assert BESIDE[name][0](x).dtype == np.float32, name
 
 
+def _clip_in_a_batch(x: Any, *limits: Any) -> Any:
+    given = [limit for limit in limits if isinstance(limit, ag.Tensor)]
+
+    def example(x: Any, *some: Any) -> Any:
+        rest = iter(some)
+        return F.clip(x, *(next(rest) if isinstance(limit, ag.Tensor) else limit for limit in limits))
+
+    return ag.vmap(example)(x, *given)
+
+
+#: ways of limiting elements
+CLIPS: dict[str, Callable[..., Any]] = {
+    "clip": F.clip,
+    "np.clip": np.clip,
+    "clamp_min and clamp_max": lambda x, low, high: x.clamp_min(low).clamp_max(high),
+    "compiled": lambda x, low, high: ag.compile(lambda x: F.clip(x, low, high))(x),
+    "vmap": _clip_in_a_batch,
+    "lists": lambda x, low, high: F.clip(x, [low] * 6, [high] * 6) if isinstance(low, float) else F.clip(x, low, high),
+}
+
+
+KINDS = ("numbers", "tensors", "0-d tensors")
+
+
+# in a batch every example has limits of its own, so that none are 0-d
+@pytest.mark.parametrize(("way", "kind"), [(way, kind) for way in CLIPS for kind in KINDS if way != "vmap" or kind != "0-d tensors"])
+async def test_an_element_at_a_limit_gets_the_gradient_whatever_the_limit_is(way: str, kind: str) -> None:
+    x = ag.tensor([0.5, 1.0, 1.5, 2.0, 2.5, np.nan], dtype=np.float64, requires_grad=True)
+    limits: Any = (1.0, 2.0)
+    if kind != "numbers":
+        limits = tuple(F.full((6,) if kind == "tensors" else (), limit, dtype=np.float64, requires_grad=True) for limit in limits)
+    await CLIPS[way](x, *limits).sum().backward()
+    assert x.grad.tolist() == [0.0, 1.0, 1.0, 1.0, 0.0, 0.0]
+    if kind != "numbers":
+        assert [float(limit.grad.sum()) for limit in limits] == [1.0, 1.0]
+
+
+async def test_an_element_at_a_limit_gets_the_gradient_on_a_device() -> None:
+    with ToyDevice("toy:clip"):
+        x = ag.tensor([0.5, 1.0, 2.0], dtype=np.float64, device="toy:clip", requires_grad=True)
+        low = ag.tensor([1.0, 1.0, 1.0], dtype=np.float64, device="toy:clip", requires_grad=True)
+        await F.clip(x, low, 2.0).sum().backward()
+        assert x.grad.cpu().tolist() == [0.0, 1.0, 1.0] and low.grad.cpu().tolist() == [1.0, 0.0, 0.0]
+
+
 def test_results_of_numbers_do_not_share_memory_with_later_ones() -> None:
     first = F.reshape(1.5, (1,))
     first += 1.0

@@ -10,7 +10,8 @@ Note [Rules for tiny arrays]
     written without numbers: ``g - g * out * out`` and not ``g * (1 - out**2)``.
 
 Note [Ties]
-    Where two operands of `maximum` are equal each gets half of the gradient; `fmax` gives it to the first.
+    Where two operands of `maximum` are equal each gets half of the gradient; `fmax` gives it to the first. An element that is equal to a limit of
+    `clip` is inside, as in PyTorch: it gets the gradient and the limit gets none, whether the limit is a number or a Tensor.
 """
 
 from __future__ import annotations
@@ -341,6 +342,24 @@ def _clamp_vjp(g: Array, x: Array, min: Any, max: Any) -> Array:
 clamp = define("clamp", _clamp, x=_clamp_vjp, cost=1.5)
 
 
+def _clamp_min(x: Array, limit: Array, /) -> Array:
+    """`x` limited from below by `limit`, which broadcasts with it."""
+    return np.maximum(x, limit)
+
+
+def _clamp_max(x: Array, limit: Array, /) -> Array:
+    """`x` limited from above by `limit`, which broadcasts with it."""
+    return np.minimum(x, limit)
+
+
+clamp_min = define(
+    "clamp_min", _clamp_min, x=lambda g, x, limit: mask(g, x >= limit), limit=lambda g, x, limit: mask(g, x < limit), cost=2.0
+)
+clamp_max = define(
+    "clamp_max", _clamp_max, x=lambda g, x, limit: mask(g, x <= limit), limit=lambda g, x, limit: mask(g, x > limit), cost=2.0
+)
+
+
 def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:
     """`x` limited to [min, max]; the limits take gradients too where they are Tensors.
 
@@ -351,8 +370,8 @@ def clip(x: Array, /, min: Any = None, max: Any = None) -> Array:
     if not any(hasattr(type(limit), "__aiograd_op__") for limit in (min, max)) and np.ndim(min) == np.ndim(max) == 0:
         return clamp(x, min=min, max=max)
     if min is not None:
-        x = maximum(x, min)
-    return x if max is None else minimum(x, max)
+        x = clamp_min(x, min)
+    return x if max is None else clamp_max(x, max)
 
 
 @implements(np.clip)

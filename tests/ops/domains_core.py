@@ -328,6 +328,8 @@ _BINARY: dict[str, Domain] = {
     "copysign": binary(away=((0.0,), (0.0,))),
     "maximum": binary(apart=0.25),
     "minimum": binary(apart=0.25),
+    "clamp_min": binary(apart=0.25),
+    "clamp_max": binary(apart=0.25),
     "fmax": binary(apart=0.25),
     "fmin": binary(apart=0.25),
     "logaddexp": binary(),

@@ -183,6 +183,8 @@ def test_a_linear_recurrence_is_the_same_in_blocks(length: int, reverse: bool) -
         ("fmax", (np.array([np.nan, 2.0]), np.array([1.0, np.nan])), {}, [[0.0, 1.0], [1.0, 0.0]]),
         ("fmin", (np.array([1.0, 2.0]), np.array([1.0, 3.0])), {}, [[1.0, 1.0], [0.0, 0.0]]),
         ("clamp", (np.array([-1.0, -0.5, 0.0, 0.5, 1.0]),), {"min": -0.5, "max": 0.5}, [[0.0, 1.0, 1.0, 1.0, 0.0]]),
+        ("clamp_min", (np.array([1.0, 2.0, 0.0, np.nan]), np.array([1.0, 1.0, 1.0, 1.0])), {}, [[1.0, 1.0, 0.0, 0.0], [0.0, 0.0, 1.0, 0.0]]),
+        ("clamp_max", (np.array([1.0, 2.0, 0.0, np.nan]), np.array([1.0, 1.0, 1.0, 1.0])), {}, [[1.0, 0.0, 1.0, 0.0], [0.0, 1.0, 0.0, 0.0]]),
         ("pow", (np.zeros(3), np.array([0.0, 1.0, 2.0])), {}, [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0]]),
         ("pow", (np.zeros(2), 2), {}, [[0.0, 0.0]]),
         ("pow", (np.array([2.0]), np.zeros(1)), {}, [[0.0], [math.log(2.0)]]),

@@ -405,6 +405,8 @@ COUNTERPARTS.update(
         "cbrt": ("sign * |x|**(1/3)", lambda x: torch.sign(x) * torch.pow(torch.abs(x), 1 / 3)),
         "cholesky": ("torch.linalg.cholesky", lambda x: torch.linalg.cholesky(x @ x.mH)),
         "clamp": ("torch.clamp", clamp),
+        "clamp_max": ("torch.clamp", lambda x, limit: torch.clamp(x, max=limit.expand_as(x))),
+        "clamp_min": ("torch.clamp", lambda x, limit: torch.clamp(x, min=limit.expand_as(x))),
         "clone": ("torch.clone", torch.clone),
         "cofactors": ("det * inv.mT", cofactors),
         "col2im": ("F.fold", col2im),
