@@ -44,6 +44,7 @@ from typing import Any, Final, NamedTuple
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.tensor_table import TensorTable, WireTensor, broken, name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, LimitError
+from aiograd.tensors.size import Size
 
 NONE: Final = 0
 FALSE: Final = 1
@@ -152,7 +153,7 @@ class TreeWriter:
                     out += text
                     if len(text) >= _LONG:
                         self._check_size()
-                elif kind is int:
+                elif kind is int or kind is Size:
                     out += _pack_integer(INTEGER, value)
                 elif value is None:
                     out += _NONE
