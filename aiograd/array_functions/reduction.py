@@ -110,7 +110,7 @@ def cumprod(x: ArrayLike, /, axis: int | None = None) -> Tensor:
     return scan.np_cumprod(as_tensor(x), axis)  # type: ignore[no-any-return]
 
 
-def diff(x: ArrayLike, /, n: int = 1, axis: int = -1, *, prepend: ArrayLike | None = None, append: ArrayLike | None = None) -> Tensor:
+def diff(x: ArrayLike, /, n: int = 1, axis: int = -1, prepend: ArrayLike | None = None, append: ArrayLike | None = None) -> Tensor:
     """Differences of neighbours along an axis, `n` times over."""
     ends = [None if end is None else as_tensor(end) for end in (prepend, append)]
     return np_diff(as_tensor(x), n, axis, *ends)  # type: ignore[no-any-return]

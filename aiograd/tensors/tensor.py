@@ -479,7 +479,7 @@ def _index_there(tensor: Tensor, index: Any) -> Any:
 bind_tensor_class(Tensor)
 
 
-def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A new leaf with a copy of the data.
 
     Args:
@@ -537,7 +537,7 @@ def _refuse_graphs(data: Any) -> None:
         raise GraphError("making a tensor of a list with a tensor that requires grad would drop its graph: use aiograd.stack, or detach() it")
 
 
-def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None) -> Tensor:
+def asarray(data: Any, dtype: Any = None, *, device: str | None = None, copy: bool | None = None) -> Tensor:
     """A Tensor of the data, sharing memory with an array where dtype and `copy` allow; a Tensor stays in its graph.
 
     Of an instance of an ndarray subclass only the numbers are taken, so an ``np.matrix`` is multiplied elementwise; subclasses with more state, such
