@@ -11,7 +11,7 @@ from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make, plain_array
 from aiograd.tensors.op_error import NONE_ADVICE
-from aiograd.tensors.size import Size
+from aiograd.tensors.size import TensorSize
 
 _ndarray = np.ndarray
 _FLOAT32 = np.dtype(np.float32)
@@ -127,4 +127,4 @@ def static(value: Any) -> Any:
         return list(map(static, value))
     if value.__class__ is slice:
         return slice(static(value.start), static(value.stop), static(value.step))
-    return int(value) if value.__class__ is Size else value
+    return int(value) if value.__class__ is TensorSize else value

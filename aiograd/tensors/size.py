@@ -1,6 +1,6 @@
-"""Size: the number of elements of a tensor, an int that can be called for the shape.
+"""TensorSize: the number of elements of a tensor, an int that can be called for the shape.
 
-Note [Size is an int]
+Note [The size is an int]
     ``x.size`` is an attribute in numpy and a method in PyTorch; an int that can be called is both. Everything else is done as with a plain int:
     arithmetic gives plain ints, copies and pickles are plain ints, and so is what goes into a row or a message. numpy takes plain ints for
     numbers without a dtype only, a subclass for an array of int64, which would make float64 of ``array32 / x.size``; so numpy's functions
@@ -18,7 +18,7 @@ from aiograd.errors import IndexRangeError
 from aiograd.types import Shape
 
 
-class Size(int):
+class TensorSize(int):
     """The number of elements of a tensor. Called, it is the shape, ``x.size()``, or the extent of one axis, ``x.size(0)``."""
 
     _shape: Shape
@@ -47,7 +47,7 @@ class Size(int):
 
 def _plain(value: Any) -> Any:
     """`value` with plain ints for the sizes in it."""
-    if isinstance(value, Size):
+    if isinstance(value, TensorSize):
         return int(value)
     if value.__class__ in (tuple, list):
         return value.__class__([_plain(item) for item in value])
@@ -55,8 +55,8 @@ def _plain(value: Any) -> Any:
 
 
 @functools.lru_cache(4096)
-def size_of(shape: Shape) -> Size:
+def size_of(shape: Shape) -> TensorSize:
     """The number of elements of a shape."""
-    size = Size(math.prod(shape))
+    size = TensorSize(math.prod(shape))
     size._shape = shape
     return size

@@ -23,7 +23,7 @@ from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
 from aiograd.tensors.record import call
-from aiograd.tensors.size import Size
+from aiograd.tensors.size import TensorSize
 from aiograd.tensors.transfer import to_device
 from aiograd.tensors.unrolled import binary, getitem, unary
 
@@ -462,7 +462,7 @@ def _is_basic(index: Any) -> bool:
         if cls is slice:
             if part.start.__class__ is Tensor or part.stop.__class__ is Tensor or part.step.__class__ is Tensor:
                 return False
-        elif not (cls is int or cls is Size or part is None or part is Ellipsis or isinstance(part, np.integer)):
+        elif not (cls is int or cls is TensorSize or part is None or part is Ellipsis or isinstance(part, np.integer)):
             return False
     return True
 

@@ -17,7 +17,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.tensor_table import TensorTable
 from aiograd.distributed.rpc.values import TreeWriter
 from aiograd.errors import IndexRangeError
-from aiograd.tensors.size import Size
+from aiograd.tensors.size import TensorSize
 
 X = np.arange(6, dtype=np.float32).reshape(2, 3)
 
@@ -108,4 +108,4 @@ def test_a_message_takes_it_for_an_int() -> None:
         TreeWriter(Limits(), out, TensorTable(Limits())).write(value)
         return bytes(out)
 
-    assert isinstance(x().size, Size) and written((x().size, {"size": x().size})) == written((6, {"size": 6}))
+    assert isinstance(x().size, TensorSize) and written((x().size, {"size": x().size})) == written((6, {"size": 6}))

@@ -41,10 +41,11 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
+from aiograd.devices import DeviceName
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.tensor_table import TensorTable, WireTensor, broken, name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, LimitError
-from aiograd.tensors.size import Size
+from aiograd.tensors.size import TensorSize
 
 NONE: Final = 0
 FALSE: Final = 1
@@ -153,7 +154,7 @@ class TreeWriter:
                     out += text
                     if len(text) >= _LONG:
                         self._check_size()
-                elif kind is int or kind is Size:
+                elif kind is int:
                     out += _pack_integer(INTEGER, value)
                 elif value is None:
                     out += _NONE
@@ -189,6 +190,10 @@ class TreeWriter:
                     self._reference(value)
                 elif kind is complex:
                     out += _pack_complex(COMPLEX, value.real, value.imag)
+                elif kind is TensorSize:
+                    out += _pack_integer(INTEGER, value)
+                elif kind is DeviceName:
+                    self._values((str(value),), depth)
                 else:
                     raise _Refused(ArgumentTypeError, f"is a {name_of(kind)}; a message takes {_ALLOWED}")
         except (_Refused, ArgumentError, LimitError, UnicodeEncodeError, struct.error) as error:
