@@ -398,7 +398,7 @@ from aiograd.array_functions import where as where
 from aiograd.array_functions import xlogy as xlogy
 from aiograd.array_functions import zeros as zeros
 from aiograd.array_functions import zeros_like as zeros_like
-from aiograd.devices import device as device
+from aiograd.devices import DeviceName as _DeviceName
 from aiograd.engine.graph_task import GraphTask as GraphTask
 from aiograd.engine.run import Engine as Engine
 from aiograd.engine.run import aclose_default_engine as aclose_default_engine
@@ -431,13 +431,15 @@ from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
 from aiograd.version import __version__ as __version__
 
-#: PyTorch's name
+# PyTorch's names
 as_tensor = asarray
+device = _DeviceName
 
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
-    "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "interop",
-    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+    "accelerator", "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
+    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state",
+    "utils", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "training_state",
@@ -459,6 +461,7 @@ _HOMES = {
     "vmap": "batching.vmap",
 }
 if _typing.TYPE_CHECKING:
+    from aiograd import accelerator as accelerator
     from aiograd import autograd as autograd
     from aiograd import checkpointing as checkpointing
     from aiograd import compiler as compiler
@@ -479,6 +482,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import scalars as scalars
     from aiograd import serialization as serialization
     from aiograd import training_state as training_state
+    from aiograd import utils as utils
     from aiograd import viz as viz
     from aiograd.batching.vmap import vmap as vmap
     from aiograd.checkpointing import checkpoint as checkpoint

@@ -37,9 +37,10 @@ Note [Late failures]
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import numpy as np
 
@@ -142,6 +143,46 @@ def register_device_kind(kind: str, factory: Callable[[int], Device]) -> None:
     _factories[kind] = factory
 
 
+class DeviceName(str):
+    """The name of a device that is there, as PyTorch's ``torch.device``: ``ag.device("cuda:0")``. A str, which everything takes that takes a device.
+
+    Args:
+        name: ``"cpu"``, or ``"kind:ordinal"`` such as ``"cuda:0"``.
+        index: the ordinal, where the name has none.
+
+    Other attributes are those of the device itself.
+
+    Raises:
+        DeviceError: no such device, with the names that exist. ArgumentError: not a device name.
+    """
+
+    def __new__(cls, name: str, index: int | None = None) -> Self:
+        """The name of a device, with its ordinal; the device is made where it is asked for the first time."""
+        if not isinstance(name, str):
+            raise ArgumentError(f"device({name!r}): expected 'cpu' or 'kind:ordinal' such as 'cuda:0'")
+        found = device(name if index is None else f"{name}:{index}")
+        return super().__new__(cls, "cpu" if found is None else found.name)
+
+    @property
+    def type(self) -> str:
+        """The kind of the device, ``"cuda"``."""
+        return self.partition(":")[0]
+
+    @property
+    def index(self) -> int | None:  # type: ignore[override]
+        """The ordinal of the device; None for ``"cpu"``."""
+        ordinal = self.partition(":")[2]
+        return int(ordinal) if ordinal else None
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__") or self == "cpu":
+            raise AttributeError(f"device({str(self)!r}) has no attribute {attribute!r}")
+        return getattr(device(str(self)), attribute)
+
+    def __reduce_ex__(self, protocol: Any) -> tuple[Any, tuple[str]]:
+        return str, (str(self),)
+
+
 def device(name: str) -> Device | None:
     """The device of this name; None for ``"cpu"``.
 
@@ -172,6 +213,12 @@ def device(name: str) -> Device | None:
         raise DeviceError(f"device({name!r}): no such device; known are {known}. Import the package that provides it first.")
     made = _devices[full] = factory(int(ordinal or 0))
     return made
+
+
+@functools.lru_cache(256)
+def name_of_device(name: str) -> DeviceName:
+    """The name of a device that holds something, which is thus there."""
+    return str.__new__(DeviceName, name)
 
 
 def known_devices() -> list[str]:

@@ -56,7 +56,7 @@ def t(x: ArrayLike, /) -> Tensor:
 
 def numel(x: ArrayLike, /) -> int:
     """The number of elements."""
-    return as_tensor(x).size
+    return int(as_tensor(x).size)
 
 
 def is_tensor(x: Any, /) -> bool:

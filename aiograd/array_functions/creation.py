@@ -38,18 +38,18 @@ def _shape(name: str, shape: Any) -> tuple[int, ...]:
     return tuple(map(int, extents))
 
 
-def zeros(shape: int | Sequence[int], *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def zeros(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of zeros."""
     return _finished(np.zeros(_shape("zeros", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
 
-def ones(shape: int | Sequence[int], *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def ones(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor of ones."""
     return _finished(np.ones(_shape("ones", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
 
 def full(
-    shape: int | Sequence[int], fill_value: complex, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False
+    shape: int | Sequence[int], fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A Tensor of one number, whose kind decides the dtype."""
     value: Any = fill_value.item() if isinstance(fill_value, Tensor) else plain_array(fill_value)
@@ -57,7 +57,7 @@ def full(
     return _finished(array, device, requires_grad)
 
 
-def empty(shape: int | Sequence[int], *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def empty(shape: int | Sequence[int], dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A Tensor whose elements are arbitrary."""
     return _finished(np.empty(_shape("empty", shape), get_default_dtype() if dtype is None else dtype), device, requires_grad)
 
@@ -69,22 +69,22 @@ def _image(name: str, x: Any, device: str | None, requires_grad: bool, **statics
     return result.requires_grad_() if requires_grad else result
 
 
-def zeros_like(x: ArrayLike, /, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def zeros_like(x: ArrayLike, /, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """Zeros of the shape, dtype and device of `x`."""
     return _image("zeros_like", x, device, requires_grad, dtype=dtype)
 
 
-def ones_like(x: ArrayLike, /, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def ones_like(x: ArrayLike, /, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """Ones of the shape, dtype and device of `x`."""
     return _image("ones_like", x, device, requires_grad, dtype=dtype)
 
 
-def full_like(x: ArrayLike, /, fill_value: complex, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def full_like(x: ArrayLike, /, fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """One number in the shape, dtype and device of `x`."""
     return _image("full_like", x, device, requires_grad, fill_value=fill_value, dtype=dtype)
 
 
-def empty_like(x: ArrayLike, /, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def empty_like(x: ArrayLike, /, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """Arbitrary elements in the shape, dtype and device of `x`."""
     return _image("empty_like", x, device, requires_grad, dtype=dtype)
 
@@ -130,7 +130,7 @@ def logspace(
 
 
 def eye(
-    n_rows: int, n_cols: int | None = None, /, *, k: int = 0, dtype: Any = None, device: str | None = None, requires_grad: bool = False
+    n_rows: int, n_cols: int | None = None, /, k: int = 0, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A matrix with ones on diagonal `k` and zeros elsewhere."""
     rows, columns = _shape("eye", (n_rows, n_rows if n_cols is None else n_cols))
@@ -142,16 +142,16 @@ def meshgrid(*arrays: ArrayLike, indexing: str = "xy") -> tuple[Tensor, ...]:
     return tuple(np_meshgrid(*tensors_of(arrays, "meshgrid"), indexing=indexing))
 
 
-def tril(x: ArrayLike, /, *, k: int = 0) -> Tensor:
+def tril(x: ArrayLike, /, k: int = 0) -> Tensor:
     """The lower triangles of matrices: zeros above diagonal `k`."""
     return call(row("tril"), (as_tensor(x),), {"k": k})  # type: ignore[no-any-return]
 
 
-def triu(x: ArrayLike, /, *, k: int = 0) -> Tensor:
+def triu(x: ArrayLike, /, k: int = 0) -> Tensor:
     """The upper triangles of matrices: zeros below diagonal `k`."""
     return call(row("triu"), (as_tensor(x),), {"k": k})  # type: ignore[no-any-return]
 
 
-def diag(x: ArrayLike, /, *, k: int = 0) -> Tensor:
+def diag(x: ArrayLike, /, k: int = 0) -> Tensor:
     """A matrix with the vector `x` on diagonal `k`, or diagonal `k` of the matrix `x`."""
     return np_diag(as_tensor(x), k)  # type: ignore[no-any-return]

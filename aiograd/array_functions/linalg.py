@@ -35,7 +35,7 @@ def _matrix(name: str, x: Any, *, square: bool = False) -> Tensor:
     return source
 
 
-def cholesky(x: ArrayLike, /, *, upper: bool = False) -> Tensor:
+def cholesky(x: ArrayLike, /, upper: bool = False) -> Tensor:
     """The lower triangular L with ``L @ L.H = x`` of positive definite matrices, or the upper ``L.H``."""
     return decomposition.cholesky(_matrix("cholesky", x, square=True), upper=upper)  # type: ignore[no-any-return]
 
@@ -65,7 +65,7 @@ def inv(x: ArrayLike, /) -> Tensor:
     return call(row("inv"), (_matrix("inv", x, square=True),), {})  # type: ignore[no-any-return]
 
 
-def matrix_norm(x: ArrayLike, /, *, keepdims: bool = False, ord: int | float | str | None = "fro") -> Tensor:
+def matrix_norm(x: ArrayLike, /, ord: int | float | str | None = "fro", *, keepdims: bool = False) -> Tensor:
     """Norms of matrices: "fro", "nuc", 1, -1, 2, -2, inf or -inf."""
     return norms.matrix_norm(_matrix("matrix_norm", x), keepdims=keepdims, ord="fro" if ord is None else ord)  # type: ignore[no-any-return]
 
@@ -102,12 +102,12 @@ def norm(x: ArrayLike, /, ord: Any = None, axis: Axis = None, keepdims: bool = F
     return norms.norm(as_tensor(x), ord=ord, axis=axes_of(axis), keepdims=keepdims)  # type: ignore[no-any-return]
 
 
-def pinv(x: ArrayLike, /, *, rtol: float | None = None) -> Tensor:
+def pinv(x: ArrayLike, /, rtol: float | None = None) -> Tensor:
     """Moore-Penrose pseudo-inverses of matrices."""
     return call(row("pinv"), (_matrix("pinv", x),), {"rtol": rtol})  # type: ignore[no-any-return]
 
 
-def qr(x: ArrayLike, /, *, mode: str = "reduced") -> QRResult:
+def qr(x: ArrayLike, /, mode: str = "reduced") -> QRResult:
     """``x = Q @ R`` with orthonormal columns in Q and an upper triangular R."""
     matrix = _matrix("qr", x)
     if mode == "complete" and matrix.shape[-2] > matrix.shape[-1] and not matrix.requires_grad:  # nothing is asked of a derivative
@@ -126,7 +126,7 @@ def solve(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return call(row("solve"), (_matrix("solve", first, square=True), second), {})  # type: ignore[no-any-return]
 
 
-def svd(x: ArrayLike, /, *, full_matrices: bool = True) -> SVDResult:
+def svd(x: ArrayLike, /, full_matrices: bool = True) -> SVDResult:
     """The singular value decomposition ``x = U @ diag(S) @ Vh``, S descending."""
     return decomposition.svd(_matrix("svd", x), full_matrices=full_matrices)
 
@@ -136,7 +136,7 @@ def svdvals(x: ArrayLike, /) -> Tensor:
     return call(row("svdvals"), (_matrix("svdvals", x),), {})  # type: ignore[no-any-return]
 
 
-def vector_norm(x: ArrayLike, /, *, axis: Axis = None, keepdims: bool = False, ord: float = 2) -> Tensor:
+def vector_norm(x: ArrayLike, /, ord: float = 2, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Norms of vectors along axes: Euclidean, or of order 0, 1, p, inf, -inf."""
     return norms.vector_norm(as_tensor(x), axis=axes_of(axis), keepdims=keepdims, ord=ord)  # type: ignore[no-any-return]
 
@@ -181,13 +181,13 @@ def solve_triangular(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool, left: bool
     return matrix_functions.solve_triangular(matrix, second, upper=upper, left=left, unitriangular=unitriangular)  # type: ignore[no-any-return]
 
 
-def cholesky_solve(x1: ArrayLike, x2: ArrayLike, /, *, upper: bool = False) -> Tensor:
+def cholesky_solve(x1: ArrayLike, x2: ArrayLike, /, upper: bool = False) -> Tensor:
     """The solution of ``A @ out = x1``, `x2` being the Cholesky factor of A, lower or `upper`."""
     right, factor = as_tensors(x1, x2)
     return matrix_functions.cholesky_solve(right, _matrix("cholesky_solve", factor, square=True), upper=upper)  # type: ignore[no-any-return]
 
 
-def lstsq(x1: ArrayLike, x2: ArrayLike, /, *, rcond: float | None = None) -> LstsqResult:
+def lstsq(x1: ArrayLike, x2: ArrayLike, /, rcond: float | None = None) -> LstsqResult:
     """The shortest of the solutions of ``x1 @ out = x2`` with the smallest squared error, the error, the rank and the singular values."""
     first, second = as_tensors(x1, x2)
     return matrix_functions.lstsq(_matrix("lstsq", first), second, rcond)

@@ -146,14 +146,14 @@ def repeat(x: ArrayLike, /, repeats: int | Sequence[int] | Tensor, axis: int | N
     return joining.repeat(as_tensor(x), counts, axis=axis)  # type: ignore[no-any-return]
 
 
-def pad(x: ArrayLike, pad_width: int | Sequence[Any], /, *, mode: str = "constant", value: float = 0.0) -> Tensor:
+def pad(x: ArrayLike, pad_width: int | Sequence[Any], /, mode: str = "constant", *, value: float = 0.0) -> Tensor:
     """Add a border: so much on every side, (before, after), or one such pair per axis; modes as in ``np.pad``."""
     return joining.pad(as_tensor(x), pad_width, mode=mode, value=value)  # type: ignore[no-any-return]
 
 
-def diagonal(x: ArrayLike, /, *, offset: int = 0) -> Tensor:
-    """The diagonals of matrices, along a new last axis."""
-    return call(row("diagonal"), (as_tensor(x),), {"offset": offset})  # type: ignore[no-any-return]
+def diagonal(x: ArrayLike, /, offset: int = 0, axis1: int = -2, axis2: int = -1) -> Tensor:
+    """The diagonals of matrices, or of the planes of two axes, along a new last axis."""
+    return call(row("diagonal"), (as_tensor(x),), {"offset": offset, "axis1": axis1, "axis2": axis2})  # type: ignore[no-any-return]
 
 
 def clone(x: ArrayLike, /) -> Tensor:

@@ -121,7 +121,7 @@ def norm(x: Tensor, /, ord: float = 2, axis: Axis = None, keepdims: bool = False
 
 def numel(x: Tensor, /) -> int:
     """The number of elements."""
-    return x.size
+    return int(x.size)
 
 
 def dim(x: Tensor, /) -> int:

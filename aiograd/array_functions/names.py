@@ -17,17 +17,21 @@ import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, ParamSpec, TypeVar
 
+import numpy as np
+
 from aiograd.errors import ArgumentTypeError
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
-#: PyTorch's name -> the names here that mean the same, of which a function has one at most
+#: PyTorch's name, that of one function as ``function.name``, -> the names here that mean the same, of which a function has one at most
 PARAMETERS: dict[str, tuple[str, ...]] = {
     "dim": ("axis", "axes"),
     "dims": ("axis", "axes", "repetitions"),
     "dim0": ("axis1",),
     "dim1": ("axis2",),
+    **dict.fromkeys(("diagonal.dim1", "diag_embed.dim1"), ("axis1",)),
+    **dict.fromkeys(("diagonal.dim2", "diag_embed.dim2"), ("axis2",)),
     "keepdim": ("keepdims",),
     "unbiased": ("correction",),
     "diagonal": ("k",),
@@ -40,8 +44,13 @@ PARAMETERS: dict[str, tuple[str, ...]] = {
     "p": ("ord",),
     "index": ("indices",),
     "indices_or_sections": ("sections",),
+    "DataLoader.dataset": ("source",),
+    "DataLoader.num_workers": ("workers",),
+    "DataLoader.collate_fn": ("collate",),
 }
-_OWN = frozenset(own for names in PARAMETERS.values() for own in names)
+_OWN = frozenset(own for other, names in PARAMETERS.items() if "." not in other for own in names)
+#: functions with names of their own
+_NAMED = frozenset(other.partition(".")[0] for other in PARAMETERS if "." in other)
 #: functions that take the shape as several ints too
 SHAPES = frozenset("zeros ones empty rand randn".split())
 
@@ -67,16 +76,17 @@ def parameters_of(function: Callable[..., Any]) -> Parameters:
 def with_other_names(function: Callable[P, R]) -> Callable[P, R]:
     """`function`, accepting the other names of its parameters; itself where none has any."""
     gathers = function.__name__ in SHAPES
+    name = function.__qualname__.rpartition(".")[0] if function.__name__ == "__init__" else function.__name__
     parameters = parameters_of(function)
-    if not gathers and _OWN.isdisjoint(parameters.names) and parameters.gathering not in _OWN:
+    if not gathers and name not in _NAMED and _OWN.isdisjoint(parameters.names) and parameters.gathering not in _OWN:
         return function
     names = frozenset(parameters.names[parameters.positional :])
 
     @functools.wraps(function)
     def accepting(*args: Any, **kwargs: Any) -> Any:
         if kwargs and not names.issuperset(kwargs):
-            args, kwargs = _translated(function.__name__, parameters, args, kwargs)
-        if gathers and len(args) > 1:
+            args, kwargs = _translated(name, parameters, args, kwargs)
+        if gathers and len(args) > 1 and isinstance(args[1], (int, np.integer)):
             args = (args,)
         return function(*args, **kwargs)
 
@@ -90,7 +100,8 @@ def _translated(name: str, parameters: Parameters, args: tuple[Any, ...], kwargs
     found: dict[str, Any] = {}
     written: dict[str, str | None] = dict.fromkeys(given_first)  # under which name; None: by position
     for given, value in kwargs.items():
-        own = given if given in known else next((own for own in PARAMETERS.get(given, ()) if own in known), given)
+        others = PARAMETERS.get(f"{name}.{given}") or PARAMETERS.get(given, ())
+        own = given if given in known else next((own for own in others if own in known), given)
         if own in written:
             first = "by position" if written[own] is None else f"as {written[own]}="
             raise ArgumentTypeError(f"{name}(): {own} is given twice, {first} and as {given}=; leave one out")

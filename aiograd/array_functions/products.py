@@ -21,7 +21,7 @@ def matmul(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return _matmul(*as_tensors(x1, x2))
 
 
-def tensordot(x1: ArrayLike, x2: ArrayLike, /, *, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
+def tensordot(x1: ArrayLike, x2: ArrayLike, /, axes: int | tuple[Sequence[int], Sequence[int]] = 2) -> Tensor:
     """Sums of products over pairs of axes: so many at the end of `x1` and start of `x2`, or those of two lists."""
     return einsum_rows.tensordot(*as_tensors(x1, x2), axes=axes)  # type: ignore[no-any-return]
 
@@ -61,7 +61,7 @@ def kron(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
     return linalg_rows.np_kron(*as_tensors(x1, x2))  # type: ignore[no-any-return]
 
 
-def trace(x: ArrayLike, /, *, offset: int = 0, dtype: Any = None) -> Tensor:
+def trace(x: ArrayLike, /, offset: int = 0, *, dtype: Any = None) -> Tensor:
     """Sums of the diagonals of matrices."""
     wanted = None if dtype is None else checked_dtype(dtype)
     return linalg_rows.trace(as_tensor(x), offset=offset, dtype=wanted)  # type: ignore[no-any-return]

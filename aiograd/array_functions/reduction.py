@@ -110,7 +110,7 @@ def cumprod(x: ArrayLike, /, axis: int | None = None) -> Tensor:
     return scan.np_cumprod(as_tensor(x), axis)  # type: ignore[no-any-return]
 
 
-def diff(x: ArrayLike, /, n: int = 1, axis: int = -1, *, prepend: ArrayLike | None = None, append: ArrayLike | None = None) -> Tensor:
+def diff(x: ArrayLike, /, n: int = 1, axis: int = -1, prepend: ArrayLike | None = None, append: ArrayLike | None = None) -> Tensor:
     """Differences of neighbours along an axis, `n` times over."""
     source = as_tensor(x)
     ends = [None if end is None else as_tensor(end, source.dtype) for end in (prepend, append)]

@@ -68,7 +68,7 @@ def argmin(x: ArrayLike, /, axis: int | None = None, keepdims: bool = False) -> 
     return call(row("argmin"), (as_tensor(x),), {"axis": axis, "keepdims": keepdims})  # type: ignore[no-any-return]
 
 
-def searchsorted(x1: ArrayLike, x2: ArrayLike, /, *, side: str = "left", sorter: ArrayLike | None = None) -> Tensor:
+def searchsorted(x1: ArrayLike, x2: ArrayLike, /, side: str = "left", sorter: ArrayLike | None = None) -> Tensor:
     """The positions at which the elements of `x2` would be inserted into the sorted vector `x1` (or into ``take(x1, sorter)``)."""
     if side not in ("left", "right"):
         raise ArgumentError(f"searchsorted(side={side!r}): expected 'left' or 'right'")

@@ -105,13 +105,13 @@ def cdist(x1: ArrayLike, x2: ArrayLike, /, ord: float = 2) -> Tensor:
     return vector_norm(first[..., :, None, :] - second[..., None, :, :], axis=-1, ord=ord)
 
 
-def trapezoid(y: ArrayLike, x: ArrayLike | None = None, /, *, dx: float = 1.0, axis: int = -1) -> Tensor:
+def trapezoid(y: ArrayLike, x: ArrayLike | None = None, /, dx: float = 1.0, axis: int = -1) -> Tensor:
     """The integral of `y` along an axis by the trapezoidal rule, at the points `x` or `dx` apart."""
     heights, *points = as_tensors(y) if x is None else as_tensors(y, x)
     return calculus.np_trapezoid(heights, *points, dx=dx, axis=axis)  # type: ignore[no-any-return]
 
 
-def cumulative_trapezoid(y: ArrayLike, x: ArrayLike | None = None, /, *, dx: float = 1.0, axis: int = -1) -> Tensor:
+def cumulative_trapezoid(y: ArrayLike, x: ArrayLike | None = None, /, dx: float = 1.0, axis: int = -1) -> Tensor:
     """The integral up to each point but the first, by the trapezoidal rule."""
     heights, *points = as_tensors(y) if x is None else as_tensors(y, x)
     return calculus.cumulative_trapezoid(heights, *points, dx=dx, axis=axis)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""DataLoader: batches by ``async for``.
+"""DataLoader: batches by ``async for``, and by ``for`` where nothing has to be awaited.
 
 Note [Where an epoch stands]
     The order of a shuffled epoch comes from a generator that is forked for it. So the state is small: the state of that generator, and how many
@@ -12,11 +12,12 @@ from __future__ import annotations
 import asyncio
 import inspect
 import itertools
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from aiograd.array_functions.names import with_other_names
 from aiograd.data.collation import collate as stacked
 from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
 from aiograd.engine.run.together import together
@@ -31,6 +32,9 @@ _END = object()
 class DataLoader:
     """Batches of a source, read ahead while the consumer works: ``async for batch in loader``. Each loop is one epoch.
 
+    A plain ``for batch in loader`` reads each batch when it is asked for, where there are no workers and nothing has to be awaited.
+    PyTorch's names of arguments, ``dataset``, ``num_workers`` and ``collate_fn``, are taken too.
+
     Args:
         source: a sequence (``__getitem__`` and ``__len__``; ``__getitem__`` may be ``async def``, ``__getitems__`` may give many examples at once),
             an iterable, or an asynchronous iterable.
@@ -42,6 +46,7 @@ class DataLoader:
         drop_last: True to leave a last batch out that is not full.
         collate: makes a batch of a list of examples, on the threads; None: `aiograd.data.collate`. Without batches it is given single examples.
         batch_sampler: an iterable of lists of indices, instead of `batch_size`, `shuffle` and `drop_last`; iterated anew for every epoch.
+        pin_memory, persistent_workers: accepted for PyTorch's sake; threads are made for an epoch, and copies to a device take any memory.
 
     Attributes:
         epoch: how many epochs have ended.
@@ -49,9 +54,11 @@ class DataLoader:
     Leaving the loop early, by ``break``, an error or cancellation, ends what reads; the next loop is a new epoch, unless a state was loaded.
 
     Raises:
-        ArgumentError: arguments that do not go together.
+        ArgumentError: arguments that do not go together. ArgumentTypeError: a source that is none, or a plain ``for`` where something has to be
+            awaited.
     """
 
+    @with_other_names
     def __init__(
         self,
         source: Any,
@@ -64,6 +71,8 @@ class DataLoader:
         drop_last: bool = False,
         collate: Callable[[Any], Any] | None = None,
         batch_sampler: Iterable[Sequence[int]] | None = None,
+        pin_memory: bool = False,
+        persistent_workers: bool = False,
     ) -> None:
         is_sequence = hasattr(source, "__getitem__") and hasattr(source, "__len__")
         if not is_sequence and not hasattr(source, "__iter__") and not hasattr(source, "__aiter__"):
@@ -112,26 +121,53 @@ class DataLoader:
         return len(self.source) // size if self.drop_last else -(-len(self.source) // size)
 
     async def __aiter__(self) -> AsyncIterator[Any]:
-        self._loop_number += 1
-        number = self._loop_number
-        if not self._resumes:
-            self._taken, self._source_state = 0, None
-            self._order = (self.generator or default_generator()).fork() if self.shuffle else None
-        self._resumes = False
+        number = self._begin()
         threads = ReaderThreads(self.workers)
         batches = read_ahead(self._reads(threads), self.prefetch)
         try:
             async for loaded in batches:
-                if number == self._loop_number:
-                    self._taken += 1
-                    self._source_state = loaded.source_state
+                self._take(number, loaded)
                 yield loaded.value
-            if number == self._loop_number:
-                self.epoch += 1
-                self._taken, self._order, self._source_state = 0, None, None
+            self._end(number)
         finally:
             await batches.aclose()  # type: ignore[attr-defined]
             await threads.aclose()
+
+    def __iter__(self) -> Iterator[Any]:
+        if self.workers:
+            raise _awaits(f"its workers={self.workers} have to be awaited")
+        if self._is_async or (hasattr(self.source, "__aiter__") and not self._is_sequence):
+            raise _awaits(f"the examples of {type(self.source).__name__} have to be awaited")
+        return self._in_turn()
+
+    def _in_turn(self) -> Iterator[Any]:
+        number = self._begin()
+        for read in self._reads(ReaderThreads(0)):
+            loaded = _at_once(read())
+            if loaded is None:
+                break
+            self._take(number, loaded)
+            yield loaded.value
+        self._end(number)
+
+    def _begin(self) -> int:
+        """Begin an epoch, or go on with one that was loaded; the number of the loop."""
+        self._loop_number += 1
+        if not self._resumes:
+            self._taken, self._source_state = 0, None
+            self._order = (self.generator or default_generator()).fork() if self.shuffle else None
+        self._resumes = False
+        return self._loop_number
+
+    def _take(self, number: int, loaded: LoadedBatch) -> None:
+        if number == self._loop_number:
+            self._taken += 1
+            self._source_state = loaded.source_state
+
+    def _end(self, number: int) -> None:
+        if number == self._loop_number:
+            self.epoch += 1
+            self._taken, self._order, self._source_state = 0, None, None
 
     # ---------------------------------------------------------------- reading
 
@@ -224,6 +260,22 @@ class DataLoader:
     def __repr__(self) -> str:
         size = f", batch_size={self.batch_size}" if self.batch_size is not None else ""
         return f"DataLoader({type(self.source).__name__}{size}, epoch={self.epoch}, batches={self._taken})"
+
+
+def _awaits(what: str) -> ArgumentTypeError:
+    return ArgumentTypeError(f"DataLoader: `for` over it, but {what}; write `async for`, in an `async def`")
+
+
+def _at_once(read: Awaitable[LoadedBatch | None]) -> LoadedBatch | None:
+    """The result of a read that only offers its turn and waits for nothing."""
+    steps: Any = read
+    try:
+        while steps.send(None) is None:
+            pass
+    except StopIteration as ended:
+        return ended.value  # type: ignore[no-any-return]
+    steps.close()
+    raise _awaits("its source or its collate function awaits something")
 
 
 class _SequenceRead:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from aiograd.nn import functional as functional
 from aiograd.nn import init as init
+from aiograd.nn import utils as utils
 from aiograd.nn.activation import (
     CELU,
     ELU,
@@ -52,7 +53,7 @@ from aiograd.nn.transformer import TransformerDecoder, TransformerDecoderLayer, 
 MultiheadAttention = MultiHeadAttention  # PyTorch's spelling
 
 __all__ = [
-    "functional", "init", "functional_call", "summary",
+    "functional", "init", "utils", "functional_call", "summary",
     "Module", "Parameter", "IncompatibleKeys", "Sequential", "ModuleList", "ModuleDict", "ParameterList", "ParameterDict",
     "Linear", "Identity", "Flatten", "Unflatten", "Embedding", "Conv1d", "Conv2d", "ConvTranspose1d", "ConvTranspose2d",
     "MaxPool1d", "MaxPool2d", "AvgPool1d", "AvgPool2d", "AdaptiveAvgPool1d", "AdaptiveAvgPool2d", "Upsample",

@@ -127,9 +127,9 @@ class Conv1d(_Convolution):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
@@ -178,9 +178,9 @@ class Conv2d(_Convolution):
         groups: int = 1,
         bias: bool = True,
         padding_mode: str = "zeros",
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias, padding_mode, dtype, device, generator)
@@ -213,9 +213,9 @@ class _Transposed(_Convolution):
         bias: bool = True,
         dilation: Any = 1,
         padding_mode: str = "zeros",
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         if isinstance(padding, str):

@@ -43,9 +43,9 @@ class Linear(Module):
         in_features: int,
         out_features: int,
         bias: bool = True,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         self.in_features = in_features

@@ -43,9 +43,8 @@ class LayerNorm(Module):
         eps: float = 1e-5,
         elementwise_affine: bool = True,
         bias: bool = True,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
     ) -> None:
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
@@ -92,9 +91,8 @@ class RMSNorm(Module):
         normalized_shape: int | Sequence[int],
         eps: float | None = None,
         elementwise_affine: bool = True,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
     ) -> None:
         self.normalized_shape = _shape(normalized_shape)
         self.eps = eps
@@ -141,7 +139,7 @@ class GroupNorm(Module):
     bias: Parameter | None
 
     def __init__(
-        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, *, dtype: Any = None, device: str | None = None
+        self, num_groups: int, num_channels: int, eps: float = 1e-5, affine: bool = True, device: str | None = None, dtype: Any = None
     ) -> None:
         if num_groups < 1 or num_channels % num_groups:
             raise ArgumentError(f"GroupNorm({num_groups}, {num_channels}): expected channels divisible by the number of groups")
@@ -188,9 +186,8 @@ class _BatchNorm(Module):
         momentum: float | None = 0.1,
         affine: bool = True,
         track_running_stats: bool = True,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
     ) -> None:
         self.num_features = num_features
         self.eps = eps
@@ -269,9 +266,8 @@ class _InstanceNorm(_BatchNorm):
         momentum: float | None = 0.1,
         affine: bool = False,
         track_running_stats: bool = False,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
     ) -> None:
         super().__init__(num_features, eps, momentum, affine, track_running_stats, dtype=dtype, device=device)
 

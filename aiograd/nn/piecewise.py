@@ -117,7 +117,7 @@ class PReLU(Module):
 
     weight: Parameter
 
-    def __init__(self, num_parameters: int = 1, init: float = 0.25, *, dtype: Any = None, device: str | None = None) -> None:
+    def __init__(self, num_parameters: int = 1, init: float = 0.25, device: str | None = None, dtype: Any = None) -> None:
         self.num_parameters = num_parameters
         self.init = init
         self.weight = new_parameter((num_parameters,), dtype, device)

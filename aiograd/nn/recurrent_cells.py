@@ -32,9 +32,9 @@ class _Cell(Module):
         input_size: int,
         hidden_size: int,
         bias: bool = True,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         if min(input_size, hidden_size) < 1:
@@ -143,9 +143,9 @@ class RNNCell(_Cell):
         hidden_size: int,
         bias: bool = True,
         nonlinearity: str = "tanh",
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         if nonlinearity not in ("tanh", "relu"):

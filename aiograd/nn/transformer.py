@@ -36,9 +36,9 @@ class _TransformerLayer(Module):
         batch_first: bool = False,
         norm_first: bool = False,
         bias: bool = True,
-        *,
-        dtype: Any = None,
         device: str | None = None,
+        dtype: Any = None,
+        *,
         generator: Generator | None = None,
     ) -> None:
         if isinstance(activation, str) and activation not in _ACTIVATIONS:

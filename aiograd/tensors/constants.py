@@ -11,6 +11,7 @@ from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make, plain_array
 from aiograd.tensors.op_error import NONE_ADVICE
+from aiograd.tensors.size import TensorSize
 
 _ndarray = np.ndarray
 _FLOAT32 = np.dtype(np.float32)
@@ -66,6 +67,8 @@ def check_numbers(array: Any) -> Any:
 
 def number_dtype(value: Any, like: np.dtype[Any] | None) -> np.dtype[Any]:
     """The dtype of a Python number next to an array of dtype `like`, or alone."""
+    if isinstance(value, int) and value.__class__ is not bool:
+        value = int(value)  # numpy takes a subclass, such as an IntEnum, for an array of int64
     if like is not None:
         return np.result_type(like, value)
     if isinstance(value, (np.generic, _ndarray)):
@@ -133,4 +136,4 @@ def static(value: Any) -> Any:
         return list(map(static, value))
     if value.__class__ is slice:
         return slice(static(value.start), static(value.stop), static(value.step))
-    return value
+    return int(value) if value.__class__ is TensorSize else value

@@ -27,6 +27,7 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
 from aiograd.modes import ModeScope, current_mode, tell_compiler
+from aiograd.tensors.size import TensorSize, size_of
 from aiograd.types import Array, Shape
 
 
@@ -110,9 +111,9 @@ class TensorCore:
         return len(self._data.shape)
 
     @property
-    def size(self) -> int:
-        """Number of elements."""
-        return int(self._data.size)
+    def size(self) -> TensorSize:
+        """Number of elements: an int. Called as in PyTorch, ``x.size()`` is the shape and ``x.size(0)`` the extent of an axis."""
+        return size_of(self._data.shape)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -120,9 +121,9 @@ class TensorCore:
         return self._data.dtype  # type: ignore[no-any-return]
 
     @property
-    def device(self) -> str:
-        """``"cpu"`` or the name of the device the data lives on."""
-        return devices.device_name_of(self._data)
+    def device(self) -> devices.DeviceName:
+        """``"cpu"`` or the name of the device the data lives on: a str with PyTorch's ``type`` and ``index``."""
+        return devices.name_of_device(devices.device_name_of(self._data))
 
     @property
     def requires_grad(self) -> bool:

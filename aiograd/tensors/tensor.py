@@ -23,6 +23,7 @@ from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make
 from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
 from aiograd.tensors.record import call
+from aiograd.tensors.size import TensorSize
 from aiograd.tensors.transfer import to_device
 from aiograd.tensors.unrolled import binary, getitem, unary
 
@@ -461,7 +462,7 @@ def _is_basic(index: Any) -> bool:
         if cls is slice:
             if part.start.__class__ is Tensor or part.stop.__class__ is Tensor or part.step.__class__ is Tensor:
                 return False
-        elif not (cls is int or part is None or part is Ellipsis or isinstance(part, np.integer)):
+        elif not (cls is int or cls is TensorSize or part is None or part is Ellipsis or isinstance(part, np.integer)):
             return False
     return True
 
@@ -478,7 +479,7 @@ def _index_there(tensor: Tensor, index: Any) -> Any:
 bind_tensor_class(Tensor)
 
 
-def tensor(data: Any, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False) -> Tensor:
+def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False) -> Tensor:
     """A new leaf with a copy of the data.
 
     Args:
@@ -536,7 +537,7 @@ def _refuse_graphs(data: Any) -> None:
         raise GraphError("making a tensor of a list with a tensor that requires grad would drop its graph: use aiograd.stack, or detach() it")
 
 
-def asarray(data: Any, *, dtype: Any = None, device: str | None = None, copy: bool | None = None) -> Tensor:
+def asarray(data: Any, dtype: Any = None, *, device: str | None = None, copy: bool | None = None) -> Tensor:
     """A Tensor of the data, sharing memory with an array where dtype and `copy` allow; a Tensor stays in its graph.
 
     Of an instance of an ndarray subclass only the numbers are taken, so an ``np.matrix`` is multiplied elementwise; subclasses with more state, such

@@ -103,6 +103,72 @@ async def test_batches_of_every_source(source: Any, prefetch: int, workers: int)
     assert await taken(DataLoader(source, collate=lambda x: -x, **options)) == [-i for i in range(10)]
 
 
+# ---- a plain for
+
+
+@pytest.mark.parametrize("source", [range(10), list(range(10)), np.arange(10), Stream(10), Counting(10)])
+def test_a_plain_for_reads_when_asked_and_needs_no_loop(source: Any) -> None:
+    loader = DataLoader(source, 4, prefetch=3)
+    for epoch in range(2):
+        assert loader.epoch == epoch
+        assert [plain(batch) for batch in loader] == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+    assert list(DataLoader(source, 3, collate=sum, drop_last=True)) == [3, 12, 21]
+    counted = Counting(10)
+    batches = iter(DataLoader(counted, 4, prefetch=3))
+    next(batches)
+    assert counted.read == 4
+
+
+async def test_a_plain_for_takes_the_order_and_the_state_of_an_asynchronous_one() -> None:
+    ones, other = (DataLoader(range(10), 3, shuffle=True, generator=Generator(5)) for _ in range(2))
+    epoch = await taken(ones)
+    assert [plain(batch) for batch in other] == epoch
+    began = []
+    for batch in other:
+        began.append(plain(batch))
+        if len(began) == 2:
+            break
+    state = other.state_dict()
+    assert state["batches"] == 2
+    again = DataLoader(range(10), 3, shuffle=True, generator=Generator(5))
+    again.load_state_dict(state)
+    assert began + [plain(batch) for batch in again] == await taken(ones) and again.epoch == 2
+
+
+async def _in_time(examples: Any) -> Any:
+    await asyncio.sleep(1e9)
+    return examples
+
+
+class Awaited(Counting):
+    async def __getitem__(self, index: int) -> int:  # type: ignore[override]
+        return index
+
+
+@pytest.mark.parametrize(
+    ("make", "what"),
+    [
+        (lambda: DataLoader(range(4), 2, workers=1), "its workers=1 have to be awaited"),
+        (lambda: DataLoader(AsyncStream(4), 2), "the examples of AsyncStream have to be awaited"),
+        (lambda: DataLoader(Awaited(4), 2), "the examples of Awaited have to be awaited"),
+        (lambda: DataLoader(range(4), 2, collate=_in_time), "its source or its collate function awaits something"),
+    ],
+)
+async def test_a_plain_for_where_something_has_to_be_awaited_names_async_for(make: Any, what: str) -> None:
+    with pytest.raises(ArgumentTypeError, match=rf"`for` over it, but {what}; write `async for`, in an `async def`"):
+        list(make())
+
+
+def test_the_names_of_pytorch() -> None:
+    make: Any = DataLoader
+    loader = make(dataset=range(4), batch_size=2, num_workers=0, collate_fn=sum, pin_memory=True, persistent_workers=False)
+    assert list(loader) == [1, 5]
+    with pytest.raises(ArgumentTypeError, match=r"DataLoader\(\): workers is given twice, as workers= and as num_workers=; leave one out"):
+        make(range(4), 2, workers=1, num_workers=1)
+    with pytest.raises(ArgumentTypeError, match=r"DataLoader\(\): source is given twice, by position and as dataset="):
+        make(range(4), dataset=range(4))
+
+
 async def test_lengths_and_samplers() -> None:
     assert [len(DataLoader(range(10), 4)), len(DataLoader(range(10), 4, drop_last=True)), len(DataLoader(range(10)))] == [3, 2, 10]
     loader = DataLoader(range(10), batch_sampler=[[3, 1], [7], [0, 0, 9]])

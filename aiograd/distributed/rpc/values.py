@@ -41,9 +41,11 @@ from __future__ import annotations
 import struct
 from typing import Any, Final, NamedTuple
 
+from aiograd.devices import DeviceName
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.tensor_table import TensorTable, WireTensor, broken, name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, LimitError
+from aiograd.tensors.size import TensorSize
 
 NONE: Final = 0
 FALSE: Final = 1
@@ -188,6 +190,10 @@ class TreeWriter:
                     self._reference(value)
                 elif kind is complex:
                     out += _pack_complex(COMPLEX, value.real, value.imag)
+                elif kind is TensorSize:
+                    out += _pack_integer(INTEGER, value)
+                elif kind is DeviceName:
+                    self._values((str(value),), depth)
                 else:
                     raise _Refused(ArgumentTypeError, f"is a {name_of(kind)}; a message takes {_ALLOWED}")
         except (_Refused, ArgumentError, LimitError, UnicodeEncodeError, struct.error) as error:

@@ -1,0 +1,54 @@
+"""Sources that scripts take for granted: a base class, and tensors side by side. Anything with ``__getitem__`` and ``__len__`` serves as well."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aiograd.errors import ArgumentError
+from aiograd.tensors.tensor import Tensor
+
+
+class Dataset:
+    """Base class of sources, for scripts that name one: subclasses define ``__getitem__``, and ``__len__`` where they have a length."""
+
+    def __getitem__(self, index: Any) -> Any:
+        """The example at `index`.
+
+        Args:
+            index: an int.
+
+        Returns:
+            The example.
+        """
+        raise NotImplementedError(f"{type(self).__name__} defines no __getitem__()")
+
+
+class TensorDataset(Dataset):
+    """Rows of tensors: example i is the tuple of row i of each.
+
+    Args:
+        *tensors: at least one; their first axes are of one length.
+
+    Raises:
+        ArgumentError: no tensors, or lengths that differ.
+    """
+
+    def __init__(self, *tensors: Tensor) -> None:
+        if not tensors or len({tensor.shape[:1] for tensor in tensors} | {()}) != 2:
+            found = ", ".join(str(list(tensor.shape)) for tensor in tensors) or "none"
+            raise ArgumentError(f"TensorDataset: found tensors of shapes {found}; expected at least one, all with as many rows")
+        self.tensors = tensors
+
+    def __len__(self) -> int:
+        return len(self.tensors[0])
+
+    def __getitem__(self, index: Any) -> tuple[Tensor, ...]:
+        """The rows at `index`, in a tuple.
+
+        Args:
+            index: an int, or anything that indexes a Tensor.
+
+        Returns:
+            A Tensor of each.
+        """
+        return tuple(tensor[index] for tensor in self.tensors)
