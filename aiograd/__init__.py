@@ -89,6 +89,7 @@ from aiograd.array_functions import broadcast_tensors as broadcast_tensors
 from aiograd.array_functions import broadcast_to as broadcast_to
 from aiograd.array_functions import bucketize as bucketize
 from aiograd.array_functions import can_cast as can_cast
+from aiograd.array_functions import cartesian_prod as cartesian_prod
 from aiograd.array_functions import cat as cat
 from aiograd.array_functions import cbrt as cbrt
 from aiograd.array_functions import cdist as cdist
@@ -354,6 +355,7 @@ from aiograd.array_functions import square as square
 from aiograd.array_functions import squeeze as squeeze
 from aiograd.array_functions import stack as stack
 from aiograd.array_functions import std as std
+from aiograd.array_functions import std_mean as std_mean
 from aiograd.array_functions import sub as sub
 from aiograd.array_functions import subtract as subtract
 from aiograd.array_functions import sum as sum
@@ -362,6 +364,7 @@ from aiograd.array_functions import swapdims as swapdims
 from aiograd.array_functions import t as t
 from aiograd.array_functions import take as take
 from aiograd.array_functions import take_along_axis as take_along_axis
+from aiograd.array_functions import take_along_dim as take_along_dim
 from aiograd.array_functions import tan as tan
 from aiograd.array_functions import tanh as tanh
 from aiograd.array_functions import tensor_split as tensor_split
@@ -390,6 +393,7 @@ from aiograd.array_functions import unique_values as unique_values
 from aiograd.array_functions import unsqueeze as unsqueeze
 from aiograd.array_functions import unstack as unstack
 from aiograd.array_functions import var as var
+from aiograd.array_functions import var_mean as var_mean
 from aiograd.array_functions import vdot as vdot
 from aiograd.array_functions import vecdot as vecdot
 from aiograd.array_functions import vsplit as vsplit
@@ -513,7 +517,7 @@ _here = _sys.modules[__name__]
 
 def _equip_workers() -> None:
     optim = _here.optim
-    _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.NAdam, optim.RAdam)
+    _here.distributed.register_optimizers(optim.SGD, optim.Adam, optim.AdamW, optim.RMSprop, optim.Adagrad, optim.Adadelta, optim.NAdam, optim.RAdam)
     _here.distributed.register_face(lambda core: _here.dashboard.DashboardFace(core))
     _here.distributed.register_adapter(_assembly.STAGE_HOST_ADAPTER, lambda: _here.pipeline.run.StageHost)
     _here.distributed.register_adapter(_assembly.REPLICA_HOST_ADAPTER, lambda: _here.distributed.data_parallel.ReplicaHost)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
 from collections.abc import Callable
 from typing import Any
@@ -35,12 +36,24 @@ def sparse(n: int, offset: int, v: Any) -> Any:
 
 #: name -> calls: a function of Tensors, the arrays it is given, and the values that are expected
 CASES: dict[str, list[Case]] = {
+    "var_mean": [(lambda x: F.var_mean(x, 1), (A,), [A.var(1, ddof=1), A.mean(1)]),
+                 (lambda x: F.var_mean(x, dim=0, unbiased=False, keepdim=True), (A,), [A.var(0, keepdims=True), A.mean(0, keepdims=True)])],
+    "std_mean": [(F.std_mean, (A,), [A.std(ddof=1), A.mean()])],
+    "take_along_dim": [(lambda x: F.take_along_dim(x, N[:, None] % 3, dim=0), (A,), np.take_along_axis(A, N[:, None] % 3, 0)),
+                       (lambda x: F.take_along_dim(x, N), (A,), A.reshape(-1)[N])],
+    "index_add": [(lambda x, y: F.index_add(x, 1, [0, 2], y[:, :2], alpha=2), (A, B), A + 2 * np.stack([B[:, 0], 0 * V[:3], B[:, 1], 0 * V[:3]], 1)),
+                  (lambda x, y: F.index_add(x, [2, 2], y[:2]), (A, B), A + np.stack([0 * V, 0 * V, B[0] + B[1]])),
+                  (lambda x, y: x.index_add(dim=0, index=[1], source=y[:1], alpha=-1), (A, B), A - np.stack([0 * V, B[0], 0 * V]))],
+    "transpose": [(lambda x: F.transpose(x, 0, 1), (A,), A.T), (lambda x: F.transpose(x, -1, 0), (C,), C.swapaxes(0, 2)),
+                  (lambda x: F.transpose(x, dim0=0, dim1=1), (C,), C.swapaxes(0, 1))],
+    "var": [(lambda x: x.var(ddof=1), (A,), A.var(ddof=1)), (lambda x: F.std(x, 0, ddof=1), (A,), A.std(0, ddof=1))],
     "append": [(lambda x, y: F.append(x, y), (A, V), np.append(A, V)), (lambda x, y: F.append(x, y, axis=0), (A, B), np.append(A, B, 0))],
     "atleast_1d": [(F.atleast_1d, (np.array(2.0),), np.array([2.0]))],
     "atleast_2d": [(F.atleast_2d, (V,), V[None])],
     "atleast_3d": [(F.atleast_3d, (V,), V[None, :, None])],
     "block_diag": [(F.block_diag, (M, V, A), np.block([
         [M, np.zeros((3, 8))], [np.zeros((1, 3)), V[None], np.zeros((1, 4))], [np.zeros((3, 7)), A]]))],
+    "cartesian_prod": [(F.cartesian_prod, (V, A[0], B[0]), np.array(list(itertools.product(V, A[0], B[0])))), (F.cartesian_prod, (V,), V)],
     "chunk": [(lambda x: F.chunk(x, 3, dim=1), (A,), [A[:, :2], A[:, 2:]])],
     "column_stack": [(lambda x, y: F.column_stack([x, y]), (V, A.T), np.column_stack([V, A.T]))],
     "diag_embed": [(F.diag_embed, (A,), sparse(4, 0, A)), (lambda x: F.diag_embed(x, 2), (A,), sparse(6, 2, A)),
@@ -182,6 +195,10 @@ async def test_gradients_pass_by_nan() -> None:
     await (F.nansum(x) + F.nanmean(x, 1).sum() + F.nanmedian(x, 1).sum()).backward()
     assert np.isfinite(x.grad.numpy()[np.isfinite(x.detach().numpy())]).all()
     assert x.grad.numpy()[0, 0] == 1 + 0.5 + 0.5
+
+
+def test_searchsorted_as_a_method() -> None:
+    assert ag.tensor([1.0, 3.0]).searchsorted(ag.tensor([0.5, 3.0]), "right").tolist() == [0, 2]
 
 
 def test_aliases_are_the_functions() -> None:

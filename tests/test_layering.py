@@ -32,7 +32,7 @@ VIOLATIONS = {
     "the whole package": ({"__init__.py": "", "nn/a.py": "import aiograd as ag"}, "nn/a.py:1: level 5 imports aiograd.__init__ of level 7"),
     "a name of the package": ({"__init__.py": "", "nn/a.py": "from aiograd import Tensor"}, "nn/a.py:1: level 5 imports aiograd.__init__ of level 7"),
     "siblings": ({"optim.py": "from aiograd.nn.module import Module", "nn/module.py": ""}, "optim.py:1: optim imports its sibling aiograd.nn.module"),
-    "no level": ({"helpers.py": ""}, "utils.py:1: helpers has no level"),
+    "no level": ({"helpers.py": ""}, "helpers.py:1: helpers has no level"),
     "circle": ({"graph/a.py": "from aiograd.graph import b", "graph/b.py": "import aiograd.graph.a"}, "import circle: graph.a -> "),
     "circle of types": (
         {

@@ -150,7 +150,7 @@ for thread in threads: thread.join()
 assert len(found) == 8, found
 from aiograd.distributed.objects.object_server import ADAPTERS, OPTIMIZERS
 assert ADAPTERS.keys() == {"pipeline.host", "data_parallel.replica"}
-assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam"}
+assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"}
 """
     _python("-W", "error", "-c", script)
 
@@ -162,7 +162,7 @@ assert OPTIMIZERS.keys() == {"SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAda
 def test_workers_can_make_everything_however_they_are_imported(statement: str) -> None:
     made = "from aiograd.distributed.objects.object_server import ADAPTERS, OPTIMIZERS; print(*ADAPTERS, *OPTIMIZERS)"
     assert _python("-c", f"{statement}; {made}").split() == [
-        "pipeline.host", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam"
+        "pipeline.host", "data_parallel.replica", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam"
     ]  # fmt: skip
 
 

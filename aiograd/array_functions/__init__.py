@@ -270,6 +270,7 @@ from aiograd.array_functions.joining import (
     atleast_2d,
     atleast_3d,
     block_diag,
+    cartesian_prod,
     chunk,
     column_stack,
     diag_embed,
@@ -348,8 +349,10 @@ from aiograd.array_functions.reduction import (
     min,
     prod,
     std,
+    std_mean,
     sum,
     var,
+    var_mean,
 )
 from aiograd.array_functions.sampling import (
     bernoulli,
@@ -390,6 +393,7 @@ from aiograd.array_functions.searching import (
     sort,
     take,
     take_along_axis,
+    take_along_dim,
     topk,
     unique,
     unique_all,
@@ -442,10 +446,10 @@ __all__ = [
     "broadcast_to", "broadcast_arrays", "broadcast_shapes", "flip", "roll", "concat", "stack", "unstack", "split", "tile", "repeat", "pad",
     "diagonal", "clone",
     # reduction
-    "sum", "prod", "mean", "var", "std", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero", "cumulative_sum",
+    "sum", "prod", "mean", "var", "std", "var_mean", "std_mean", "max", "min", "median", "logsumexp", "all", "any", "count_nonzero", "cumulative_sum",
     "cumulative_prod", "cumsum", "cumprod", "cummax", "cummin", "logcumsumexp", "diff",
     # searching
-    "where", "nonzero", "argmax", "argmin", "searchsorted", "isin", "take", "take_along_axis", "gather", "scatter", "scatter_add",
+    "where", "nonzero", "argmax", "argmin", "searchsorted", "isin", "take", "take_along_axis", "take_along_dim", "gather", "scatter", "scatter_add",
     "scatter_reduce", "index_add", "sort", "argsort", "topk", "unique_all", "unique_counts", "unique_inverse", "unique_values",
     # products
     "matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace",
@@ -457,8 +461,8 @@ __all__ = [
     "aminmax", "bincount", "cdist", "corrcoef", "cov", "cumulative_trapezoid", "dist", "gradient", "histc", "interp", "nanmean", "nanmedian",
     "nanquantile", "nansum", "percentile", "quantile", "trapezoid",
     # further joining and splitting
-    "append", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "chunk", "column_stack", "diag_embed", "diagflat", "dsplit", "dstack",
-    "fliplr", "flipud", "hsplit", "hstack", "narrow", "partition", "rollaxis", "rot90", "select", "sliding_window_view", "tensor_split",
+    "append", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "cartesian_prod", "chunk", "column_stack", "diag_embed", "diagflat", "dsplit",
+    "dstack", "fliplr", "flipud", "hsplit", "hstack", "narrow", "partition", "rollaxis", "rot90", "select", "sliding_window_view", "tensor_split",
     "unflatten", "unfold", "vsplit", "vstack",
     # numpy's and PyTorch's names
     "cat", "permute", "unsqueeze", "unbind", "movedim", "swapdims", "repeat_interleave", "broadcast_tensors", "clamp", "sub", "mul", "div", "neg",

@@ -25,6 +25,8 @@ RETURNS: Mapping[str, str] = {
         "if `keepdims`.",
         "cumulative_sum cumulative_prod": "A Tensor of the shape of `x`, longer by one along the axis with `include_initial`.",
         "cumsum cumprod": "A Tensor of the shape of `x`; a vector if `axis` is None.",
+        "var_mean std_mean": "Two Tensors, as of `var` and `mean`.",
+        "cartesian_prod": "A matrix, with as many columns as there are vectors.",
         "diff": "A Tensor, shorter by `n` along the axis than `x` with what is prepended and appended.",
         "where": "A Tensor of the shape that all broadcast to; with the condition alone a tuple of index Tensors.",
         "method_forms.where": "A Tensor of the shape that all broadcast to.",
@@ -33,7 +35,7 @@ RETURNS: Mapping[str, str] = {
         "searchsorted": "int64 positions, of the shape of `x2`.",
         "isin": "A bool Tensor of the shape of `x`.",
         "take index_select": "A Tensor of the shape of `x` with the extent of `indices` along the axis.",
-        "take_along_axis gather": "A Tensor of the shape of `indices`.",
+        "take_along_axis take_along_dim gather": "A Tensor of the shape of `indices`.",
         "scatter scatter_add index_add masked_fill clone round_ contiguous": "A Tensor of the shape and dtype of `x`.",
         "sort softmax log_softmax clip round nan_to_num tril triu flip roll": "A Tensor of the shape of `x`.",
         "argsort": "int64 indices of the shape of `x`.",
@@ -155,7 +157,7 @@ _SHAPED = frozenset(
     "matrix_power pinv qr slogdet solve svd svdvals nonzero max min tile repeat isclose allclose scatter scatter_add index_add multi_dot "
     "masked_fill sum_to_size t".split()
 )
-_INDEXED = frozenset("take take_along_axis gather scatter scatter_add index_add index_select narrow".split())
+_INDEXED = frozenset("take take_along_axis take_along_dim gather scatter scatter_add index_add index_select narrow".split())
 #: matrices for which there is no result
 _SINGULAR = frozenset("cholesky inv solve matrix_power eigh eigvalsh svd svdvals pinv".split())
 _COMPLAINS: Mapping[str, str] = {
@@ -163,6 +165,7 @@ _COMPLAINS: Mapping[str, str] = {
     "histc normal randint polygamma bernoulli scatter_reduce block_diag select": "ArgumentError: numbers, names or lengths that make no sense.",
     "linspace arange zeros ones full empty eye": "ArgumentError: a shape, number or step that makes no sense.",
     "split chunk": "ArgumentError: the axis does not divide into so many parts.",
+    "transpose": "ArgumentError: one axis alone.",
     "take where": "ArgumentError: an argument is left out that is needed here.",
     "topk": "ArgumentError: `k` is more than the extent of the axis.",
     "gelu": "ArgumentError: another `approximate`.",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, axes_of, row, tensors_of
-from aiograd.array_functions.creation import diag
-from aiograd.array_functions.manipulation import concat, moveaxis, pad, reshape, split
+from aiograd.array_functions.creation import diag, meshgrid
+from aiograd.array_functions.manipulation import concat, moveaxis, pad, reshape, split, stack
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, IndexRangeError
 from aiograd.ops import calculus, joining, shape, windows
@@ -15,9 +15,9 @@ from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [
-    "append", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "chunk", "column_stack", "diag_embed", "diagflat", "dsplit", "dstack", "fliplr",
-    "flipud", "hsplit", "hstack", "narrow", "partition", "rollaxis", "rot90", "select", "sliding_window_view", "tensor_split", "unflatten", "unfold",
-    "vsplit", "vstack",
+    "append", "atleast_1d", "atleast_2d", "atleast_3d", "block_diag", "cartesian_prod", "chunk", "column_stack", "diag_embed", "diagflat", "dsplit",
+    "dstack", "fliplr", "flipud", "hsplit", "hstack", "narrow", "partition", "rollaxis", "rot90", "select", "sliding_window_view", "tensor_split",
+    "unflatten", "unfold", "vsplit", "vstack",
 ]  # fmt: skip
 
 
@@ -98,6 +98,13 @@ def diag_embed(x: ArrayLike, /, offset: int = 0, axis1: int = -2, axis2: int = -
 def diagflat(x: ArrayLike, /, offset: int = 0) -> Tensor:
     """A matrix with all elements on diagonal `offset`."""
     return diag(reshape(x, (-1,)), k=offset)
+
+
+def cartesian_prod(*vectors: ArrayLike) -> Tensor:
+    """All combinations of elements of vectors, one in each row; of one vector the vector."""
+    if len(vectors) == 1:
+        return as_tensor(vectors[0]).clone()
+    return stack([grid.reshape(-1) for grid in meshgrid(*vectors, indexing="ij")], axis=-1)
 
 
 # Apart.

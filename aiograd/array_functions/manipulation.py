@@ -45,9 +45,13 @@ def permute_dims(x: ArrayLike, /, axes: Sequence[int]) -> Tensor:
     return call(row("permute"), (source,), {"axes": order})  # type: ignore[no-any-return]
 
 
-def transpose(x: ArrayLike, /, axes: Sequence[int] | None = None) -> Tensor:
-    """Axes in the order given, or reversed."""
+def transpose(x: ArrayLike, /, axes: Sequence[int] | int | None = None, axis2: int | None = None) -> Tensor:
+    """Axes in the order given, or reversed; ``transpose(x, 0, 1)`` exchanges two, as in PyTorch."""
     source = as_tensor(x)
+    if isinstance(axes, (int, np.integer)):
+        if axis2 is None:
+            raise ArgumentError(f"transpose(x, {axes}): expected the order of all axes, or the two to exchange")
+        return swapaxes(source, int(axes), axis2)
     return permute_dims(source, tuple(range(source.ndim))[::-1] if axes is None else axes)
 
 

@@ -96,9 +96,9 @@ def index_select(x: Tensor, /, axis: int, index: ArrayLike) -> Tensor:
     return searching.take(x, index, axis)
 
 
-def index_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike) -> Tensor:
-    """A copy with the slices of `source` added at `index` along an axis, once for every mention."""
-    return searching.index_add(x, index, source, axis=axis)
+def index_add(x: Tensor, /, axis: int, index: ArrayLike, source: ArrayLike, *, alpha: float = 1) -> Tensor:
+    """A copy with the slices of `source`, times `alpha`, added at `index` along an axis, once for every mention."""
+    return searching.index_add(x, axis, index, source, alpha=alpha)
 
 
 def where(x: Tensor, /, condition: ArrayLike, other: ArrayLike) -> Tensor:

@@ -194,7 +194,7 @@ class TensorMethods:
     nonzero, argwhere, where = searching.nonzero, searching.argwhere, method_forms.where
     masked_fill, masked_select = method_forms.masked_fill, searching.masked_select
     take, index_select, take_along_axis, gather = method_forms.take, method_forms.index_select, searching.take_along_axis, scattering.gather
-    take_along_dim = take_along_axis
+    take_along_dim, searchsorted = searching.take_along_dim, searching.searchsorted
     scatter, scatter_add, scatter_reduce = scattering.scatter, scattering.scatter_add, scattering.scatter_reduce
     index_add = method_forms.index_add
     cummax, cummin, logcumsumexp = scattering.cummax, scattering.cummin, scattering.logcumsumexp

@@ -53,6 +53,18 @@ def std(x: ArrayLike, /, axis: Axis = None, correction: float = 0.0, keepdims: b
     return _reduced("std", x, axis, keepdims, correction=correction)
 
 
+def var_mean(x: ArrayLike, /, axis: Axis = None, correction: float = 1.0, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """Variances and means over axes. PyTorch's function: it divides by one less than the number of elements unless `correction` says otherwise."""
+    source = as_tensor(x)
+    return var(source, axis, correction, keepdims), mean(source, axis, keepdims)
+
+
+def std_mean(x: ArrayLike, /, axis: Axis = None, correction: float = 1.0, keepdims: bool = False) -> tuple[Tensor, Tensor]:
+    """Standard deviations and means over axes, as `var_mean`."""
+    source = as_tensor(x)
+    return std(source, axis, correction, keepdims), mean(source, axis, keepdims)
+
+
 def max(x: ArrayLike, /, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Largest elements over axes."""
     return _reduced("max", x, axis, keepdims)

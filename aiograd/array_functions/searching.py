@@ -8,7 +8,7 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.array_functions.scattering import indices_of
-from aiograd.errors import ArgumentError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.ops import indexing
 from aiograd.ops.shape import np_broadcast_arrays
 from aiograd.tensors.constants import static
@@ -100,10 +100,40 @@ def take_along_axis(x: ArrayLike, /, indices: ArrayLike, axis: int = -1) -> Tens
     return call(row("gather"), (as_tensor(x), indices_of("take_along_axis", indices)), {"axis": axis})  # type: ignore[no-any-return]
 
 
-def index_add(x: ArrayLike, indices: ArrayLike, value: ArrayLike, /, *, axis: int = 0) -> Tensor:
-    """`x` with the slices of `value` added at `indices` along an axis, once for every mention."""
-    target, source = as_tensors(x, value)
-    return indexing.index_add(target, indices_of("index_add", indices), source, axis=axis)  # type: ignore[no-any-return]
+def index_add(x: ArrayLike, /, *arguments: Any, axis: int | None = None, index: Any = None, source: Any = None, alpha: float = 1) -> Tensor:
+    """A copy with slices added at indices along an axis, once for every mention.
+
+    Args:
+        x: any shape.
+        arguments: ``indices, source``, or in PyTorch's order ``axis, indices, source``.
+        axis: the axis; the first by default.
+        index: a vector of integers.
+        source: as many slices along the axis as there are indices.
+        alpha: a factor of the slices.
+
+    Returns:
+        A Tensor of the shape and dtype of `x`.
+
+    Raises:
+        ArgumentTypeError: arguments that are missing or too many, or indices that are no integers. ShapeError: shapes that do not fit.
+        IndexRangeError: an axis or index that is not there.
+    """
+    rest = list(arguments)
+    if axis is None:
+        axis = int(rest.pop(0)) if rest and isinstance(rest[0], (int, np.integer)) else 0
+    index = rest.pop(0) if rest and index is None else index
+    source = rest.pop(0) if rest and source is None else source
+    if rest or index is None or source is None:
+        raise ArgumentTypeError("index_add(): expected (x, indices, source, axis=...) or (x, axis, indices, source)")
+    target, slices = as_tensors(x, source)
+    return indexing.index_add(target, indices_of("index_add", index), slices if alpha == 1 else slices * alpha, axis=axis)  # type: ignore[no-any-return]
+
+
+def take_along_dim(x: ArrayLike, /, indices: ArrayLike, axis: int | None = None) -> Tensor:
+    """`take_along_axis`; of the flattened array where no axis is given (PyTorch's function)."""
+    if axis is None:
+        return take_along_axis(as_tensor(x).reshape(-1), as_tensor(indices).reshape(-1), 0)
+    return take_along_axis(x, indices, axis)
 
 
 # Sorting.

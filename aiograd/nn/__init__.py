@@ -37,8 +37,9 @@ from aiograd.nn.convolution import Conv1d, Conv2d, ConvTranspose1d, ConvTranspos
 from aiograd.nn.dropout import Dropout
 from aiograd.nn.embedding import Embedding
 from aiograd.nn.linear import Flatten, Identity, Linear, Unflatten
+from aiograd.nn.loading import IncompatibleKeys
 from aiograd.nn.loss import BCELoss, BCEWithLogitsLoss, CrossEntropyLoss, HuberLoss, KLDivLoss, L1Loss, MSELoss, NLLLoss, SmoothL1Loss
-from aiograd.nn.module import IncompatibleKeys, Module
+from aiograd.nn.module import Module
 from aiograd.nn.normalization import BatchNorm1d, BatchNorm2d, GroupNorm, InstanceNorm1d, InstanceNorm2d, LayerNorm, RMSNorm
 from aiograd.nn.parameter import Parameter
 from aiograd.nn.parameter_containers import ParameterDict, ParameterList

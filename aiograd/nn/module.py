@@ -5,10 +5,6 @@ Note [Attributes are the registry]
     first assigned. Nothing is kept twice, so nothing can disagree, attribute access is Python's own, and ``copy.deepcopy``, ``del`` and
     subclasses that forget ``super().__init__()`` just work. Only which plain Tensors are buffers has to be written down.
 
-Note [Loading is all or nothing]
-    `Module.load_state_dict` checks every entry before it writes the first. Values are written into the memory of the parameters, so
-    optimizers and views stay valid, and version counters notice graphs that had saved the old values.
-
 Rejected: a ``__getattr__`` with three dictionaries behind it (PyTorch's way: five times slower per access, and errors inside properties
 surface as missing attributes).
 """
@@ -18,27 +14,20 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import numpy as np
 
 from aiograd import notebook
 from aiograd.array_functions.creation import zeros_like
-from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from aiograd.graph.hooks import HookDict, RemovableHandle
 from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, register
+from aiograd.nn.loading import IncompatibleKeys, load_state
 from aiograd.nn.parameter import Parameter
-from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, counter_of
 from aiograd.tensors.op_error import NONE_ADVICE
-from aiograd.tensors.tensor import Tensor, asarray
-
-
-class IncompatibleKeys(NamedTuple):
-    """The keys that `Module.load_state_dict` with ``strict=False`` ignored."""
-
-    missing_keys: tuple[str, ...]
-    unexpected_keys: tuple[str, ...]
+from aiograd.tensors.tensor import Tensor
 
 
 class Module:
@@ -232,6 +221,28 @@ class Module:
             if isinstance(value, Module):
                 yield from value._walk(f"{prefix}.{name}" if prefix else name, seen)
 
+    def get_submodule(self, target: str) -> Module:
+        """The module at a path.
+
+        Args:
+            target: the path, ``"encoder.0.linear"``; ``""`` for this module.
+
+        Returns:
+            The module.
+
+        Raises:
+            UnknownNameError: there is none at that path, with the nearest name.
+        """
+        module: Any = self
+        for i, name in enumerate(parts := target.split(".") if target else []):
+            child = module.__dict__.get(name)
+            if not isinstance(child, Module):
+                where = f"{type(self).__name__}.get_submodule({target!r}): {'.'.join(parts[:i]) or type(self).__name__}"
+                children = dict(module.named_children())
+                raise UnknownNameError(where, name, children.keys)
+            module = child
+        return module  # type: ignore[no-any-return]
+
     def modules(self) -> Iterator[Module]:
         """This module and all below it.
 
@@ -304,8 +315,12 @@ class Module:
         return [(name, value) for name, value in self.__dict__.items() if isinstance(value, Parameter)]
 
     def _hold(self, tensors: Mapping[str, Any]) -> None:
-        """Take these in the place of own parameters and buffers, by name; called of a copy."""
+        """Take these in the place of own parameters and buffers, by name."""
         self.__dict__.update(tensors)
+
+    def _keeps_tensors(self) -> str | None:
+        """The reason why other parameters cannot take the place of its own for good; None if they can."""
+        return None
 
     def _own_buffers(self, only_state: bool = False) -> list[tuple[str, Any]]:
         """As `_own_parameters`, the buffers; with `only_state` those that belong to the state."""
@@ -314,10 +329,10 @@ class Module:
 
     # ---------------------------------------------------------------- state
 
-    def _state(self, prefix: str) -> dict[str, Tensor]:
+    def _state(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers by path; one with two paths is under both."""
         state: dict[str, Tensor] = {}
-        for path, module in self.named_modules(prefix, remove_duplicate=False):
+        for path, module in self.named_modules(remove_duplicate=False):
             dot = f"{path}." if path else ""
             state |= {dot + name: value for name, value in module._own_parameters()}
             state |= {dot + name: value for name, value in module._own_buffers(only_state=True)}
@@ -327,19 +342,21 @@ class Module:
         """Parameters and persistent buffers by path, outside of any graph. They share the module's memory: ``clone`` them to keep a snapshot.
 
         Args:
-            prefix: put before each path.
+            prefix: put before each path as it is, ``"encoder."``.
 
         Returns:
             Tensors by path.
         """
-        return {path: value.detach() for path, value in self._state(prefix).items()}
+        return {f"{prefix}{path}": value.detach() for path, value in self._state().items()}
 
-    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True) -> IncompatibleKeys:
-        """Write the values of a `state_dict` into the module; see Note [Loading is all or nothing].
+    def load_state_dict(self, state: Mapping[str, Any], strict: bool = True, assign: bool = False) -> IncompatibleKeys:
+        """Write the values of a `state_dict` into the module; see Note [Loading is all or nothing] in `loading`.
 
         Args:
             state: Tensors or arrays by path; cast to the dtype of what they replace.
             strict: True if paths that are missing or unexpected are an error.
+            assign: True to put them in the place of parameters and buffers instead of writing their values: dtype, device and memory are theirs.
+                Parameters are then other objects, so optimizers are made afterwards.
 
         Returns:
             The paths that were missing or unexpected.
@@ -348,24 +365,7 @@ class Module:
             ArgumentError: paths, shapes or values that do not fit, all of them named; nothing has been written.
             ArgumentTypeError: `state` is no mapping.
         """
-        if not isinstance(state, Mapping):
-            raise ArgumentTypeError(f"load_state_dict: expected a mapping of paths to Tensors, found {type(state).__name__}")
-        own = self._state("")
-        missing = tuple(path for path in own if path not in state)
-        unexpected = tuple(path for path in state if path not in own)
-        wrong = [f"missing: {', '.join(missing)}"] if strict and missing else []
-        wrong += [f"unexpected: {', '.join(map(str, unexpected))}"] if strict and unexpected else []
-        values = {path: state[path] for path in own if path in state}
-        for path, value in values.items():
-            complaint = _misfit(own[path], value)
-            if complaint:
-                wrong.append(f"{path}: {complaint}")
-        if wrong:
-            raise ArgumentError(f"load_state_dict of {type(self).__name__}: the state does not fit, nothing was loaded.\n  " + "\n  ".join(wrong))
-        for path, value in values.items():
-            target = own[path]
-            inplace.write(target, asarray(value).detach().to(target.device)._data)
-        return IncompatibleKeys(missing, unexpected)
+        return load_state(self, state, strict, assign)
 
     # ---------------------------------------------------------------- changing all of it
 
@@ -456,6 +456,14 @@ class Module:
         """
         return self.to(dtype=np.float32)
 
+    def half(self) -> Self:
+        """Cast what is floating to float16.
+
+        Returns:
+            The module itself.
+        """
+        return self.to(dtype=np.float16)
+
     def double(self) -> Self:
         """Cast what is floating to float64.
 
@@ -503,17 +511,6 @@ def _tree(name: str, module: Module) -> str:
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n  ")
-
-
-def _misfit(target: Tensor, value: Any) -> str | None:
-    """The reason why `value` cannot be the new value of `target`; None if it can."""
-    if not isinstance(value, (TensorCore, np.ndarray, np.generic)):
-        return f"found {type(value).__name__}, expected a Tensor or an array"
-    if tuple(value.shape) != target.shape:
-        return f"found shape {list(value.shape)}, expected {list(target.shape)}"
-    if not np.can_cast(value.dtype, target.dtype, "same_kind") and not (value.dtype.kind in "iub" and target.dtype.kind in "iub"):
-        return f"found dtype {value.dtype}, expected {target.dtype}"
-    return None
 
 
 def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from aiograd.optim import lr_scheduler as lr_scheduler
 from aiograd.optim.adam import Adam, AdamW
-from aiograd.optim.adaptive import Adagrad, NAdam, RAdam, RMSprop
+from aiograd.optim.adaptive import Adadelta, Adagrad, NAdam, RAdam, RMSprop
 from aiograd.optim.averaging import ExponentialMovingAverage
 from aiograd.optim.lbfgs import LBFGS
 from aiograd.optim.one_cycle import OneCycleLR
@@ -28,7 +28,7 @@ from aiograd.optim.sgd import SGD
 from aiograd.tensors.clipping import clip_grad_norm_, clip_grad_value_
 
 __all__ = [
-    "lr_scheduler", "Optimizer", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "NAdam", "RAdam", "LBFGS", "ExponentialMovingAverage",
+    "lr_scheduler", "Optimizer", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "LBFGS", "ExponentialMovingAverage",
     "clip_grad_norm_", "clip_grad_value_",
     "LRScheduler", "StepLR", "MultiStepLR", "ExponentialLR", "CosineAnnealingLR", "LinearLR", "LambdaLR", "SequentialLR",
     "CosineAnnealingWarmRestarts", "OneCycleLR", "ReduceLROnPlateau",

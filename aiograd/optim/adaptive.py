@@ -1,11 +1,12 @@
-"""RMSprop, Adagrad, NAdam and RAdam: steps whose size adapts to each element.
+"""RMSprop, Adagrad, Adadelta, NAdam and RAdam: steps whose size adapts to each element.
 
 Note [One formula]
     Each optimizer says its update once, with operators that every kind of array has. On the host it is evaluated block by block, so that what
     comes in between stays in cache; a device evaluates it as it stands.
 
-Source: Tieleman and Hinton, RMSprop (2012) and Graves (2013) for the centred one; Duchi et al., Adaptive subgradient methods (2011); Dozat,
-Incorporating Nesterov momentum into Adam (2016); Liu et al., On the variance of the adaptive learning rate (2020). Details as in ``torch.optim``.
+Source: Tieleman and Hinton, RMSprop (2012) and Graves (2013) for the centred one; Duchi et al., Adaptive subgradient methods (2011); Zeiler,
+ADADELTA (2012); Dozat, Incorporating Nesterov momentum into Adam (2016); Liu et al., On the variance of the adaptive learning rate (2020). Details
+as in ``torch.optim``.
 """
 
 from __future__ import annotations
@@ -171,6 +172,42 @@ class Adagrad(_Adaptive):
         return parameter - (group["lr"] / (1.0 + (key - 1) * group["lr_decay"])) * (d / (np.sqrt(total) + group["eps"])), total
 
 
+class Adadelta(_Adaptive):
+    """The gradient times the root of a running mean of squared steps over that of squared gradients: steps in units of the parameter.
+
+    Args:
+        params: Tensors to update, or groups.
+        lr: factor of the step.
+        rho: decay of the running means.
+        eps: added below the roots.
+        weight_decay: times the parameter is added to the gradient.
+        maximize: go up instead of down.
+
+    Raises:
+        ArgumentError: an option that makes no sense.
+    """
+
+    def __init__(
+        self, params: Iterable[Any], lr: float = 1.0, rho: float = 0.9, eps: float = 1e-6, weight_decay: float = 0.0, *, maximize: bool = False
+    ) -> None:
+        super().__init__(params, {"lr": lr, "rho": rho, "eps": eps, "weight_decay": weight_decay, "maximize": maximize})
+
+    def _check(self, group: Group) -> None:
+        self._check_numbers(group, "lr", "eps", "weight_decay")
+        if not 0 <= group["rho"] <= 1:
+            raise ArgumentError(f"Adadelta(rho={group['rho']}): expected a number from 0 to 1")
+
+    def _state_names(self, group: Group) -> tuple[str, ...]:
+        return ("square_avg", "acc_delta")
+
+    def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:
+        parameter, d = _slope(group, parameter, gradient)
+        rho, eps = group["rho"], group["eps"]
+        square = rho * state[0] + (1.0 - rho) * (d * d)
+        step = np.sqrt(state[1] + eps) / np.sqrt(square + eps) * d
+        return parameter - group["lr"] * step, square, rho * state[1] + (1.0 - rho) * (step * step)
+
+
 class NAdam(_Adaptive):
     """Adam that looks ahead, as Nesterov's momentum does.
 
@@ -218,7 +255,8 @@ class NAdam(_Adaptive):
 
     def _begin(self, p: Tensor, state: dict[str, Any], group: Group) -> Hashable:
         state["step"] = step = int(state.get("step", 0)) + 1
-        state["mu_product"] = product = float(state.get("mu_product", 1.0)) * self._momentum(group, step)
+        # a float32 number, as PyTorch keeps it: states go both ways
+        state["mu_product"] = product = float(np.float32(state.get("mu_product", 1.0)) * np.float32(self._momentum(group, step)))
         return step, product
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:

@@ -1,4 +1,4 @@
-"""RMSprop, Adagrad, NAdam and RAdam against the formulas written out in scalar numpy, in float64; and what all optimizers promise of them."""
+"""RMSprop, Adagrad, Adadelta, NAdam and RAdam against the formulas written out in scalar numpy, in float64; what all optimizers promise of them."""
 
 from __future__ import annotations
 
@@ -38,12 +38,23 @@ def adagrad(p: Array, grads: list[Array], o: dict[str, Any]) -> Array:
     return p
 
 
+def adadelta(p: Array, grads: list[Array], o: dict[str, Any]) -> Array:
+    square, steps, rho, eps = 0.0 * p, 0.0 * p, o.get("rho", 0.9), o.get("eps", 1e-6)
+    for g in grads:
+        d = (-g if o.get("maximize") else g) + o.get("weight_decay", 0.0) * p
+        square = rho * square + (1 - rho) * d**2
+        step = d * np.sqrt((steps + eps) / (square + eps))
+        steps = rho * steps + (1 - rho) * step**2
+        p = p - o["lr"] * step
+    return p
+
+
 def nadam(p: Array, grads: list[Array], o: dict[str, Any]) -> Array:
     m, v, product, (b1, b2) = 0.0 * p, 0.0 * p, 1.0, o.get("betas", (0.9, 0.999))
     for t, g in enumerate(grads, 1):
         p, d = (p * (1 - o["lr"] * o["weight_decay"]), g) if o.get("decoupled_weight_decay") else (p, g + o.get("weight_decay", 0.0) * p)
         now, following = (b1 * (1 - 0.5 * 0.96 ** (k * o.get("momentum_decay", 4e-3))) for k in (t, t + 1))
-        product *= now
+        product = float(np.float32(product) * np.float32(now))  # PyTorch keeps it in float32
         m, v = b1 * m + (1 - b1) * d, b2 * v + (1 - b2) * d**2
         ahead = following * m / (1 - product * following) + (1 - now) * d / (1 - product)
         p = p - o["lr"] * ahead / (np.sqrt(v / (1 - b2**t)) + 1e-8)
@@ -71,10 +82,18 @@ RULES: list[tuple[Any, Any, dict[str, Any]]] = [
     (optim.RMSprop, rmsprop, {"lr": 0.1, "centered": True}),
     (optim.Adagrad, adagrad, {"lr": 0.1}),
     (optim.Adagrad, adagrad, {"lr": 0.1, "lr_decay": 0.2, "weight_decay": 0.1, "initial_accumulator_value": 0.5, "maximize": True}),
+    (optim.Adadelta, adadelta, {"lr": 1.0}),
+    (optim.Adadelta, adadelta, {"lr": 0.5, "rho": 0.8, "eps": 1e-4, "weight_decay": 0.1, "maximize": True}),
     (optim.NAdam, nadam, {"lr": 0.1, "weight_decay": 0.1}),
     (optim.NAdam, nadam, {"lr": 0.1, "momentum_decay": 0.3, "weight_decay": 0.1, "decoupled_weight_decay": True}),
     (optim.RAdam, radam, {"lr": 0.1, "weight_decay": 0.1}),
     (optim.RAdam, radam, {"lr": 0.1, "betas": (0.8, 0.9), "weight_decay": 0.1, "decoupled_weight_decay": True}),
+]
+TORCHS: list[tuple[Any, dict[str, Any], list[float]]] = [
+    (optim.Adadelta, {"lr": 1.0}, [-1.017092894097104, -0.016784039816809298, 0.9908005067631195]),
+    (optim.Adadelta, {"lr": 0.5, "rho": 0.8, "weight_decay": 0.1}, [-1.0070351031436602, -0.0061666135698014105, 0.9962700421143161]),
+    (optim.NAdam, {"lr": 0.05}, [-1.2063133089744336, -0.2036661563439754, 0.8631711977272464]),
+    (optim.NAdam, {"lr": 0.05, "weight_decay": 0.1, "momentum_decay": 0.1}, [-1.1464364125348694, -0.2025285913399842, 0.855025850069368]),
 ]
 SHAPES = [(), (3,), (40, 500), (0, 2), (2, 2)]
 
@@ -112,6 +131,18 @@ async def test_a_device_computes_the_same(cls: Any, naive: Any, options: dict[st
         np.testing.assert_allclose(p.detach().to("cpu").numpy(), naive(start, grads, options), rtol=1e-9)
 
 
+def test_numbers_of_pytorch() -> None:
+    """As PyTorch 2.13 gives them after five steps."""
+    start, grads = np.linspace(-1, 1, 3), [np.sin(np.arange(3) + 0.3 * step) for step in range(5)]
+    for cls, options, expected in TORCHS:
+        p = nn.Parameter(start.copy())
+        optimizer = cls([p], **options)
+        for grad in grads:
+            p.grad = ag.tensor(grad)
+            optimizer.step()
+        np.testing.assert_allclose(p.tolist(), expected, rtol=1e-14)
+
+
 def test_states_of_pytorch_load() -> None:
     p = nn.Parameter(np.zeros(2))
     optimizer = optim.NAdam([p], lr=0.1)
@@ -126,6 +157,7 @@ def test_states_of_pytorch_load() -> None:
         (optim.RMSprop, {"alpha": -1.0}), (optim.RMSprop, {"momentum": float("nan")}), (optim.Adagrad, {"lr_decay": -1.0}),
         (optim.Adagrad, {"initial_accumulator_value": -1.0}), (optim.NAdam, {"betas": (0.9, 1.0)}), (optim.NAdam, {"momentum_decay": -1.0}),
         (optim.RAdam, {"betas": (0.9,)}), (optim.RAdam, {"eps": -1.0}),
+        (optim.Adadelta, {"rho": 1.5}), (optim.Adadelta, {"eps": -1.0}),
     ],
 )  # fmt: skip
 def test_options_that_make_no_sense_are_refused(cls: Any, options: dict[str, Any]) -> None:

@@ -104,6 +104,9 @@ class TorchModule(Module):
     def _hold(self, tensors: Mapping[str, Any]) -> None:
         self._given = {**self._given, **tensors}
 
+    def _keeps_tensors(self) -> str:
+        return "a torch module, whose parameters are torch's; load without assign"
+
     def shared_parameters(self) -> list[SharedParameter]:
         """The torch module's parameters as Parameters, each once.
 

@@ -24,6 +24,7 @@ OPTIMIZERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "AdamW": (ag.optim.AdamW, {"lr": 0.01}),
     "RMSprop": (ag.optim.RMSprop, {"lr": 0.01, "momentum": 0.5, "centered": True}),
     "Adagrad": (ag.optim.Adagrad, {"lr": 0.01}),
+    "Adadelta": (ag.optim.Adadelta, {"lr": 0.1}),
     "NAdam": (ag.optim.NAdam, {"lr": 0.01}),
     "RAdam": (ag.optim.RAdam, {"lr": 0.01}),
 }
