@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 import scipy.special
 
 import aiograd as ag
-from aiograd.errors import NoRuleError
+from aiograd.errors import ArgumentError, NoRuleError
 from aiograd.tensors.scipy_names import SCIPY, scipy_function
 
 rng = np.random.default_rng(0)
@@ -23,10 +24,16 @@ ONE: dict[str, tuple[Any, float]] = {
     "ndtr": (EVERYWHERE, 10), "log_ndtr": (EVERYWHERE, 10), "gammaln": (EVERYWHERE, 10), "gamma": (EVERYWHERE / 2, 100), "psi": (POSITIVE, 10),
     "digamma": (POSITIVE, 10), "i0": (EVERYWHERE, 10), "i1": (EVERYWHERE, 10), "i0e": (EVERYWHERE, 5), "i1e": (EVERYWHERE, 5), "j0": (EVERYWHERE, 10),
     "j1": (EVERYWHERE, 10), "y0": (POSITIVE, 20), "y1": (POSITIVE, 20), "sinc": (EVERYWHERE, 10),
+    "k0": (POSITIVE, 10), "k1": (POSITIVE, 10), "rgamma": (EVERYWHERE, 200), "gammasgn": (EVERYWHERE, 1), "erfcx": (POSITIVE, 5), "ndtri": (UNIT, 10),
+    "erfcinv": (2 * UNIT, 10), "exprel": (EVERYWHERE, 5),
 }  # fmt: skip
 TWO: dict[str, tuple[Any, Any]] = {
     "xlogy": (UNIT, POSITIVE[: UNIT.size]), "xlog1py": (UNIT, POSITIVE[: UNIT.size]), "beta": (POSITIVE[:300], POSITIVE[300:600]),
     "betaln": (POSITIVE[:300], POSITIVE[300:600]), "zeta": (rng.uniform(1.5, 6, 200), rng.uniform(0.1, 9, 200)),
+    "jv": (rng.uniform(-6, 90, 600), 10.0 ** rng.uniform(0, 2, 600)), "jn": (rng.integers(-30, 90, 600), rng.uniform(-100, 100, 600)),
+    "yn": (rng.integers(0, 20, 600), rng.uniform(5, 100, 600)), "ive": (rng.uniform(-9, 90, 600), 10.0 ** rng.uniform(0, 3, 600)),
+    "iv": (rng.integers(0, 30, 600), rng.uniform(-10, 10, 600)), "rel_entr": (UNIT, POSITIVE[: UNIT.size]),
+    "gammainc": (POSITIVE, np.flip(POSITIVE)), "gammaincc": (rng.uniform(1, 900, 600), rng.uniform(1, 900, 600)),
 }  # fmt: skip
 
 
@@ -51,6 +58,79 @@ def test_values_of_two_arguments_are_those_of_scipy(name: str) -> None:
     close(getattr(ag.special, name)(*TWO[name]).numpy(), getattr(scipy.special, name)(*TWO[name]), 100)
 
 
+def test_the_incomplete_beta_function_is_that_of_scipy() -> None:
+    drawn = np.random.default_rng(4)
+    for (low, high), (least, most) in itertools.product([(0.01, 5), (5, 100), (100, 1e5)], repeat=2):
+        a, b = drawn.uniform(low, high, 300), drawn.uniform(least, most, 300)
+        for x in (drawn.beta(a, b), drawn.uniform(0, 1, 300)):
+            close(ag.special.betainc(a, b, x).numpy(), scipy.special.betainc(a, b, x), 1e4)
+
+
+def test_figures_that_need_more_digits_than_scipy_has() -> None:
+    """Computed in 40 digits: far out in a tail, near the peak of large arguments, and beside a zero."""
+    for function, arguments, expected in (
+        (ag.special.gammainc, (9916301.307153996, 9902021.998372173), 2.858378516582836e-06),
+        (ag.special.gammainc, (19.59189050032237, 5.300585713972597e-10), 2.6267893682228752e-200),
+        (ag.special.betainc, (60678.140983037, 9.984636282553392, 0.9998155642246742), 0.31820231093782663),
+        (ag.special.betainc, (3.8638502876964536, 99180.52758268845, 5.1566227516207074e-05), 0.77177023165417476),
+    ):
+        assert function(*(np.array(x) for x in arguments)).item() == pytest.approx(expected, rel=1e-12)
+
+
+def test_orders_and_arguments_beyond_the_functions() -> None:
+    with pytest.raises(ArgumentError, match="5000"):
+        ag.special.jv(1e6, 1.0)
+    with pytest.raises(ArgumentError, match="multigammaln"):
+        ag.special.multigammaln(1.0, 0)
+    assert np.isnan(ag.special.jv(0.5, -1.0).item()) and np.isnan(ag.special.yn(0.5, 1.0).item()) and np.isnan(ag.special.gammainc(-1.0, 1.0).item())
+    assert ag.special.jv(-1e-20, 30.0).item() == pytest.approx(ag.special.j0(30.0).item())
+    assert ag.special.rgamma(np.array([0.0, -1.0, -7.0])).tolist() == [0, 0, 0]
+    assert ag.special.ndtri(np.array([0.0, 1.0])).tolist() == [-np.inf, np.inf]
+    assert ag.special.rel_entr(np.array([0.0, 1.0, -1.0]), np.array([0.0, 0.0, 1.0])).tolist() == [0, np.inf, np.inf]
+    assert ag.special.k0(0.0).item() == np.inf and ag.special.jv(2, 0.0).item() == 0 and ag.special.exprel(0.0).item() == 1
+    x = np.array([3.5, 7.0])
+    np.testing.assert_allclose(ag.special.multigammaln(x, 3).numpy(), scipy.special.multigammaln(x, 3), rtol=1e-13)
+
+
+@pytest.mark.parametrize("name", ["jv", "iv", "ive", "yn"])
+async def test_bessel_functions_have_gradients_at_all_orders_and_at_zero(name: str) -> None:
+    function = getattr(ag.special, name)
+    for order in (0, 1, 2, -3) if name == "yn" else (0, 1, 2, 3.5, 0.5, -0.5, -3, 40.25):
+        x = ag.tensor([0.7, 3.3, 11.0, 26.0], dtype=ag.float64, requires_grad=True)
+        size = function(order, x).detach()
+        assert await ag.gradcheck(lambda x, order=order, size=size: function(order, x) / size, (x,), rtol=1e-4)
+    if name in ("jv", "iv"):
+        x = ag.tensor([0.0], dtype=ag.float64, requires_grad=True)
+        first = await ag.grad(function(1, x).sum(), x)
+        assert first[0].item() == 0.5
+        (slope,) = await ag.grad(function(2, x).sum(), x, create_graph=True)
+        (bend,) = await ag.grad(slope.sum(), x)
+        assert slope.item() == 0 and bend.item() == 0.25
+
+
+async def test_the_gradient_of_rgamma_at_its_zeros() -> None:
+    x = ag.tensor([0.0, -1.0, -2.0, -3.0], dtype=ag.float64, requires_grad=True)
+    (slope,) = await ag.grad(ag.special.rgamma(x).sum(), x)
+    np.testing.assert_allclose(slope.numpy(), [1.0, -1.0, 2.0, -6.0], rtol=1e-13)
+
+
+@pytest.mark.parametrize(
+    ("name", "wanted", "arguments"),
+    [("gammainc", 0, (2.0, 1.0)), ("gammaincc", 0, (2.0, 1.0)), ("betainc", 0, (2.0, 3.0, 0.5)), ("betainc", 1, (2.0, 3.0, 0.5)),
+     ("jv", 0, (1.5, 2.0)), ("iv", 0, (1.5, 2.0)), ("ive", 0, (1.5, 2.0)), ("yn", 0, (1.0, 2.0))],
+)  # fmt: skip
+async def test_a_derivative_without_a_closed_form_is_an_error_and_no_zero(name: str, wanted: int, arguments: tuple[float, ...]) -> None:
+    for function in (getattr(ag.special, name), getattr(scipy.special, name)):
+        inputs = [ag.tensor(x, dtype=ag.float64, requires_grad=True) for x in arguments]
+        result = function(*inputs)
+        with pytest.raises(NoRuleError, match=f"{name} by its .* has no closed form"):
+            await result.backward()
+        assert inputs[wanted].grad is None
+        inputs[:-1] = [x.detach() for x in inputs[:-1]]
+        await function(*inputs).backward()
+        assert inputs[-1].grad is not None
+
+
 def test_polygamma_and_ends() -> None:
     for n in range(1, 6):
         close(ag.special.polygamma(n, POSITIVE[:800]).numpy() / np.abs(scipy.special.polygamma(n, POSITIVE[:800])),
@@ -69,7 +149,9 @@ def test_polygamma_and_ends() -> None:
 AT = {name: (np.array([0.3, 0.7]),) for name in SCIPY} | {
     "xlogy": (np.array([0.3, 0.7]), np.array([1.2, 0.4])), "xlog1py": (np.array([0.3, 0.7]), np.array([1.2, 0.4])),
     "beta": (np.array([0.3, 1.7]), np.array([1.2, 0.4])), "betaln": (np.array([0.3, 1.7]), np.array([1.2, 0.4])),
-    "_zeta": (2.0, np.array([1.2, 0.4])),
+    "_zeta": (2.0, np.array([1.2, 0.4])), "rel_entr": (np.array([0.3, 0.7]), np.array([1.2, 0.4])),
+    "betainc": (2.0, 1.5, np.array([0.2, 0.4])), "yn": (2, np.array([1.2, 3.4])),
+    **{name: (1.5, np.array([1.2, 3.4])) for name in ("gammainc", "gammaincc", "jv", "iv", "ive")},
 }  # fmt: skip
 
 

@@ -18,12 +18,14 @@ from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [
-    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "beta", "betaln", "digamma", "entr", "erf", "erfc", "erfinv", "expit", "gamma", "gammaln",
-    "i0", "i0e", "i1", "i1e", "j0", "j1", "lgamma", "log_ndtr", "log_softmax", "logit", "logsumexp", "ndtr", "polygamma", "psi", "sinc", "softmax",
-    "xlog1py", "xlogy", "y0", "y1", "zeta",
+    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx",
+    "erfinv", "expit", "exprel", "gamma", "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1",
+    "jn", "jv", "k0", "k1", "lgamma", "log_ndtr", "log_softmax", "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi",
+    "rel_entr", "rgamma", "sinc", "softmax", "xlog1py", "xlogy", "y0", "y1", "yn", "zeta",
 ]  # fmt: skip
 
-_zeta = two("zeta")
+_zeta, _gammainc, _gammaincc, _rel_entr = two("zeta"), two("gammainc"), two("gammaincc"), two("rel_entr")
+_jv, _yn, _iv, _ive = two("bessel_jv"), two("bessel_yn"), two("bessel_iv"), two("bessel_ive")
 
 
 def _one(name: str, x: Any) -> Tensor:
@@ -138,6 +140,130 @@ def y1(x: ArrayLike, /) -> Tensor:
     return _one("bessel_y1", x)
 
 
+def k0(x: ArrayLike, /) -> Tensor:
+    """The modified Bessel function of the second kind of order 0; infinite at 0."""
+    return _one("bessel_k0", x)
+
+
+def k1(x: ArrayLike, /) -> Tensor:
+    """The modified Bessel function of the second kind of order 1; infinite at 0."""
+    return _one("bessel_k1", x)
+
+
+def jv(v: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """The Bessel function of the first kind of order `v`.
+
+    Args:
+        v: orders, up to 5000 in magnitude. An order that requires grad is a NoRuleError in backward: that derivative has no closed form.
+        x: any shape; NaN where it is negative and the order is no integer.
+    """
+    return _jv(v, x)
+
+
+def yn(n: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """The Bessel function of the second kind of integer order.
+
+    Args:
+        n: integers, up to 5000 in magnitude. An order that requires grad is a NoRuleError in backward.
+        x: any shape; NaN where it is negative.
+    """
+    return _yn(n, x)
+
+
+def iv(v: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """The modified Bessel function of the first kind of order `v`.
+
+    Args:
+        v, x: as of `jv`.
+    """
+    return _iv(v, x)
+
+
+def ive(v: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """``exp(-|x|) * iv(v, x)``.
+
+    Args:
+        v, x: as of `jv`.
+    """
+    return _ive(v, x)
+
+
+def rgamma(x: ArrayLike, /) -> Tensor:
+    """``1 / gamma(x)``, 0 at 0, -1, -2, ..."""
+    return _one("rgamma", x)
+
+
+def gammasgn(x: ArrayLike, /) -> Tensor:
+    """The sign of the gamma function; its gradient is zero."""
+    return _one("gammasgn", x)
+
+
+def multigammaln(x: ArrayLike, d: int, /) -> Tensor:
+    """The logarithm of the multivariate gamma function of dimension `d`.
+
+    Raises:
+        ArgumentError: `d` is no int of at least 1.
+    """
+    if isinstance(d, bool) or not isinstance(d, int) or d < 1:
+        raise ArgumentError(f"multigammaln(d={d!r}): expected an int of at least 1")
+    return gamma_rows.multigammaln(as_tensor(x), d)  # type: ignore[no-any-return]
+
+
+def gammainc(a: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """The regularized lower incomplete gamma function, from 0 at ``x = 0`` to 1.
+
+    Args:
+        a: at least 0. One that requires grad is a NoRuleError in backward: that derivative has no closed form.
+        x: at least 0.
+    """
+    return _gammainc(a, x)
+
+
+def gammaincc(a: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """``1 - gammainc(a, x)``, accurate where that is small.
+
+    Args:
+        a, x: as of `gammainc`.
+    """
+    return _gammaincc(a, x)
+
+
+def betainc(a: ArrayLike, b: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """The regularized incomplete beta function, from 0 at ``x = 0`` to 1 at 1.
+
+    Args:
+        a, b: above 0. One that requires grad is a NoRuleError in backward: that derivative has no closed form.
+        x: from 0 to 1.
+    """
+    return call(row("betainc"), (a, b, x), {})  # type: ignore[no-any-return]
+
+
+def erfcx(x: ArrayLike, /) -> Tensor:
+    """``exp(x**2) * erfc(x)``, also where one of the two leaves the range."""
+    return _one("erfcx", x)
+
+
+def erfcinv(x: ArrayLike, /) -> Tensor:
+    """The inverse of `erfc`."""
+    return special_rows.erfcinv(as_tensor(x))  # type: ignore[no-any-return]
+
+
+def ndtri(p: ArrayLike, /) -> Tensor:
+    """The inverse of `ndtr`."""
+    return _one("ndtri", p)
+
+
+def exprel(x: ArrayLike, /) -> Tensor:
+    """``(exp(x) - 1) / x``, 1 at 0."""
+    return _one("exprel", x)
+
+
+def rel_entr(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:
+    """``x1 * log(x1 / x2)``, 0 where `x1` is 0; infinite where `x2` alone is 0 or either is negative."""
+    return _rel_entr(x1, x2)
+
+
 #: the other library's names
+jn = jv
 expit, psi, lgamma = sigmoid, digamma, gammaln
 bessel_j0, bessel_j1, bessel_y0, bessel_y1 = j0, j1, y0, y1

@@ -10,6 +10,8 @@ elementwise         arithmetic, powers, exponentials, trigonometry, rounding, ex
 complexes           between real and complex
 special             erf, sinc, the logistic function and its relatives (error_function: how erf is computed)
 gamma, bessel       the gamma function, zeta and their relatives; Bessel functions of orders 0 and 1
+bessel_orders       Bessel functions of any order
+incomplete          incomplete gamma and beta functions
 activation          relu, gelu and others
 comparison          comparisons, logic and tests, without gradients
 shape, joining      rearranging; joining, splitting, repeating, padding
@@ -34,6 +36,7 @@ from __future__ import annotations
 from aiograd.ops import (
     activation,
     bessel,
+    bessel_orders,
     calculus,
     comparison,
     complexes,
@@ -44,6 +47,7 @@ from aiograd.ops import (
     elementwise,
     fft,
     gamma,
+    incomplete,
     indexing,
     joining,
     linalg,
@@ -71,6 +75,7 @@ __all__ = [
     "Op",
     "activation",
     "bessel",
+    "bessel_orders",
     "calculus",
     "comparison",
     "complexes",
@@ -83,6 +88,7 @@ __all__ = [
     "fft",
     "gamma",
     "implements",
+    "incomplete",
     "indexing",
     "joining",
     "linalg",

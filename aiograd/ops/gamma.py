@@ -16,6 +16,8 @@ from collections.abc import Callable
 
 import numpy as np
 
+from aiograd.ops.creation import zeros_like
+from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define
 from aiograd.types import Array
 
@@ -47,14 +49,16 @@ HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)
 LARGEST = 171.7
 
 
-def _polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+def polynomial(coefficients: tuple[float, ...], x: Array) -> Array:
+    """The polynomial of `x`; the lowest power's coefficient is the first."""
     total = np.full_like(x, coefficients[-1])
     for c in coefficients[-2::-1]:
         total = total * x + c
     return total
 
 
-def _in_float64(function: Callable[..., Array], *arrays: Array) -> Array:
+def in_float64(function: Callable[..., Array], *arrays: Array) -> Array:
+    """`function` of arrays, computed in float64; the result in the dtype of the floating ones among them, in float64 of integers."""
     if any(hasattr(x, "dtype") and x.dtype.kind == "c" for x in arrays):
         raise TypeError("complex numbers, expected real ones")
     floating = [x.dtype for x in arrays if hasattr(x, "dtype") and x.dtype.kind == "f"]  # a number takes the dtype of the array beside it
@@ -72,7 +76,7 @@ def _sine_of_pi(x: Array) -> Array:
 def _gammaln_positive(x: Array) -> Array:
     large = x > 12.0
     big = np.where(large, x, 12.0)
-    stirling = (big - 0.5) * np.log(big) - big + HALF_LOG_2PI + _polynomial(STIRLING, 1.0 / (big * big)) / big
+    stirling = (big - 0.5) * np.log(big) - big + HALF_LOG_2PI + polynomial(STIRLING, 1.0 / (big * big)) / big
     y = np.where(large | np.isnan(x), 2.0, x)
     product = np.ones_like(y)
     for _ in range(10):
@@ -83,7 +87,7 @@ def _gammaln_positive(x: Array) -> Array:
     very_low = y < 0.5
     # around 2, as gamma(y) = gamma(y + 1) / y
     d = np.where(very_low, y, np.where(low, y - 1.0, y - 2.0))
-    near = d * _polynomial(TAYLOR, d)
+    near = d * polynomial(TAYLOR, d)
     near = near - np.where(very_low, np.log(y) + np.log1p(y), np.where(low, np.log1p(y - 1.0), 0.0)) + np.log(product)
     return np.where(large, stirling, np.where(np.isnan(x), x, near))
 
@@ -98,7 +102,7 @@ def _gammaln(x: Array, /) -> Array:
         value = np.where(negative, math.log(math.pi) - np.log(sine) - value, value)
         return np.where(np.isposinf(x) | (negative & (sine == 0.0)), np.inf, value)
 
-    return _in_float64(function, x)
+    return in_float64(function, x)
 
 
 def _gamma_positive(x: Array) -> Array:
@@ -109,7 +113,7 @@ def _gamma_positive(x: Array) -> Array:
         product = np.where(up, product * y, product)
         y = np.where(up, y + 1.0, y)
     power = np.power(y, 0.5 * y - 0.25)  # the root of it, which does not overflow before its square does
-    series = np.exp(_polynomial(STIRLING, 1.0 / (y * y)) / y)
+    series = np.exp(polynomial(STIRLING, 1.0 / (y * y)) / y)
     return math.sqrt(2.0 * math.pi) * power * np.exp(-y) * power * series / product
 
 
@@ -121,10 +125,45 @@ def _gamma(x: Array, /) -> Array:
         value = _gamma_positive(np.where(negative, 1.0 - x, x))
         sine = _sine_of_pi(x)
         value = np.where(negative, math.pi / (sine * value), value)
+        value = np.where((x == np.round(x)) & (x < 23.0), np.round(value), value)  # factorials
         value = np.where((x < 0.0) & (sine == 0.0), np.nan, value)
         return np.where(x == 0.0, np.copysign(np.inf, x), np.where(x > LARGEST, np.inf, value))
 
-    return _in_float64(function, x)
+    return in_float64(function, x)
+
+
+def _rgamma(x: Array, /) -> Array:
+    """``1 / gamma(x)``, 0 at 0, -1, -2, ..."""
+
+    def function(x: Array) -> Array:
+        large = np.absolute(x) > 150.0  # where gamma may leave the range before its reciprocal does
+        value = 1.0 / _gamma(np.where(large, 1.0, x))
+        sine = _sine_of_pi(np.where(large & (x < 0.0), x, 0.5))
+        far = np.where(x > 0.0, np.exp(-_gammaln(x)), np.exp(_gammaln(1.0 - x)) * (sine / math.pi))
+        value = np.where(large, np.where((x < 0.0) & (sine == 0.0), 0.0, far), value)
+        return np.where((x <= 0.0) & (x == np.round(x)), 0.0, value)
+
+    return in_float64(function, x)
+
+
+def _rgamma_vjp(g: Array, x: Array, out: Array) -> Array:
+    # left of 1/2 by the reflection formula, which has no pole there
+    left = x < 0.5
+    other = 1 - where(left, x, 0.5)
+    angle = math.pi * other  # sin(pi x) = sin(angle), cos(pi x) = -cos(angle)
+    mirrored = -(gamma(other) * (np.cos(angle) + np.sin(angle) * (1 / math.pi) * digamma(other)))
+    return g * where(left, mirrored, -(out * digamma(where(left, 1, x))))
+
+
+def _gammasgn(x: Array, /) -> Array:
+    """The sign of the gamma function; NaN at -1, -2, ..."""
+
+    def function(x: Array) -> Array:
+        value = np.where((x > 0.0) | (np.mod(np.floor(x), 2.0) == 0.0), 1.0, -1.0)
+        value = np.where(x == 0.0, np.copysign(1.0, x), value)
+        return np.where(np.isnan(x) | ((x < 0.0) & (x == np.round(x))), np.nan, value)
+
+    return in_float64(function, x)
 
 
 def _digamma(x: Array, /) -> Array:
@@ -139,13 +178,13 @@ def _digamma(x: Array, /) -> Array:
             total = total - np.where(small, 1.0 / y, 0.0)
             y = np.where(small, y + 1.0, y)
         square = 1.0 / (y * y)
-        value = total + np.log(y) - 0.5 / y - square * _polynomial(PSI, square)
+        value = total + np.log(y) - 0.5 / y - square * polynomial(PSI, square)
         fraction = x - np.round(x)
         value = np.where(negative, value - math.pi / np.tan(math.pi * fraction), value)
         value = np.where(negative & (fraction == 0.0), np.nan, value)
         return np.where(x == 0.0, np.copysign(np.inf, -x), np.where(np.isposinf(x), np.inf, value))
 
-    return _in_float64(function, x)
+    return in_float64(function, x)
 
 
 def _zeta_positive(s: Array, q: Array) -> Array:
@@ -185,12 +224,14 @@ def _zeta(x1: Array, x2: Array, /) -> Array:
         value = np.where((q <= 0.0) & (q == np.round(q)), np.inf, value)
         return np.where(s > 1.0, value, np.where(s == 1.0, np.inf, np.nan))
 
-    return _in_float64(function, x1, x2)
+    return in_float64(function, x1, x2)
 
 
 gammaln: Op = define("gammaln", _gammaln, x=lambda g, x: g * digamma(x), cost=60.0)
 gamma: Op = define("gamma", _gamma, x=lambda g, x, out: g * out * digamma(x), cost=60.0)
 digamma: Op = define("digamma", _digamma, x=lambda g, x: g * zeta(2.0, x), cost=100.0)
+rgamma: Op = define("rgamma", _rgamma, x=_rgamma_vjp, cost=200.0)
+gammasgn: Op = define("gammasgn", _gammasgn, x=lambda g: zeros_like(g), cost=0.2)
 zeta: Op = define("zeta", _zeta, x2=lambda g, x1, x2: -(g * x1 * zeta(x1 + 1.0, x2)), cost=100.0)
 
 
@@ -207,3 +248,11 @@ def betaln(x1: Array, x2: Array, /) -> Array:
 def beta(x1: Array, x2: Array, /) -> Array:
     """The beta function of positive numbers."""
     return np.exp(betaln(x1, x2))
+
+
+def multigammaln(x: Array, d: int, /) -> Array:
+    """The logarithm of the multivariate gamma function of dimension `d`."""
+    total = gammaln(x) + 0.25 * d * (d - 1) * math.log(math.pi)
+    for k in range(1, d):
+        total = total + gammaln(x - 0.5 * k)
+    return total

@@ -35,6 +35,8 @@ from typing import Any, Literal, NamedTuple, TypeGuard
 
 import numpy as np
 
+from aiograd.errors import NoRuleError
+
 Rule = Callable[..., Any]
 ComplexMode = Literal["holomorphic", "explicit", "real"]
 
@@ -230,6 +232,19 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
         return implementation
 
     return register
+
+
+def no_derivative(what: str) -> Rule:
+    """The rule of an argument whose derivative has no closed form: it raises, so that no gradient is zero in silence.
+
+    Args:
+        what: the derivative, such as "gammainc by a".
+    """
+
+    def rule(g: Any) -> Any:
+        raise NoRuleError(f"the derivative of {what} has no closed form, and this argument requires grad. Pass it detached: x.detach().")
+
+    return rule
 
 
 def rule_names(rule: Rule) -> tuple[str, ...]:

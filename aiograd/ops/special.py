@@ -9,6 +9,7 @@ import numpy as np
 from aiograd.kernels import activation as kernels
 from aiograd.ops import error_function
 from aiograd.ops.elementwise import LN2
+from aiograd.ops.gamma import in_float64
 from aiograd.ops.masking import mask, where
 from aiograd.ops.op import Op, define, implements
 from aiograd.types import Array
@@ -126,6 +127,18 @@ def _logit(x: Array, /) -> Array:
         return np.where(np.absolute(x - 0.5) < 0.2, 2 * np.arctanh(np.clip(2 * x - 1, -0.5, 0.5)), np.log(x / (1 - x)))
 
 
+def _erfcx(x: Array, /) -> Array:
+    """``exp(x**2) * erfc(x)``, also where one of the two is too large or too small to represent."""
+    return in_float64(error_function.erfcx, x)
+
+
+def _ndtri(x: Array, /) -> Array:
+    """The inverse of the distribution function of a standard normal: infinite at 0 and 1, NaN beyond."""
+    return in_float64(error_function.ndtri, x)
+
+
+erfcx = define("erfcx", _erfcx, x=lambda g, x, out: g * (2.0 * x * out - TWO_OVER_SQRT_PI), cost=6.0)
+ndtri = define("ndtri", _ndtri, x=lambda g, out: g * (np.exp(out * out * 0.5) * math.sqrt(2 * math.pi)), cost=30.0)
 erfinv = define("erfinv", _erfinv, x=lambda g, out: g * (np.exp(out * out) * (1 / TWO_OVER_SQRT_PI)), cost=3.0)
 log_ndtr = define("log_ndtr", _log_ndtr, x=lambda g, x, out: g * (np.exp(-0.5 * x * x - out) * (1 / math.sqrt(2 * math.pi))), cost=4.0)
 logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), cost=3.0)
@@ -134,6 +147,28 @@ logit = define("logit", _logit, x=lambda g, x: g / (x * (1 - x)), cost=3.0)
 def ndtr(x: Array, /) -> Array:
     """The probability that a standard normal is below `x`."""
     return erfc(x * -math.sqrt(0.5)) * 0.5
+
+
+def erfcinv(x: Array, /) -> Array:
+    """The inverse of erfc."""
+    return ndtri(x * 0.5) * -math.sqrt(0.5)
+
+
+def _rel_entr(x1: Array, x2: Array, /) -> Array:
+    """``x1 * log(x1 / x2)``, 0 where `x1` is 0 and `x2` at least 0, infinite where either is below 0 or `x2` alone is 0."""
+    some = (np.asarray(x1) > 0) & (np.asarray(x2) > 0)
+    with np.errstate(over="ignore", under="ignore"):
+        value = np.where(some, x1, 0) * np.log(np.where(some, x1, 1) / np.where(some, x2, 1))
+    return np.where(some | (np.equal(x1, 0) & np.greater_equal(x2, 0)) | np.isnan(x1 + x2), np.where(np.isnan(x1 + x2), x1 + x2, value), np.inf)
+
+
+rel_entr = define(
+    "rel_entr",
+    _rel_entr,
+    x1=lambda g, x1, x2: g * (np.log(x1 / where(x2 == 0, 1, x2)) + 1),
+    x2=lambda g, x1, x2: -(g * (x1 / x2)),
+    cost=5.0,
+)
 
 
 def xlog1py(x1: Array, x2: Array, /) -> Array:
@@ -145,6 +180,34 @@ def xlog1py(x1: Array, x2: Array, /) -> Array:
 def entr(x: Array, /) -> Array:
     """``-x * log(x)``, 0 at 0."""
     return -xlogy(x, x)
+
+
+# (exp(x) - 1) / x and its derivatives, the integrals of t**order exp(x t) over [0, 1], a family that is closed under differentiation.
+
+
+def _exprel(x: Array, /, order: int = 0) -> Array:
+    """``(exp(x) - 1) / x``, 1 at 0, or its derivative of that order.
+
+    Args:
+        x: real, any shape.
+        order: how often to differentiate.
+    """
+
+    def function(x: Array) -> Array:
+        # the recurrence cancels for small x: there the power series, of exp(-x) times the integral where x is negative, so that no signs alternate
+        near = np.absolute(x) < order + 2.0
+        outside, power = np.where(near, 1.0, x), np.exp(x)
+        value = np.expm1(outside) / outside
+        for n in range(1, order + 1):
+            value = (power - n * value) / outside
+        size, positive = np.where(near, np.absolute(x), 0.0), x >= 0.0
+        term, series = np.full_like(x, 1.0 / (order + 1.0)), np.zeros_like(x)
+        for k in range(1, 30 + 6 * order):
+            series = series + term
+            term = term * size * np.where(positive, (order + k) / (k * (order + k + 1.0)), 1.0 / (order + k + 1.0))
+        return np.where(near, np.where(positive, series, series * power), np.where(np.isinf(power), np.inf, value))
+
+    return in_float64(function, x)
 
 
 # The derivatives of sinc, as one family that is closed under differentiation.
@@ -178,6 +241,7 @@ def _sinc(x: Array, /, order: int = 0) -> Array:
     return np.asarray(np.where(near, series, value) * math.pi**order, dtype=x.dtype)
 
 
+exprel: Op = define("exprel", _exprel, x=lambda g, x, order: g * exprel(x, order=order + 1), cost=100.0)
 sinc: Op = define("sinc", _sinc, x=lambda g, x, order: g * sinc(x, order=order + 1), cost=200.0)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.ops.domain import Arguments, Domain, arrays, cases, unary, uniform
+from tests.ops.domain import Arguments, Domain, arrays, binary, cases, unary, uniform
 
 Case = Callable[[np.random.Generator], Arguments]
 
@@ -50,6 +50,20 @@ def _zeta(shape: tuple[int, ...], order: Any) -> Case:
     return lambda rng: ((np.asarray(order, np.int64), uniform(rng, shape, 0.3, 3.0)), {})
 
 
+def _of_order(low: float, high: float, *orders: Any) -> Domain:
+    """Functions of integer orders and of numbers, over some shapes."""
+    pairs = (((3,), orders[0]), ((), orders[-1]), ((2, 3), list(orders[:1]) * 3), ((0,), orders[0]))
+
+    def one(shape: tuple[int, ...], order: Any) -> Case:
+        return lambda rng: ((np.asarray(order, np.int64), uniform(rng, shape, low, high)), {})
+
+    return cases(*(one(shape, order) for shape, order in pairs), dtypes=("float64",))
+
+
+def _betainc(shape: tuple[int, ...], a: Any, b: Any) -> Case:
+    return lambda rng: ((np.asarray(a, np.int64), np.asarray(b, np.int64), uniform(rng, shape, 0.1, 0.9)), {})
+
+
 TRANSFORMS: tuple[tuple[tuple[int, ...], dict[str, Any]], ...] = (
     ((4,), {}),
     ((5,), {"norm": "ortho"}),
@@ -74,6 +88,21 @@ DOMAINS: dict[str, Domain] = {
     "bessel_j1": unary(-12.0, 12.0, away=(-8.0, 0.0, 8.0)),
     "bessel_y0": unary(0.5, 12.0, away=(8.0,)),
     "bessel_y1": unary(0.5, 12.0, away=(8.0,)),
+    "bessel_jv": _of_order(0.5, 30.0, 2, 3, 0, 7),
+    "bessel_yn": _of_order(1.5, 12.0, 2, 0, 3),
+    "bessel_iv": _of_order(0.5, 6.0, 2, 0, 3),
+    "bessel_ive": _of_order(0.5, 20.0, 2, 0, 3),
+    "bessel_k0": unary(0.4, 5.0),
+    "bessel_k1": unary(0.4, 5.0),
+    "rgamma": unary(-2.5, 4.0),
+    "gammasgn": unary(-2.5, 4.0, away=(-2.0, -1.0, 0.0)),
+    "gammainc": _of_order(0.3, 6.0, 2, 1, 4),
+    "gammaincc": _of_order(0.3, 6.0, 2, 1, 4),
+    "betainc": cases(_betainc((3,), 2, 3), _betainc((), 1, 1), _betainc((2, 3), [1, 2, 3], [4, 2, 1]), _betainc((0,), 2, 2), dtypes=("float64",)),
+    "erfcx": unary(-2.0, 4.0),
+    "ndtri": unary(0.1, 0.9),
+    "exprel": unary(-4.0, 4.0, statics=({}, {"order": 2})),
+    "rel_entr": binary((0.2, 3.0), (0.2, 3.0)),
     "fft": cases(*(arrays(shape, **statics) for shape, statics in TRANSFORMS), prepare=_turned, finish=_parts, complex=True, dtypes=()),
     "ifft": cases(*(arrays(shape, **statics) for shape, statics in TRANSFORMS), prepare=_turned, finish=_parts, complex=True, dtypes=()),
     "rfft": cases(*(arrays(shape, **statics) for shape, statics in TRANSFORMS), finish=_parts, dtypes=()),

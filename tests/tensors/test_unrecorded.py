@@ -133,7 +133,7 @@ CALLS: dict[str, Callable[[Callable[[Any], Any]], Any]] = {
     "frexp": lambda t: np.frexp(t(V)),
     "gcd": lambda t: np.gcd(t(N), 2),
     "spence": lambda t: scipy.special.spence(t(V)),
-    "gammainc": lambda t: scipy.special.gammainc(t(V), 2.0),
+    "kv": lambda t: scipy.special.kv(t(V), 2.0),
     "like": lambda t: np.zeros(3, like=t(V)),
 }  # fmt: skip
 
