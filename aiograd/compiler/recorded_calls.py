@@ -70,7 +70,7 @@ class CallRecorder(ProgramRecorder):
             return self._awaited(name, function, args, {}, has_graph=True)
         call = self._call(function, args, {})
         with ModeScope(trace=None):
-            result = function(*args)
+            result = call_repeated(function, args)
         self._called(name, call, result, is_awaited=False, has_graph=True)
         return result
 
@@ -133,6 +133,11 @@ class CallRecorder(ProgramRecorder):
             made = self._made(outputs)
             repeated, values = call
             self._statements.append(Statement(CalledOp(name, repeated, is_awaited=is_awaited), values, {}, None, made, None, *user_line()))
+
+
+def call_repeated(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Call a function that programs call anew at every run: its reads are not watched, since each run makes them again."""
+    return function(*args)
 
 
 def _listed(arguments: Any) -> Any:

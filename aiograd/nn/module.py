@@ -42,7 +42,8 @@ class Module:
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """A module that is set to training; an attribute from the beginning, so that `train` and `eval` set it and add none."""
         module = super().__new__(cls)
-        object.__setattr__(module, "training", cls.training)
+        if isinstance(cls.training, bool):  # else it is a property, of a module that keeps its mode elsewhere
+            object.__setattr__(module, "training", cls.training)
         return module
 
     #: names of the attributes that are buffers, and whether they belong to the state

@@ -465,6 +465,84 @@ async def test_halves_have_the_gradients_of_the_whole(make: Any, monkeypatch: py
         assert_close(ours.grad.numpy(), other.grad.numpy())
 
 
+class Hooked(nn.Module):  # type: ignore[misc,name-defined]
+    """Hooks that change gradients: of parameters, of activations, of what is computed from parameters, and before and after a node."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(4, 6), nn.LayerNorm(6), nn.Linear(6, 3)
+        self.scale, self.shift = nn.Parameter(torch.randn(6)), nn.Parameter(torch.randn(3))
+        self.calls: list[str] = []
+        for name, parameter in self.named_parameters():
+            parameter.register_hook(self.hook(name))
+
+    def hook(self, name: str) -> Any:
+        def changed(*grads: Any) -> Any:
+            self.calls.append(name)
+            grad = grads[0]
+            return tuple(each * each.abs() for each in grad) if isinstance(grad, tuple) else grad * grad.abs()  # not linear: not to be split
+
+        return changed
+
+    def forward(self, x: Any) -> Any:
+        gate = self.scale.tanh()
+        if gate.requires_grad:
+            gate.register_hook(self.hook("gate"))
+        y = self.norm(self.first(x)) * gate
+        if y.requires_grad:
+            y.register_hook(self.hook("activation"))
+        z = Product.apply(self.last(y).tanh(), self.shift + gate[:3])
+        if z.requires_grad:
+            z.grad_fn.register_prehook(self.hook("before the product"))
+        return z * self.shift
+
+
+class Product(torch.autograd.Function):  # type: ignore[misc,name-defined]
+    """A function in Python, which makes its gradients at once."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Any, y: Any) -> Any:
+        ctx.save_for_backward(x, y)
+        return x * y
+
+    @staticmethod
+    def backward(ctx: Any, g: Any) -> Any:
+        x, y = ctx.saved_tensors
+        return g * y, (g * x).sum(0)
+
+
+class OnlyRows(Hooked):
+    """Hooks without a function that makes its gradients at once."""
+
+    def forward(self, x: Any) -> Any:
+        gate = self.scale.tanh()
+        if gate.requires_grad:
+            gate.register_hook(self.hook("gate"))
+        y = self.norm(self.first(x)) * gate
+        if y.requires_grad:
+            y.register_hook(self.hook("activation"))
+        z = self.last(y).tanh()
+        if z.requires_grad:
+            z.grad_fn.register_prehook(self.hook("before tanh"))
+        return z * self.shift + self.shift * gate[:3]
+
+
+@pytest.mark.parametrize("make", [Hooked, OnlyRows])
+async def test_hooks_of_torch_run_once_in_halves_on_what_they_get_in_the_whole(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = make()
+    twin = make()
+    twin.load_state_dict(module.state_dict())
+    layer = interop.wrap(twin)
+    x = draw(5, 4)
+    given = torch.from_numpy(x.copy()).requires_grad_()
+    module(given).sum().backward()
+    dx, _ = await halves(layer, x, monkeypatch)
+    assert sorted(twin.calls) == sorted(module.calls)
+    assert_close(dx.numpy(), given.grad.numpy())
+    for (name, ours), other in zip(layer.named_parameters(), module.parameters(), strict=True):
+        assert_close(ours.grad.numpy(), other.grad.numpy())
+
+
 class First(nn.Module):  # type: ignore[misc,name-defined]
     """The first of several results."""
 
@@ -475,8 +553,12 @@ class First(nn.Module):  # type: ignore[misc,name-defined]
 @pytest.mark.parametrize("schedule", ["GPipe", "1F1B", "ZB-H1"])
 async def test_wrapped_stages_train_under_any_schedule_as_in_torch(schedule: str) -> None:
     torch.manual_seed(0)
-    stages = [nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(3)]
+    stages = [nn.Sequential(nn.Linear(6, 6), nn.LayerNorm(6), nn.Tanh()) for _ in range(3)]
     twins = [copy.deepcopy(stage) for stage in stages]
+    calls = []
+    for stage in (*stages, *twins):
+        for parameter in stage.parameters():
+            parameter.register_hook(lambda grad: [calls.append(1), grad * 2][1])
     x, y = draw(8, 6), draw(8, 6, at=1)
     pipe = pipeline.Pipeline([interop.wrap(stage) for stage in stages], pipeline.make_schedule(schedule, 3, 4), loss_fn=ag.nn.functional.mse_loss)
     losses = await pipe.step(ag.asarray(x), ag.asarray(y))
@@ -488,6 +570,7 @@ async def test_wrapped_stages_train_under_any_schedule_as_in_torch(schedule: str
         loss = nn.functional.mse_loss(z, torch.from_numpy(y[2 * part : 2 * part + 2]))
         (loss / 4).backward()
         expected.append(loss.item())
+    assert len(calls) == 2 * 4 * 3 * 4  # in both models, by microbatch, stage and parameter
     np.testing.assert_allclose([loss.item() for loss in losses], expected, rtol=1e-6)
     for stage, twin in zip(stages, twins, strict=True):
         for ours, other in zip(stage.parameters(), twin.parameters(), strict=True):

@@ -4,7 +4,8 @@ Note [Which functions are watched]
     Every Python function that runs on the recording thread is watched: the user's, those of installed packages, those of the standard library that
     one of these calls, and of this package the parts whose objects have attributes that users set, such as modules of a network (`_OWN_PARTS`). The
     rest of the package computes from its arguments, and so does numpy: of containers and arrays among them all is read. Functions that print or log
-    have no result that counts, and importing a module is no part of a computation: these are left alone with all that they call.
+    have no result that counts, importing a module is no part of a computation, and a call that programs make anew at every run reads anew then:
+    these are left alone with all that they call.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ _OWN_PARTS = ("aiograd.nn", "aiograd.distributions", "aiograd.functional")
 _OWN_FUNCTIONS = "aiograd.nn.functional"
 _PACKAGES_THAT_COMPUTE = ("aiograd", "numpy")
 _TELL = ("logging", "warnings", "_frozen_importlib", "_frozen_importlib_external", "importlib")
+#: module and name of the function by which calls that programs repeat are made
+_REPEATS = ("aiograd.compiler.recorded_calls", "call_repeated")
 _STANDARD = tuple([sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib")])
 _INSTALLED = tuple([sysconfig.get_path(name) + os.sep for name in ("purelib", "platlib")])
 
@@ -44,7 +47,8 @@ def _is_watched(code: CodeType, module: str) -> bool:
 
 def tells(code: CodeType, names: dict[str, Any]) -> bool:
     """True for a function that is left alone with all that it calls."""
-    return code.co_name == "<module>" or str(names.get("__name__", "")).partition(".")[0] in _TELL
+    module = str(names.get("__name__", ""))
+    return code.co_name == "<module>" or module.partition(".")[0] in _TELL or (module, code.co_name) == _REPEATS
 
 
 def has_own_names(code: CodeType, names: dict[str, Any]) -> bool:

@@ -1,20 +1,27 @@
 """The backward of a torch graph in two halves: gradients of inputs first, those of parameters later, with no product of matrices made twice.
 
 Note [How torch's graph is divided]
-    As aiograd divides its own (`aiograd.engine.split_backward`). Call *upper* the torch nodes from which an input can be reached. The first half runs
-    upper nodes only, for the inputs. An upper node with edges that lead out of this region and on to a parameter is a *start*: the gradients that
-    arrive there are kept, and the second half runs it again for these edges alone, one start at a time, so that nothing flows to the inputs. From
-    where those edges lead, the *ends*, everything below is one pass of torch's engine, which adds up as it would have in an undivided pass.
+    As aiograd divides its own (`aiograd.engine.split_backward`). Call *upper* the torch nodes from which an input can be reached, and *lower* the others
+    that lead to a parameter. The first half runs upper nodes only, for the inputs. An upper node with edges to lower ones is a *start*: the gradients
+    that arrive there are kept, and the second half calls it again for these edges alone, so that nothing flows to the inputs. What it returns
+    goes to lower nodes in one pass of torch's engine, which adds up as it would have in an undivided pass.
 
-Note [Starts that are not run twice]
-    An end that several starts lead to gets a sum, and a start that makes all its gradients at once would do the work twice: there the first half
-    computes the gradient of the end. Where that is not to be had alone, the first half does all of the work. The gradients are the same.
+Note [Hooks run once]
+    Torch's engine calls the hooks of a tensor where it ends a pass or begins one. So the two halves meet where it does neither: a prehook, which
+    comes after all others, keeps what a start is given, and the second half calls the start without the engine. That is done inside of a pass
+    of its own (`_Within`) whose targets are the edges that are left, since a node asks the running pass which of its gradients are wanted.
+
+Note [What is not left to the second half]
+    A start that makes all its gradients at once would do the work twice. The parameters that it leads to, and those that share a lower node with one
+    of them, get their gradients in the first half. So do all where a part of the graph was compiled by torch: such a part runs once, and gives its
+    memory away as it does.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.graph import TorchGraph, run
@@ -25,26 +32,36 @@ else:
     torch = from_extra("torch", "torch")
 
 
+class Start(NamedTuple):
+    """A node that runs in both halves."""
+
+    node: Any
+    #: numbers of the edges that are left to the second half
+    left: tuple[int, ...]
+    #: the gradients that arrived at its inputs in the first
+    grads: tuple[Any, ...]
+
+
 class WeightHalf:
     """The second half: what the first has left.
 
     Args:
         graph: the graph of the call.
-        starts: for each start its input edges, the gradients that arrived there, and the edges to its ends.
-        ends: edges of ends, and their gradients, that are known already.
+        starts: the nodes from which it starts.
+        roots: edges of outputs that no input reaches, and the gradients that came for them.
+        early: by their numbers, the gradients of sources that the first half has made.
     """
 
-    __slots__ = ("graph", "starts", "ends")
+    __slots__ = ("graph", "starts", "roots", "early")
 
-    def __init__(
-        self, graph: TorchGraph, starts: Sequence[tuple[Sequence[Any], Sequence[Any], Sequence[Any]]], ends: Sequence[tuple[Any, Any]]
-    ) -> None:
+    def __init__(self, graph: TorchGraph, starts: Sequence[Start], roots: Sequence[tuple[Any, Any]], early: dict[int, Any]) -> None:
         self.graph = graph
         self.starts = starts
-        self.ends = ends
+        self.roots = roots
+        self.early = early
 
     @classmethod
-    def divide(cls, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int], left: Sequence[int]) -> tuple[list[Any], WeightHalf]:
+    def divide(cls, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int], left: Sequence[int], *, keep: bool) -> tuple[list[Any], WeightHalf]:
         """Run the first half.
 
         Args:
@@ -52,22 +69,27 @@ class WeightHalf:
             grads: torch tensors, one for each output, None where no gradient arrived.
             wanted: numbers of the sources whose gradients are wanted now.
             left: numbers of those that are left to the second half.
+            keep: True if the graph is needed again when both halves have run.
 
         Returns:
             The gradients that are wanted now, and the second half.
         """
         cut = _Cut(graph, grads, wanted, left)
-        if cut.is_tangled:
-            results = graph.gradients(grads, [*wanted, *left], keep=True)
-            edges = [torch.autograd.graph.get_gradient_edge(graph.sources[i]) for i in left]
-            done = [(edge, grad) for edge, grad in zip(edges, results[len(wanted) :], strict=True) if grad is not None]
-            return results[: len(wanted)], cls(graph, [], done)
-        arriving = [edge for edges, _ in cut.starts for edge in edges]
-        results = graph.gradients(grads, wanted, keep=True, also=[*arriving, *cut.sums])
-        found = iter(results[len(wanted) :])
-        starts = [(edges, [next(found) for _ in edges], ends) for edges, ends in cut.starts]
-        known = [(edge, grad) for edge in cut.sums if (grad := next(found)) is not None]
-        return results[: len(wanted)], cls(graph, starts, [*cut.roots, *known])
+        early = [i for i in left if i in cut.early]
+        given: dict[Any, tuple[Any, ...]] = {}
+        handles = [node.register_prehook(functools.partial(_keep, given, node)) for node in cut.starts]
+        try:
+            results = graph.gradients(grads, [*wanted, *early], keep=keep or len(early) < len(left))
+        finally:
+            for handle in handles:
+                handle.remove()
+        starts = [Start(node, numbers, given[node]) for node, numbers in cut.starts.items() if node in given]
+        return results[: len(wanted)], cls(graph, starts, cut.roots, dict(zip(early, results[len(wanted) :], strict=True)))
+
+    @property
+    def tensors(self) -> list[Any]:
+        """The torch tensors that it keeps (None among them)."""
+        return [*[grad for start in self.starts for grad in start.grads], *self.early.values()]
 
     def run(self, wanted: Sequence[int], *, keep: bool) -> list[Any]:
         """Run the second half.
@@ -79,76 +101,78 @@ class WeightHalf:
         Returns:
             Their gradients, None for a source without one.
         """
-        for each in self.graph.watched:
-            each.tell()
-        given = [*self.ends]
-        for edges, grads, ends in self.starts:
-            arrived = [(edge, grad) for edge, grad in zip(edges, grads, strict=True) if grad is not None]
-            results = run(*_unzipped(arrived), ends, keep=True)
-            given += [(end, grad) for end, grad in zip(ends, results, strict=True) if grad is not None]
-        return run(*_unzipped(given), [self.graph.sources[i] for i in wanted], keep=keep)
+        found = dict(self.early)
+        late = [i for i in wanted if i not in found]
+        if late:
+            for each in self.graph.watched:
+                each.tell()
+            edges, grads = _unzipped([*self.roots, *self._of_starts()])
+            found.update(zip(late, run(edges, grads, [self.graph.sources[i] for i in late], keep=keep), strict=True))
+        return [found[i] for i in wanted]
+
+    def _of_starts(self) -> list[tuple[Any, Any]]:
+        """The edges that are left of the starts, each with its gradient. See Note [Hooks run once]."""
+        found: list[tuple[Any, Any]] = []
+
+        def call() -> None:
+            for node, left, grads in self.starts:
+                outputs = node(*grads)
+                outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+                found.extend([(_edge(*node.next_functions[i]), outputs[i]) for i in left if outputs[i] is not None])
+
+        ends = dict.fromkeys(start.node.next_functions[i] for start in self.starts for i in start.left)
+        if ends:
+            with torch.inference_mode(False):
+                anchor = torch.empty(0, requires_grad=True)
+                within = _within().apply(call, anchor)
+            run([within], [anchor.detach()], [anchor, *[_edge(*end) for end in ends]], keep=True)
+        return found
 
 
 class _Cut:
     """Where a torch graph is divided: one look at its nodes."""
 
     def __init__(self, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int], left: Sequence[int]) -> None:
-        roots = [(torch.autograd.graph.get_gradient_edge(out), grad) for out, grad in zip(graph.outputs, grads, strict=True) if grad is not None]
-        #: node -> its parents, each with the number of the input at which the parent's gradient arrives
-        parents: dict[Any, list[tuple[Any, int]]] = {}
-        children: dict[Any, list[tuple[Any, int]]] = {}
+        edge_of = torch.autograd.graph.get_gradient_edge
+        roots = [(edge_of(out), grad) for out, grad in zip(graph.outputs, grads, strict=True) if grad is not None]
+        parents: dict[Any, list[Any]] = {}
+        children: dict[Any, list[Any]] = {}
         stack = [edge.node for edge, _ in roots]
         while stack:
             node = stack.pop()
-            if node in children:
-                continue
-            children[node] = [(child, nr) for child, nr in node.next_functions if child is not None]
-            for child, nr in children[node]:
-                parents.setdefault(child, []).append((node, nr))
-                stack.append(child)
-        targets = [torch.autograd.graph.get_gradient_edge(graph.sources[i]).node for i in wanted]
-        weights = [torch.autograd.graph.get_gradient_edge(graph.sources[i]).node for i in left]
-        upper, leads = _above(targets, parents), _above(weights, parents)
-        ends: dict[Any, set[Any]] = {}
+            if node not in children:
+                children[node] = [child for child, _ in node.next_functions if child is not None]
+                for child in children[node]:
+                    parents.setdefault(child, []).append(node)
+                stack += children[node]
+        weights = {i: edge_of(graph.sources[i]).node for i in left}
+        upper = _reached([edge_of(graph.sources[i]).node for i in wanted], parents)
+        lower = {node for node in _reached(weights.values(), parents) if node not in upper}
+        neighbours = {node: [each for each in (*parents.get(node, ()), *children.get(node, ())) if each in lower] for node in lower}
+        at_once = [child for node in upper if _is_undivided(node) for child in children.get(node, ()) if child in lower]
+        early = _reached(lower if any(map(_is_compiled, children)) else at_once, neighbours)
+        #: numbers of the sources that are not left to the second half
+        self.early = {i for i, node in weights.items() if node in early}
+        late = lower.difference(early)
+        #: the nodes from which the second half starts, and the numbers of the edges that each leaves to it
+        self.starts: dict[Any, tuple[int, ...]] = {}
         for node in upper:
-            for child, _ in children.get(node, ()):
-                if child in leads and child not in upper:
-                    ends.setdefault(child, set()).add(node)
-        #: edges of ends whose gradients the first half computes
-        self.sums: list[Any] = []
-        shared = {end for end, starts in ends.items() if len(starts) > 1 or any(_is_undivided(start) for start in starts)}
-        inputs: dict[Any, set[int]] = {}
-        for edge, _ in roots:
-            inputs.setdefault(edge.node, set()).add(edge.output_nr)
-        for node, found in parents.items():
-            inputs.setdefault(node, set()).update(nr for _, nr in found)
-        edges_of = {node: [_edge(node, nr) for nr in sorted(numbers)] for node, numbers in inputs.items()}
-        for end in shared:
-            self.sums += edges_of[end]
-        #: True if something else leads to such an end: its gradient would be made of what each half has
-        self.is_tangled = any(parent not in upper for end in shared for parent, _ in parents[end])
-        #: for each start its input edges and the edges to its ends
-        self.starts: list[tuple[list[Any], list[Any]]] = []
-        by_start: dict[Any, list[Any]] = {}
-        for end, starts in ends.items():
-            if end not in shared:
-                (start,) = starts
-                by_start.setdefault(start, []).append(end)
-        for start, own in by_start.items():
-            self.starts.append((edges_of[start], [edge for end in own for edge in edges_of[end]]))
+            numbers = tuple([i for i, (child, _) in enumerate(node.next_functions) if child in late]) if node in children else ()
+            if numbers:
+                self.starts[node] = numbers
         #: outputs that no input reaches: they begin in the second half
-        self.roots = [(edge, grad) for edge, grad in roots if edge.node in leads and edge.node not in upper]
+        self.roots = [(edge, grad) for edge, grad in roots if edge.node in late]
 
 
-def _above(nodes: Sequence[Any], parents: dict[Any, list[tuple[Any, int]]]) -> dict[Any, None]:
-    """The nodes from which one of `nodes` can be reached, these included."""
+def _reached(nodes: Iterable[Any], neighbours: dict[Any, list[Any]]) -> dict[Any, None]:
+    """The nodes to which a way leads from one of `nodes`, these included."""
     found: dict[Any, None] = {}
     stack = list(nodes)
     while stack:
         node = stack.pop()
         if node not in found:
             found[node] = None
-            stack += [parent for parent, _ in parents.get(node, ())]
+            stack += neighbours.get(node, ())
     return found
 
 
@@ -160,6 +184,34 @@ def _edge(node: Any, nr: int) -> Any:
     return torch.autograd.graph.GradientEdge(node, nr)
 
 
+def _keep(given: dict[Any, tuple[Any, ...]], node: Any, grads: tuple[Any, ...]) -> None:
+    """A prehook that changes nothing."""
+    given[node] = grads
+
+
 def _is_undivided(node: Any) -> bool:
     """True for a node that makes all its gradients at once: a function in Python, and recurrent layers of other libraries."""
     return isinstance(node, torch.autograd.function.BackwardCFunction) or "Rnn" in node.name()
+
+
+def _is_compiled(node: Any) -> bool:
+    """True for a part of the graph that torch has compiled."""
+    return bool(node.name() == "CompiledFunctionBackward")
+
+
+@functools.cache
+def _within() -> Any:
+    """The class of the node in whose backward a function is called, which so runs inside of a pass of torch."""
+
+    class Within(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, call: Callable[[], None], anchor: Any) -> Any:
+            ctx.call = call
+            return anchor.clone()
+
+        @staticmethod
+        def backward(ctx: Any, grad: Any) -> Any:
+            ctx.call()
+            return None, grad
+
+    return Within

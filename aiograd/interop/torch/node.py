@@ -210,15 +210,16 @@ class TorchNode(Node):
         if half is not None and _are_same(half[0], grads):
             if not keep:
                 self._weight_half = None
-            return _placed(wanted, given_away(half[1].run(wanted, keep=keep), []), count)
+            return _placed(wanted, given_away(half[1].run(wanted, keep=keep), half[1].tensors if keep else []), count)
         if isinstance(graph, Recomputed):
             graph = graph.graph(values or (), self.name)
         if create_graph:
             return self._recorded(graph, grads, wanted)
         given = [None if grad is None else over_array(grad) for grad in grads]
         if left and wanted:
-            results, rest = WeightHalf.divide(graph, given, wanted, left)
+            results, rest = WeightHalf.divide(graph, given, wanted, left, keep=keep)
             self._weight_half = (tuple(grads), rest)
+            given += rest.tensors
         else:
             results = graph.gradients(given, wanted, keep=keep)
         return _placed(wanted, given_away(results, given), count)
