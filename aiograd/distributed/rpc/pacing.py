@@ -56,18 +56,29 @@ class FramePacer:
         Returns:
             True if `frame_bytes` has changed.
         """
-        if self._is_idle or 0 < unsent <= size:  # what went before has left, at a time that is not known
+        before = self.frame_bytes
+        if self._is_idle or 0 < unsent <= size:
+            if not self._is_idle:  # what went before has left, and may have been quicker than that
+                self._grow(self._total - self._left_before, now - self._began)
             self._began, self._left_before = now, self._total
         self._total += size
         gone = self._total - unsent - self._left_before
         seconds = now - self._began
-        before = self.frame_bytes
         self._is_idle = unsent <= 0
-        if gone < before and (self._is_idle or gone <= 0 or seconds < LONGEST):
-            return False  # too little to tell anything
-        most = min(gone * LONGEST / seconds if seconds else math.inf, 2 * before)
-        if self._is_idle:  # it has run dry, and may be quicker than that
-            most = max(most, before)
+        if unsent <= 0:
+            self._grow(gone, seconds)
+        elif gone >= before or (gone > 0 and seconds >= LONGEST):
+            self._set(gone * LONGEST / seconds if seconds else math.inf)
+        else:
+            return self.frame_bytes != before  # too little to tell anything
         self._began, self._left_before = now, self._total - unsent
-        self.frame_bytes = min(max(int(most), SMALLEST), self._limit)
         return self.frame_bytes != before
+
+    def _grow(self, gone: int, seconds: float) -> None:
+        """So many bytes took no longer than `seconds`."""
+        if gone >= self.frame_bytes:
+            self._set(max(gone * LONGEST / seconds if seconds else math.inf, self.frame_bytes))
+
+    def _set(self, carried: float) -> None:
+        """The link carries so many bytes in `LONGEST` seconds."""
+        self.frame_bytes = min(max(int(min(carried, 2 * self.frame_bytes)), SMALLEST), self._limit)

@@ -76,9 +76,9 @@ KEYS = 2048
 #: seconds that a closed connection has for the rest of its output
 LINGER = 1.0
 
-#: what `bytes_in` asks a socket for: bytes that were not read, and bytes that the other side has not confirmed (Linux only)
+#: what `bytes_in` asks a socket for: bytes that were not read, and (SIOCOUTQNSD of Linux) bytes that were taken and have not been sent
 UNREAD = getattr(termios, "FIONREAD", None)
-UNACKNOWLEDGED = getattr(termios, "TIOCOUTQ", None) if sys.platform == "linux" else None
+NOT_SENT = 0x894B if sys.platform == "linux" else None
 
 _BINARY = framing.FIN | framing.BINARY
 _NO_MASK = bytes(4)
@@ -89,7 +89,7 @@ def bytes_in(connection: Any, what: int | None) -> int:
 
     Args:
         connection: the socket; None: not known.
-        what: `UNREAD` or `UNACKNOWLEDGED`.
+        what: `UNREAD` or `NOT_SENT`.
     """
     if connection is None or what is None:
         return 0
@@ -310,7 +310,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         """See `Channel.unsent`."""
         if self._closing:
             return 0
-        return self._joined_bytes + self._transport.get_write_buffer_size() + bytes_in(self._socket, UNACKNOWLEDGED)
+        return self._joined_bytes + self._transport.get_write_buffer_size() + bytes_in(self._socket, NOT_SENT)
 
     def pace(self, frame_bytes: int) -> None:
         """See `Channel.pace`."""
