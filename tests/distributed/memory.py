@@ -70,6 +70,7 @@ class MemoryChannel:
         self._ended: list[BaseException | None] = []
         self._full = False
         self.loop = asyncio.get_running_loop()
+        self.heard_at = self.loop.time()
         board.channels.append(self)
 
     def attach(self, on_frame, on_closed, on_writable) -> None:  # type: ignore[no-untyped-def]
@@ -81,6 +82,13 @@ class MemoryChannel:
 
     def flush(self) -> None:
         """Frames never wait for more."""
+
+    @property
+    def unsent(self) -> int:
+        return self.queued
+
+    def pace(self, frame_bytes: int) -> None:
+        """There is always as much room as the switchboard says."""
 
     def send(self, frame: Buffer, more: bool = False) -> bool:
         if self.closed:
@@ -109,6 +117,7 @@ class MemoryChannel:
         self.queued -= len(frame)
         other = self.other
         if not other.closed:
+            other.heard_at = self.loop.time()
             if other._on_frame is None:
                 other._early.append(frame)
             else:

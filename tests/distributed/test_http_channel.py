@@ -341,6 +341,37 @@ async def test_a_peer_that_reads_a_trickle_is_dropped_and_a_slow_one_is_not(virt
         assert len(sink.closed) == 1
 
 
+async def test_a_part_of_a_frame_is_a_sign_of_life_and_a_slow_frame_of_a_peer_is_waited_for(virtual_clock: object) -> None:
+    """Five thousand bytes a second: the frame takes four times as long as a stranger would have for it."""
+    loop = asyncio.get_running_loop()
+    out, it, sink = channel(limits=Limits(handshake_timeout=5.0))
+    frame = wire(bytes(100_000))
+    for at in range(0, len(frame), 5000):
+        await asyncio.sleep(1.0)
+        out.feed(frame[at : at + 5000])
+        assert it.heard_at == loop.time()
+    assert out.state == "open" and len(await sink.next()) == 100_000
+    await asyncio.sleep(3.0)
+    assert it.heard_at == loop.time() - 3.0
+    it.close()
+    out.abort()
+
+
+async def test_a_channel_takes_two_frames_ahead_and_knows_what_has_not_left(virtual_clock: object) -> None:
+    out, it, sink = channel()
+    it.pace(4096)
+    sent = 0
+    while it.send(bytes(4096)):
+        it.flush()
+        sent += 1
+    assert sent <= 2 and it.unsent == out.unread > 8192
+    out.drain(out.unread - 4000)
+    assert it.unsent == 4000 and sink.writable.is_set()
+    it.close()
+    out.abort()
+    assert it.unsent == 0
+
+
 UNFINISHED = {
     "large frame": wire(bytes(60_000))[:500],
     "small frame": wire(bytes(500))[:100],

@@ -176,8 +176,9 @@ class SessionOutbox:
     def release(self) -> None:
         """Let the messages that are held go out, before all others of one frame."""
         for message in reversed(self._held):
-            self._small[message] = None
-            self._small.move_to_end(message, last=False)
+            waiting = self._small if message.total <= self.frame_bytes else self._large
+            waiting[message] = None
+            waiting.move_to_end(message, last=False)
         self._held.clear()
         self.held_until = math.inf
 
@@ -217,6 +218,15 @@ class SessionOutbox:
         self.unsent -= message.offset - offset
         message.queued = False
         return message, offset, parts
+
+    def resize(self, frame_bytes: int) -> None:
+        """Cut what is left into frames of so many bytes at most."""
+        if frame_bytes < self.frame_bytes:
+            for message in [message for message in self._small if message.total > frame_bytes]:
+                del self._small[message]
+                self._large[message] = None
+        self.frame_bytes = frame_bytes
+        self._credit = min(self._credit, frame_bytes)
 
     def interrupt(self, frame_bytes: int) -> list[Outgoing]:
         """The channel is gone, or another one is there: what was sent in part has to start again.

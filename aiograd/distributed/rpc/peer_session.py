@@ -91,6 +91,7 @@ class PeerSession:
         "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "short_lived", "round_trip", "trouble",
         "is_lost", "is_confirmed", "is_used", "heir",
         "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_tolerance", "_room", "_former",
+        "_is_doubted",
     )  # fmt: skip
 
     def __init__(self, peer: SessionOwner, session: RpcSession, *, dialled: bool) -> None:
@@ -123,6 +124,8 @@ class PeerSession:
         self._handlers: dict[int, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._blocked = False
+        #: True if the peer seems silent, and what has come is being read
+        self._is_doubted = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         #: seconds by which a tick may be late
@@ -320,8 +323,10 @@ class PeerSession:
         link, session = self.link, self.session
         if link is not None and not self._blocked and session.has_output:
             while (frame := session.next_frame(now)) is not None:
-                if not link.send(frame):
-                    self._blocked = True
+                self._blocked = not link.send(frame)
+                if link.frame_bytes != session.frame_bytes:
+                    session.resize(link.frame_bytes)
+                if self._blocked:
                     break
                 if not session.has_output:
                     break
@@ -333,6 +338,8 @@ class PeerSession:
 
     def _writable(self) -> None:
         self._blocked = False
+        if self.link is not None:
+            self.session.resize(self.link.frame_bytes)
         self._pump(self._loop.time())
 
     # ---- links
@@ -348,7 +355,7 @@ class PeerSession:
         self.round_trip = link.round_trip
         self.trouble = None
         self._blocked = False
-        self.session.attach(now, link.secured.frame_bytes)
+        self.session.attach(now, link.frame_bytes)
         link.start(self._frame, lambda why: self._unlinked(link, why), self._writable, self.session.place)
         if self.link is link:
             self._pump(now)
@@ -361,6 +368,7 @@ class PeerSession:
         self._blocked = False
         now = self._loop.time()
         self._excuse(now)
+        self.heard = max(self.heard, link.heard_at)
         self.session.detach(now)
         self._arm(now)
         self.peer.unlinked(self, why)
@@ -464,6 +472,8 @@ class PeerSession:
         if self.is_lost or (self._timer is not None and self.link is not None and self.session.is_idle_until(self._timer_at)):
             return
         when = self.session.next_tick()
+        if self._is_doubted:
+            when = now
         if self.link is None:
             soon = min(self.heard + self.peer.limits.silence, now + self.peer.limits.heartbeat)  # often enough to notice a late tick
             when = soon if when is None or soon < when else when
@@ -490,10 +500,18 @@ class PeerSession:
             if now >= self.heard + self.peer.limits.silence:
                 self.peer.gave_up(self)
                 return
-        elif session.is_silent(now):
+        elif self._is_silent(link, now):
             link.close(WorkerLostError(f"nothing was heard for {now - self.heard:.1f} s", worker=self.peer.name, stage="heartbeat"))
             return
         self._pump(now)
+
+    def _is_silent(self, link: SecureChannel, now: float) -> bool:
+        """True if nothing has come for too long, a part of a frame as little, also after a turn of the loop in which it reads what is there."""
+        session = self.session
+        if session.is_silent(now):
+            self.heard = session.last_heard = max(session.last_heard, link.heard_at)
+        was_doubted, self._is_doubted = self._is_doubted, session.is_silent(now)
+        return was_doubted and self._is_doubted
 
     # ---- words
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from aiograd.distributed.rpc.cipher import Place
 from aiograd.distributed.rpc.frames import HEADER
 from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
+from aiograd.distributed.rpc.pacing import SMALLEST, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
@@ -36,13 +37,15 @@ class SecureChannel:
 
     __slots__ = (
         "channel", "secured", "round_trip",
-        "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
+        "_loop", "_pacer", "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
     )  # fmt: skip
 
     def __init__(self, channel: Channel, secured: Secured, round_trip: float) -> None:
         self.channel = channel
         self.secured = secured
         self.round_trip = round_trip
+        self._loop = asyncio.get_running_loop()
+        self._pacer = FramePacer(secured.frame_bytes)
         self._seal = secured.seal.seal
         self._open = secured.open.open_in_place
         #: the shared memory of this connection, once it may be needed
@@ -54,7 +57,18 @@ class SecureChannel:
         self._early: list[Buffer] = []
         self._is_closed = False
         self._why: BaseException | None = None
+        channel.pace(self._pacer.frame_bytes)
         channel.attach(self._receive, self._closed, self._writable)
+
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes after the header of the next frame, at most; see Note [Slow links] in `pacing`."""
+        return self._pacer.frame_bytes
+
+    @property
+    def heard_at(self) -> float:
+        """See `Channel.heard_at`."""
+        return self.channel.heard_at
 
     def start(
         self,
@@ -85,9 +99,17 @@ class SecureChannel:
         lane = self._lane
         if lane is not None:
             if lane.put(parts):
+                self._note(sum(map(len, parts)))
                 return not lane.is_full
             lane.flush()
         return self._write(parts, more=True)
+
+    def _note(self, size: int) -> None:
+        """The channel has taken so many bytes, or has room again."""
+        if 0 < size < SMALLEST:
+            self._pacer.taken(size)
+        elif self._pacer.note(size, self.channel.unsent, self._loop.time()):
+            self.channel.pace(self._pacer.frame_bytes)
 
     def flush(self) -> None:
         """Send what `send` has queued here."""
@@ -103,10 +125,13 @@ class SecureChannel:
 
     def _write(self, parts: Sequence[Buffer], more: bool = False) -> bool:
         try:
-            return self.channel.send(self._seal(parts), more)
+            record = self._seal(parts)
+            has_room = self.channel.send(record, more)
         except (DistributedError, MemoryError) as error:  # the key has protected enough, or there is no memory: over the next connection, then
             self.close(error)
             return False
+        self._note(len(record))
+        return has_room
 
     def close(self, why: BaseException | None = None) -> None:
         """Close the channel; `on_closed` gets `why`. Idempotent."""
@@ -134,7 +159,7 @@ class SecureChannel:
         except (DistributedError, MemoryError) as error:  # what was to be received comes again over the next connection
             self.close(error)
         except Exception as error:  # a fault of ours must not take the transport down with it, nor go unseen
-            asyncio.get_running_loop().call_exception_handler({"message": "receiving a frame failed", "exception": error})
+            self._loop.call_exception_handler({"message": "receiving a frame failed", "exception": error})
             self.close(error)
 
     def _closed(self, error: BaseException | None) -> None:
@@ -155,6 +180,7 @@ class SecureChannel:
             on_closed(self._why)
 
     def _writable(self) -> None:
+        self._note(0)
         if self._on_writable is not None and (self._lane is None or not self._lane.is_full):
             self._on_writable()
 

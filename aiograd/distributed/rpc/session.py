@@ -183,6 +183,15 @@ class RpcSession:
         if self._requests.unacknowledged:
             self._outbox.control[_HEARTBEAT, 0] = None
 
+    @property
+    def frame_bytes(self) -> int:
+        """Bytes after the header of a frame, at most."""
+        return self._outbox.frame_bytes
+
+    def resize(self, frame_bytes: int) -> None:
+        """Cut messages into frames of so many bytes from now on, at most `Limits.frame_bytes`."""
+        self._outbox.resize(min(frame_bytes, self._limits.frame_bytes))
+
     def test(self, now: float) -> None:
         """Send nothing but signs of life until one comes back, so that it is known whether messages can arrive."""
         if self._attached:

@@ -54,6 +54,17 @@ class Channel(Protocol):
     def flush(self) -> None:
         """Let frames leave that wait for more."""
 
+    @property
+    def heard_at(self) -> float:
+        """Time of the loop at which something last came from the peer, a part of a frame as well. What waits to be read counts as coming now."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of frames that were taken and have not left, as far as is known."""
+
+    def pace(self, frame_bytes: int) -> None:
+        """Take two frames of so many bytes ahead, before `send` says that the sender should stop."""
+
     def close(self) -> None:
         """Close at once; what is queued may be lost. Idempotent."""
 

@@ -58,8 +58,8 @@ class Pipe:
         self._loop = loop
         self._source = source
         self._target = target
-        #: when each arrives at the earliest, ascending
-        self._items: deque[tuple[float, bytes | EndOfStream]] = deque()
+        #: when each arrives at the earliest, ascending, and when its first byte does
+        self._items: deque[tuple[float, bytes | EndOfStream, float]] = deque()
         #: nothing arrives any more, and nobody is told
         self._is_stalled = False
         self._timer: asyncio.Handle | None = None
@@ -82,6 +82,12 @@ class Pipe:
         """Let the other end learn that the channel is closed, after what is on its way."""
         self._put(EndOfStream(error), now + self.link.latency)
         self._arm()
+
+    def is_arriving(self, now: float) -> bool:
+        """True if a part of a frame arrives just now, or something waits for the host."""
+        if not self._items or self.link.is_down or now < self._not_before:
+            return False
+        return self._items[0][2] <= now
 
     def break_off(self, now: float) -> None:
         """The connection breaks: this end learns it at once, the other one after that part of what is on its way that still arrives."""
@@ -111,7 +117,9 @@ class Pipe:
 
     def _put(self, item: bytes | EndOfStream, due: float) -> None:
         if not self._is_stalled:
-            self._items.append((max(due, self._items[-1][0]) if self._items else due, item))
+            due = max(due, self._items[-1][0]) if self._items else due
+            slow = self.link.faults.slow
+            self._items.append((due, item, due if slow is None or isinstance(item, EndOfStream) else due - len(item) / slow))
 
     def _arm(self) -> None:
         """See to it that a step runs when the first in the pipe is due."""
@@ -164,7 +172,7 @@ class SimulatedChannel:
         self.context: contextvars.Context = context_of(place.owner)
         self.place = place
         self._loop = loop
-        self._room = room
+        self._room = self._most_room = room
         self._out: Pipe
         self._peer: SimulatedChannel
         self._inbox: list[bytes] = []
@@ -175,6 +183,7 @@ class SimulatedChannel:
         self.is_closed = False
         self._is_told = False
         self._is_full = False
+        self._heard_at = loop.time()
         self._is_orphan = False
         self._error: BaseException | None = None
         place.channels[self] = None
@@ -221,6 +230,21 @@ class SimulatedChannel:
     def flush(self) -> None:
         """Frames never wait for more."""
 
+    @property
+    def heard_at(self) -> float:
+        """When something last came, a part of a frame as well."""
+        now = self._loop.time()
+        return now if self._peer._out.is_arriving(now) else self._heard_at
+
+    @property
+    def unsent(self) -> int:
+        """Bytes on their way."""
+        return self._out.queued
+
+    def pace(self, frame_bytes: int) -> None:
+        """Ask the sender to stop when two frames of so many bytes are on their way."""
+        self._room = min(2 * frame_bytes, self._most_room)
+
     def close(self) -> None:
         """Close at once. The other end learns it; what is on its way may be lost where the link has faults."""
         if not self.is_closed and not self.place.owner.is_dead:
@@ -235,6 +259,7 @@ class SimulatedChannel:
         """A frame has arrived."""
         if self.is_closed:
             return
+        self._heard_at = self._loop.time()
         if self._on_frame is None:
             self._inbox.append(frame)
         else:

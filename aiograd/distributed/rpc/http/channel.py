@@ -9,13 +9,14 @@ Note [Why not the library's own reader and writer]
 
 Note [Peers that do not read, and peers that do not finish]
     Output that the peer does not take collects in the transport. `send` says False from a frame or two on; a peer that lets more than
-    `unread_bytes` collect or leaves output lying for `unread_seconds` is dropped. Nothing ever waits for it. A message must be complete
-    within `handshake_timeout` of its first byte. One timer per connection watches both, and runs only while there is something to watch.
+    `unread_bytes` collect, or in `unread_seconds` takes neither all nor `TRICKLE` bytes of it, is dropped. Nothing ever waits for it. A
+    stranger's message must be complete within `handshake_timeout` of its first byte; of a peer's, whose link may be slow, at least `SLOWEST` bytes
+    must come in each such time. One timer per connection watches both, and runs only while there is something to watch.
 
 Note [Small frames beside large ones]
     Whoever fills a connection with large frames holds up the small ones in it by what lies ahead of them: in the transport, at most two frames
-    and one that is being written; in the socket, where the system is told to take no more than `UNSENT` that it cannot send yet; and at the
-    receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
+    and one that is being written; in the socket, where the system is told to take no more than one frame, and `UNSENT`, that it cannot send yet;
+    and at the receiver. There libuv reads a socket that has enough up to 32 times before anything else gets a turn, which would be 32 frames; so
     after each large one reading pauses for a turn of the loop, in which what has come in before is served.
 
 Note [Fewer wake-ups]
@@ -36,9 +37,12 @@ Note [Strangers]
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import fcntl
 import os
 import socket
 import sys
+import termios
 from collections.abc import Callable
 from typing import Any
 
@@ -63,13 +67,36 @@ JOIN = 16 << 10
 UNSENT = 256 << 10
 #: bytes of a large frame that the system collects before it says so; see Note [Fewer wake-ups]
 WAKE = 512 << 10
+#: bytes of a frame that a peer sends in `handshake_timeout` at least, if it does not end in that time
+SLOWEST = 4 << 10
+#: bytes of what was written that a peer takes in `unread_seconds` at least, if it does not take all
+TRICKLE = 64 << 10
 #: bytes of random masks that are drawn at a time
 KEYS = 2048
 #: seconds that a closed connection has for the rest of its output
 LINGER = 1.0
 
+#: what `bytes_in` asks a socket for: bytes that were not read, and (SIOCOUTQNSD of Linux) bytes that were taken and have not been sent
+UNREAD = getattr(termios, "FIONREAD", None)
+NOT_SENT = 0x894B if sys.platform == "linux" else None
+
 _BINARY = framing.FIN | framing.BINARY
 _NO_MASK = bytes(4)
+
+
+def bytes_in(connection: Any, what: int | None) -> int:
+    """Bytes that the system holds for a socket; 0 where it does not say.
+
+    Args:
+        connection: the socket; None: not known.
+        what: `UNREAD` or `NOT_SENT`.
+    """
+    if connection is None or what is None:
+        return 0
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), what, bytes(4)), sys.byteorder)
+    except (OSError, ValueError):  # it is closed
+        return 0
 
 
 class WebSocketChannel(asyncio.BufferedProtocol):
@@ -89,7 +116,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         "remote", "certified_names", "shared_memory", "_limits", "_masking", "_mask_bit", "_peer_mask_bit", "_on_lost", "_permit", "_message_limit",
         "_is_sealed", "_loop", "_transport", "_on_frame", "_on_closed", "_on_writable", "_closing", "_lost", "_error", "_buffer", "_view", "_end",
         "_body", "_body_end", "_body_first", "_body_key", "_connection", "_wake_at", "_fragments", "_began", "_keys", "_keys_used", "_paused",
-        "_joined", "_joined_bytes", "_written", "_unread_mark", "_unread_since", "_watch",
+        "_joined", "_joined_bytes", "_written", "_unread_mark", "_unread_since", "_watch", "_heard_at",
+        "_waiting", "_socket", "_came",
     )  # fmt: skip
 
     def __init__(
@@ -135,7 +163,13 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._connection: Any = None
         self._wake_at = 1
         self._fragments: bytearray | None = None
+        #: since when the message that is being received takes too long, and bytes of it that had come by then
         self._began: float | None = None
+        self._came = 0
+        #: when something last came; the socket, and the bytes in it that were not read when it was last asked
+        self._heard_at = self._loop.time()
+        self._socket: Any = None
+        self._waiting = 0
         # output
         self._keys = b""
         self._keys_used = 0
@@ -156,13 +190,10 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         transport.pause_reading()
         if (transport.get_extra_info("peername") or (None,))[0] != (transport.get_extra_info("sockname") or ("",))[0]:
             self.shared_memory = None
-        connection = transport.get_extra_info("socket")
-        if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
-            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT)
-            if sys.platform == "linux" and transport.get_extra_info("sslcontext") is None:
-                self._connection = connection
-        high = min(2 * self._limits.frame_bytes, self._limits.unread_bytes)
-        transport.set_write_buffer_limits(high=high, low=high // 2)
+        self._socket = connection = transport.get_extra_info("socket")
+        if connection is not None and sys.platform == "linux" and transport.get_extra_info("sslcontext") is None:
+            self._connection = connection
+        self.pace(self._limits.frame_bytes)
         transport.set_protocol(self)
         if self._permit is not None:
             self._permit.held_by(transport.abort)
@@ -274,6 +305,23 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             self._joined_bytes = 0
             self._transport.write(data)
 
+    @property
+    def unsent(self) -> int:
+        """See `Channel.unsent`."""
+        if self._closing:
+            return 0
+        return self._joined_bytes + self._transport.get_write_buffer_size() + bytes_in(self._socket, NOT_SENT)
+
+    def pace(self, frame_bytes: int) -> None:
+        """See `Channel.pace`."""
+        high = min(2 * frame_bytes, self._limits.unread_bytes)
+        if self._lost:
+            return
+        self._transport.set_write_buffer_limits(high=high, low=high // 2)
+        if self._socket is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):
+            with contextlib.suppress(OSError):  # the connection is gone, as is said in a moment
+                self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, min(UNSENT, frame_bytes))
+
     def _next_key(self) -> bytes:
         at = self._keys_used
         if at == len(self._keys):
@@ -293,8 +341,12 @@ class WebSocketChannel(asyncio.BufferedProtocol):
 
     def pause_writing(self) -> None:
         self._paused = True
-        self._unread_mark, self._unread_since = self._written, self._loop.time()
+        self._mark(self._written - self._transport.get_write_buffer_size())
         self._ensure_watch()
+
+    def _mark(self, left: int) -> None:
+        """Give the peer `unread_seconds` for what has been written, or for `TRICKLE` bytes of it."""
+        self._unread_mark, self._unread_since = min(self._written, left + TRICKLE), self._loop.time()
 
     def resume_writing(self) -> None:
         self._paused = False
@@ -302,6 +354,15 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             self._on_writable()
 
     # ---- input
+
+    @property
+    def heard_at(self) -> float:
+        """See `Channel.heard_at`."""
+        waiting = bytes_in(self._socket, UNREAD)
+        if waiting > self._waiting:
+            self._heard_at = self._loop.time()
+        self._waiting = waiting
+        return self._heard_at
 
     def get_buffer(self, sizehint: int) -> memoryview:
         if self._body is not None:
@@ -311,6 +372,8 @@ class WebSocketChannel(asyncio.BufferedProtocol):
     def buffer_updated(self, count: int) -> None:
         if self._closing:
             return
+        self._heard_at = self._loop.time()
+        self._waiting = 0
         try:
             body = self._body
             if body is None:
@@ -392,8 +455,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             buffer[:rest] = buffer[position:end]
         self._end = rest
         if (rest or self._body is not None) and self._began is None:
-            self._began = self._loop.time()
-            self._ensure_watch()
+            self._begin_watch()
 
     def _acceptable(self, first: int, second: int, length: int) -> bool:
         """Check a header, before anything is allocated for what it announces; closes where it is wrong."""
@@ -440,8 +502,7 @@ class WebSocketChannel(asyncio.BufferedProtocol):
             if self._fragments is None:
                 self._fragments = bytearray()
                 if self._began is None:
-                    self._began = self._loop.time()
-                    self._ensure_watch()
+                    self._begin_watch()
             self._fragments += payload
             if first & framing.FIN:
                 message, self._fragments = self._fragments, None
@@ -450,6 +511,11 @@ class WebSocketChannel(asyncio.BufferedProtocol):
                     self._on_frame(memoryview(message))
 
     # ---- watching
+
+    def _begin_watch(self) -> None:
+        """A message has begun to come."""
+        self._began, self._came = self._loop.time(), 0
+        self._ensure_watch()
 
     def _ensure_watch(self) -> None:
         if self._watch is None and not self._closing:
@@ -465,11 +531,15 @@ class WebSocketChannel(asyncio.BufferedProtocol):
         self._watch = None
         now = self._loop.time()
         if self._began is not None and now - self._began >= self._limits.handshake_timeout:
-            self._drop(f"it did not finish a message within {self._limits.handshake_timeout} s")
-            return
+            came = (self._end if self._body is None else self._body_end) + len(self._fragments or b"")
+            if not self._is_sealed or came - self._came < SLOWEST:
+                self._drop(f"it did not finish a message within {self._limits.handshake_timeout} s")
+                return
+            self._began, self._came = now, came
         if self._paused:
-            if self._written - self._transport.get_write_buffer_size() >= self._unread_mark:
-                self._unread_mark, self._unread_since = self._written, now
+            left = self._written - self._transport.get_write_buffer_size()
+            if left >= self._unread_mark:
+                self._mark(left)
             elif now - self._unread_since >= self._limits.unread_seconds:
                 self._drop(f"it did not read for {self._limits.unread_seconds} s")
                 return
