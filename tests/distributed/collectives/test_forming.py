@@ -57,7 +57,7 @@ async def test_the_news_that_a_group_has_failed_reaches_a_member_that_forms_it_y
                 await released.wait()
             return found
 
-        forming.on_join = late  # type: ignore[method-assign]
+        forming.on_join = late  # type: ignore[assignment, method-assign]
         last = asyncio.ensure_future(dist.join_group(opened[0], NAMES))
         joined = await asyncio.gather(*(dist.join_group(worker, NAMES) for worker in opened[1:]))
         joined[0].fail(LOST)
