@@ -31,6 +31,7 @@ from tests.chaos.mix import Mix
 from tests.chaos.processes import run_processes
 from tests.chaos.report import Report, cell_table
 from tests.chaos.shrink import attempt, shrink
+from tests.chaos.training import run_training
 from tests.chaos.world import run_seed
 
 PARTS = ("seeds", "cells", "ablations", "cancel", "replicas", "groups", "replay", "proxied", "processes")
@@ -60,6 +61,8 @@ class Size(NamedTuple):
     kills: int
     stops: int
     ends: int
+    #: trainings of 200 steps by real processes
+    trainings: int = 1
 
     def scaled(self, factor: float) -> Size:
         """A part of everything, but as many seeds as ever until a missing protection has to be noticed."""
@@ -71,7 +74,7 @@ CHAOS = Size(
 )
 RELEASE = Size(
     seeds=1_000_000, cells=2_500, least=1_000, ablations=1_000, cancel=20, replicas=20_000, groups=20_000, replay=200, proxied=500, kills=20,
-    stops=100, ends=500,
+    stops=100, ends=500, trainings=20,
 )  # fmt: skip
 
 
@@ -137,6 +140,7 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                     gather(report, cells, _pieces(pool, batches.proxied, 0, size.proxied, piece=1))
                 case "processes":
                     findings = asyncio.run(run_processes(kills=size.kills, stops=size.stops, ends=size.ends))
+                    findings.add(asyncio.run(run_training(size.trainings, first=first)))
                     report.counts += findings.counts
                     report.times.update(findings.times)
                     for wrong in findings.wrong:

@@ -17,6 +17,9 @@ Note [A member that gives up joining]
     met, and they give up for the same reason, which their error names; in a large group, rank 0 tells those that wait for its answer. Members that
     it has not met may come later, and are told when they ask it to join: each once, until the time of the attempt is over, unless this worker joins
     again before that.
+
+    A group can fail on a member that has formed it before another one has: that one is told when it has formed the group, or when its own question
+    comes, whichever is first. So the groups of this worker are remembered for a while when they are over.
 """
 
 from __future__ import annotations
@@ -62,16 +65,21 @@ class FormedGroups(Protocol):
     def named(self, principal: str, name: str) -> list[Group]:
         """The groups of a name that this worker is in."""
 
+    def former(self, principal: str, name: str) -> list[Group]:
+        """The groups of a name that this worker was in lately, and those that it is in."""
+
 
 class _Joining:
     """A call of `join_group` that waits for the other members."""
 
-    __slots__ = ("names", "nonces", "due", "formed", "complete", "withdrawn", "over")
+    __slots__ = ("names", "nonces", "unanswered", "due", "formed", "complete", "withdrawn", "over")
 
     def __init__(self, names: tuple[str, ...], own: str, nonce: bytes, due: float, loop: asyncio.AbstractEventLoop) -> None:
         self.names = names
         #: of the members that this one has met
         self.nonces: dict[str, bytes] = {}
+        #: members that this one asks
+        self.unanswered: dict[str, None] = {}
         self.due = due
         #: done when the group is there, or cannot be formed
         self.formed: asyncio.Future[Group] = loop.create_future()
@@ -193,6 +201,7 @@ class GroupForming:
     async def _ask(self, joining: _Joining, name: str, other: str, seconds: float, principal: str) -> None:
         core = self._core
         value = ("join", name, list(joining.names), joining.nonces[core.name])
+        joining.unanswered[other] = None
         while True:
             try:
                 answer = await self._owner.request(other, value, seconds, principal)
@@ -201,6 +210,7 @@ class GroupForming:
                 if not error.is_gone or core.endpoint.was_there(PeerId(principal, other)):
                     raise
             await asyncio.sleep(LOOK_AGAIN)
+        joining.unanswered.pop(other, None)
         match answer:
             case (str(word), error) if word == GIVEN_UP:
                 joining.fail(self._told(name, other, error))
@@ -232,7 +242,7 @@ class GroupForming:
         first = joining.names[0]
         if is_large(len(joining.names)) and self._core.name != first:
             return f"{first}, or somebody that it waits for,"
-        return ", ".join(other for other in joining.names if other not in joining.nonces)
+        return ", ".join(other for other in joining.names if other in joining.unanswered or other not in joining.nonces)
 
     def _give_up(self, where: tuple[str, str], joining: _Joining, error: BaseException) -> None:
         """Tell those that wait for this member; see Note [A member that gives up joining]."""
@@ -298,10 +308,13 @@ class GroupForming:
             CollectiveError: it has given other names than this worker.
         """
         where = caller.principal, name
+        for group in self._owner.former(*where):
+            if group.nonces.get(caller.name) == nonce:  # this worker had its answer before it was asked
+                if group.error is not None:
+                    return GIVEN_UP, to_wire(group.error, self._core.name, "join_group", "")
+                return self._known(group.nonces, group.names)
         for group in self._owner.named(*where):
             if caller.name in group.names:
-                if group.nonces[caller.name] == nonce:
-                    return self._known(group.nonces, group.names)  # this worker had its answer before it was asked
                 group.fail(CollectiveError(f"group {name!r}: {caller.name} joins it again, so it has left it", worker=caller.name))
         while (joining := self._joining.get(where)) is None:
             over = self._given_up.get(where)

@@ -128,7 +128,7 @@ class Group:
         if self.operations.running:
             self.fail(CollectiveError(f"group {self.name!r}: {self.names[self.rank]} has left it during {self.operations}"))
         elif self.error is None:
-            self._tell(("leave", self.key, self.operations.next))
+            self._tell(("leave", self.key, self.name, self.operations.next))
         self.operations.wake()
         if self._told:
             await asyncio.wait(self._told)
@@ -353,7 +353,7 @@ class Group:
         await asyncio.sleep(GATHERING)
         leavers, self._leavers = self._leavers, {}
         if self.error is None and not self._is_closed:
-            self._tell(("left", self.key, [list(each) for each in leavers.items()]))
+            self._tell(("left", self.key, self.name, [list(each) for each in leavers.items()]))
 
     def fail(self, error: DistributedError, tell: bool = True, lost: str = "") -> None:
         """The group is over; see Note [A group that fails].
@@ -369,7 +369,7 @@ class Group:
         self._owner.forget(self)
         self.agreements.failed(error)
         if tell:
-            self._tell(("fail", self.key, error), lost)
+            self._tell(("fail", self.key, self.name, error), lost)
         self.operations.end()
 
     def gave_up(self, what: str, error: BaseException) -> None:

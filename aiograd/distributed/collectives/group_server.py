@@ -18,7 +18,7 @@ from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, DistributedError, ProtocolError, WorkerLostError
 
-#: groups whose last decision is remembered
+#: groups that are remembered, with their last decision
 REMEMBERED = 256
 
 
@@ -33,8 +33,8 @@ class GroupServer:
         self.core = core
         #: by principal and key
         self._groups: dict[tuple[str, bytes], Group] = {}
-        #: the decisions of groups, also of those that are over, by principal and key
-        self._agreements: dict[tuple[str, bytes], GroupAgreements] = {}
+        #: those and the last that are over: members may still ask what they decided, or be about to form one of them
+        self._former: dict[tuple[str, bytes], Group] = {}
         self.forming = GroupForming(self)
         core.handlers[Kind.COLLECTIVE] = self._serve
         core.on_lost.append(self._lost)
@@ -42,7 +42,7 @@ class GroupServer:
     def request(self, peer: str, value: Any, timeout: float, principal: str) -> Any:
         """Send a request about groups to another worker."""
         if value[0] == "fail":
-            value = (*value[:2], to_wire(value[2], self.core.name, "collective", ""))
+            value = (*value[:-1], to_wire(value[-1], self.core.name, "collective", ""))
         return self.core.request(peer, Kind.COLLECTIVE, value, timeout, principal)
 
     def forget(self, group: Group) -> None:
@@ -53,6 +53,10 @@ class GroupServer:
         """The groups of a name that this worker is in."""
         return [group for group in self._groups.values() if (group.principal, group.name) == (principal, name)]
 
+    def former(self, principal: str, name: str) -> list[Group]:
+        """The groups of a name that this worker was in lately, and those that it is in."""
+        return [group for (whose, _), group in self._former.items() if (whose, group.name) == (principal, name)]
+
     async def form(self, names: Sequence[str], name: str, timeout: float | None) -> Group:
         """See `join_group`."""
         return await self.forming.form(names, name, timeout)
@@ -61,9 +65,9 @@ class GroupServer:
         """A new group; the arguments are those of `Group`."""
         group = Group(self, name, names, key, principal, nonces)
         self._groups[principal, key] = group
-        self._agreements[principal, key] = group.agreements
-        if len(self._agreements) > REMEMBERED:
-            del self._agreements[next(iter(self._agreements))]
+        self._former[principal, key] = group
+        if len(self._former) > REMEMBERED:
+            del self._former[next(iter(self._former))]
         return group
 
     # ---------------------------------------------------------------- requests of other members
@@ -79,26 +83,13 @@ class GroupServer:
                 group = await self._find(caller, key, name)
                 return await group.operations.piece(group.names.index(caller.name), number, tuple(message))
             case ("vote", bytes(key), str(name), int(number)):
-                if (caller.principal, key) not in self._agreements:
-                    await self._find(caller, key, name)  # which may be about to be formed here
+                await self._await(caller, key, name)
                 return await self._agreements_of(caller, key).vote(caller.name, number)
             case ("outcome", bytes(key), int(number)):
                 return self._agreements_of(caller, key).outcome(number).value
-            case ("leave", bytes(key), int(number)):
-                if (known := self._group_of(caller, key)) is not None:
-                    known.left(known.names.index(caller.name), number)
-                return True
-            case ("left", bytes(key), list(leavers)):
-                if (known := self._group_of(caller, key)) is not None and caller.name == known.names[0]:
-                    for leaver in leavers:
-                        match leaver:
-                            case [int(rank), int(number)] if 0 <= rank < known.size:
-                                known.left(rank, number)
-                return True
-            case ("fail", bytes(key), error):
-                if (known := self._group_of(caller, key)) is not None:
-                    found = from_wire(error, caller.name)
-                    known.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=known.passes_on)
+            case ("leave" | "left" | "fail", bytes(key), str(name), news):
+                if (known := await self._await(caller, key, name)) is not None:
+                    self._hear(known, caller.name, value[0], news)
                 return True
         raise ProtocolError("a malformed request about a group", code="collective")
 
@@ -107,21 +98,42 @@ class GroupServer:
         return group if group is not None and caller.name in group.names else None
 
     def _agreements_of(self, caller: PeerIdentity, key: bytes) -> GroupAgreements:
-        agreements = self._agreements.get((caller.principal, key))
-        if agreements is None or caller.name not in agreements.names:
+        group = self._former.get((caller.principal, key))
+        if group is None or caller.name not in group.names:
             raise CollectiveError(f"worker {self.core.name} knows nothing of what that group has agreed on")
-        return agreements
+        return group.agreements
+
+    @staticmethod
+    def _hear(group: Group, sender: str, what: str, news: Any) -> None:
+        """A member has news about a group; see Note [News of a large group] in `group`."""
+        match what, news:
+            case "fail", _:
+                found = from_wire(news, sender)
+                group.fail(found if isinstance(found, DistributedError) else CollectiveError(str(found)), tell=group.passes_on)
+            case "leave", int(number):
+                group.left(group.names.index(sender), number)
+            case "left", list(leavers) if sender == group.names[0]:
+                for leaver in leavers:
+                    match leaver:
+                        case [int(rank), int(number)] if 0 <= rank < group.size:
+                            group.left(rank, number)
+            case _:
+                raise ProtocolError("malformed news about a group", code="collective")
+
+    async def _await(self, caller: PeerIdentity, key: bytes, name: str) -> Group | None:
+        """The group with a key; one that is being formed here is awaited. None: there is no such group."""
+        if (caller.principal, key) not in self._former:
+            await self.forming.formed(caller, name)
+        return self._group_of(caller, key)
 
     async def _find(self, caller: PeerIdentity, key: bytes, name: str) -> Group:
-        """The group with a key; one that is being formed here is awaited."""
-        group = self._group_of(caller, key)
+        """As `_await`; raises where there is no such group."""
+        group = await self._await(caller, key, name)
         if group is None:
-            await self.forming.formed(caller, name)
-            group = self._group_of(caller, key)
-        if group is None:
-            over = self._agreements.get((caller.principal, key))
-            if over is not None and over.error is not None and caller.name in over.names:
-                raise over.error.with_traceback(None)
+            over = self._former.get((caller.principal, key))
+            error = None if over is None or caller.name not in over.names else over.agreements.error
+            if error is not None:
+                raise error.with_traceback(None)
             raise CollectiveError(f"worker {self.core.name} is not in group {name!r} as {caller.name} knows it: it has left it, or joined it again")
         return group
 

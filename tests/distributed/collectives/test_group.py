@@ -477,8 +477,8 @@ async def test_another_principal_reaches_nothing_with_leaked_keys() -> None:
             told.append([])
             messages: list[tuple[Any, ...]] = [
                 ("piece", key, "default", 0, operation, 2, 0, 0, []),
-                ("leave", key, 0),
-                ("fail", key, to_wire(CollectiveError("over"), "w0", "", "")),
+                ("leave", key, "default", 0),
+                ("fail", key, "default", to_wire(CollectiveError("over"), "w0", "", "")),
             ]
             for message in messages:
                 try:
@@ -491,7 +491,7 @@ async def test_another_principal_reaches_nothing_with_leaked_keys() -> None:
 
 
 MALFORMED: list[Any] = [
-    None, (), ("join",), ("join", "g", ["a", "b"], b"short"), ("join", 1, [], bytes(16)), ("piece", b"", "g"), ("leave", b"", "1"), ("shout", b""),
+    None, (), ("join",), ("join", "g", ["a", "b"], b"short"), ("join", 1, [], bytes(16)), ("piece", b"", "g"), ("leave", b"", 1), ("shout", b""),
     ("withdraw", "g", "nonce", {}), ("withdraw", b"g", bytes(16), {}),
 ]  # fmt: skip
 

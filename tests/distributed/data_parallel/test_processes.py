@@ -14,6 +14,7 @@ import pytest
 import aiograd as ag
 from aiograd.distributed import DataParallel, LocalCluster, RemoteModule
 from aiograd.errors import WorkerLostError
+from tests.chaos.training import run_training
 from tests.distributed.data_parallel.models import Net, batches, bits, numbers, serial
 
 pytestmark = pytest.mark.proc
@@ -83,6 +84,12 @@ async def test_a_hundred_steps_under_random_kills() -> None:
     assert kills == 3
     wanted, state = await expected(given)
     assert losses == wanted and states == [state] * 3
+
+
+async def test_steps_while_workers_are_killed_and_stopped() -> None:
+    """A step that fails names the worker that is lost, and the next ones make up for it."""
+    findings = await run_training(1, steps=21)
+    assert not findings.wrong and findings.counts["training: steps"] == 21, findings
 
 
 async def module_state(replicas: DataParallel, name: str) -> Any:
