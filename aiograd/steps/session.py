@@ -19,7 +19,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
-from aiograd.errors import DistributedError
+from aiograd.coordination.asking import ask_outcome
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.steps.reduced_pass import ReducingGroup
 from aiograd.transaction import (
@@ -32,15 +32,12 @@ from aiograd.transaction import (
     Drop,
     Failed,
     Heard,
-    Outcome,
-    OutcomeReply,
     OwnerClosed,
     Participant,
     Prepared,
     Tick,
     TransactionEvent,
     TransactionState,
-    Unanswered,
 )
 
 #: the name of the process that decides among the participants of a step
@@ -260,11 +257,6 @@ class StepSession:
 
     async def _ask(self, peer: str) -> None:
         host = self.driver if peer == DRIVER else self._hosts[peer]
-        event: TransactionEvent = Unanswered(peer)
-        try:
-            event = OutcomeReply(peer, Outcome(await host.call("outcome", self.step, timeout=self._pause)))
-        except (DistributedError, MemoryError, ValueError):
-            pass
-        execution = self.handle(event)
+        execution = self.handle(await ask_outcome(peer, host.call("outcome", self.step, timeout=self._pause)))
         if execution is not None:
             await execution.after_commit()

@@ -10,12 +10,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
+from aiograd.coordination.asking import ask_outcome
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.pass_record import PassRecord
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.observing import observe
-from aiograd.errors import DistributedError, Overloaded, PassAbortedError, RemoteError, WorkerLostError
-from aiograd.transaction import Acknowledged, Coordinator, Outcome, OutcomeReply, Tell, TellFailed, TransactionEvent, Trouble, Unanswered
+from aiograd.errors import Overloaded, PassAbortedError, RemoteError, WorkerLostError
+from aiograd.transaction import Acknowledged, Coordinator, Tell, TellFailed, TransactionEvent, Trouble
 from aiograd.transaction.tree import are_many
 
 
@@ -91,11 +92,6 @@ async def tell_abort(part: PassRecord, others: Iterable[str], reason: str) -> No
 async def ask(part: PassRecord, peer: str) -> None:
     """Ask a worker for the outcome of the pass."""
     core = part.core
-    event: TransactionEvent = Unanswered(peer)
-    try:
-        word = await core.request(peer, Kind.OUTCOME, part.address(), core.limits.silence, part.context.principal)
-        event = OutcomeReply(peer, Outcome(word))
-    except (DistributedError, MemoryError, ValueError):
-        pass
+    event = await ask_outcome(peer, core.request(peer, Kind.OUTCOME, part.address(), core.limits.silence, part.context.principal))
     if not part.has_ended:
         part.handle(event, PassAbortedError(f"the pass was aborted: {peer} says so"))

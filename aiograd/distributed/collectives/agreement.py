@@ -15,10 +15,12 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from aiograd.coordination.asking import ask_outcome
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.rpc.timers import wait_for
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ProtocolError
+from aiograd.log_fields import structured_logger
 from aiograd.transaction import (
     Applied,
     Apply,
@@ -36,8 +38,9 @@ from aiograd.transaction import (
     Tick,
     TransactionEvent,
     TransactionState,
-    Unanswered,
 )
+
+logger = structured_logger("aiograd.distributed")
 
 #: how long a member that has lost contact asks for the decision, as a multiple of the time after which contact counts as lost
 PATIENCE = 4
@@ -193,20 +196,15 @@ class GroupAgreements:
             event = OutcomeReply(group.names[0], Outcome(word))
             if error is not None and self.error is None:
                 self.error = from_wire(error, group.names[0])
-        except (DistributedError, TypeError, ValueError):
-            pass
+        except Exception as error:  # the vote may have arrived: the outcome is asked for
+            logger.debug("no answer of %s to a vote: %s: %s", group.names[0], type(error).__name__, error)
         if number == self._number:
             self._handle(event)
 
     async def _ask(self, peer: str, number: int) -> None:
         """Ask a member for the outcome."""
         group = self._group
-        event: TransactionEvent = Unanswered(peer)
-        try:
-            word = await group.request(peer, ("outcome", group.key, number), group.core.limits.silence)
-            event = OutcomeReply(peer, Outcome(word))
-        except (DistributedError, ValueError):
-            pass
+        event = await ask_outcome(peer, group.request(peer, ("outcome", group.key, number), group.core.limits.silence))
         if number == self._number:
             self._handle(event)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
-from aiograd.errors import CollectiveError, DeadlineError, DistributedError
+from aiograd.errors import CollectiveError, DeadlineError, DistributedError, WorkerLostError
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import simulate, until
 
@@ -113,3 +113,35 @@ async def test_only_rank_0_decides() -> None:
         assert await joined[0].request("w1", ("outcome", joined[0].key, 1), 5.0) == "undecided"
         await until(lambda: True)
         assert opened
+
+
+def test_a_question_that_ends_in_an_error_of_any_kind_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer to a vote is lost, and the first question about the outcome runs out of memory: the next round of questions settles it."""
+    send = dist.Group.request
+    errors = [MemoryError("no memory for the question")]
+    asked: list[str] = []
+
+    async def request(group: dist.Group, peer: str, value: Any, timeout: float) -> Any:
+        answer = send(group, peer, value, timeout)
+        if value[0] == "vote":
+            await answer
+            raise WorkerLostError("contact was lost", worker=peer)
+        asked.append(peer)
+        if errors:
+            answer.close()
+            raise errors.pop()
+        return await answer
+
+    monkeypatch.setattr(dist.Group, "request", request)
+
+    async def main() -> None:
+        async with groups(*NAMES[:2]) as (_, joined):
+            applied: list[int] = []
+            running = [asyncio.ensure_future(group.commit(lambda rank=group.rank: applied.append(rank))) for group in joined]
+            await asyncio.wait(running, timeout=600.0)
+            outcomes = [task.done() for task in running]
+            for group in joined:
+                group.fail(CollectiveError("the test is over"))
+            assert outcomes == [True, True] and applied == [0, 1] and asked == ["w0", "w0"]
+
+    simulate(main)
