@@ -85,7 +85,7 @@ class Block(nn.Module):
 
     def forward(self, x: Any) -> Any:
         normed = self.attention_norm(x)
-        attended, _ = self.attention(normed, normed, normed)
+        attended, _ = self.attention(normed, normed, normed, need_weights=False)
         x = x + attended
         return x + self.mlp(self.mlp_norm(x))
 

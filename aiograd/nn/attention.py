@@ -94,7 +94,7 @@ class MultiHeadAttention(Module):
         key: Any,
         value: Any,
         key_padding_mask: Any = None,
-        need_weights: bool = False,
+        need_weights: bool = True,
         attn_mask: Any = None,
         average_attn_weights: bool = True,
         is_causal: bool = False,
@@ -105,7 +105,7 @@ class MultiHeadAttention(Module):
             query: (L, N, E), or (N, L, E) with `batch_first`, or (L, E).
             key, value: the same with S in place of L.
             key_padding_mask: (N, S) or (S,), True where a key is left out; or floating, added to the scores.
-            need_weights: True to return the attention weights, which makes it slower.
+            need_weights: False to return no attention weights, which makes it faster.
             attn_mask: (L, S) or (N * heads, L, S), True where a key is left out for a query; or floating, added to the scores.
             average_attn_weights: True to average the returned weights over heads.
             is_causal: query i attends to keys 0 to i only.

@@ -10,6 +10,7 @@ from aiograd.kernels.window import pair
 from aiograd.nn import functional, init
 from aiograd.nn.functional.convolutions import Single, single
 from aiograd.nn.functional.maps import Pair
+from aiograd.nn.functional.volumes import triple
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
@@ -68,7 +69,7 @@ class _Convolution(Module):
         self.reset_parameters(generator)
 
     def _each(self, value: Any, name: str) -> tuple[int, ...]:
-        return pair(value, name) if self._axes == 2 else (single(value, name),)
+        return (single(value, name),) if self._axes == 1 else pair(value, name) if self._axes == 2 else triple(value, name)
 
     def reset_parameters(self, generator: Generator | None = None) -> None:
         """Draw new values, uniform in ``±1 / sqrt(fan in)``."""

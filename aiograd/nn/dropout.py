@@ -24,9 +24,9 @@ class Dropout(Module):
     """
 
     def __init__(self, p: float = 0.5, inplace: bool = False, *, generator: Generator | None = None) -> None:
-        refuse_inplace("Dropout", inplace)
+        refuse_inplace(type(self).__name__, inplace)
         if not 0 <= p <= 1:
-            raise ArgumentError(f"Dropout(p={p}): expected a probability between 0 and 1")
+            raise ArgumentError(f"{type(self).__name__}(p={p}): expected a probability between 0 and 1")
         self.p = p
         self.generator = generator
 
@@ -43,3 +43,66 @@ class Dropout(Module):
 
     def extra_repr(self) -> str:
         return f"p={self.p}"
+
+
+class Dropout1d(Dropout):
+    """Set whole channels of lines to 0 with probability `p` in training, and scale the others.
+
+    Args:
+        p: in [0, 1].
+        inplace: False; True is refused, since gradients need the values.
+        generator: the generator to draw from; None: the default generator of the running task.
+    """
+
+    def forward(self, input: Any) -> Tensor:
+        """Drop channels in training.
+
+        Args:
+            input: (N, C, L) or (C, L).
+
+        Returns:
+            A Tensor of the same shape; `input` itself in evaluation.
+        """
+        return functional.dropout1d(input, self.p, self.training, generator=self.generator)
+
+
+class Dropout2d(Dropout):
+    """Set whole channels of images to 0 with probability `p` in training, and scale the others.
+
+    Args:
+        p: in [0, 1].
+        inplace: False; True is refused, since gradients need the values.
+        generator: the generator to draw from; None: the default generator of the running task.
+    """
+
+    def forward(self, input: Any) -> Tensor:
+        """Drop channels in training.
+
+        Args:
+            input: (N, C, H, W); three axes are (N, C, L), as in PyTorch.
+
+        Returns:
+            A Tensor of the same shape; `input` itself in evaluation.
+        """
+        return functional.dropout2d(input, self.p, self.training, generator=self.generator)
+
+
+class Dropout3d(Dropout):
+    """Set whole channels of volumes to 0 with probability `p` in training, and scale the others.
+
+    Args:
+        p: in [0, 1].
+        inplace: False; True is refused, since gradients need the values.
+        generator: the generator to draw from; None: the default generator of the running task.
+    """
+
+    def forward(self, input: Any) -> Tensor:
+        """Drop channels in training.
+
+        Args:
+            input: (N, C, D, H, W) or (C, D, H, W).
+
+        Returns:
+            A Tensor of the same shape; `input` itself in evaluation.
+        """
+        return functional.dropout3d(input, self.p, self.training, generator=self.generator)

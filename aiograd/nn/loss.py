@@ -247,3 +247,35 @@ class BCEWithLogitsLoss(_Loss):
             A scalar, or the losses one by one where `reduction` is "none".
         """
         return functional.binary_cross_entropy_with_logits(input, target, self.weight, self.reduction, self.pos_weight)
+
+
+class TripletMarginLoss(_Loss):
+    """The distance to a positive example less that to a negative one, plus `margin`, where that is above 0.
+
+    Args:
+        margin: above 0.
+        p: the order of the norm that distances are.
+        eps: added to each difference.
+        swap: True to take the distance from positive to negative where it is the smaller one.
+        reduction: "mean", "sum" or "none".
+    """
+
+    def __init__(self, margin: float = 1.0, p: float = 2.0, eps: float = 1e-6, swap: bool = False, reduction: str = "mean") -> None:
+        super().__init__(reduction)
+        self.margin = margin
+        self.p = p
+        self.eps = eps
+        self.swap = swap
+
+    def forward(self, anchor: Any, positive: Any, negative: Any) -> Tensor:
+        """The loss of triplets of vectors.
+
+        Args:
+            anchor: (..., D).
+            positive: of the same shape, what should be near.
+            negative: of the same shape, what should be far.
+
+        Returns:
+            A scalar, or the losses one by one where `reduction` is "none".
+        """
+        return functional.triplet_margin_loss(anchor, positive, negative, self.margin, self.p, self.eps, self.swap, self.reduction)

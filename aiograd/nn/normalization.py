@@ -258,6 +258,23 @@ class BatchNorm2d(_BatchNorm):
     _ndims = (4,)
 
 
+class BatchNorm3d(_BatchNorm):
+    """Mean 0 and variance 1 per channel over the batch; in evaluation by running statistics.
+
+    Args:
+        num_features: extent of the second axis.
+        eps: added to the variance.
+        momentum: how much of the running statistics a batch replaces; None: their plain average.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: True to keep running statistics; without them evaluation measures too.
+        dtype, device: of parameters and buffers.
+
+    Shape: (N, C, D, H, W).
+    """
+
+    _ndims = (5,)
+
+
 class _InstanceNorm(_BatchNorm):
     def __init__(
         self,
@@ -315,3 +332,20 @@ class InstanceNorm2d(_InstanceNorm):
     """
 
     _ndims = (4,)
+
+
+class InstanceNorm3d(_InstanceNorm):
+    """Mean 0 and variance 1 per channel of each sample.
+
+    Args:
+        num_features: extent of the channels' axis.
+        eps: added to the variance.
+        momentum: how much of the running statistics a batch replaces.
+        affine: True to scale and shift each channel by parameters, ones and zeros at first.
+        track_running_stats: True to keep running statistics and use them in evaluation.
+        dtype, device: of parameters and buffers.
+
+    Shape: (N, C, D, H, W) or (C, D, H, W).
+    """
+
+    _ndims = (5,)

@@ -12,11 +12,14 @@ from aiograd.tensors.tensor import Tensor
 
 
 class _MaxPool(Module):
-    def __init__(self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, *, ceil_mode: bool = False) -> None:
+    def __init__(
+        self, kernel_size: Any, stride: Any = None, padding: Any = 0, dilation: Any = 1, return_indices: bool = False, ceil_mode: bool = False
+    ) -> None:
         self.kernel_size = kernel_size
         self.stride = stride
         self.padding = padding
         self.dilation = dilation
+        self.return_indices = return_indices
         self.ceil_mode = ceil_mode
 
     def extra_repr(self) -> str:
@@ -32,19 +35,20 @@ class MaxPool1d(_MaxPool):
         stride: between windows; None: they lie side by side.
         padding: on both sides, below every value.
         dilation: between the taps of a window.
+        return_indices: True to return a pair: the maxima, and where they are.
         ceil_mode: True if a last window may reach over the edge.
     """
 
-    def forward(self, input: Any) -> Tensor:
+    def forward(self, input: Any) -> Any:
         """The maxima.
 
         Args:
             input: as in the class.
 
         Returns:
-            A Tensor with the axes of `input`.
+            A Tensor with the axes of `input`; a pair with `return_indices`.
         """
-        return functional.max_pool1d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return functional.max_pool1d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
 
 
 class MaxPool2d(_MaxPool):
@@ -55,19 +59,51 @@ class MaxPool2d(_MaxPool):
         stride: between windows; None: they lie side by side.
         padding: on both sides, below every value.
         dilation: between the taps of a window.
+        return_indices: True to return a pair: the maxima, and where they are.
         ceil_mode: True if a last window may reach over the edge.
     """
 
-    def forward(self, input: Any) -> Tensor:
+    def forward(self, input: Any) -> Any:
         """The maxima.
 
         Args:
             input: as in the class.
 
         Returns:
-            A Tensor with the axes of `input`.
+            A Tensor with the axes of `input`; a pair with `return_indices`.
         """
-        return functional.max_pool2d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode)
+        return functional.max_pool2d(input, self.kernel_size, self.stride, self.padding, self.dilation, self.ceil_mode, self.return_indices)
+
+
+class MaxUnpool2d(Module):
+    """Values at the places that ``MaxPool2d(return_indices=True)`` returned, zeros elsewhere.
+
+    Args:
+        kernel_size: of that pooling, an int or (height, width), as are the next two.
+        stride: of that pooling; None: windows lay side by side.
+        padding: of that pooling.
+    """
+
+    def __init__(self, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0) -> None:
+        self.kernel_size = kernel_size
+        self.stride = stride
+        self.padding = padding
+
+    def forward(self, input: Any, indices: Any, output_size: Any = None) -> Tensor:
+        """The values at their places.
+
+        Args:
+            input: (N, C, H', W') or (C, H', W').
+            indices: the places, of the same shape.
+            output_size: extents of the result; None: the smallest that the pooling can have had.
+
+        Returns:
+            (N, C, H, W) or (C, H, W).
+        """
+        return functional.max_unpool2d(input, indices, self.kernel_size, self.stride, self.padding, output_size)
+
+    def extra_repr(self) -> str:
+        return f"kernel_size={self.kernel_size}, stride={self.stride}, padding={self.padding}"
 
 
 class _AvgPool(Module):

@@ -7,11 +7,13 @@ Architecture (2020). Names and layout of parameters are PyTorch's.
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from aiograd.array_functions.creation import full, triu
 from aiograd.errors import ArgumentError
-from aiograd.nn import functional
+from aiograd.nn import functional, init
 from aiograd.nn.attention import MultiHeadAttention
 from aiograd.nn.containers import ModuleList
 from aiograd.nn.dropout import Dropout
@@ -71,7 +73,7 @@ class _TransformerLayer(Module):
         attention: Any = getattr(self, self._attentions[number - 1])
         drop: Any = getattr(self, f"dropout{number}")
         seen = x if other is None else other
-        return drop(attention(x, seen, seen, padding, attn_mask=mask, is_causal=is_causal)[0])  # type: ignore[no-any-return]
+        return drop(attention(x, seen, seen, padding, False, attn_mask=mask, is_causal=is_causal)[0])  # type: ignore[no-any-return]
 
     def _feed(self, x: Tensor) -> Tensor:
         drop: Any = getattr(self, f"dropout{len(self._attentions) + 1}")
@@ -246,3 +248,103 @@ class TransformerDecoder(_TransformerStack):
         """
         masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
         return self._through(tgt, memory, *masks, bool(tgt_is_causal), memory_is_causal)
+
+
+class Transformer(Module):
+    """An encoder and a decoder that attends to what the encoder made.
+
+    Args:
+        d_model: features.
+        nhead: heads of attention; divides `d_model`.
+        num_encoder_layers, num_decoder_layers: how many layers each has.
+        dim_feedforward: features inside the feed-forward networks.
+        dropout: probability of dropping in training.
+        activation: "relu", "gelu" or a function.
+        custom_encoder, custom_decoder: modules in the place of encoder and decoder; None: those of PyTorch, with a norm at the end.
+        layer_norm_eps: of the norms.
+        batch_first: True if inputs are (N, L, E) rather than (L, N, E).
+        norm_first: True if norms come before each part rather than after.
+        bias: True if projections and norms have one.
+        dtype, device: of the parameters.
+        generator: draws first values (matrices by Xavier) and dropout; None: the default generator.
+
+    Raises:
+        ArgumentError: features that do not divide, or another `activation`.
+    """
+
+    def __init__(
+        self,
+        d_model: int = 512,
+        nhead: int = 8,
+        num_encoder_layers: int = 6,
+        num_decoder_layers: int = 6,
+        dim_feedforward: int = 2048,
+        dropout: float = 0.1,
+        activation: str | Callable[[Any], Tensor] = "relu",
+        custom_encoder: Module | None = None,
+        custom_decoder: Module | None = None,
+        layer_norm_eps: float = 1e-5,
+        batch_first: bool = False,
+        norm_first: bool = False,
+        bias: bool = True,
+        device: str | None = None,
+        dtype: Any = None,
+        *,
+        generator: Generator | None = None,
+    ) -> None:
+        settings: Any = (d_model, nhead, dim_feedforward, dropout, activation, layer_norm_eps, batch_first, norm_first, bias, device, dtype)
+
+        def norm() -> LayerNorm:
+            return LayerNorm(d_model, layer_norm_eps, bias=bias, dtype=dtype, device=device)
+
+        self.encoder = custom_encoder or TransformerEncoder(TransformerEncoderLayer(*settings, generator=generator), num_encoder_layers, norm())
+        self.decoder = custom_decoder or TransformerDecoder(TransformerDecoderLayer(*settings, generator=generator), num_decoder_layers, norm())
+        self.d_model = d_model
+        self.nhead = nhead
+        self.batch_first = batch_first
+        for parameter in self.parameters():
+            if parameter.ndim > 1:
+                init.xavier_uniform_(parameter, generator=generator)
+
+    def forward(
+        self,
+        src: Tensor,
+        tgt: Tensor,
+        src_mask: Any = None,
+        tgt_mask: Any = None,
+        memory_mask: Any = None,
+        src_key_padding_mask: Any = None,
+        tgt_key_padding_mask: Any = None,
+        memory_key_padding_mask: Any = None,
+        src_is_causal: bool | None = None,
+        tgt_is_causal: bool | None = None,
+        memory_is_causal: bool = False,
+    ) -> Tensor:
+        """Encode one sequence and decode another; masks as in `MultiHeadAttention`.
+
+        Args:
+            src: (S, N, E), or (N, S, E) with `batch_first`.
+            tgt: (T, N, E), or (N, T, E).
+            src_mask, tgt_mask, memory_mask: True, or minus infinity, where attention is left out; or None.
+            src_key_padding_mask, tgt_key_padding_mask, memory_key_padding_mask: True where a position is left out; or None.
+            src_is_causal, tgt_is_causal, memory_is_causal: each position sees itself and those before it.
+
+        Returns:
+            A Tensor of the shape of `tgt`.
+        """
+        memory = self.encoder(src, src_mask, src_key_padding_mask, src_is_causal)
+        masks = (tgt_mask, memory_mask, tgt_key_padding_mask, memory_key_padding_mask)
+        return self.decoder(tgt, memory, *masks, tgt_is_causal, memory_is_causal)  # type: ignore[no-any-return]
+
+    @staticmethod
+    def generate_square_subsequent_mask(sz: int, device: str | None = None, dtype: Any = None) -> Tensor:
+        """The mask by which each position sees itself and those before it.
+
+        Args:
+            sz: how many positions.
+            device, dtype: of the mask.
+
+        Returns:
+            (sz, sz), minus infinity above the diagonal and 0 elsewhere.
+        """
+        return triu(full((sz, sz), -math.inf, dtype=dtype, device=device), 1)

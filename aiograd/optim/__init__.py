@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+from aiograd.lazy import on_first_use
 from aiograd.optim import lr_scheduler as lr_scheduler
 from aiograd.optim.adam import Adam, AdamW
 from aiograd.optim.adaptive import Adadelta, Adagrad, NAdam, RAdam, RMSprop
@@ -26,6 +29,9 @@ from aiograd.optim.schedules import (
 )
 from aiograd.optim.sgd import SGD
 from aiograd.tensors.clipping import clip_grad_norm_, clip_grad_value_
+
+if not TYPE_CHECKING:  # an unknown name is told with the nearest one
+    __getattr__, __dir__ = on_first_use(__name__)
 
 __all__ = [
     "lr_scheduler", "Optimizer", "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "NAdam", "RAdam", "LBFGS", "ExponentialMovingAverage",

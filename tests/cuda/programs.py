@@ -105,7 +105,7 @@ class Block(nn.Module):
     def forward(self, tokens: Any) -> Any:
         x = self.embedding(tokens)
         y = self.norm1(x)
-        attended = self.attention(y, y, y, is_causal=True)
+        attended = self.attention(y, y, y, need_weights=False, is_causal=True)
         x = x + (attended[0] if isinstance(attended, tuple) else attended)
         x = x + self.down(F.silu(self.up(self.norm2(x))))
         return self.head(x).reshape(-1, self.head.weight.shape[0])

@@ -143,7 +143,7 @@ async def _compare_layer(ours: Any, theirs: Any, inputs: Sequence[Any]) -> float
     arrays = [_drawn(shape, rng) for shape in inputs]
     mine = map_tree(lambda array: ag.tensor(array, requires_grad=array.dtype.kind == "f"), arrays, np.ndarray)
     other = map_tree(lambda array: torch.tensor(array, requires_grad=array.dtype.kind == "f"), arrays, np.ndarray)
-    our_outputs, their_outputs = _flat(ours(*mine)), _flat(theirs(*other, **({"need_weights": False} if len(inputs) == 3 else {})))
+    our_outputs, their_outputs = _flat(ours(*mine)), _flat(theirs(*other))
     if len(our_outputs) != len(their_outputs):
         raise ValueError(f"{len(our_outputs)} outputs, torch has {len(their_outputs)}")
     differences = [_difference(a, b) for a, b in zip(our_outputs, their_outputs, strict=True)]

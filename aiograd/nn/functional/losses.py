@@ -9,7 +9,8 @@ from aiograd import devices
 from aiograd.array_functions.activation import log_softmax
 from aiograd.array_functions.comparison import equal, logical_and
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
-from aiograd.array_functions.elementwise import exp, xlogy
+from aiograd.array_functions.elementwise import clip, exp, minimum, xlogy
+from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.tensors.record import call
@@ -231,3 +232,51 @@ def kl_div(input: ArrayLike, target: ArrayLike, reduction: str = "mean", log_tar
     if reduction == "batchmean" and x.size:
         return loss.sum() / (x.shape[0] if x.ndim else 1)
     return _reduced("kl_div", loss, "mean" if reduction == "batchmean" else reduction)
+
+
+def pairwise_distance(x1: ArrayLike, x2: ArrayLike, p: float = 2.0, eps: float = 1e-6, keepdim: bool = False) -> Tensor:
+    """The norm of ``x1 - x2 + eps`` over the last axis.
+
+    Args:
+        x1, x2: (..., D); they broadcast.
+        p: the order of the norm.
+        eps: added to each difference.
+        keepdim: True to keep the axis.
+
+    Returns:
+        (...), or (..., 1) with `keepdim`.
+    """
+    return vector_norm(as_tensor(x1) - as_tensor(x2) + eps, axis=-1, keepdims=keepdim, ord=p)
+
+
+def triplet_margin_loss(
+    anchor: ArrayLike,
+    positive: ArrayLike,
+    negative: ArrayLike,
+    margin: float = 1.0,
+    p: float = 2.0,
+    eps: float = 1e-6,
+    swap: bool = False,
+    reduction: str = "mean",
+) -> Tensor:
+    """The distance to a positive example less that to a negative one, plus `margin`, where that is above 0: ``max(d(a, p) - d(a, n) + margin, 0)``.
+
+    Args:
+        anchor, positive, negative: (..., D) of one shape.
+        margin: above 0.
+        p, eps: of the distances, see `pairwise_distance`.
+        swap: True to take the distance from positive to negative where it is the smaller one.
+        reduction: "mean", "sum" or "none".
+
+    Returns:
+        A scalar, or elements of shape (...) where `reduction` is "none".
+
+    Raises:
+        ArgumentError: `margin` is not above 0.
+    """
+    if not margin > 0:
+        raise ArgumentError(f"triplet_margin_loss(margin={margin}): expected a number above 0")
+    far = pairwise_distance(anchor, negative, p, eps)
+    if swap:
+        far = minimum(far, pairwise_distance(positive, negative, p, eps))
+    return _reduced("triplet_margin_loss", clip(pairwise_distance(anchor, positive, p, eps) - far + margin, 0), reduction)

@@ -9,17 +9,23 @@ Note [Windows over the edge]
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Literal, overload
 
 import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.creation import zeros
 from aiograd.array_functions.manipulation import pad as pad_axes
+from aiograd.array_functions.scattering import scatter
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.kernels.window import pair
+from aiograd.kernels.pooling import max_pool
+from aiograd.kernels.window import Window, pair
 from aiograd.nn.functional.convolutions import Single, as_plane, flat
 from aiograd.nn.functional.maps import Pair, batched
+from aiograd.ops.nn_pooling import pool_window
+from aiograd.tensors.core import make
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -42,9 +48,35 @@ def _grown(x: Tensor, size: Pair, stride: Pair | None, padding: Pair, dilation: 
     return pad_axes(x, [(0, 0), (0, 0), *((0, n) for n in more)], value=value) if any(more) else x
 
 
+@overload
 def max_pool2d(
-    input: ArrayLike, kernel_size: Pair, stride: Pair | None = None, padding: Pair = 0, dilation: Pair = 1, ceil_mode: bool = False
-) -> Tensor:
+    input: ArrayLike,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: Literal[False] = False,
+) -> Tensor: ...
+@overload
+def max_pool2d(
+    input: ArrayLike,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any: ...
+def max_pool2d(
+    input: ArrayLike,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    dilation: Pair = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The maximum of each window; windows lie side by side unless a stride is given.
 
     Args:
@@ -52,14 +84,69 @@ def max_pool2d(
         kernel_size, stride, dilation: an int or (height, width).
         padding: on both sides, below every value.
         ceil_mode: True if a last window may reach over the edge.
+        return_indices: True to return where the maxima are as well, for `max_unpool2d`.
 
     Returns:
-        (N, C, H', W') or (C, H', W').
+        (N, C, H', W') or (C, H', W'); with `return_indices` a pair of it and int64 places, row by row, in the plane of each.
     """
     x, alone = batched("max_pool2d", input)
+    width = x.shape[3]
     if ceil_mode:
         x = _grown(x, kernel_size, stride, padding, dilation, -math.inf)
     out: Tensor = call(_max_pool2d, (x,), {"kernel_size": kernel_size, "stride": stride, "padding": padding, "dilation": dilation})
+    values = out.squeeze(0) if alone else out
+    if not return_indices:
+        return values
+    places = make(_places(x.detach().cpu().numpy(), pool_window(kernel_size, stride, padding, dilation), width)).to(x.device)
+    return values, places.squeeze(0) if alone else places
+
+
+def _places(x: Any, window: Window, width: int) -> Any:
+    """Where the maximum of each window is in its plane, whose rows are of `width`."""
+    taps = max_pool(x, window)[1].astype(np.int64)
+    rows, columns = (
+        np.arange(count)[place] * s - p + tap * d
+        for count, place, s, p, tap, d in zip(
+            taps.shape[2:], ((slice(None), None), (None, slice(None))), window.stride, window.padding, divmod(taps, window.size[1]), window.dilation,
+            strict=True,
+        )
+    )  # fmt: skip
+    return rows * width + columns
+
+
+def max_unpool2d(
+    input: ArrayLike,
+    indices: ArrayLike,
+    kernel_size: Pair,
+    stride: Pair | None = None,
+    padding: Pair = 0,
+    output_size: Sequence[int] | None = None,
+) -> Tensor:
+    """Values at the places that `max_pool2d` returned, zeros elsewhere.
+
+    Args:
+        input: (N, C, H', W') or (C, H', W').
+        indices: of the same shape, as ``max_pool2d(return_indices=True)`` returns them; no place twice.
+        kernel_size, stride, padding: of that pooling.
+        output_size: extents of the result, of which the last two count; None: the smallest that the pooling can have had.
+
+    Returns:
+        (N, C, H, W) or (C, H, W).
+
+    Raises:
+        ShapeError: shapes that do not fit. IndexRangeError: a place outside of the plane.
+    """
+    x, alone = batched("max_unpool2d", input)
+    places = as_tensor(indices)
+    if places.shape != (x.shape[1:] if alone else x.shape):
+        raise ShapeError(f"max_unpool2d: found an input of shape {list(np.shape(input))} and indices of {list(places.shape)}; expected one shape")
+    window = pool_window(kernel_size, stride, padding)
+    smallest = [(n - 1) * s - 2 * p + k for n, s, p, k in zip(x.shape[2:], window.stride, window.padding, window.size, strict=True)]
+    wanted = smallest if output_size is None else [int(n) for n in output_size[-2:]]
+    if len(wanted) != 2 or any(not n - s < m < n + s for n, m, s in zip(smallest, wanted, window.stride, strict=True)):
+        raise ShapeError(f"max_unpool2d: output_size {output_size!r}, expected extents within a stride {window.stride} of {smallest}")
+    flat = zeros((*x.shape[:2], wanted[0] * wanted[1]), dtype=x.dtype).to(x.device)
+    out = scatter(flat, 2, places.reshape(*x.shape[:2], -1), x.reshape(*x.shape[:2], -1)).reshape(*x.shape[:2], *wanted)
     return out.squeeze(0) if alone else out
 
 
@@ -115,8 +202,14 @@ def _counts(length: int, windows: int, size: int, stride: int, padding: int, wit
 
 
 def max_pool1d(
-    input: ArrayLike, kernel_size: Single, stride: Single | None = None, padding: Single = 0, dilation: Single = 1, ceil_mode: bool = False
-) -> Tensor:
+    input: ArrayLike,
+    kernel_size: Single,
+    stride: Single | None = None,
+    padding: Single = 0,
+    dilation: Single = 1,
+    ceil_mode: bool = False,
+    return_indices: bool = False,
+) -> Any:
     """The maximum of each window of lines; arguments as of `max_pool2d`.
 
     Args:
@@ -126,13 +219,15 @@ def max_pool1d(
         padding: border on both sides, which is never the maximum.
         dilation: distance of the elements of a window.
         ceil_mode: True if a last window may reach over the edge.
+        return_indices: True to return the places of the maxima as well.
 
     Returns:
-        (N, C, L') or (C, L').
+        (N, C, L') or (C, L'); with `return_indices` a pair of it and int64 places.
     """
     steps = None if stride is None else flat(stride, "stride", 1)
     size, space, apart = flat(kernel_size, "kernel_size", 1), flat(padding, "padding", 0), flat(dilation, "dilation", 1)
-    return max_pool2d(as_plane("max_pool1d", input), size, steps, space, apart, ceil_mode).squeeze(-2)
+    found = max_pool2d(as_plane("max_pool1d", input), size, steps, space, apart, ceil_mode, return_indices)
+    return tuple(each.squeeze(-2) for each in found) if return_indices else found.squeeze(-2)
 
 
 def avg_pool1d(
