@@ -75,6 +75,7 @@ attribute ``committed`` (True when the gradients of the pass had been committed 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
@@ -324,13 +325,16 @@ class WorkerLostError(DistributedError, ConnectionError):
         worker: name of the lost worker.
         stage: the operation that was under way with it.
         is_gone: True if its process is known to have ended, with everything in its memory; otherwise it may only be unreachable.
+        spared_since: time of the loop from which on work is not affected by the loss, since what it asked of the worker is asked again; infinite
+            where all work is affected.
     """
 
-    def __init__(self, message: str, *, worker: str = "", stage: str = "", is_gone: bool = False) -> None:
+    def __init__(self, message: str, *, worker: str = "", stage: str = "", is_gone: bool = False, spared_since: float = math.inf) -> None:
         super().__init__(message)
         self.worker = worker
         self.stage = stage
         self.is_gone = is_gone
+        self.spared_since = spared_since
 
 
 class UnknownPeerError(DistributedError, LookupError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import time
 from collections import Counter
@@ -333,6 +334,74 @@ def test_in_the_middle_of_a_pass(seconds: float, foresight: int, monkeypatch: py
         async with a.context() as ctx:
             await ctx.backward((await a.call("b", "scale", x)).sum())
             assert values(ctx.grads[x]) == [3]
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize("seconds", [1.3, 1.5, 1.6, 2.0, 3.0, 10.0, 100.0])
+def test_the_first_pass_in_a_context_that_was_open_when_the_loop_was_held_up(seconds: float, pause: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        x = leaf(2)
+        async with a.context() as ctx:
+            loss = (await a.call("b", "scale", x)).sum()
+            await asyncio.sleep(pause)
+            await two.hold_up(seconds)
+            await ctx.backward(loss)
+            assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("held", ["a", "b"])
+@pytest.mark.parametrize("seconds", [0.5, 0.9, 1.1, 1.2])
+def test_nothing_is_lost_where_a_loop_is_held_up_for_less_than_five_sixths_of_the_silence(seconds: float, held: str) -> None:
+    """Whenever it begins while a call runs, since the last heartbeat or just before the next one."""
+
+    async def main(two: Two, a: dist.Worker) -> None:
+        for number in range(1, 21):
+            working = asyncio.ensure_future(a.call("b", "work", number, 3.0))
+            await asyncio.sleep(0.03 * number)
+            two.network.freeze(held, seconds)
+            assert await working == number
+        assert not two.cancelled and not a.endpoint.statistics().lost and not two.b.endpoint.statistics().lost
+
+    Two().run(main)
+
+
+@pytest.mark.parametrize("seconds", [1.0, 1.2])
+def test_a_pass_goes_on_where_the_loop_of_the_other_worker_is_held_up(seconds: float) -> None:
+    async def main(two: Two, a: dist.Worker) -> None:
+        x = leaf(2)
+        for number in range(6):
+            async with a.context() as ctx:
+                loss = (await a.call("b", "scale", x)).sum()
+                await asyncio.sleep(0.3)
+                two.later(0.0005 * number, lambda: two.network.freeze("b", seconds))
+                await ctx.backward(loss)
+                assert values(ctx.grads[x]) == [3] and values(view(two.b, ctx).grads[two.weight]) == [2]
+
+    Two().run(main)
+
+
+def test_a_pass_that_was_under_way_when_the_loop_was_held_up_is_told_of_the_loss() -> None:
+    """The peer has given it up: what is spared is what began afterwards."""
+
+    async def main(two: Two, a: dist.Worker) -> None:
+        x = leaf(2)
+        async with a.context() as ctx:
+            loss = (await a.call("b", "scale", x)).sum()
+            other = (await a.call("b", "scale", x)).sum()
+            two.network.cut("b", "a", both=False)
+            running = asyncio.ensure_future(ctx.backward(loss, timeout=100))
+            await asyncio.sleep(0.1)
+            two.later(3.0, two.network_breaks)
+            await two.hold_up(5.0)
+            after = asyncio.ensure_future(ctx.backward(other, timeout=100))
+            with pytest.raises(DistributedError):
+                await running
+            with contextlib.suppress(DistributedError):  # of two passes at once in one context
+                await after
 
     Two().run(main)
 

@@ -658,12 +658,41 @@ def test_a_side_with_nothing_to_say_sends_heartbeats():
     assert near.has_output
     near.tick(0.5)
     assert kinds(frames(near, 0.5)) == [("HEARTBEAT", 0)]
-    near.request(1, [b"?"], 10.0, 0.7)
-    frames(near, 0.7)
-    near.tick(1.1)
-    assert frames(near, 1.1) == []
-    near.tick(1.2)
-    assert kinds(frames(near, 1.2)) == [("HEARTBEAT", 0)]
+    near.tick(0.9)
+    assert frames(near, 0.9) == []
+    near.tick(1.0)
+    assert kinds(frames(near, 1.0)) == [("HEARTBEAT", 0)]
+
+
+def test_heartbeats_are_sent_more_often_while_there_is_work_and_for_a_while_after_it():
+    """Each sixth of the time after which a silent peer is lost, by either side."""
+    near, far = pair()
+    for side in (near, far):
+        side.tick(0.5)
+        frames(side, 0.5)
+    near.request(1, [b"?"], 100.0, 0.7)
+    (frame,) = frames(near, 0.7)
+    far.receive(frame, 0.7)
+    for now in (0.95, 1.2, 1.45):
+        for side in (near, far):
+            side.tick(now - 0.01)
+            assert frames(side, now - 0.01) == []
+            side.tick(now)
+            assert kinds(frames(side, now)) == [("HEARTBEAT", 0)]
+    far.respond(1, [b"!"], 2.0)
+    (answer,) = frames(far, 2.0)
+    near.receive(answer, 2.0)
+    for side in (near, far):
+        side.receive(pack_header(FrameKind.HEARTBEAT, 0, watermark=2), 2.1)
+        side.tick(7.0)
+        assert kinds(frames(side, 7.0)) == [("HEARTBEAT", 0)]
+        side.receive(pack_header(FrameKind.HEARTBEAT, 0, watermark=2), 8.0)
+        side.tick(8.0)
+        assert kinds(frames(side, 8.0)) == [("HEARTBEAT", 0)]
+        side.tick(8.49)
+        assert frames(side, 8.49) == []
+        side.tick(8.5)
+        assert kinds(frames(side, 8.5)) == [("HEARTBEAT", 0)]
 
 
 def test_a_channel_without_room_does_not_make_ticks_endless():

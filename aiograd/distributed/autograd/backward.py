@@ -482,6 +482,8 @@ class BackwardPasses:
             if context.principal != identity.principal:
                 continue
             for part in list(context.parts.values()):
+                if part.began_at >= error.spared_since:
+                    continue
                 if part.is_initiator:
                     if name in {*part.others, *part.downstream, *part.behind}:
                         part.fail(error, PeerLost())

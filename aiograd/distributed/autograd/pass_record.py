@@ -83,6 +83,7 @@ class PassRecord(ABC):
         self.tell_errors: dict[str, BaseException] = {}
         self.has_ended = False
         self._loop = asyncio.get_running_loop()
+        self.began_at = self._loop.time()
 
     @property
     def is_initiator(self) -> bool:

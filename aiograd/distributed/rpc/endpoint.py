@@ -342,7 +342,8 @@ class Endpoint:
         logger.info("worker %s: lost worker %s (principal %s): %s", self.name, peer.name, peer.principal, reason, extra=fields)
         if conversation.is_used and self._on_lost is not None:
             try:
-                self._on_lost(identity, WorkerLostError(f"worker {peer.name!r} was lost: {reason}", worker=peer.name))
+                since = math.inf if conversation.heir is None else conversation.spared_since
+                self._on_lost(identity, WorkerLostError(f"worker {peer.name!r} was lost: {reason}", worker=peer.name, spared_since=since))
             except Exception as error:
                 self.loop.call_exception_handler({"message": "on_lost raised", "exception": error})
 

@@ -91,7 +91,7 @@ class PeerSession:
         "peer", "session", "dialled", "id", "identity", "link", "heard", "attached_at", "short_lived", "round_trip", "trouble",
         "is_lost", "is_confirmed", "is_used", "heir",
         "_loop", "_context", "_requests", "_handlers", "_stopping", "_blocked", "_timer", "_timer_at", "_tolerance", "_room", "_former",
-        "_is_doubted",
+        "_is_doubted", "spared_since", "_first_spared",
     )  # fmt: skip
 
     def __init__(self, peer: SessionOwner, session: RpcSession, *, dialled: bool) -> None:
@@ -126,6 +126,9 @@ class PeerSession:
         self._blocked = False
         #: True if the peer seems silent, and what has come is being read
         self._is_doubted = False
+        #: see `WorkerLostError`; and the id of the first request made since then
+        self.spared_since = math.inf
+        self._first_spared = 0
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         #: seconds by which a tick may be late
@@ -288,6 +291,7 @@ class PeerSession:
                 self._answered(effect)
             elif isinstance(effect, Deliver):
                 self.is_used = True
+                self.spared_since = math.inf
                 prompt = self.peer.prompt_handlers.get(effect.kind)
                 if prompt is not None:
                     self._context.copy().run(self._serve_promptly, effect, prompt)
@@ -305,6 +309,8 @@ class PeerSession:
                 self.peer.left(self)
 
     def _answered(self, effect: Answered) -> None:
+        if effect.id >= self._first_spared:
+            self.spared_since = math.inf
         request = self._forget(effect.id)
         if request is None or request.answer.done():
             return
@@ -460,6 +466,7 @@ class PeerSession:
         late = now - self._timer_at
         if late <= self._tolerance:
             return
+        self.spared_since, self._first_spared = self._timer_at, self.session.next_id
         self._timer_at = now  # once
         is_long = late >= self.peer.limits.silence
         self.heard = now if is_long else min(self.heard + late, now)

@@ -56,7 +56,7 @@ class Channel(Protocol):
 
     @property
     def heard_at(self) -> float:
-        """Time of the loop at which something last came from the peer, a part of a frame as well. What waits to be read counts as coming now."""
+        """Time of the loop at which something last came from the peer, a part of a frame as well; bytes that wait to be read count."""
 
     @property
     def unsent(self) -> int:

@@ -76,7 +76,7 @@ KEYS = 2048
 #: seconds that a closed connection has for the rest of its output
 LINGER = 1.0
 
-#: what `bytes_in` asks a socket for: bytes that were not read, and (SIOCOUTQNSD of Linux) bytes that were taken and have not been sent
+#: questions to a socket: bytes that were not read, and (SIOCOUTQNSD of Linux) bytes that were taken and have not been sent
 UNREAD = getattr(termios, "FIONREAD", None)
 NOT_SENT = 0x894B if sys.platform == "linux" else None
 
