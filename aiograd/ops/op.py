@@ -232,6 +232,10 @@ def implements(*functions: Callable[..., Any]) -> Callable[[Callable[..., Any]],
     return register
 
 
+def nothing(g: Any) -> None:
+    """The rule of an argument on which the output depends by choices alone, such as a condition: there is no gradient."""
+
+
 def rule_names(rule: Rule) -> tuple[str, ...]:
     """The names a rule asks for, after ``g``."""
     if isinstance(rule, np.ufunc):

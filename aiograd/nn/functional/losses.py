@@ -12,6 +12,7 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors,
 from aiograd.array_functions.elementwise import exp, xlogy
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.tensors.constants import refuse_graph
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -47,7 +48,11 @@ def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
 
 
 def _plain(weight: ArrayLike | None) -> Any:
-    return None if weight is None else as_tensor(weight).detach()
+    if weight is None:
+        return None
+    given = as_tensor(weight)
+    refuse_graph(given, "a weight of a loss")
+    return given.detach()
 
 
 def cross_entropy(
