@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
-from aiograd.array_functions.elementwise import add, multiply
+from aiograd.array_functions.conversion import ArrayLike, as_tensors, scaled
+from aiograd.array_functions.elementwise import add
 from aiograd.array_functions.products import matmul, outer
 from aiograd.tensors.tensor import Tensor
 
@@ -29,7 +29,7 @@ def addcdiv(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, value: floa
 
 
 def _blend(x: ArrayLike, product: Tensor, beta: float, alpha: float) -> Tensor:
-    return add(as_tensor(x) if beta == 1 else multiply(x, beta), product, alpha=alpha)
+    return add(scaled(x, beta), product, alpha=alpha)
 
 
 def addmm(x: ArrayLike, first: ArrayLike, second: ArrayLike, /, *, beta: float = 1, alpha: float = 1) -> Tensor:

@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS
-from aiograd.tensors.constants import constant, static
+from aiograd.tensors.constants import constant, refuse_graph, static
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, tensor_of
@@ -81,6 +81,9 @@ def two(name: str) -> Callable[[Any, Any], Tensor]:
     return function
 
 
+_times = two("mul")
+
+
 def two_plain(name: str) -> Callable[[Any, Any], Tensor]:
     """As `two`, for a row without derivatives."""
     op = row(name)
@@ -91,6 +94,11 @@ def two_plain(name: str) -> Callable[[Any, Any], Tensor]:
     return function
 
 
+def scaled(x: Any, factor: Any) -> Any:
+    """``factor * x``, or `x` itself where the factor is the number 1."""
+    return x if not isinstance(factor, TensorCore) and factor == 1 else _times(x, factor)
+
+
 def axes_of(axis: Any) -> Any:
     """`axis` as rows take it: None, an int or a tuple."""
     return tuple(axis) if isinstance(axis, list) else axis
@@ -98,4 +106,7 @@ def axes_of(axis: Any) -> Any:
 
 def values_of(x: Any) -> Any:
     """The values of an argument for which there is no gradient, as an array; a function that is being compiled notices that they are read."""
-    return x.detach().numpy() if isinstance(x, TensorCore) else np.asarray(static(x))
+    if not isinstance(x, TensorCore):
+        return np.asarray(static(x))
+    refuse_graph(x, "an argument without a gradient")
+    return x.detach().numpy()

@@ -15,7 +15,7 @@ from aiograd.errors import ArgumentError
 from aiograd.modes import current_mode, get_default_dtype
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
-from aiograd.tensors.constants import check_numbers, number_dtype
+from aiograd.tensors.constants import check_numbers, number_dtype, refuse_graph
 from aiograd.tensors.core import make, plain_array
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
@@ -29,6 +29,14 @@ def _finished(array: np.ndarray[Any, Any], device: str | None, requires_grad: bo
     if trace is not None:
         trace.made(result)
     return result.requires_grad_() if requires_grad else result
+
+
+def number_of(value: Any) -> Any:
+    """A number that a Tensor is made of, as numpy takes it; a Tensor of one element counts as its number."""
+    if not isinstance(value, Tensor):
+        return plain_array(value)
+    refuse_graph(value, "a number that a new tensor is made of")
+    return value.dtype.type(value.item())
 
 
 def _shape(name: str, shape: Any) -> tuple[int, ...]:
@@ -52,7 +60,7 @@ def full(
     shape: int | Sequence[int], fill_value: complex, dtype: Any = None, *, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """A Tensor of one number, whose kind decides the dtype."""
-    value: Any = fill_value.item() if isinstance(fill_value, Tensor) else plain_array(fill_value)
+    value: Any = number_of(fill_value)
     array = np.full(_shape("full", shape), value, number_dtype(value, None) if dtype is None else dtype)
     return _finished(array, device, requires_grad)
 
@@ -93,7 +101,8 @@ def arange(
     start: float, /, stop: float | None = None, step: float = 1, *, dtype: Any = None, device: str | None = None, requires_grad: bool = False
 ) -> Tensor:
     """Numbers from `start` to before `stop`; from 0 to before `start` when no `stop` is given. Integers where all arguments are."""
-    first, last = (0, start) if stop is None else (start, stop)
+    first, last = (0, number_of(start)) if stop is None else (number_of(start), number_of(stop))
+    step = number_of(step)
     if step == 0:
         raise ArgumentError(f"arange({first}, {last}, {step}): expected a step other than 0")
     if dtype is None:
@@ -114,6 +123,7 @@ def linspace(
     requires_grad: bool = False,
 ) -> Tensor:
     """`num` evenly spaced numbers from `start` to `stop`, the latter included where `endpoint`."""
+    start, stop = number_of(start), number_of(stop)
     if isinstance(num, bool) or not isinstance(num, (int, np.integer)) or num < 0:
         raise ArgumentError(f"linspace(num={num!r}): expected an int of at least 0")
     if dtype is None:

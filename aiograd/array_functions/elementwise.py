@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, two, two_plain
+from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, scaled, two, two_plain
 from aiograd.errors import ArgumentError
 from aiograd.ops import elementwise
 from aiograd.tensors.record import call
@@ -38,12 +38,12 @@ _conj, _angle = unary(row("conj")), unary(row("angle"))
 
 def add(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
     """Sums of elements, those of `x2` times `alpha`."""
-    return _add(x1, x2 if alpha == 1 else _multiply(x2, alpha))
+    return _add(x1, scaled(x2, alpha))
 
 
 def subtract(x1: ArrayLike, x2: ArrayLike, /, *, alpha: complex = 1) -> Tensor:
     """Differences of elements, those of `x2` times `alpha`."""
-    return _subtract(x1, x2 if alpha == 1 else _multiply(x2, alpha))
+    return _subtract(x1, scaled(x2, alpha))
 
 
 def multiply(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:

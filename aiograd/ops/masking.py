@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError
-from aiograd.ops.op import Op, define, implements
+from aiograd.ops.op import Op, define, implements, nothing
 from aiograd.types import Array
 
 #: from how many elements on choosing by bits is faster than numpy's where
@@ -62,12 +62,13 @@ def _mask(x: Array, condition: Array, /) -> Array:
     return np.bitwise_and(x.view(unsigned), bits, out=bits).view(x.dtype)
 
 
-mask: Op = define("mask", _mask, x=lambda g, condition: mask(g, condition), complex="explicit", cost=0.6)
+mask: Op = define("mask", _mask, x=lambda g, condition: mask(g, condition), condition=nothing, complex="explicit", cost=0.6)
 where = define(
     "where",
     _where,
     x1=lambda g, condition: mask(g, condition),
     x2=lambda g, condition: mask(g, np.logical_not(condition)),
+    condition=nothing,
     complex="explicit",
     cost=1.5,
 )

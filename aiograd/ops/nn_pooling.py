@@ -14,7 +14,7 @@ from aiograd.errors import ShapeError
 from aiograd.kernels.pooling import max_gather, max_pool, max_unpool
 from aiograd.kernels.unfold import pad, tap
 from aiograd.kernels.window import Pair, Window, pair, window
-from aiograd.ops.op import Fused, Op, define
+from aiograd.ops.op import Fused, Op, define, nothing
 from aiograd.types import Array
 
 
@@ -94,6 +94,7 @@ max_pool2d_input_grad: Op = define(
     y=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_gather(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
+    x=nothing,
     cost=5.0,
 )
 max_pool2d_gather: Op = define(
@@ -102,6 +103,7 @@ max_pool2d_gather: Op = define(
     values=lambda g, x, kernel_size, stride, padding, dilation: max_pool2d_input_grad(
         g, x, kernel_size=kernel_size, stride=stride, padding=padding, dilation=dilation
     ),
+    x=nothing,
     cost=5.0,
 )
 

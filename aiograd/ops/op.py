@@ -247,6 +247,10 @@ def no_derivative(what: str) -> Rule:
     return rule
 
 
+def nothing(g: Any) -> None:
+    """The rule of an argument on which the output depends by choices alone, such as a condition: there is no gradient."""
+
+
 def rule_names(rule: Rule) -> tuple[str, ...]:
     """The names a rule asks for, after ``g``."""
     if isinstance(rule, np.ufunc):

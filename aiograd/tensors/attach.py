@@ -10,6 +10,7 @@ import numpy as np
 
 from aiograd import devices
 from aiograd.engine.run import current_task_name
+from aiograd.errors import NoRuleError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node
 from aiograd.modes import Mode, current_mode
@@ -50,8 +51,7 @@ def _attach_lean(op: Op, tensors: list[Any], needs: tuple[bool, ...], statics: d
     try:
         entry = entries[needs]
     except KeyError:
-        names = (op.variadic,) if op.variadic else op.arrays
-        if any(need and has_rule(op, name) for need, name in zip(needs, names, strict=True) if name):
+        if carries(op, tensors, needs):
             entry = node_class(op, needs, fused=op.fused).make
         else:
             entry = None
@@ -101,7 +101,7 @@ def attach(
     if not any(outputs[i]._data.dtype.kind in "fc" for i in carriers):
         return None
     needs = (True,) if op.variadic else tuple(tensor is not None and tensor._node is not None for tensor in tensors)
-    if not op.variadic and not any(need and has_rule(op, name) for need, name in zip(needs, op.arrays, strict=True)):
+    if not carries(op, tensors, needs):
         return None
     wanted = [tensor for tensor in tensors if tensor is not None and tensor._node is not None]
     is_complex = any(tensor._data.dtype.kind == "c" for tensor in (*outputs, *wanted))
@@ -126,6 +126,21 @@ def attach(
     if not mode.plain:
         note(node, mode)
     return node
+
+
+def carries(op: Op, tensors: list[Any], needs: tuple[bool, ...]) -> bool:
+    """True if the row has a gradient for an argument that needs one.
+
+    Raises:
+        NoRuleError: it has none for an argument that needs one, although it has some for others: leaving that one out would drop its gradient.
+    """
+    if op.variadic:
+        return has_rule(op, op.variadic)
+    wanted = [(name, tensor) for need, name, tensor in zip(needs, op.arrays, tensors, strict=True) if need]
+    lacking = [name for name, tensor in wanted if not has_rule(op, name) and tensor._data.dtype.kind in "fc"]
+    if lacking and op.differentiable:
+        raise NoRuleError(f"{op.name}: its argument {lacking[0]!r} requires grad, and the row has no gradient for it. Use detach() of it.")
+    return any(has_rule(op, name) for name, _ in wanted)
 
 
 def has_rule(op: Op, name: str) -> bool:

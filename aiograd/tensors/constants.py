@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.caller import type_found
-from aiograd.errors import ArgumentTypeError, ShapeError
+from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
 from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make, plain_array
 from aiograd.tensors.op_error import NONE_ADVICE
@@ -123,9 +123,31 @@ def _holds_arrays(value: Any) -> bool:
 PLAIN: frozenset[type] = frozenset((int, bool, float, str, type(None)))
 
 
+def refuse_graph(tensor: TensorCore, what: str) -> None:
+    """Raise where taking only the values of a tensor would drop its gradient.
+
+    Args:
+        tensor: the tensor.
+        what: the part that it plays, for the message.
+
+    Raises:
+        GraphError: it requires grad while operations are recorded.
+    """
+    if tensor._node is not None and current_mode().grad:
+        raise GraphError(
+            f"{what} is a tensor that requires grad, and only its values would be used: its gradient would be lost. Use detach() of it where that "
+            "is meant, or write the operation as arithmetic on tensors."
+        )
+
+
 def static(value: Any) -> Any:
-    """A static argument with Tensors (such as indices) replaced by their arrays, and arrays of subclasses by plain ones."""
+    """A static argument with Tensors (such as indices) replaced by their arrays, and arrays of subclasses by plain ones.
+
+    Raises:
+        GraphError: see `refuse_graph`.
+    """
     if isinstance(value, TensorCore):
+        refuse_graph(value, "a setting of an operation (an argument that takes a number, not an array)")
         data = value._data
         return data if data.__class__ is _ndarray else host_array(value)
     if isinstance(value, _ndarray):

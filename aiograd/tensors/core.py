@@ -27,6 +27,7 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
 from aiograd.modes import ModeScope, current_mode, tell_compiler
+from aiograd.tensors.outside import array_advice, refuse_stores
 from aiograd.tensors.size import TensorSize, size_of
 from aiograd.types import Array, Shape
 
@@ -333,9 +334,13 @@ class TensorCore:
         return int(self.item())
 
     def __float__(self) -> float:
+        if self._node is not None:
+            refuse_stores(sys._getframe(1))
         return float(self.item())
 
     def __complex__(self) -> complex:
+        if self._node is not None:
+            refuse_stores(sys._getframe(1))
         return complex(self.item())
 
     def __index__(self) -> int:
@@ -354,8 +359,8 @@ class TensorCore:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray[Any, Any]:
         if self.requires_grad:
             raise GraphError(
-                "converting a tensor that requires grad to a numpy array would drop its graph: use detach().numpy(). To make one tensor of a list of "
-                "tensors use aiograd.stack()."
+                f"converting a tensor that requires grad to a numpy array would drop its graph{array_advice(sys._getframe(1))} To make one tensor of "
+                "a list of tensors use aiograd.stack()."
             )
         return np.array(host_array(self), dtype=dtype, copy=copy)
 

@@ -259,7 +259,7 @@ class Tensor(TensorMethods, TensorCore):
         Returns:
             The tensor.
         """
-        return self.__iadd__(other if alpha == 1 else other * alpha)
+        return self.__iadd__(other if not isinstance(alpha, TensorCore) and alpha == 1 else other * alpha)
 
     def sub_(self, other: Any, *, alpha: Any = 1) -> Tensor:
         """``self -= alpha * other``.
@@ -271,7 +271,7 @@ class Tensor(TensorMethods, TensorCore):
         Returns:
             The tensor.
         """
-        return self.__isub__(other if alpha == 1 else other * alpha)
+        return self.__isub__(other if not isinstance(alpha, TensorCore) and alpha == 1 else other * alpha)
 
     def mul_(self, other: Any) -> Tensor:
         """``self *= other``.
@@ -493,6 +493,7 @@ def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_
 
     Raises:
         ArgumentTypeError: `data` is not numbers, or `requires_grad` with a dtype that has no gradient.
+        GraphError: a list holds a tensor that requires grad; `aiograd.stack` makes a tensor of it that stays in the graph.
     """
     from_tensor = isinstance(data, TensorCore)
     trace = current_mode().trace
@@ -510,6 +511,7 @@ def tensor(data: Any, dtype: Any = None, *, device: str | None = None, requires_
         if dtype is not None:
             array = np.astype(array, dtype)
     else:
+        _refuse_graphs(source)
         array = array_of(_materialized(source), dtype)
     result = make(array)
     if device is not None:
@@ -533,7 +535,7 @@ def _refuse_graphs(data: Any) -> None:
     if isinstance(data, (list, tuple)):
         for item in data:
             _refuse_graphs(item)
-    elif isinstance(data, TensorCore) and data.requires_grad:
+    elif isinstance(data, TensorCore) and data.requires_grad and current_mode().grad:
         raise GraphError("making a tensor of a list with a tensor that requires grad would drop its graph: use aiograd.stack, or detach() it")
 
 

@@ -19,6 +19,7 @@ from aiograd.modes import current_mode
 from aiograd.tensors.core import TensorCore, base_of, counter_of, make, refresh
 from aiograd.tensors.inplace import before_write, check_in_place
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
+from aiograd.tensors.outside import advice, counterpart
 
 #: numpy functions that write into their first argument
 _WRITES_FIRST = frozenset((np.copyto, np.fill_diagonal, np.place, np.put, np.put_along_axis, np.putmask))
@@ -26,9 +27,9 @@ _WRITES_FIRST = frozenset((np.copyto, np.fill_diagonal, np.place, np.put, np.put
 
 def no_rule(name: str) -> NoRuleError:
     """The error for a function that the tables do not have."""
+    found = counterpart(*name.split(".")[1:]) if name.startswith("scipy.") else None
     return NoRuleError(
-        f"{name} has no row in aiograd's tables, and a tensor that requires grad would lose its graph in it. Use detach().numpy(), or write an "
-        "aiograd.Function."
+        f"{name} has no row in aiograd's tables, and a tensor that requires grad would lose its graph in it. {advice(found)}"
     )
 
 

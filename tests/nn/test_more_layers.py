@@ -70,6 +70,29 @@ def test_a_transposed_convolution_spreads_each_element_over_its_window(extra: in
     close(plane(x[:, :, None]), wanted[:, :, None])
 
 
+@pytest.mark.parametrize(("stride", "dilation", "extra"), [(1, 2, 1), (1, 3, 2), (2, 3, 2), (1, 2, 0)])
+@pytest.mark.parametrize("padding", [0, 1, 2])
+async def test_a_transposed_convolution_with_an_output_that_is_longer_by_a_stride(stride: int, dilation: int, extra: int, padding: int) -> None:
+    x, weight, bias = (ag.tensor(draw(*shape, at=i), requires_grad=True) for i, shape in enumerate([(2, 4, 5), (4, 1, 2), (2,)]))
+    wanted = np.zeros((2, 2, 4 * stride + dilation + 1 + extra + padding))
+    for group, i, tap in itertools.product(range(2), range(5), range(2)):
+        channels = slice(2 * group, 2 * group + 2)
+        wanted[:, group, stride * i + dilation * tap] += x.detach().numpy()[:, channels, i] @ weight.detach().numpy()[channels, 0, tap]
+    length = 4 * stride + dilation + 1 + extra - 2 * padding
+    wanted = wanted[:, :, padding : padding + length] + bias.detach().numpy()[:, None]
+
+    def lines(x: Any, weight: Any, bias: Any) -> Any:
+        return F.conv_transpose1d(x, weight, bias, stride, padding, extra, 2, dilation)
+
+    def planes(x: Any, weight: Any, bias: Any) -> Any:
+        return F.conv_transpose2d(x[..., None], weight[..., None], bias, (stride, 1), (padding, 0), (extra, 0), 2, (dilation, 1))[..., 0]
+
+    for function in (lines, planes):
+        close(function(x, weight, bias), wanted)
+        assert await ag.gradcheck(function, (x, weight, bias))
+        assert await ag.gradgradcheck(function, (x, weight, bias))
+
+
 def windows(length: int, size: int, stride: int, padding: int, ceil: bool) -> list[tuple[int, int]]:
     """(start, end) of each window, in places of the input; ends at the padding."""
     count = (length + 2 * padding - size + (stride - 1 if ceil else 0)) // stride + 1

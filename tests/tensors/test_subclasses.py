@@ -162,12 +162,14 @@ def test_states_with_masked_elements_are_refused(tmp_path: Path) -> None:
         model.load_state_dict({"weight": MASKED, "bias": np.zeros(2)})
 
 
-def test_lists_of_tensors_with_a_graph_are_refused_where_a_graph_could_be_meant() -> None:
+def test_lists_of_tensors_with_a_graph_are_refused() -> None:
     x = leaf()
-    for call in (lambda: ag.asarray([x, x]), lambda: ag.sum([[x[0, 0], 1.0]])):
+    for call in (ag.tensor, ag.asarray, x.new_tensor, ag.nn.Parameter, ag.sum):
         with pytest.raises(GraphError, match=r"aiograd\.stack"):
-            call()
-    assert ag.tensor([x[0, 0], 2.0]).tolist() == [1.0, 2.0]
+            call([[x[0, 0], 1.0]])
+    with ag.no_grad():
+        assert ag.tensor([x[0, 0], 2.0]).tolist() == ag.asarray([x[0, 0], 2.0]).tolist() == [1.0, 2.0]
+    assert ag.tensor([x[0, 0].detach(), 2.0]).tolist() == [1.0, 2.0]
 
 
 # -------------------------------------------------------------------- byte order

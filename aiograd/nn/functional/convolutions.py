@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any, TypeAlias
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row
+from aiograd.array_functions.manipulation import pad
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.kernels.window import pair
 from aiograd.nn.functional.maps import Pair, batched, conv2d
@@ -125,8 +126,18 @@ def conv_transpose2d(
     )
     if min(size) < 1:
         raise ShapeError(f"conv_transpose2d: an input of {list(x.shape)} gives an output of size {size}: use less padding")
-    options = {"input_size": size, "stride": steps, "padding": space, "dilation": apart, "groups": groups}
-    out: Tensor = call(_transposed, (x, kernel), options)
+    # a convolution of an output that is longer than the input by a stride or more would have more windows than the input has elements, so there
+    # the row makes what all windows cover, and the ends are cut off and added here
+    covers = [e >= s for e, s in zip(extra, steps, strict=True)]
+    whole = tuple((n - 1) * s + d * (k - 1) + 1 for n, s, d, k in zip(x.shape[2:], steps, apart, kernel.shape[2:], strict=True))
+    made = tuple(w if c else n for c, w, n in zip(covers, whole, size, strict=True))
+    cut = tuple(0 if c else p for c, p in zip(covers, space, strict=True))
+    out: Tensor = call(_transposed, (x, kernel), {"input_size": made, "stride": steps, "padding": cut, "dilation": apart, "groups": groups})
+    if any(covers):
+        ends = tuple(p + n if c else n for c, p, n in zip(covers, space, size, strict=True))
+        behind = tuple(min(max(e - m, 0), n) for e, m, n in zip(ends, made, size, strict=True))
+        out = out[(..., *(slice(e - n, e) for e, n in zip(ends, size, strict=True)))]
+        out = pad(out, ((0, 0), (0, 0), *((0, b) for b in behind)))
     if bias is not None:
         out = out + as_tensor(bias).reshape((-1, 1, 1))
     return out.squeeze(0) if alone else out

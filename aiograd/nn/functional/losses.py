@@ -13,6 +13,7 @@ from aiograd.array_functions.elementwise import clip, exp, minimum, xlogy
 from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.tensors.constants import refuse_graph
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
@@ -48,7 +49,11 @@ def _classes(name: str, input: ArrayLike, target: Tensor) -> Any:
 
 
 def _plain(weight: ArrayLike | None) -> Any:
-    return None if weight is None else as_tensor(weight).detach()
+    if weight is None:
+        return None
+    given = as_tensor(weight)
+    refuse_graph(given, "a weight of a loss")
+    return given.detach()
 
 
 def cross_entropy(
