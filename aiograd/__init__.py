@@ -508,7 +508,9 @@ if _typing.TYPE_CHECKING:
 else:
     __getattr__, __dir__ = _on_first_use(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()}, modules=_PARTS)
 
-__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS, *_HOMES})
+# names, no modules: a star import takes neither ``random`` nor ``types`` from a program
+_modules = {name for name, value in globals().items() if isinstance(value, type(_sys))}
+__all__ = sorted({name for name in globals() if not name.startswith("_")} - _modules - {"annotations"} | {*_HOMES})
 
 
 # the one place that sees both sides: what workers make on request, and where devices come from
