@@ -112,4 +112,5 @@ def test_a_message_takes_it_for_an_int() -> None:
 
     assert isinstance(x().size, TensorSize) and written((x().size, {"size": x().size})) == written((6, {"size": 6}))
     packed = Packing(False, Encoding.PLAIN, {}).pack([x().size, x().device, (x().size,), {x().device: 1}])
-    assert packed == [6, "cpu", (6,), {"cpu": 1}] and [type(packed[0]), type(packed[1]), type(packed[2][0]), *map(type, packed[3])] == [int, str, int, str]
+    assert packed == [6, "cpu", (6,), {"cpu": 1}]
+    assert [type(packed[0]), type(packed[1]), type(packed[2][0]), *map(type, packed[3])] == [int, str, int, str]
