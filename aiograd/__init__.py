@@ -252,6 +252,7 @@ from aiograd.array_functions import logsumexp as logsumexp
 from aiograd.array_functions import long as long
 from aiograd.array_functions import lt as lt
 from aiograd.array_functions import manual_seed as manual_seed
+from aiograd.array_functions import masked_fill as masked_fill
 from aiograd.array_functions import masked_select as masked_select
 from aiograd.array_functions import matmul as matmul
 from aiograd.array_functions import matrix_exp as matrix_exp
@@ -314,6 +315,7 @@ from aiograd.array_functions import randint_like as randint_like
 from aiograd.array_functions import randn as randn
 from aiograd.array_functions import randn_like as randn_like
 from aiograd.array_functions import randperm as randperm
+from aiograd.array_functions import ravel as ravel
 from aiograd.array_functions import real as real
 from aiograd.array_functions import reciprocal as reciprocal
 from aiograd.array_functions import relu as relu

@@ -78,7 +78,7 @@ _NONE = bytes([NONE])
 _FALSE = bytes([FALSE])
 _TRUE = bytes([TRUE])
 _NEW_TENSOR = bytes([TENSOR])
-#: what tensors return that is a plain value with more to it, and as which it is sent
+#: classes of plain values with more to them, which tensors return, and the class as which each is sent
 SENT_AS: Mapping[type, Callable[[Any], Any]] = {TensorSize: int, DeviceName: str}
 
 _pack_integer = struct.Struct("<Bq").pack
