@@ -252,6 +252,7 @@ from aiograd.array_functions import logsumexp as logsumexp
 from aiograd.array_functions import long as long
 from aiograd.array_functions import lt as lt
 from aiograd.array_functions import manual_seed as manual_seed
+from aiograd.array_functions import masked_fill as masked_fill
 from aiograd.array_functions import masked_select as masked_select
 from aiograd.array_functions import matmul as matmul
 from aiograd.array_functions import matrix_exp as matrix_exp
@@ -314,6 +315,7 @@ from aiograd.array_functions import randint_like as randint_like
 from aiograd.array_functions import randn as randn
 from aiograd.array_functions import randn_like as randn_like
 from aiograd.array_functions import randperm as randperm
+from aiograd.array_functions import ravel as ravel
 from aiograd.array_functions import real as real
 from aiograd.array_functions import reciprocal as reciprocal
 from aiograd.array_functions import relu as relu
@@ -508,7 +510,9 @@ if _typing.TYPE_CHECKING:
 else:
     __getattr__, __dir__ = _on_first_use(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()}, modules=_PARTS)
 
-__all__ = sorted({name for name in globals() if not name.startswith("_")} - {"annotations"} | {*_PARTS, *_HOMES})
+# names, no modules: a star import takes neither ``random`` nor ``types`` from a program
+_modules = {name for name, value in globals().items() if isinstance(value, type(_sys))}
+__all__ = sorted({name for name in globals() if not name.startswith("_")} - _modules - {"annotations"} | {*_HOMES})
 
 
 # the one place that sees both sides: what workers make on request, and where devices come from

@@ -46,6 +46,8 @@ CASES: dict[str, list[Case]] = {
                   (lambda x, y: x.index_add(dim=0, index=[1], source=y[:1], alpha=-1), (A, B), A - np.stack([0 * V, B[0], 0 * V]))],
     "transpose": [(lambda x: F.transpose(x, 0, 1), (A,), A.T), (lambda x: F.transpose(x, -1, 0), (C,), C.swapaxes(0, 2)),
                   (lambda x: F.transpose(x, dim0=0, dim1=1), (C,), C.swapaxes(0, 1))],
+    "ravel": [(F.ravel, (A,), A.ravel())],
+    "masked_fill": [(lambda x: F.masked_fill(x, A > 1, 0.5), (A,), np.where(A > 1, 0.5, A))],
     "var": [(lambda x: x.var(ddof=1), (A,), A.var(ddof=1)), (lambda x: F.std(x, 0, ddof=1), (A,), A.std(0, ddof=1))],
     "append": [(lambda x, y: F.append(x, y), (A, V), np.append(A, V)), (lambda x, y: F.append(x, y, axis=0), (A, B), np.append(A, B, 0))],
     "atleast_1d": [(F.atleast_1d, (np.array(2.0),), np.array([2.0]))],

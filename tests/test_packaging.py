@@ -112,7 +112,7 @@ LATE = (
 def test_a_part_is_there_when_it_is_asked_for(name: str) -> None:
     script = f"""
 import sys, aiograd as ag
-assert {name!r} in dir(ag) and {name!r} in ag.__all__
+assert {name!r} in dir(ag)
 assert ag.{name} is sys.modules["aiograd.{name}"] is ag.__dict__[{name!r}]
 """
     _python("-W", "error", "-c", script)
@@ -125,7 +125,7 @@ def test_type_checkers_see_the_names_that_are_imported_on_first_access() -> None
     homes = {(f"aiograd.{home}", name) for name, home in aiograd._HOMES.items()}
     assert seen == {("aiograd", name) for name in aiograd._PARTS} | homes
     assert set(LATE) == set(aiograd._PARTS)
-    assert {name for _, name in seen} <= {*aiograd.__all__} & {*dir(aiograd)}
+    assert {name for _, name in seen} <= {*aiograd.__all__, *LATE} & {*dir(aiograd)}
 
 
 @pytest.mark.proc
@@ -166,9 +166,24 @@ def test_workers_can_make_everything_however_they_are_imported(statement: str) -
     ]  # fmt: skip
 
 
+@pytest.mark.proc
+def test_a_star_import_brings_names_and_no_modules() -> None:
+    script = """
+import random, types, sys
+from aiograd import *
+import aiograd
+assert random.random and types.ModuleType, "the standard library's"
+found = {name: value for name, value in vars(aiograd).items() if name in aiograd.__all__}
+assert not [name for name, value in found.items() if isinstance(value, types.ModuleType) or name.startswith("_")]
+assert tensor([1.0]).sum().item() == 1.0 and zeros(2, 3).shape == (2, 3)
+"""
+    _python("-W", "error", "-c", script)
+
+
 def test_every_public_name_is_listed_and_no_other_is_there() -> None:
     assert all(hasattr(aiograd, name) for name in aiograd.__all__)
-    assert {"tensor", "matmul", "run", "Engine", "seed", *LATE} <= set(aiograd.__all__) <= set(dir(aiograd))
+    assert {"tensor", "matmul", "run", "Engine", "seed", "compile", "vmap"} <= set(aiograd.__all__) <= set(dir(aiograd))
+    assert {*LATE} <= set(dir(aiograd))
     assert not any(name.startswith("_") or isinstance(getattr(aiograd, name), type(annotations)) for name in aiograd.__all__)
     with pytest.raises(AttributeError, match="module 'aiograd' has no attribute 'tensr'"):
         _ = aiograd.tensr

@@ -54,6 +54,16 @@ def t(x: ArrayLike, /) -> Tensor:
     return method_forms.t(as_tensor(x))
 
 
+def ravel(x: ArrayLike, /) -> Tensor:
+    """The elements in a vector; a view where possible."""
+    return method_forms.ravel(as_tensor(x))
+
+
+def masked_fill(x: ArrayLike, mask: ArrayLike, value: ArrayLike, /) -> Tensor:
+    """A copy with `value` where `mask` is true, in the dtype of `x`; `mask` broadcasts to its shape."""
+    return method_forms.masked_fill(as_tensor(x), mask, value)
+
+
 def numel(x: ArrayLike, /) -> int:
     """The number of elements."""
     return int(as_tensor(x).size)

@@ -109,6 +109,16 @@ class DataLoader:
         #: the loop whose batches count
         self._loop_number = 0
 
+    @property
+    def dataset(self) -> Any:
+        """The source, by PyTorch's name."""
+        return self.source
+
+    @property
+    def num_workers(self) -> int:
+        """How many threads read, by PyTorch's name."""
+        return self.workers
+
     def __len__(self) -> int:
         """Batches of an epoch.
 

@@ -22,6 +22,7 @@ from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.tensor_table import INLINE
+from aiograd.distributed.rpc.values import SENT_AS
 from aiograd.errors import ArgumentTypeError, LimitError
 from aiograd.tensors.core import TensorCore, make
 
@@ -130,11 +131,13 @@ class Packing:
             return tuple([self.pack(item) for item in value])
         if kind is dict:
             for key in value:
-                if key.__class__ is not str:
+                if key.__class__ is not str and SENT_AS.get(key.__class__) is not str:
                     raise UnsendableError(value)
-            return {key: self.pack(item) for key, item in value.items()}
+            return {key if key.__class__ is str else str(key): self.pack(item) for key, item in value.items()}
         if kind is RemoteRef:
             return value.to_wire()
+        if kind in SENT_AS:
+            return SENT_AS[kind](value)
         raise UnsendableError(value)
 
     def _tensor(self, tensor: Any) -> WireTensor:

@@ -162,7 +162,7 @@ async def test_a_plain_for_where_something_has_to_be_awaited_names_async_for(mak
 def test_the_names_of_pytorch() -> None:
     make: Any = DataLoader
     loader = make(dataset=range(4), batch_size=2, num_workers=0, collate_fn=sum, pin_memory=True, persistent_workers=False)
-    assert list(loader) == [1, 5]
+    assert list(loader) == [1, 5] and len(loader.dataset) == 4 and loader.num_workers == 0
     with pytest.raises(ArgumentTypeError, match=r"DataLoader\(\): workers is given twice, as workers= and as num_workers=; leave one out"):
         make(range(4), 2, workers=1, num_workers=1)
     with pytest.raises(ArgumentTypeError, match=r"DataLoader\(\): source is given twice, by position and as dataset="):

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.distributed.payload import Packing
+from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.tensor_table import TensorTable
 from aiograd.distributed.rpc.values import TreeWriter
@@ -109,3 +111,6 @@ def test_a_message_takes_it_for_an_int() -> None:
         return bytes(out)
 
     assert isinstance(x().size, TensorSize) and written((x().size, {"size": x().size})) == written((6, {"size": 6}))
+    packed = Packing(False, Encoding.PLAIN, {}).pack([x().size, x().device, (x().size,), {x().device: 1}])
+    assert packed == [6, "cpu", (6,), {"cpu": 1}]
+    assert [type(packed[0]), type(packed[1]), type(packed[2][0]), *map(type, packed[3])] == [int, str, int, str]

@@ -39,6 +39,7 @@ Note [No MessagePack]
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from aiograd.devices import DeviceName
@@ -77,6 +78,9 @@ _NONE = bytes([NONE])
 _FALSE = bytes([FALSE])
 _TRUE = bytes([TRUE])
 _NEW_TENSOR = bytes([TENSOR])
+#: classes of plain values with more to them, which tensors return, and the class as which each is sent
+SENT_AS: Mapping[type, Callable[[Any], Any]] = {TensorSize: int, DeviceName: str}
+
 _pack_integer = struct.Struct("<Bq").pack
 _pack_float = struct.Struct("<Bd").pack
 _pack_complex = struct.Struct("<Bdd").pack
@@ -190,10 +194,8 @@ class TreeWriter:
                     self._reference(value)
                 elif kind is complex:
                     out += _pack_complex(COMPLEX, value.real, value.imag)
-                elif kind is TensorSize:
-                    out += _pack_integer(INTEGER, value)
-                elif kind is DeviceName:
-                    self._values((str(value),), depth)
+                elif kind in SENT_AS:
+                    self._values((SENT_AS[kind](value),), depth)
                 else:
                     raise _Refused(ArgumentTypeError, f"is a {name_of(kind)}; a message takes {_ALLOWED}")
         except (_Refused, ArgumentError, LimitError, UnicodeEncodeError, struct.error) as error:
