@@ -437,7 +437,7 @@ as_tensor = asarray
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
     "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "interop",
-    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "stats", "training_state", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "training_state",
@@ -478,6 +478,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import profiler as profiler
     from aiograd import scalars as scalars
     from aiograd import serialization as serialization
+    from aiograd import stats as stats
     from aiograd import training_state as training_state
     from aiograd import viz as viz
     from aiograd.batching.vmap import vmap as vmap

@@ -102,7 +102,7 @@ except SystemExit:
 
 LATE = (
     "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional", "gradient_check", "interop",
-    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state", "viz",
+    "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "stats", "training_state", "viz",
 )  # fmt: skip
 
 
