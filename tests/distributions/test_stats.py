@@ -38,8 +38,8 @@ async def test_gradients(name: str) -> None:
     distribution, shapes = getattr(ag.stats, name), SHAPES[name]
     x, loc, scale, *rest = (ag.tensor(v, dtype=ag.float64, requires_grad=True) for v in ([0.3, 0.6, 0.9], 0.1, 1.3, *shapes))
     for function in ("pdf", "logpdf"):
-        assert await ag.gradcheck(lambda x, *p, f=getattr(distribution, function): f(x, *p), (x, *rest, loc, scale))
-    assert await ag.gradgradcheck(lambda x, *p: distribution.logpdf(x, *p), (x, *rest, loc, scale), atol=1e-4, rtol=1e-3)
+        assert await ag.gradcheck(getattr(distribution, function), (x, *rest, loc, scale))
+    assert await ag.gradgradcheck(distribution.logpdf, (x, *rest, loc, scale), atol=1e-4, rtol=1e-3)
     for function in ("cdf", "logcdf", "sf", "logsf"):
         f = getattr(distribution, function)
         assert await ag.gradcheck(lambda x, loc, scale, f=f: f(x, *shapes, loc, scale), (x, loc, scale))
