@@ -444,8 +444,8 @@ device = _DeviceName
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
     "accelerator", "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
-    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state",
-    "utils", "viz",
+    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "stats",
+    "training_state", "utils", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "training_state",
@@ -487,6 +487,7 @@ if _typing.TYPE_CHECKING:
     from aiograd import profiler as profiler
     from aiograd import scalars as scalars
     from aiograd import serialization as serialization
+    from aiograd import stats as stats
     from aiograd import training_state as training_state
     from aiograd import utils as utils
     from aiograd import viz as viz

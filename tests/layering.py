@@ -37,7 +37,7 @@ LEVELS: Mapping[str, int] = {
             "engine transaction coordination",
             "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars steps",
             "nn optim distributions parallel pipeline distributed cuda serialization",
-            "compiler profiler viz testing data training_state dashboard interop utils accelerator",
+            "compiler profiler viz testing data stats training_state dashboard interop utils accelerator",
             "__init__ __main__ cli demo",
         )
     )

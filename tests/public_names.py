@@ -17,6 +17,7 @@ MODULES = (
     "aiograd.special",
     "aiograd.fft",
     "aiograd.distributions",
+    "aiograd.stats",
     "aiograd.nn",
     "aiograd.nn.functional",
     "aiograd.nn.init",

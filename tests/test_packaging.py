@@ -102,8 +102,8 @@ except SystemExit:
 
 LATE = (
     "accelerator", "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
-    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "training_state",
-    "utils", "viz",
+    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "stats",
+    "training_state", "utils", "viz",
 )  # fmt: skip
 
 

@@ -33,7 +33,8 @@ TWO: dict[str, tuple[Any, Any]] = {
     "jv": (rng.uniform(-6, 90, 600), 10.0 ** rng.uniform(0, 2, 600)), "jn": (rng.integers(-30, 90, 600), rng.uniform(-100, 100, 600)),
     "yn": (rng.integers(0, 20, 600), rng.uniform(5, 100, 600)), "ive": (rng.uniform(-9, 90, 600), 10.0 ** rng.uniform(0, 3, 600)),
     "iv": (rng.integers(0, 30, 600), rng.uniform(-10, 10, 600)), "rel_entr": (UNIT, POSITIVE[: UNIT.size]),
-    "gammainc": (POSITIVE, np.flip(POSITIVE)), "gammaincc": (rng.uniform(1, 900, 600), rng.uniform(1, 900, 600)),
+    "gammainc": (POSITIVE, np.flip(POSITIVE)),
+    "stdtr": (POSITIVE[:600] ** 2, rng.uniform(-9, 9, 600)), "gammaincc": (rng.uniform(1, 900, 600), rng.uniform(1, 900, 600)),
 }  # fmt: skip
 
 
@@ -64,6 +65,7 @@ def test_the_incomplete_beta_function_is_that_of_scipy() -> None:
         a, b = drawn.uniform(low, high, 300), drawn.uniform(least, most, 300)
         for x in (drawn.beta(a, b), drawn.uniform(0, 1, 300)):
             close(ag.special.betainc(a, b, x).numpy(), scipy.special.betainc(a, b, x), 1e4)
+            close(ag.special.betaincc(a, b, x).numpy(), scipy.special.betaincc(a, b, x), 1e4)
 
 
 def test_figures_that_need_more_digits_than_scipy_has() -> None:
@@ -150,8 +152,8 @@ AT = {name: (np.array([0.3, 0.7]),) for name in SCIPY} | {
     "xlogy": (np.array([0.3, 0.7]), np.array([1.2, 0.4])), "xlog1py": (np.array([0.3, 0.7]), np.array([1.2, 0.4])),
     "beta": (np.array([0.3, 1.7]), np.array([1.2, 0.4])), "betaln": (np.array([0.3, 1.7]), np.array([1.2, 0.4])),
     "_zeta": (2.0, np.array([1.2, 0.4])), "rel_entr": (np.array([0.3, 0.7]), np.array([1.2, 0.4])),
-    "betainc": (2.0, 1.5, np.array([0.2, 0.4])), "yn": (2, np.array([1.2, 3.4])),
-    **{name: (1.5, np.array([1.2, 3.4])) for name in ("gammainc", "gammaincc", "jv", "iv", "ive")},
+    "betainc": (2.0, 1.5, np.array([0.2, 0.4])), "betaincc": (2.0, 1.5, np.array([0.2, 0.4])), "yn": (2, np.array([1.2, 3.4])),
+    **{name: (1.5, np.array([1.2, 3.4])) for name in ("gammainc", "gammaincc", "jv", "iv", "ive", "stdtr")},
 }  # fmt: skip
 
 

@@ -18,13 +18,14 @@ from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [
-    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "beta", "betainc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx",
+    "bessel_j0", "bessel_j1", "bessel_y0", "bessel_y1", "beta", "betainc", "betaincc", "betaln", "digamma", "entr", "erf", "erfc", "erfcinv", "erfcx",
     "erfinv", "expit", "exprel", "gamma", "gammainc", "gammaincc", "gammaln", "gammasgn", "i0", "i0e", "i1", "i1e", "iv", "ive", "j0", "j1",
     "jn", "jv", "k0", "k1", "lgamma", "log_ndtr", "log_softmax", "logit", "logsumexp", "multigammaln", "ndtr", "ndtri", "polygamma", "psi",
-    "rel_entr", "rgamma", "sinc", "softmax", "xlog1py", "xlogy", "y0", "y1", "yn", "zeta",
+    "rel_entr", "rgamma", "sinc", "softmax", "stdtr", "xlog1py", "xlogy", "y0", "y1", "yn", "zeta",
 ]  # fmt: skip
 
 _zeta, _gammainc, _gammaincc, _rel_entr = two("zeta"), two("gammainc"), two("gammaincc"), two("rel_entr")
+_stdtr = two("stdtr")
 _jv, _yn, _iv, _ive = two("bessel_jv"), two("bessel_yn"), two("bessel_iv"), two("bessel_ive")
 
 
@@ -156,6 +157,9 @@ def jv(v: ArrayLike, x: ArrayLike, /) -> Tensor:
     Args:
         v: orders, up to 5000 in magnitude. An order that requires grad is a NoRuleError in backward: that derivative has no closed form.
         x: any shape; NaN where it is negative and the order is no integer.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return _jv(v, x)
 
@@ -166,6 +170,9 @@ def yn(n: ArrayLike, x: ArrayLike, /) -> Tensor:
     Args:
         n: integers, up to 5000 in magnitude. An order that requires grad is a NoRuleError in backward.
         x: any shape; NaN where it is negative.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return _yn(n, x)
 
@@ -175,6 +182,9 @@ def iv(v: ArrayLike, x: ArrayLike, /) -> Tensor:
 
     Args:
         v, x: as of `jv`.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return _iv(v, x)
 
@@ -184,6 +194,9 @@ def ive(v: ArrayLike, x: ArrayLike, /) -> Tensor:
 
     Args:
         v, x: as of `jv`.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return _ive(v, x)
 
@@ -215,6 +228,9 @@ def gammainc(a: ArrayLike, x: ArrayLike, /) -> Tensor:
     Args:
         a: at least 0. One that requires grad is a NoRuleError in backward: that derivative has no closed form.
         x: at least 0.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return _gammainc(a, x)
 
@@ -224,6 +240,9 @@ def gammaincc(a: ArrayLike, x: ArrayLike, /) -> Tensor:
 
     Args:
         a, x: as of `gammainc`.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return _gammaincc(a, x)
 
@@ -234,8 +253,36 @@ def betainc(a: ArrayLike, b: ArrayLike, x: ArrayLike, /) -> Tensor:
     Args:
         a, b: above 0. One that requires grad is a NoRuleError in backward: that derivative has no closed form.
         x: from 0 to 1.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
     """
     return call(row("betainc"), (a, b, x), {})  # type: ignore[no-any-return]
+
+
+def betaincc(a: ArrayLike, b: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """``1 - betainc(a, b, x)``, accurate where that is small.
+
+    Args:
+        a, b, x: as of `betainc`.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
+    """
+    return call(row("betaincc"), (a, b, x), {})  # type: ignore[no-any-return]
+
+
+def stdtr(df: ArrayLike, x: ArrayLike, /) -> Tensor:
+    """The probability that Student's t is below `x`.
+
+    Args:
+        df: degrees of freedom, above 0. One that requires grad is a NoRuleError in backward: that derivative has no closed form.
+        x: any shape.
+
+    Returns:
+        A Tensor of the shape that the arguments broadcast to.
+    """
+    return _stdtr(df, x)
 
 
 def erfcx(x: ArrayLike, /) -> Tensor:

@@ -241,6 +241,22 @@ def _beta_left(a: Array, b: Array, x: Array, y: Array) -> Array:
     return out
 
 
+def _betas(a: Array, b: Array, x: Array, y: Array) -> tuple[Array, Array]:
+    """betainc and 1 less it, y being 1 - x."""
+    a, b, x, y = np.broadcast_arrays(a, b, x, y)
+    lower, upper = np.full(x.shape, np.nan), np.full(x.shape, np.nan)
+    fair = (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
+    for mask, value in ((fair & (x == 0.0), 0.0), (fair & (y == 0.0), 1.0)):
+        lower[mask], upper[mask] = value, 1.0 - value
+    inner = fair & (x > 0.0) & (y > 0.0)
+    left = inner & (x <= (a + 1.0) / (a + b + 2.0))
+    right = inner & ~left
+    lower[left] = _beta_left(a[left], b[left], x[left], y[left])
+    upper[right] = _beta_left(b[right], a[right], y[right], x[right])
+    lower[right], upper[left] = 1.0 - upper[right], 1.0 - lower[left]
+    return lower, upper
+
+
 def _betainc(x1: Array, x2: Array, x3: Array, /) -> Array:
     """The regularized incomplete beta function, the integral of ``t**(x1 - 1) (1 - t)**(x2 - 1) / beta(x1, x2)`` from 0 to `x3`.
 
@@ -248,20 +264,32 @@ def _betainc(x1: Array, x2: Array, x3: Array, /) -> Array:
         x1, x2: above 0.
         x3: from 0 to 1; NaN elsewhere.
     """
+    return in_float64(lambda a, b, x: _betas(a, b, x, 1.0 - x)[0], x1, x2, x3)
 
-    def function(a: Array, b: Array, x: Array) -> Array:
-        a, b, x = np.broadcast_arrays(a, b, x)
-        out = np.full(x.shape, np.nan)
-        fair = (a > 0.0) & (b > 0.0) & np.isfinite(a) & np.isfinite(b)
-        out[fair & (x == 0.0)], out[fair & (x == 1.0)] = 0.0, 1.0
-        inner = fair & (x > 0.0) & (x < 1.0)
-        left = inner & (x <= (a + 1.0) / (a + b + 2.0))
-        right = inner & ~left
-        out[left] = _beta_left(a[left], b[left], x[left], 1.0 - x[left])
-        out[right] = 1.0 - _beta_left(b[right], a[right], 1.0 - x[right], x[right])
-        return out
 
-    return in_float64(function, x1, x2, x3)
+def _betaincc(x1: Array, x2: Array, x3: Array, /) -> Array:
+    """1 less `betainc`, with full relative accuracy."""
+    return in_float64(lambda a, b, x: _betas(a, b, x, 1.0 - x)[1], x1, x2, x3)
+
+
+def _stdtr(x1: Array, x2: Array, /) -> Array:
+    """The probability that Student's t of `x1` degrees of freedom is below `x2`."""
+
+    def function(df: Array, x: Array) -> Array:
+        df, x = np.broadcast_arrays(df, x)
+        square = np.minimum(x * x, 1e300)
+        tail = 0.5 * _betas(0.5 * df, np.full_like(df, 0.5), df / (df + square), square / (df + square))[0]
+        return np.where(x < 0.0, tail, 1.0 - tail)
+
+    return in_float64(function, x1, x2)
+
+
+def _beta_density(x1: Array, x2: Array, x3: Array) -> Array:
+    return np.exp(xlogy(x1 - 1.0, x3) + xlog1py(x2 - 1.0, -x3) - betaln(x1, x2))
+
+
+def _student_density(x1: Array, x2: Array) -> Array:
+    return np.exp(np.log1p(x2 * x2 / x1) * (x1 + 1.0) * -0.5 - np.log(x1) * 0.5 - betaln(x1 * 0.5, 0.5))
 
 
 def _gamma_density(x1: Array, x2: Array) -> Array:
@@ -279,6 +307,17 @@ betainc: Op = define(
     _betainc,
     x1=no_derivative("betainc by its first argument"),
     x2=no_derivative("betainc by its second argument"),
-    x3=lambda g, x1, x2, x3: g * np.exp(xlogy(x1 - 1.0, x3) + xlog1py(x2 - 1.0, -x3) - betaln(x1, x2)),
+    x3=lambda g, x1, x2, x3: g * _beta_density(x1, x2, x3),
     cost=250.0,
+)
+betaincc: Op = define(
+    "betaincc",
+    _betaincc,
+    x1=no_derivative("betaincc by its first argument"),
+    x2=no_derivative("betaincc by its second argument"),
+    x3=lambda g, x1, x2, x3: -(g * _beta_density(x1, x2, x3)),
+    cost=250.0,
+)
+stdtr: Op = define(
+    "stdtr", _stdtr, x1=no_derivative("stdtr by its degrees of freedom"), x2=lambda g, x1, x2: g * _student_density(x1, x2), cost=250.0
 )

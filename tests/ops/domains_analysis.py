@@ -99,6 +99,8 @@ DOMAINS: dict[str, Domain] = {
     "gammainc": _of_order(0.3, 6.0, 2, 1, 4),
     "gammaincc": _of_order(0.3, 6.0, 2, 1, 4),
     "betainc": cases(_betainc((3,), 2, 3), _betainc((), 1, 1), _betainc((2, 3), [1, 2, 3], [4, 2, 1]), _betainc((0,), 2, 2), dtypes=("float64",)),
+    "betaincc": cases(_betainc((3,), 2, 3), _betainc((), 1, 1), _betainc((2, 3), [1, 2, 3], [4, 2, 1]), _betainc((0,), 2, 2), dtypes=("float64",)),
+    "stdtr": _of_order(-3.0, 3.0, 2, 1, 4),
     "erfcx": unary(-2.0, 4.0),
     "ndtri": unary(0.1, 0.9),
     "exprel": unary(-4.0, 4.0, statics=({}, {"order": 2})),
