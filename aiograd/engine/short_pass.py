@@ -53,6 +53,8 @@ def run_short(node: Node, nr: int, seed: Array, keep_graph: bool) -> None:
     """
     grads: list[Any] = [None] * node.num_inputs
     grads[nr] = seed
+    if node.heeds_keeping:
+        node.keeps_graph = keep_graph  # type: ignore[attr-defined]
     outputs = node.vjp(grads)  # type: ignore[attr-defined]
     sums: dict[Any, Any] = {}
     for index, leaf in enumerate(node.next_nodes):

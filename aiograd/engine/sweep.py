@@ -51,6 +51,8 @@ def sweep(task: GraphTask, slice_over: Callable[[], bool], failed_at: list[Node]
     for node in plan.order or ():
         grad = take(node, None)
         if grad is not None:
+            if node.heeds_keeping:
+                node.keeps_graph = not release  # type: ignore[attr-defined]
             try:
                 if recorded is not None:
                     recorded.running = node

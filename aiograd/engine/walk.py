@@ -183,6 +183,8 @@ class GraphWalk:
             return False
         if node.is_cheap and self.placement.shape_is_small(node.shape):  # type: ignore[attr-defined]
             return True
+        if node.heeds_keeping:
+            node.keeps_graph = self.task.keep_graph  # type: ignore[attr-defined]
         if self.placement.is_small(node):
             return True
         self.slow.add(node)

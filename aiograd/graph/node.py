@@ -159,6 +159,8 @@ class Node:
     is_traceable = False
     #: True if the node is to be told, by ``leave(outputs)``, that its next run is one half of a split backward, to keep what serves the other
     divides_itself = False
+    #: True if ``keeps_graph`` is to be set before each run: True if the pass keeps the graph for another
+    heeds_keeping = False
     #: True once any node of the process has got edges against the order of sequence numbers (which turns pruning by number off)
     any_reordered = False
 

@@ -155,6 +155,9 @@ async def test_arguments_and_results_of_all_kinds() -> None:
 
 
 async def test_second_derivatives() -> None:
+    compiled = ag.compile(lambda t: t.exp() * t)
+    others = [compiled(ag.ones(3).requires_grad_()) for _ in range(3)]  # its nodes are in the process
+    assert others
     torch.manual_seed(0)
     module = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2), nn.Softplus()).double()
     layer = interop.wrap(module)

@@ -350,6 +350,48 @@ async def test_a_graph_is_spent_unless_it_is_kept() -> None:
         await loss.backward()
 
 
+@pytest.mark.parametrize("slow", [False, True], ids=["on the loop", "on the executor"])
+async def test_torchs_graph_is_kept_exactly_where_it_is_needed_again(slow: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aiograd.interop.torch.node.backward_ns", lambda elapsed: 10**9 if slow else 1)
+    engine, kept = torch.autograd.graph._engine_run_backward, []
+
+    def noted(outputs: Any, grads: Any, keep: bool, *args: Any, **kwargs: Any) -> Any:
+        kept.append(keep)
+        return engine(outputs, grads, keep, *args, **kwargs)
+
+    monkeypatch.setattr(torch.autograd.graph, "_engine_run_backward", noted)
+    module, layer = pair_of(net)
+
+    async def penalized() -> tuple[Any, Any]:
+        x = ag.asarray(draw(5, 4)).requires_grad_()
+        loss = layer(x).sum()
+        (g,) = await ag.grad(loss, [x], create_graph=True)
+        return loss, (g * g).sum()
+
+    await layer(ag.asarray(draw(5, 4))).sum().backward(retain_graph=True)
+    await layer(ag.asarray(draw(5, 4))).sum().backward()
+    loss, penalty = await penalized()
+    layer.zero_grad()
+    await (loss + penalty).backward()
+    assert kept[:4] == [True, False, True, True]
+    assert slow or kept[4:] == [False]  # the two run beside each other on the executor
+    given = torch.from_numpy(draw(5, 4)).requires_grad_()
+    expected = module(given).sum()
+    (g,) = torch.autograd.grad(expected, given, create_graph=True)
+    (expected + (g * g).sum()).backward()
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
+        assert_close(ours.grad.numpy(), other.grad.numpy())
+
+    loss, penalty = await penalized()
+    kept.clear()
+    await penalty.backward()
+    await loss.backward()
+    loss, penalty = await penalized()
+    del loss
+    await penalty.backward()
+    assert kept == [True, False, True, False]
+
+
 async def test_a_checkpoint_repeats_masks_and_leaves_running_statistics_alone() -> None:
     def make() -> Any:
         return nn.Sequential(nn.Linear(4, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 2))
@@ -539,7 +581,7 @@ async def test_hooks_of_torch_run_once_in_halves_on_what_they_get_in_the_whole(m
     dx, _ = await halves(layer, x, monkeypatch)
     assert sorted(twin.calls) == sorted(module.calls)
     assert_close(dx.numpy(), given.grad.numpy())
-    for (name, ours), other in zip(layer.named_parameters(), module.parameters(), strict=True):
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
         assert_close(ours.grad.numpy(), other.grad.numpy())
 
 

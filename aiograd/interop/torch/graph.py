@@ -1,7 +1,15 @@
-"""TorchGraph: what torch has recorded in one call of a module, and its gradients."""
+"""TorchGraph: what torch has recorded in one call of a module, and its gradients.
+
+Note [Torch's graph is kept for another node]
+    Torch frees a graph bit by bit while it runs, unless it is told to keep it. It is told so where the pass keeps the graph, and where other nodes of
+    aiograd need the same nodes of torch: gradients that were recorded lead through the graph from which they were computed. Such graphs know of each
+    other, weakly. A node that has been released has dropped its graph, so the last of them frees what they share. In all other cases the graph is not
+    kept, which modules compiled by torch insist on.
+"""
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,24 +55,37 @@ class TorchGraph:
         watched: the inputs that share memory, but no version counter.
     """
 
-    __slots__ = ("outputs", "sources", "watched")
+    __slots__ = ("outputs", "sources", "watched", "_sharing", "__weakref__")
 
     def __init__(self, outputs: Sequence[Any], sources: Sequence[Any], watched: Sequence[Watched]) -> None:
         self.outputs = outputs
         self.sources = sources
         self.watched = watched
+        #: the graphs that share nodes of torch with this one, itself included, as long as some node of aiograd has them; None: there is no other
+        self._sharing: weakref.WeakSet[TorchGraph] | None = None
 
-    def gradients(
-        self, grads: Sequence[Any], wanted: Sequence[int], *, keep: bool, create_graph: bool = False, also: Sequence[Any] = ()
-    ) -> list[Any]:
-        """Gradients of some sources, and of other places in the graph.
+    @property
+    def is_shared(self) -> bool:
+        """True if another node needs nodes of torch that belong to this graph. See Note [Torch's graph is kept for another node]."""
+        return self._sharing is not None and len(self._sharing) > 1
+
+    def with_sources(self, sources: Sequence[Any]) -> TorchGraph:
+        """A graph that leads to `sources` by way of this one: that of its own gradients."""
+        other = TorchGraph((), sources, self.watched)
+        if self._sharing is None:
+            self._sharing = weakref.WeakSet((self,))
+        self._sharing.add(other)
+        other._sharing = self._sharing
+        return other
+
+    def gradients(self, grads: Sequence[Any], wanted: Sequence[int], *, keep: bool, create_graph: bool = False) -> list[Any]:
+        """Gradients of some sources.
 
         Args:
             grads: torch tensors, one for each output, None where no gradient arrived.
             wanted: numbers of the sources.
-            keep: True if the graph is needed again.
+            keep: True if the pass keeps the graph.
             create_graph: True to record the computation.
-            also: gradient edges of torch.
 
         Returns:
             Torch tensors, None where an output does not depend on a source.
@@ -76,7 +97,7 @@ class TorchGraph:
             given = [i for i, grad in enumerate(grads) if grad is not None]
             outputs, grads = [outputs[i] for i in given], [grads[i] for i in given]
         targets = self.sources if len(wanted) == len(self.sources) else [self.sources[i] for i in wanted]
-        return run(outputs, grads, [*targets, *also] if also else targets, keep=keep, create_graph=create_graph)
+        return run(outputs, grads, targets, keep=keep or self.is_shared, create_graph=create_graph)
 
 
 def run(outputs: Sequence[Any], grads: Sequence[Any], targets: Sequence[Any], *, keep: bool, create_graph: bool = False) -> list[Any]:

@@ -1,10 +1,10 @@
 """The backward of a torch graph in two halves: gradients of inputs first, those of parameters later, with no product of matrices made twice.
 
 Note [How torch's graph is divided]
-    As aiograd divides its own (`aiograd.engine.split_backward`). Call *upper* the torch nodes from which an input can be reached, and *lower* the others
-    that lead to a parameter. The first half runs upper nodes only, for the inputs. An upper node with edges to lower ones is a *start*: the gradients
-    that arrive there are kept, and the second half calls it again for these edges alone, so that nothing flows to the inputs. What it returns
-    goes to lower nodes in one pass of torch's engine, which adds up as it would have in an undivided pass.
+    As aiograd divides its own (`aiograd.engine.split_backward`). Call *upper* the torch nodes from which an input can be reached, and *lower* the
+    others that lead to a parameter. The first half runs upper nodes only, for the inputs. An upper node with edges to lower ones is a *start*: the
+    gradients that arrive there are kept, and the second half calls it again for these edges alone, so that nothing flows to the inputs. What it
+    returns goes to lower nodes in one pass of torch's engine, which adds up as it would have in an undivided pass.
 
 Note [Hooks run once]
     Torch's engine calls the hooks of a tensor where it ends a pass or begins one. So the two halves meet where it does neither: a prehook, which
@@ -61,7 +61,9 @@ class WeightHalf:
         self.early = early
 
     @classmethod
-    def divide(cls, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int], left: Sequence[int], *, keep: bool) -> tuple[list[Any], WeightHalf]:
+    def divide(
+        cls, graph: TorchGraph, grads: Sequence[Any], wanted: Sequence[int], left: Sequence[int], *, keep: bool
+    ) -> tuple[list[Any], WeightHalf]:
         """Run the first half.
 
         Args:
@@ -107,7 +109,7 @@ class WeightHalf:
             for each in self.graph.watched:
                 each.tell()
             edges, grads = _unzipped([*self.roots, *self._of_starts()])
-            found.update(zip(late, run(edges, grads, [self.graph.sources[i] for i in late], keep=keep), strict=True))
+            found.update(zip(late, run(edges, grads, [self.graph.sources[i] for i in late], keep=keep or self.graph.is_shared), strict=True))
         return [found[i] for i in wanted]
 
     def _of_starts(self) -> list[tuple[Any, Any]]:

@@ -3,7 +3,7 @@
 Note [Where it runs]
     Nobody knows the cost of a torch module from its shapes. But its forward has run when the node is made, and backward takes about twice as long.
     Where that is more than the loop should wait, the node runs on the executor, where torch lets go of the interpreter's lock, as one of user code.
-    A small one is run as rows are, by the short paths of a pass; torch's graph is then kept until the node has run, and not freed bit by bit.
+    A small one is run as rows are, by the short paths of a pass.
 
 Note [Gradients are given away]
     Gradients that torch has made belong to nobody else, and the engine may take them over instead of copying them. Those that are the memory of
@@ -196,7 +196,7 @@ class TorchNode(Node):
         needs: Sequence[bool] | None = None,
         values: tuple[Any, ...] | None = None,
         *,
-        keep: bool = True,
+        keep: bool,
         create_graph: bool = False,
     ) -> Sequence[Any]:
         """One gradient for each edge, None where there is no need of it (`needs`; None: of all)."""
@@ -205,7 +205,7 @@ class TorchNode(Node):
             raise graph.error(self.name)
         count = len(self.next_nodes)
         wanted: Sequence[int] = range(count) if needs is None else [i for i, need in enumerate(needs) if need]
-        left, self._left = self._left, ()
+        left, self._left = [i for i in self._left if i not in wanted], ()
         half = self._weight_half
         if half is not None and _are_same(half[0], grads):
             if not keep:
@@ -236,32 +236,39 @@ class TorchNode(Node):
                 edges.append((grad._node, grad._nr))
             given.append(each)
         results = graph.gradients(given, wanted, keep=True, create_graph=True)
-        again = TorchGraph((), sources, graph.watched)
+        again = graph.with_sources(sources)
         return _placed(wanted, recorded(results, again, edges, current_mode(), self.forward_line, 1 << self._cost), len(self.next_nodes))
 
 
 class SmallTorchNode(TorchNode):
     """The node of a call that took so little time that its backward may run on the loop, as rows do. See Note [Where it runs]."""
 
-    __slots__ = ()
+    __slots__ = ("keeps_graph",)
 
-    is_builtin = is_program = is_divisible = True
+    is_builtin = is_program = is_divisible = heeds_keeping = True
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.keeps_graph = True
 
     def vjp(self, g: Sequence[Any]) -> Sequence[Any]:
         """Gradients of all edges."""
-        return self._run(g)
+        return self._run(g, keep=self.keeps_graph)
 
     def vjp_part(self, g: Sequence[Any], needs: tuple[bool, ...]) -> Sequence[Any]:
         """Gradients of the edges with `needs`."""
-        return self._run(g, needs)
+        return self._run(g, needs, keep=self.keeps_graph)
 
     def apply(self, grads: Sequence[Any], values: tuple[Any, ...] | None = None) -> Any:
         """As `vjp`."""
-        return self._run(grads, None, values)
+        return self._run(grads, None, values, keep=self.keeps_graph)
 
     def compute(self, grads: Sequence[Any], needs: tuple[bool, ...], values: tuple[Any, ...] | None, create_graph: bool) -> Sequence[Any]:
         """As `vjp_part`, with unpacked inputs; with `create_graph` on Tensors."""
-        return self._run(grads, needs, values, create_graph=create_graph)
+        return self._run(grads, needs, values, keep=self.keeps_graph, create_graph=create_graph)
+
+    def expand(self) -> None:
+        """Nothing: it stands for no rows of aiograd."""
 
     def cost_key(self) -> Any:
         """The key of the estimate: the order of magnitude of the forward's time."""
