@@ -65,7 +65,7 @@ def scaled_dot_product_attention(
         generator: for dropout; the default generator if None.
 
     Returns:
-        (..., L, V). A query that may attend to no key gives zeros.
+        (..., L, V). A query that may attend to no key gives zeros, as all do where there are no keys.
     """
     if dropout_p == 0:
         return call(_attention, (query, key, value, attn_mask), {"is_causal": is_causal, "scale": scale})  # type: ignore[no-any-return]
