@@ -110,6 +110,29 @@ async def test_bessel_functions_have_gradients_at_all_orders_and_at_zero(name: s
         assert slope.item() == 0 and bend.item() == 0.25
 
 
+@pytest.mark.parametrize("axis", [None, 0, (0, 1)])
+@pytest.mark.parametrize("keepdims", [False, True])
+async def test_logsumexp_takes_weights(axis: Any, keepdims: bool) -> None:
+    a, b = np.random.default_rng(1).normal(size=(2, 3)), np.array([[0.5, 2.0, 0.0], [1.0, 0.0, 3.0]])
+    found = ag.special.logsumexp(a, axis=axis, b=b, keepdims=keepdims).numpy()
+    np.testing.assert_allclose(found, scipy.special.logsumexp(a, axis=axis, b=b, keepdims=keepdims), rtol=1e-13)
+    inputs = (ag.tensor(a, requires_grad=True), ag.tensor(b, requires_grad=True))
+    assert await ag.gradcheck(lambda a, b: ag.special.logsumexp(a, axis, b, keepdims), inputs)
+    far = np.array([1000.0, 1.0, -np.inf]), np.array([0.0, 1.0, 1.0])
+    assert ag.special.logsumexp(far[0], b=far[1]).item() == 1
+    with np.errstate(divide="ignore"):
+        assert ag.special.logsumexp(np.array([-np.inf, -np.inf]), b=2.0).item() == -np.inf
+
+
+async def test_numbers_close_to_real_ones_are_made_real_with_their_gradients() -> None:
+    z = ag.tensor([1 + 1e-20j, 2.0], dtype=ag.complex128, requires_grad=True)
+    assert np.iscomplex(z).tolist() == [True, False] and np.isreal(z).tolist() == [False, True]
+    assert np.iscomplexobj(np.real_if_close(z * 1j)) and np.real_if_close(z).dtype == np.float64
+    await np.real_if_close(z).sum().backward()
+    assert z.grad is not None and z.grad.tolist() == [1, 1]
+    assert await ag.gradcheck(np.exp2, (ag.tensor([0.3 + 0.4j], dtype=ag.complex128, requires_grad=True),))
+
+
 async def test_the_gradient_of_rgamma_at_its_zeros() -> None:
     x = ag.tensor([0.0, -1.0, -2.0, -3.0], dtype=ag.float64, requires_grad=True)
     (slope,) = await ag.grad(ag.special.rgamma(x).sum(), x)

@@ -5,12 +5,17 @@ SciPy's own ufuncs find the same rows when they are called on Tensors, by name (
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+import numpy as np
+
 from aiograd.array_functions.activation import log_softmax, sigmoid, softmax
-from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row, two
-from aiograd.array_functions.elementwise import erf, erfc, sinc, xlogy
-from aiograd.array_functions.reduction import logsumexp
+from aiograd.array_functions.comparison import equal, isfinite
+from aiograd.array_functions.conversion import ArrayLike, Axis, as_tensor, as_tensors, axes_of, row, two
+from aiograd.array_functions.elementwise import erf, erfc, exp, log, minimum, sinc, xlogy
+from aiograd.array_functions.reduction import logsumexp as _logsumexp
+from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError
 from aiograd.ops import gamma as gamma_rows
 from aiograd.ops import special as special_rows
@@ -31,6 +36,31 @@ _jv, _yn, _iv, _ive = two("bessel_jv"), two("bessel_yn"), two("bessel_iv"), two(
 
 def _one(name: str, x: Any) -> Tensor:
     return call(row(name), (as_tensor(x),), {})  # type: ignore[no-any-return]
+
+
+def logsumexp(a: ArrayLike, /, axis: Axis = None, b: ArrayLike | None = None, keepdims: bool = False) -> Tensor:
+    """``log(sum(b * exp(a)))`` over axes, without overflow.
+
+    Args:
+        a: any shape.
+        axis: axes to sum over; None: all.
+        b: factors that broadcast with `a`, such as weights; None: 1.
+        keepdims: leave the axes in, with length 1.
+
+    Returns:
+        A Tensor of the shape of `a` without the axes; NaN where a sum is negative.
+    """
+    if b is None:
+        return _logsumexp(a, axis=axis, keepdims=keepdims)
+    powers, weights = as_tensors(a, b)
+    axes, none = axes_of(axis), equal(weights, 0)
+    largest = where(none, -math.inf, powers.detach()).max(axis=axes, keepdims=True)
+    gap = powers - where(isfinite(largest), largest, 0.0)
+    most = math.log(np.finfo(gap.dtype).max) - 1.0  # what has no weight must not become infinite
+    total = log((weights * exp(where(none, minimum(gap, most), gap))).sum(axis=axes, keepdims=True)) + where(isfinite(largest), largest, 0.0)
+    if keepdims:
+        return total  # type: ignore[no-any-return]
+    return total.reshape(()) if axes is None else total.squeeze(axes)  # type: ignore[no-any-return]
 
 
 def gammaln(x: ArrayLike, /) -> Tensor:

@@ -76,3 +76,15 @@ def np_isposinf(x: Array, out: Any = None) -> Array:
 def np_isneginf(x: Array, out: Any = None) -> Array:
     """numpy's ``isneginf``."""
     return eq(x, -np.inf)
+
+
+@implements(np.isreal)
+def np_isreal(x: Array) -> Array:
+    """numpy's ``isreal``."""
+    return eq(np.imag(x), 0)
+
+
+@implements(np.iscomplex)
+def np_iscomplex(x: Array) -> Array:
+    """numpy's ``iscomplex``."""
+    return ne(np.imag(x), 0)

@@ -58,3 +58,12 @@ complex_ = define("complex", _complex, real=lambda g: np.real(g), imag=lambda g:
 def np_angle(z: Array, deg: bool = False) -> Array:
     """numpy's ``angle``."""
     return np.rad2deg(angle(z)) if deg else angle(z)
+
+
+@implements(np.real_if_close)
+def np_real_if_close(a: Array, tol: float = 100) -> Array:
+    """numpy's ``real_if_close``; it reads the imaginary parts."""
+    if a.dtype.kind != "c":
+        return a
+    least = tol * np.finfo(a.dtype).eps if tol > 1 else tol
+    return real(a) if np.all(np.absolute(imag(a)) < least) else a

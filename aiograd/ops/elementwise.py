@@ -140,7 +140,7 @@ float_power = define("float_power", np.float_power, x1=_pow_x1, x2=_pow_x2, comp
 # Exponentials and logarithms.
 
 exp = define("exp", np.exp, x=lambda g, out: g * out, complex="holomorphic", cost=1.0)
-exp2 = define("exp2", np.exp2, x=lambda g, out: g * out * LN2, cost=1.5)
+exp2 = define("exp2", np.exp2, x=lambda g, out: g * out * LN2, complex="holomorphic", cost=1.5)
 expm1 = define("expm1", np.expm1, x=lambda g, out: g * out + g, complex="holomorphic", cost=1.5)
 log = define("log", np.log, x=lambda g, x: g / x, complex="holomorphic", cost=1.0)
 log2 = define("log2", np.log2, x=lambda g, x: g / (x * LN2), complex="holomorphic", cost=1.5)

@@ -16,7 +16,7 @@ from aiograd.ops.creation import astype, refuse, zeros_like
 from aiograd.ops.indexing import getitem, take
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
-from aiograd.ops.shape import checked_axis, expand, np_atleast_1d, np_atleast_2d, np_atleast_3d, reshape, unsqueeze
+from aiograd.ops.shape import checked_axis, expand, np_atleast_1d, np_atleast_2d, np_atleast_3d, reshape
 from aiograd.types import Array, Shape
 
 
@@ -255,7 +255,7 @@ def np_dstack(tup: Sequence[Array]) -> Array:
 @implements(np.column_stack)
 def np_column_stack(tup: Sequence[Array]) -> Array:
     """numpy's ``column_stack``."""
-    return cat(*(unsqueeze(a, axis=1) if len(a.shape) == 1 else a for a in tup), axis=1)
+    return cat(*(np.reshape(a, (-1, 1)) if len(a.shape) < 2 else a for a in tup), axis=1)
 
 
 @implements(np.append)
