@@ -19,6 +19,7 @@
     │   └── HookTypeError (TypeError)
     ├── ArgumentError (ValueError)     a call with wrong values
     │   ├── ShapeError                shapes do not fit
+    │   ├── LinearAlgebraError (numpy.linalg.LinAlgError) a matrix for which there is no result, such as a singular one
     │   ├── IndexRangeError (IndexError) an index or axis outside of its range, or no index at all
     │   ├── ScheduleError             a pipeline schedule that cannot run; says where
     │   ├── MicrobatchError (RuntimeError) a batch that cannot be split into microbatches, or results that cannot be put together
@@ -78,6 +79,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
+
+from numpy.linalg import LinAlgError
 
 from aiograd.late import LateModule
 
@@ -159,6 +162,27 @@ class ArgumentError(AiogradError, ValueError):
 
 class ShapeError(ArgumentError):
     """Shapes that do not fit."""
+
+
+class LinearAlgebraError(ArgumentError, LinAlgError):
+    """A matrix for which there is no result, such as the inverse of a singular one; also in a derivative that needs such a result."""
+
+
+def refused(name: str, arrays: Iterable[Any], error: LinAlgError) -> LinearAlgebraError:
+    """The error for an operation on matrices that numpy refused.
+
+    Args:
+        name: name of the operation.
+        arrays: its arguments; others than arrays among them are ignored.
+        error: numpy's error.
+
+    Returns:
+        The error to raise.
+    """
+    described = ", ".join([f"{a.dtype} {list(a.shape)}" for a in arrays if hasattr(a, "dtype") and hasattr(a, "shape")])
+    text = str(error).rstrip(". ")
+    advice = "; pinv() and lstsq() take singular ones" if "ingular" in text else ""
+    return LinearAlgebraError(f"{name}({described}): {text}. Give matrices for which the result exists{advice}.")
 
 
 class IndexRangeError(ArgumentError, IndexError):

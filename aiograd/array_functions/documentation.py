@@ -239,4 +239,4 @@ def _errors(name: str, parameters: list[str]) -> Iterator[str]:
     if name in _COMPLAINTS:
         yield _COMPLAINTS[name]
     if name in _SINGULAR:
-        yield "numpy.linalg.LinAlgError: a matrix for which there is no result, such as a singular one."
+        yield "LinearAlgebraError: a matrix for which there is no result, such as a singular one."

@@ -13,7 +13,8 @@ from aiograd.array_functions.searching import where
 from aiograd.errors import ShapeError
 from aiograd.ops import decomposition, matrix_functions, norms
 from aiograd.ops import linalg as linalg_rows
-from aiograd.ops.decomposition import EighResult, QRResult, SlogdetResult, SVDResult
+from aiograd.ops.decomposition import EighResult, QRResult, SVDResult
+from aiograd.ops.determinant import SlogdetResult, slogdet_row
 from aiograd.ops.matrix_functions import EigResult, LstsqResult
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.record import call
@@ -117,7 +118,7 @@ def qr(x: ArrayLike, /, mode: str = "reduced") -> QRResult:
 
 def slogdet(x: ArrayLike, /) -> SlogdetResult:
     """Signs and logarithms of the magnitudes of determinants."""
-    return SlogdetResult(*decomposition.slogdet_row(_matrix("slogdet", x, square=True)))
+    return SlogdetResult(*slogdet_row(_matrix("slogdet", x, square=True)))
 
 
 def solve(x1: ArrayLike, x2: ArrayLike, /) -> Tensor:

@@ -24,7 +24,8 @@ statistics          quantiles, covariances, sums without NaN
 calculus            differences, the trapezoidal rule, interpolation
 windows, fft        sliding windows and convolution; Fourier transforms
 linalg, einsum      products of matrices; Einstein summation
-decomposition       inverses, determinants, factorisations
+decomposition       inverses, factorisations
+determinant         determinants and their derivatives
 matrix_functions    eigenvalues of general matrices, the exponential, triangular systems, least squares
 norms               norms of vectors and matrices
 nn                  the fused rows that networks need
@@ -43,6 +44,7 @@ from aiograd.ops import (
     creation,
     cumulative,
     decomposition,
+    determinant,
     einsum,
     elementwise,
     fft,
@@ -82,6 +84,7 @@ __all__ = [
     "creation",
     "cumulative",
     "decomposition",
+    "determinant",
     "define",
     "einsum",
     "elementwise",

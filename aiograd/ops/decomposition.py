@@ -1,4 +1,4 @@
-"""Inverses, determinants and factorisations of matrices, in the last two axes; leading axes are batches.
+"""Inverses and factorisations of matrices, in the last two axes; leading axes are batches.
 
 Note [Symmetric matrices]
     `cholesky`, `eigh` and `eigvalsh` read one triangle of their argument, which stands for a symmetric (Hermitian) matrix. Their gradients
@@ -8,10 +8,6 @@ Note [Free choices]
     Eigenvectors and singular vectors are determined up to a sign (a phase, if complex), and within the space of equal values not at
     all. The gradient of a function that does not depend on such choices is right; it does not exist where values coincide and the
     vectors matter.
-
-Note [Singular matrices]
-    The gradient of a determinant is the matrix of cofactors, which exists for every matrix. It is a row of its own, found by the singular
-    value decomposition, where ``det(A) * inv(A).T`` would divide zero by zero.
 
 Source: the rules follow M. Giles, An extended collection of matrix derivative results (2008); Roberts and Roberts, QR and LQ
 decomposition matrix backpropagation (2020); Golub and Pereyra for the pseudo-inverse (1973).
@@ -24,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.errors import NoRuleError
+from aiograd.errors import NoRuleError, refused
 from aiograd.ops.creation import ones_like, zeros_like
 from aiograd.ops.elementwise import conj
 from aiograd.ops.indexing import getitem
@@ -32,16 +28,8 @@ from aiograd.ops.joining import cat
 from aiograd.ops.linalg import matmul
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
-from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import diagonal, diagonal_adjoint, matrix_transpose, tril, triu, unsqueeze
 from aiograd.types import Array, Shape
-
-
-class SlogdetResult(NamedTuple):
-    """The result of `slogdet`."""
-
-    sign: Array
-    logabsdet: Array
 
 
 class EighResult(NamedTuple):
@@ -86,17 +74,20 @@ def cubic(output: Shape, inputs: tuple[Shape, ...]) -> float:
     return 1000.0 + 0.5 * math.prod(shape) * min(shape[-2:], default=1)
 
 
-def _decomposed(output: Shape, inputs: tuple[Shape, ...]) -> float:
+def decomposed(output: Shape, inputs: tuple[Shape, ...]) -> float:
     """Nanoseconds where a singular value decomposition is among them."""
     return 4.0 * cubic(output, inputs)
 
 
-# Inverse, solution, determinant. All are holomorphic: the engine sees to the conjugates.
+# Inverse and solution. Both are holomorphic: the engine sees to the conjugates.
 
 
 def _inv(x: Array, /) -> Array:
     """The inverses of matrices (..., N, N)."""
-    return np.linalg.inv(x)
+    try:
+        return np.linalg.inv(x)
+    except np.linalg.LinAlgError as error:
+        raise refused("inv", (x,), error) from error
 
 
 def _inv_vjp(g: Array, out: Array) -> Array:
@@ -111,7 +102,10 @@ def _solve(x1: Array, x2: Array, /) -> Array:
         x1: (..., N, N).
         x2: (..., N, K), or one vector (N,).
     """
-    return np.linalg.solve(x1, x2)
+    try:
+        return np.linalg.solve(x1, x2)
+    except np.linalg.LinAlgError as error:
+        raise refused("solve", (x1, x2), error) from error
 
 
 def _solve_vjp(g: Array, x1: Array, x2_shape: Shape, out: Array, needs: tuple[bool, bool]) -> tuple[Array | None, Array]:
@@ -124,52 +118,8 @@ def _solve_vjp(g: Array, x1: Array, x2_shape: Shape, out: Array, needs: tuple[bo
     return (-(column * unsqueeze(out, axis=-2)) if needs[0] else None), g2
 
 
-def _det(x: Array, /) -> Array:
-    """The determinants of matrices (..., N, N)."""
-    return np.linalg.det(x)
-
-
-def _cofactors(x: Array, /) -> Array:
-    """The matrices of cofactors of (..., N, N): the gradients of the determinants, for singular matrices too."""
-    u, s, vh = np.linalg.svd(x)
-    size = s.shape[-1]
-    others = np.stack([np.prod(np.delete(s, i, -1), -1) for i in range(size)], -1) if size else s
-    sign = np.linalg.det(u) * np.linalg.det(vh)
-    return np.conj(np.matmul(u * (np.conj(sign)[..., None, None] * others[..., None, :]), vh))
-
-
-def _cofactors_vjp(g: Array, x: Array, out: Array) -> Array:
-    turned = matrix_transpose(inv(x))
-    whole = unsqueeze(sum_(g * out, axis=(-2, -1)), axis=(-2, -1))
-    return whole * turned - matmul(matmul(out, matrix_transpose(g)), turned)
-
-
-def _slogdet(x: Array, /) -> tuple[Array, Array]:
-    """Sign and logarithm of the magnitude of determinants of real matrices (..., N, N)."""
-    sign, logabsdet = np.linalg.slogdet(x)
-    return sign, logabsdet
-
-
-def _slogdet_vjp(g: tuple[Array | None, Array | None], x: Array) -> Array | None:
-    if g[1] is None:
-        return None
-    return unsqueeze(g[1], axis=(-2, -1)) * matrix_transpose(inv(x))
-
-
 inv: Op = define("inv", _inv, x=_inv_vjp, complex="holomorphic", cost=cubic, numpy=(np.linalg.inv,))
 solve: Op = define("solve", _solve, joint={("x1", "x2"): _solve_vjp}, complex="holomorphic", cost=cubic, numpy=(np.linalg.solve,))
-cofactors: Op = define("cofactors", _cofactors, x=_cofactors_vjp, complex="holomorphic", cost=cubic)
-det = define(
-    "det", _det, x=lambda g, x: unsqueeze(g, axis=(-2, -1)) * cofactors(x), complex="holomorphic", cost=_decomposed, numpy=(np.linalg.det,)
-)
-slogdet_row = define("slogdet", _slogdet, x=_slogdet_vjp, outputs=2, differentiable_outputs=(1,), cost=cubic)
-
-
-@implements(np.linalg.slogdet)
-def slogdet(x: Array, /) -> SlogdetResult:
-    """Sign and logarithm of the magnitude of determinants."""
-    return SlogdetResult(*slogdet_row(x))
-
 
 # Factorisations. See Note [Symmetric matrices].
 
@@ -240,7 +190,7 @@ def _eigvalsh_vjp(g: Array, x: Array) -> Array:
 
 
 eigh_row: Op = define("eigh", _eigh, x=_eigh_vjp, outputs=2, complex="explicit", cost=cubic)
-eigvalsh = define("eigvalsh", _eigvalsh, x=_eigvalsh_vjp, complex="explicit", cost=_decomposed)
+eigvalsh = define("eigvalsh", _eigvalsh, x=_eigvalsh_vjp, complex="explicit", cost=decomposed)
 
 
 def eigh(x: Array, /) -> EighResult:
@@ -306,7 +256,7 @@ def _svdvals_vjp(g: Array, x: Array) -> Array:
 
 
 svd_row: Op = define("svd", _svd, x=_svd_vjp, outputs=3, complex="explicit", cost=cubic)
-svdvals = define("svdvals", _svdvals, x=_svdvals_vjp, complex="explicit", cost=_decomposed, numpy=(np.linalg.svdvals,))
+svdvals = define("svdvals", _svdvals, x=_svdvals_vjp, complex="explicit", cost=decomposed, numpy=(np.linalg.svdvals,))
 
 
 def svd(x: Array, /, *, full_matrices: bool = True) -> SVDResult:

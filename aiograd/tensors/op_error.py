@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
+from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError, refused
 
 #: exceptions that numpy raises for unsuitable arguments
 REFUSALS = (ValueError, TypeError, IndexError, AttributeError)
@@ -26,7 +26,7 @@ NONE_ADVICE = "is None; expected a Tensor, array or number. Was `return` forgott
 
 
 def raise_op_error(name: str, arrays: Iterable[Any], statics: Mapping[str, Any], error: Exception, names: Sequence[str] = ()) -> NoReturn:
-    """Raise the error for an operation that numpy refused with `error`; aiograd's own errors and LinAlgError pass as they are.
+    """Raise the error for an operation that numpy refused with `error`; aiograd's own errors pass as they are.
 
     Args:
         name: name of the row or function.
@@ -34,8 +34,10 @@ def raise_op_error(name: str, arrays: Iterable[Any], statics: Mapping[str, Any],
         statics: its other arguments by name.
         names: names of the array arguments, where they are known.
     """
-    if isinstance(error, (AiogradError, np.linalg.LinAlgError)):
+    if isinstance(error, AiogradError):
         raise error
+    if isinstance(error, np.linalg.LinAlgError):
+        raise refused(name, arrays, error) from error
     if isinstance(error, AttributeError):
         missing = next((known for known, array in zip(names, arrays, strict=False) if array is None), None)
         if missing is None or error.obj is not None:

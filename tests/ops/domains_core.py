@@ -509,6 +509,7 @@ _LINALG: dict[str, Domain] = {
     "inv": cases(*_matrices(*_SQUARE), complex=True),
     "det": cases(*_matrices(*_SQUARE), complex=True),
     "cofactors": cases(*_matrices(*_SQUARE), complex=True),
+    "cofactors_grad": cases(arrays((3, 3), (3, 3)), arrays((2, 2, 2), (2, 2, 2)), arrays((1, 1), (1, 1)), complex=True),
     "slogdet": cases(*_matrices(*_SQUARE)),
     "solve": cases(
         _systems((3, 3), (3, 2)), _systems((3, 3), (3,)), _systems((2, 3, 3), (3, 2)), _systems((2, 2), (4, 2, 3)), _systems((2, 2, 2), (2,)),

@@ -149,6 +149,13 @@ def cofactors(x: Tensor) -> Tensor:
     return torch.linalg.det(x)[..., None, None] * torch.linalg.inv(x).mT
 
 
+def cofactors_grad(y: Tensor, x: Tensor) -> Tensor:
+    """Of an invertible matrix: the gradient of ``sum(y * cofactors(x))``."""
+    inverse = torch.linalg.inv(x).mT
+    whole = (y * inverse).sum((-2, -1))[..., None, None] * inverse - inverse @ y.mT @ inverse
+    return torch.linalg.det(x)[..., None, None] * whole
+
+
 # -------------------------------------------------------------------- elementwise
 
 
@@ -409,6 +416,7 @@ COUNTERPARTS.update(
         "clamp_min": ("torch.clamp", lambda x, limit: torch.clamp(x, min=limit.expand_as(x))),
         "clone": ("torch.clone", torch.clone),
         "cofactors": ("det * inv.mT", cofactors),
+        "cofactors_grad": ("gradient of det * inv.mT", cofactors_grad),
         "col2im": ("F.fold", col2im),
         "constant_pad": ("F.pad", constant_pad),
         "conv2d_input_grad": ("adjoint of F.conv2d", conv2d_input_grad),
