@@ -118,10 +118,14 @@ class DrawsMasks(Protocol):
 
 @runtime_checkable
 class AdoptsTensors(Protocol):
-    """Optional interface of a device: its operations take Tensors of the host as they are, which keep their place in the graph there."""
+    """Optional interface of a device: its operations take Tensors of other devices as they are, which keep their place in the graph there."""
+
+    @property
+    def depth(self) -> int:
+        """A number that is higher the more devices this one lies within: it takes the Tensors of those with lower numbers."""
 
     def adopt(self, tensor: Any) -> Array:
-        """An array of the device that stands for a Tensor of the host."""
+        """An array of the device that stands for a Tensor of another."""
 
 
 _devices: dict[str, Device] = {}

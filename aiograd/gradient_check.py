@@ -169,7 +169,7 @@ class _Checked:
         ]
 
     def _leaf(self, i: int, array: Matrix) -> Any:
-        leaf = make(array.copy(), cls=type(self.inputs[i]))
+        leaf = make(array.copy(), cls=type(self.inputs[i].detach()))  # a Parameter may be more than its data
         if self.inputs[i].device != "cpu":
             leaf = leaf.to(self.inputs[i].device)
         return leaf.requires_grad_()

@@ -231,6 +231,63 @@ def main():
         weights.abs().max().item() <= 0.5, abs(noise.mean().item() - 1) < 0.1, set(coin.tolist()) == {0.0, 1.0},
     )
 """,
+    "modules under their names": """
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.utils import clip_grad_norm_
+from torch.optim.lr_scheduler import StepLR
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+class Squares(Dataset):
+    def __init__(self, n):
+        self.x = torch.linspace(-1, 1, n).unsqueeze(1)
+
+    def __len__(self):
+        return self.x.size(0)
+
+    def __getitem__(self, i):
+        return self.x[i], self.x[i] ** 2
+
+def main():
+    device = torch.device("cpu")
+    model = nn.Sequential(nn.Linear(1, 8, True, device, torch.float32), nn.Tanh(), nn.Linear(8, 1)).to(device)
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.linspace(-0.5, 0.7, p.numel()).view(p.size()))
+    optimizer = torch.optim.NAdam(model.parameters(), lr=0.02)
+    scheduler = StepLR(optimizer, step_size=3, gamma=0.5)
+    loader = DataLoader(Squares(16), batch_size=4, shuffle=False, num_workers=0)
+    for epoch in range(6):
+        total = 0.0
+        for x, y in loader:
+            loss = F.mse_loss(model(x.to(device)), y)
+            optimizer.zero_grad()
+            loss.backward()
+            clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+            total += loss.item() * x.size(0)
+        scheduler.step()
+    pairs = TensorDataset(torch.arange(6).view(3, 2), torch.arange(3))
+    return total / len(loader.dataset), scheduler.get_last_lr()[0], len(pairs), x.size(), next(model.parameters()).device.type == "cpu"
+""",
+    "causal attention with shared heads": """
+import torch
+import torch.nn.functional as F
+
+def main():
+    q = torch.linspace(-1, 1, 2 * 4 * 5 * 3).view(2, 4, 5, 3).requires_grad_()
+    k = torch.linspace(1, -1, 2 * 2 * 5 * 3).view(2, 2, 5, 3)
+    B, H, T, C = q.size()
+    mask = torch.triu(torch.ones(T, T), 1)
+    bias = torch.zeros(T, T).masked_fill(mask == 1, float("-inf"))
+    by_mask = F.scaled_dot_product_attention(q, k, k, attn_mask=bias, enable_gqa=True)
+    causal = F.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
+    out = torch.transpose(causal, 1, 2).reshape(B, T, H * C)
+    out.pow(2).sum().backward()
+    low = torch.tril(q.detach()[0, 0], -1)
+    return out.sum().item(), (by_mask - causal).abs().max().item(), q.grad.norm().item(), low.sum().item(), torch.diag(mask, 1).sum().item()
+""",
 }  # fmt: skip
 
 #: the numbers that PyTorch gives
@@ -249,13 +306,15 @@ EXPECTED: dict[str, Any] = {
     'linear algebra': (39.098986998406744, 22.531443226739324),
     'scatter and embedding by hand': (True, 9.419966697692871, [2.3197107315063477, 3.6399025917053223, 0.0, 7.647092819213867, 0.0]),
     'random numbers have shapes, ranges and seeds': (True, True, True, True, True, True, True, True, True, True),
+    'modules under their names': (0.27218481339514256, 0.005, 3, (4, 1), 1),
+    'causal attention with shared heads': (12.310389518737793, 0.0, 0.23481863737106323, -7.571428298950195, 4.0),
 }
 
 
 def port(script: str) -> str:
     """The script for aiograd: the import, ``async`` before main, ``await`` before backward and grad."""
     script = script.replace("import torch.nn.functional as F", "import aiograd.nn.functional as F")
-    script = re.sub(r"\bfrom torch import", "from aiograd import", script)
+    script = re.sub(r"\bfrom torch([\w.]*) import", r"from aiograd\1 import", script)
     script = re.sub(r"\bimport torch$", "import aiograd as torch", script, flags=re.M)
     script = re.sub(r"^def main", "async def main", script, flags=re.M)
     script = re.sub(r"^( *)(\S.*\.backward\()", r"\1await \2", script, flags=re.M)

@@ -88,6 +88,78 @@ async def test_gradients_outside_inside_and_both() -> None:
     assert await ag.gradgradcheck(lambda a, b: ag.vmap(lambda r: (r @ b).sin().sum())(a), (leaf(X), leaf(W)), atol=1e-4, rtol=1e-3)
 
 
+Y = np.array([0.5, -1.0, 2.0, 1.5, 3.0])
+
+#: functions of a row and of a number of an inner call of `vmap`
+PAIRS: dict[str, tuple[Any, Any]] = {
+    "product": (lambda a, b: a * b, lambda a, b: a * b),
+    "reflected": (lambda a, b: b - a, lambda a, b: b - a),
+    "outer alone": (lambda a, b: a * 2.0, lambda a, b: a * 2.0),
+    "inner alone": (lambda a, b: b * 2.0, lambda a, b: b * 2.0),
+    "matmul": (lambda a, b: (a * b) @ a, lambda a, b: (a * b) @ a),
+    "where": (lambda a, b: ag.where(a > b, a, b), lambda a, b: np.where(a > b, a, b)),
+    "joined": (lambda a, b: ag.concat([a, b.reshape(1)]), lambda a, b: np.append(a, b)),
+    "softmax": (lambda a, b: ag.softmax(a * b, axis=-1), lambda a, b: np.exp(a * b) / np.exp(a * b).sum()),
+    "indexed": (lambda a, b: ag.take(a, (b > 0).astype(np.int64).reshape(1)), lambda a, b: a[[int(b > 0)]]),
+    "in a loop": (lambda a, b: ag.linalg.det(ag.outer(a, a) * b + ag.eye(len(a))), lambda a, b: np.linalg.det(np.outer(a, a) * b + np.eye(len(a)))),
+    "made inside": (lambda a, b: (ag.zeros(len(a)) + b) * a, lambda a, b: a * b),
+    "an array": (lambda a, b: a * np.arange(len(a)) + b, lambda a, b: a * np.arange(len(a)) + b),
+    "filled": (lambda a, b: (a * b).index_fill(0, [0], 7.0), lambda a, b: np.append([7.0], (a * b)[1:])),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+async def test_a_function_within_another_uses_values_of_both(name: str) -> None:
+    ours, numpys = PAIRS[name]
+    wanted = np.array([[numpys(a, b) for b in Y] for a in X])
+    x, y = ag.tensor(X, requires_grad=True), ag.tensor(Y, requires_grad=True)
+    found = ag.vmap(lambda a: ag.vmap(lambda b: ours(a, b))(y))(x)
+    assert found.shape == wanted.shape
+    np.testing.assert_allclose(found.detach().numpy(), wanted, rtol=1e-6)
+    await (found * found).sum().backward()
+    again, other = ag.tensor(X, requires_grad=True), ag.tensor(Y, requires_grad=True)
+    await sum((ours(again[i], other[j]) ** 2).sum() for i in range(len(X)) for j in range(len(Y))).backward()
+    for first, second in ((x, again), (y, other)):
+        np.testing.assert_allclose(*(np.zeros(t.shape) if t.grad is None else t.grad.numpy() for t in (first, second)), rtol=1e-6)
+
+
+async def test_three_levels_and_passes_within_passes() -> None:
+    triple = ag.vmap(lambda a: ag.vmap(lambda b: ag.vmap(lambda c: a[0] * b + c)(ag.tensor(Y)))(ag.tensor(Y)))(ag.tensor(X))
+    np.testing.assert_allclose(triple.numpy(), X[:, 0, None, None] * Y[:, None] + Y)
+
+    async def outer(a: Any) -> Any:
+        async def inner(b: Any) -> Any:
+            b.requires_grad_()
+            (grad,) = await ag.grad((ag.sin(b) * a).sum(), [b])
+            return grad
+
+        return await ag.vmap(inner)(ag.tensor(Y))
+
+    found = await ag.vmap(outer)(ag.tensor(X))
+    np.testing.assert_allclose(found.numpy(), np.cos(Y) * X.sum(1)[:, None])
+
+
+def test_an_inner_function_writes_into_tensors_of_its_own() -> None:
+    def own(b: Any, a: Any) -> Any:
+        made = ag.zeros(2, dtype=np.float64) + b
+        made[0] = a[0]
+        made += a[1]
+        return made
+
+    found = ag.vmap(lambda a: ag.vmap(lambda b: own(b, a))(ag.tensor(Y)))(ag.tensor(X))
+    wanted = [[[a[0] + a[1], b + a[1]] for b in Y] for a in X]
+    np.testing.assert_allclose(found.numpy(), wanted)
+
+    def foreign(a: Any) -> Any:
+        copy = a * 1.0
+        for write in (lambda b: copy.__setitem__(0, b), copy.__iadd__):
+            with pytest.raises(ArgumentError, match="outer one"):
+                ag.vmap(write)(ag.tensor(Y))
+        return copy
+
+    np.testing.assert_array_equal(ag.vmap(foreign)(ag.tensor(X)).numpy(), X)
+
+
 def test_axes_nesting_and_constants() -> None:
     x = ag.tensor(rng.normal(size=(2, 5, 3)))
     found = ag.vmap(lambda m: m.sum(0), in_dims=1, out_dims=1)(x)

@@ -24,7 +24,7 @@ from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS, Op
 from aiograd.tensors.core import make
 from aiograd.tensors.dispatch import array_function, array_ufunc
-from aiograd.trees import map_tree
+from aiograd.trees import leaves_of, map_tree
 from aiograd.types import Shape
 
 _numbers = itertools.count()
@@ -37,7 +37,9 @@ class BatchLevel:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.name = f"vmap:{next(_numbers)}"
+        #: of two calls of which one is made within the other, the inner one has the higher number
+        self.depth = next(_numbers)
+        self.name = f"vmap:{self.depth}"
         #: True if the caller records a graph
         self.records = current_mode().grad
 
@@ -139,6 +141,11 @@ class BatchedArray(NDArrayOperatorsMixin):
     def __setitem__(self, index: Any, value: Any) -> None:
         given = value if isinstance(value, BatchedArray) else self.level.from_host(np.asarray(value))
         changed = ROWS["setitem"](self, given, index=index)
+        if changed.level is not self.level:
+            raise ArgumentError(
+                "vmap: a function within another writes its values into a tensor of the outer one, which has one value for all of them. Make a new "
+                "tensor of both with an operation out of place."
+            )
         self.value, self.batched = changed.value, changed.batched
 
     def astype(self, dtype: Any, copy: bool = True) -> Any:
@@ -170,7 +177,8 @@ class BatchedArray(NDArrayOperatorsMixin):
             return _bare(array_function(function, map_tree(make, args, BatchedArray), map_tree(make, kwargs, BatchedArray)))
 
     def __aiograd_op__(self, op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return RUN[0](self.level, op, args, kwargs)
+        levels = [x.level for x in leaves_of((args, kwargs), BatchedArray)]
+        return RUN[0](max(levels, key=lambda level: level.depth), op, args, kwargs)
 
 
 def _tensor(value: Any) -> Any:

@@ -65,7 +65,7 @@ def attention(
 
     Args:
         q: (..., L, E). Leading axes broadcast.
-        k: (..., S, E), S > 0.
+        k: (..., S, E).
         v: (..., S, V).
         allowed: (..., L, S), which scores take part, or None.
         added: (..., L, S), added to the scores, or None.
@@ -91,7 +91,7 @@ def attention(
         )  # fmt: skip
         return out.reshape(*leading, *out.shape[2:]), shift.reshape(*leading, rows)
     scores = _scores(q, k, allowed, added, causal, scale)
-    top = np.maximum.reduce(scores, axis=-1, keepdims=True)
+    top = np.maximum.reduce(scores, axis=-1, keepdims=True, initial=-np.inf)  # there may be no keys
     np.copyto(top, scores.dtype.type(0), where=top == -np.inf)
     scores -= top
     np.exp(scores, out=scores)

@@ -163,7 +163,7 @@ class MultiHeadAttention(Module):
 
     def _heads(self, x: Tensor) -> Tensor:
         """(N, L, E) to (N, heads, L, E / heads)."""
-        return x.reshape(x.shape[0], x.shape[1], self.num_heads, -1).swapaxes(1, 2)
+        return x.reshape(*x.shape[:2], self.num_heads, x.shape[2] // self.num_heads).swapaxes(1, 2)
 
     def _mask(self, q: Tensor, k: Tensor, key_padding_mask: Any, attn_mask: Any) -> Tensor | None:
         """Both masks as one that `scaled_dot_product_attention` understands."""

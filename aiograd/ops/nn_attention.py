@@ -54,9 +54,9 @@ def check_attention(q: Array, k: Array, v: Array, mask: Array) -> None:
     Raises:
         ShapeError: shapes; ArgumentTypeError: a mask that is neither boolean nor floating.
     """
-    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or not (k.shape[-2] and k.shape[-1]):
+    if min(q.ndim, k.ndim, v.ndim) < 2 or q.shape[-1] != k.shape[-1] or k.shape[-2] != v.shape[-2] or not k.shape[-1]:
         found = f"q {q.shape}, k {k.shape}, v {v.shape}"
-        raise ShapeError(f"attention: found {found}; expected q (..., L, E), k (..., S, E), v (..., S, V), S > 0, E > 0")
+        raise ShapeError(f"attention: found {found}; expected q (..., L, E), k (..., S, E), v (..., S, V), E > 0")
     if mask is not None and mask.dtype != np.bool_ and mask.dtype.kind != "f":
         raise ArgumentTypeError(f"attention: the mask has dtype {mask.dtype}, expected bool (True takes part) or floating (added to the scores)")
 
@@ -73,7 +73,7 @@ def _attention(q: Array, k: Array, v: Array, mask: Array = None, /, is_causal: b
         scale: of the scores; None: ``1 / sqrt(E)``.
 
     Returns:
-        (..., L, V). A query that may attend to no key gives zeros.
+        (..., L, V). A query that may attend to no key gives zeros, as all do where there are no keys.
     """
     check_attention(q, k, v, mask)
     return np.matmul(_weights(q, k, mask, is_causal, scale), v)

@@ -16,7 +16,6 @@ from aiograd.errors import NoRuleError
 from aiograd.modes import current_mode
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.ops.reduction import in_dtype
-from aiograd.tensors.constants import static
 from aiograd.tensors.core import TensorCore, base_of, refresh
 from aiograd.tensors.inplace import check_in_place, replace
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
@@ -120,7 +119,7 @@ def _accumulate(ufunc: np.ufunc, x: Any, axis: Any = 0, dtype: Any = None, out: 
 
 def _cast_inputs(ufunc: np.ufunc, inputs: tuple[Any, ...], dtype: Any) -> tuple[Any, ...]:
     """The inputs in the dtypes that numpy computes with when the results are to have `dtype`."""
-    given = [x.dtype if hasattr(x, "dtype") else type(x) if type(x) in (int, float, complex) else np.asarray(x).dtype for x in map(static, inputs)]
+    given = [x.dtype if hasattr(x, "dtype") else type(x) if type(x) in (int, float, complex) else np.asarray(x).dtype for x in inputs]
     try:
         found = ufunc.resolve_dtypes((*given, *[None] * ufunc.nout), signature=(*[None] * ufunc.nin, *[dtype] * ufunc.nout))
     except REFUSALS as error:

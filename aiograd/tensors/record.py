@@ -149,7 +149,7 @@ def _with_constants(arrays: list[Any], first: int) -> list[Any]:
 
 
 def _device_of(op: Op, arrays: list[Any]) -> str:
-    """The device of the arguments that are not on the host; ``"cpu"`` if all are."""
+    """The device of the arguments that are not on the host; ``"cpu"`` if all are. Of several it is the one that adopts the Tensors of the others."""
     found = "cpu"
     for array in arrays:
         if array is None or array.__class__ is _ndarray:
@@ -158,20 +158,24 @@ def _device_of(op: Op, arrays: list[Any]) -> str:
         if name == "cpu" or name == found:
             continue
         if found != "cpu":
-            raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
+            depths = [there.depth if isinstance(there, devices.AdoptsTensors) else -1 for there in map(devices.device, (found, name))]
+            if depths == [-1, -1]:
+                raise DeviceMismatchError(f"{op.name}: arguments live on {found} and {name}; move them to one device with .to()")
+            if depths[0] > depths[1]:
+                continue
         found = name
     return found
 
 
 def _move_along(op: Op, tensors: list[Any], arrays: list[Any], args: tuple[Any, ...], device: str) -> None:
-    """Move the host arguments of a row that runs on a device to this device.
+    """Move the arguments of a row that runs on a device and that are not there, host arrays but for a device that adopts others', to this device.
 
     Arrays that are no Tensors are constants and are moved, and so are numbers; a number that requires grad is moved by a recorded row, so that
     its gradient is moved back. A function that is being compiled records every move, so that a program repeats it.
     """
     mode = current_mode()
     for i, array in enumerate(arrays):
-        if array.__class__ is not _ndarray:
+        if array is None or (array.__class__ is not _ndarray and devices.device_name_of(array) == device):
             continue
         tensor = tensors[i]
         there = devices.device(device)

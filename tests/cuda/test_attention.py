@@ -135,9 +135,9 @@ def test_more_features_than_fit_are_put_together_from_products(device: CudaDevic
     assert "attention" not in device.driver.history  # type: ignore[attr-defined]
 
 
-def test_no_queries_and_no_batches(device: CudaDevice) -> None:
-    for lead, queries in (((2,), 0), ((0,), 3)):
-        check(device, (draw((*lead, queries, 4)), draw((*lead, 5, 4)), draw((*lead, 5, 3)), None), "f4")
+def test_no_queries_no_keys_and_no_batches(device: CudaDevice) -> None:
+    for lead, queries, keys in (((2,), 0, 5), ((0,), 3, 5), ((2,), 3, 0)):
+        check(device, (draw((*lead, queries, 4)), draw((*lead, keys, 4)), draw((*lead, keys, 3)), None), "f4")
 
 
 def test_arguments_that_do_not_fit(device: CudaDevice) -> None:

@@ -102,7 +102,7 @@ def main() -> None:
 
 def through_the_arrays() -> None:
     """The same from above: ``cuda:0`` by its name, its arrays, and those of others in memory that they keep."""
-    device: Any = ag.device("cuda:0")
+    device: Any = ag.devices.device("cuda:0")
     values = np.arange(12.0).reshape(3, 4)
     x = device.from_host(values)
     described = x.__cuda_array_interface__

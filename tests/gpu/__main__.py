@@ -42,7 +42,7 @@ def main() -> int:
     failed = 0
     if not options.no_tests:
         failed = subprocess.run([sys.executable, "-m", "pytest", "-q", "tests/gpu"], check=False, cwd=ROOT).returncode
-    run = Run(ag.device("cuda:0"), None if options.no_torch else _torch(), options.tiny)
+    run = Run(ag.devices.device("cuda:0"), None if options.no_torch else _torch(), options.tiny)
     parts = [_machine(run, failed, tested=not options.no_tests)]
     print(parts[0], flush=True)
     for name in options.names or NAMES:

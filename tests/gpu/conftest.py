@@ -28,7 +28,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session")
 def device() -> Any:
     """``cuda:0``, with its threads started and its libraries loaded, so that no test seems to leave them behind."""
-    found: Any = ag.device("cuda:0")
+    found: Any = ag.devices.device("cuda:0")
     x = ag.tensor(np.ones((4, 4), np.float32), device="cuda:0")
     (x @ x + 1).numpy()
     called = threading.Event()

@@ -21,7 +21,7 @@ def out_of_range(out):
     out[1 << 40] = 1.0
 
 async def main():
-    device = ag.device("cuda:0")
+    device = ag.devices.device("cuda:0")
     x = ag.tensor(np.ones(4, np.float32), device="cuda:0", requires_grad=True)
     y = (x * 2).sum()
     await y

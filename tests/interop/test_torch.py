@@ -164,6 +164,9 @@ async def test_second_derivatives() -> None:
     x = ag.tensor(draw(5, 3, dtype=np.float64), requires_grad=True)
     assert await ag.gradcheck(layer, (x,))
     assert await ag.gradgradcheck(layer, (x,))
+    names, values = zip(*layer.named_parameters(), strict=True)
+    for check in (ag.gradcheck, ag.gradgradcheck):
+        assert await check(lambda *given: ag.functional_call(layer, dict(zip(names, given, strict=True)), (x,)), values)
     parameters = list(layer.parameters())
     given = torch.from_numpy(x.detach().numpy()).requires_grad_()
     (g,) = torch.autograd.grad(module(given).sum(), given, create_graph=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
 import gc
 from collections.abc import Iterator
@@ -36,10 +37,13 @@ def net() -> Any:
     return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
 
 
-async def test_a_compiled_module_gives_its_memory_away_in_every_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("in_place", [False, True])
+async def test_a_compiled_module_gives_its_memory_away_in_every_backward(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was compiled for that in the first, and refuses to keep torch's graph in another, wherever that runs."""
     module, twin = net(), net()
-    layer = interop.wrap(torch.compile(module, backend="aot_eager"))
+    layer = interop.wrap(module if in_place else torch.compile(module, backend="aot_eager"))
+    if in_place:
+        module.compile(backend="aot_eager")
     for estimate in (10**9, 1, 10**9, 1):  # on the executor, on the loop
         monkeypatch.setattr("aiograd.interop.torch.node.backward_ns", lambda elapsed, found=estimate: found)
         await layer(ag.asarray(draw(5, 4))).sum().backward()
@@ -62,3 +66,33 @@ async def test_a_compiled_part_of_a_stage_runs_in_the_first_half() -> None:
     theirs = [p for part in (first, second) for p in part.parameters()]
     for ours, other in zip([p for part in parts for p in part.parameters()], theirs, strict=True):
         assert_close(ours.grad.numpy(), other.grad.numpy(), 100)
+
+
+async def test_a_compiled_model_calls_aiograd_between_its_graphs() -> None:
+    class Model(nn.Module):  # type: ignore[misc,name-defined]
+        def __init__(self, function: Any) -> None:
+            super().__init__()
+            self.first, self.function, self.last = nn.Linear(4, 4), function, nn.Linear(4, 2)
+
+        def forward(self, x: Any) -> Any:
+            return self.last(self.function(self.first(x).relu(), factor=3.0)).tanh()
+
+    scale = ag.tensor([1.0, 2.0, 3.0, 4.0], requires_grad=True)
+
+    async def scaled(x: Any, factor: float) -> Any:
+        return x * scale * factor
+
+    model = Model(interop.function(scaled))
+    compiled = torch.compile(model, backend="aot_eager")
+
+    def train(model_or_compiled: Any) -> list[Any]:
+        model.zero_grad()
+        scale.grad = None
+        model_or_compiled(torch.from_numpy(draw(5, 4))).sum().backward()
+        assert scale.grad is not None
+        return [scale.grad.numpy().copy(), *[p.grad.numpy().copy() for p in model.parameters()]]
+
+    expected = await asyncio.to_thread(train, model)
+    for _ in range(2):
+        for ours, other in zip(await asyncio.to_thread(train, compiled), expected, strict=True):
+            assert_close(ours, other)

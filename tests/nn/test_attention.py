@@ -13,6 +13,7 @@ import aiograd.nn.functional as F
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.random import Generator
+from aiograd.testing.toy_device import ToyDevice
 from tests.support import draw
 
 Array = np.ndarray[Any, Any]
@@ -161,3 +162,45 @@ async def test_transformer_encoder_layer(norm_first: bool) -> None:
     close(out, wanted)
     await out.square().sum().backward()
     assert all(p.grad is not None for p in layer.parameters())
+
+
+EMPTY: dict[str, Any] = {
+    "attention": lambda q, k: F.scaled_dot_product_attention(q, k, k),
+    "with a mask": lambda q, k: F.scaled_dot_product_attention(q, k, k, np.ones((q.shape[-2], k.shape[-2]), bool)),
+    "with numbers added": lambda q, k: F.scaled_dot_product_attention(q, k, k, np.zeros((q.shape[-2], k.shape[-2]))),
+    "causal": lambda q, k: F.scaled_dot_product_attention(q, k, k, is_causal=True),
+    "with dropout": lambda q, k: F.scaled_dot_product_attention(q, k, k, dropout_p=0.5),
+    "on a device": lambda q, k: F.scaled_dot_product_attention(q.to("toy:attention"), *(k.to("toy:attention"),) * 2),
+}
+
+
+@pytest.mark.parametrize("shapes", [((2, 3, 4), (2, 0, 4)), ((2, 0, 4), (2, 3, 4)), ((0, 3, 4), (0, 2, 4)), ((2, 0, 4), (2, 0, 4))])
+@pytest.mark.parametrize("name", EMPTY)
+async def test_without_keys_a_query_gives_zeros_and_has_no_gradient(name: str, shapes: Any) -> None:
+    q, k = (ag.tensor(draw(*shape), requires_grad=True) for shape in shapes)
+    with ToyDevice("toy:attention"):
+        out = (await EMPTY[name](q, k)).cpu()
+        assert out.shape == q.shape and not out.detach().numpy().any()
+        grads = await ag.grad(out.sum(), [q, k], create_graph=True, allow_unused=True)
+    assert all(g is None or not g.detach().numpy().any() for g in grads)
+
+
+@pytest.mark.parametrize("need_weights", [True, False])
+@pytest.mark.parametrize(("queries", "keys", "batch"), [(3, 0, 2), (0, 3, 2), (3, 2, 0), (0, 0, 2)])
+async def test_multi_head_attention_over_empty_axes(queries: int, keys: int, batch: int, need_weights: bool) -> None:
+    layer = nn.MultiheadAttention(4, 2, dtype=np.float64)
+    q, k = (ag.tensor(draw(length, batch, 4), requires_grad=True) for length in (queries, keys))
+    out, weights = layer(q, k, k, need_weights=need_weights)
+    assert out.shape == q.shape and (weights is None or weights.shape == (batch, queries, keys))
+    if not keys and layer.out_proj.bias is not None:
+        np.testing.assert_array_equal(out.detach().numpy(), np.broadcast_to(layer.out_proj.bias.detach().numpy(), q.shape))
+    await out.sum().backward()
+    assert not q.grad.numpy().any() or keys
+
+
+async def test_transformer_layers_over_empty_axes() -> None:
+    encoder = nn.TransformerEncoderLayer(4, 2, 8, dropout=0.0, dtype=np.float64)
+    decoder = nn.TransformerDecoderLayer(4, 2, 8, dropout=0.0, dtype=np.float64)
+    for out, shape in ((encoder(draw(0, 2, 4)), (0, 2, 4)), (decoder(draw(3, 2, 4), draw(0, 2, 4)), (3, 2, 4))):
+        assert out.shape == shape and np.isfinite(out.detach().numpy()).all()
+        await out.sum().backward()

@@ -14,6 +14,7 @@ Make = Callable[[Any, dict[str, Any]], Any]
 
 #: numbers on both sides of every corner of the piecewise activations, and some of the corners
 _WIDE = np.concatenate([np.linspace(-8.0, 8.0, 42), [-3.0, -1.0, -0.5, 0.5, 1.0, 3.0, 6.0, 0.0]]).reshape(5, 10)
+_VOLUME = (2, 4, 5, 6, 7)
 _LINE, _IMAGE = (2, 4, 9), (2, 4, 7, 6)
 _SEQUENCE = (5, 2, 3)
 
@@ -28,6 +29,15 @@ MORE_LAYERS: list[tuple[str, Make, Sequence[Any]]] = [
     ("Threshold(0.5, -2)", lambda nn, d: nn.Threshold(0.5, -2.0), [_WIDE]),
     ("Softshrink(1.5)", lambda nn, d: nn.Softshrink(1.5), [_WIDE]),
     ("PReLU(10)", lambda nn, d: nn.PReLU(10, **d), [_WIDE]),
+    ("Conv3d(4, 6, 3)", lambda nn, d: nn.Conv3d(4, 6, (3, 2, 2), (2, 1, 1), (1, 0, 1), groups=2, **d), [_VOLUME]),
+    ("Conv3d(same, circular)", lambda nn, d: nn.Conv3d(4, 6, 3, padding="same", padding_mode="circular", **d), [_VOLUME]),
+    ("ConvTranspose3d(4, 6, 3)", lambda nn, d: nn.ConvTranspose3d(4, 6, 3, (1, 2, 3), (1, 0, 2), (0, 1, 2), dilation=(2, 1, 1), **d), [_VOLUME]),
+    ("MaxPool3d(3)", lambda nn, d: nn.MaxPool3d(3, 2, 1, ceil_mode=True), [_VOLUME]),
+    ("AvgPool3d(3)", lambda nn, d: nn.AvgPool3d(3, 2, 1, ceil_mode=True, count_include_pad=False), [_VOLUME]),
+    ("BatchNorm3d(4)", lambda nn, d: nn.BatchNorm3d(4, **d), [_VOLUME]),
+    ("InstanceNorm3d(4)", lambda nn, d: nn.InstanceNorm3d(4, affine=True, **d), [_VOLUME]),
+    ("Transformer(8, 2)", lambda nn, d: nn.Transformer(8, 2, 2, 3, 16, 0.0, norm_first=True, activation="gelu", **d), [(6, 2, 8), (5, 2, 8)]),
+    ("TripletMarginLoss(swap)", lambda nn, d: nn.TripletMarginLoss(0.3, swap=True), [(5, 4), (5, 4), (5, 4)]),
     ("GLU(1)", lambda nn, d: nn.GLU(1), [_IMAGE]),
     ("Unflatten(1, (2, 2))", lambda nn, d: nn.Unflatten(1, (2, 2)), [_IMAGE]),
     ("Conv1d(4, 6, 3)", lambda nn, d: nn.Conv1d(4, 6, 3, stride=2, padding=1, groups=2, **d), [_LINE]),

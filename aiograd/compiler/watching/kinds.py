@@ -20,7 +20,7 @@ CONTAINERS = (tuple, list, dict, set, frozenset, deque)
 ABSENT: Any = type("Absent", (), {"__repr__": lambda self: "nothing"})()
 
 
-class Kind(NamedTuple):
+class ReadKind(NamedTuple):
     """One way to read.
 
     Attributes:
@@ -74,30 +74,30 @@ def _call(function: Any, key: tuple[tuple[Any, ...], tuple[tuple[str, Any], ...]
     return function(*key[0], **dict(key[1]))
 
 
-GLOBAL = Kind("{h}.get({k}, {absent})", lambda names, name: names.get(name, ABSENT))
-CELL = Kind("{h}.cell_contents", lambda cell, _: cell.cell_contents)
-ATTRIBUTE = Kind("{h}.{k}", getattr)
-METHOD = Kind("{h}.{k}.__func__", lambda holder, name: getattr(holder, name).__func__)
+GLOBAL = ReadKind("{h}.get({k}, {absent})", lambda names, name: names.get(name, ABSENT))
+CELL = ReadKind("{h}.cell_contents", lambda cell, _: cell.cell_contents)
+ATTRIBUTE = ReadKind("{h}.{k}", getattr)
+METHOD = ReadKind("{h}.{k}.__func__", lambda holder, name: getattr(holder, name).__func__)
 #: of a class, for a descriptor whose code is watched when it runs
-MEMBER = Kind("{member}({h}, {k})", member)
-MISSING = Kind("{missing}({h}, {k})", _is_missing)
+MEMBER = ReadKind("{member}({h}, {k})", member)
+MISSING = ReadKind("{missing}({h}, {k})", _is_missing)
 #: of the class of an object, for an attribute of what comes after another class in its order
-SUPER = Kind("{after}({h}, {k})", _member_after)
+SUPER = ReadKind("{after}({h}, {k})", _member_after)
 #: of an object, for such a descriptor of its class that an attribute of its own would come before
-NOT_OWN = Kind("({k} not in {h}.__dict__)", lambda holder, name: name not in holder.__dict__)
-CLASS = Kind("{h}.__class__", lambda holder, _: holder.__class__)
-ITEM = Kind("{h}[{k}]", lambda holder, key: holder[key])
-CONTAINS = Kind("({k} in {h})", lambda holder, key: key in holder)
-CONTENT = Kind("{items}({h})", lambda holder, _: items_of(holder))
-LIST = Kind("[*{h}]", lambda holder, _: [*holder])
-DICT = Kind("[*{h}, *{h}.values()]", lambda holder, _: [*holder, *holder.values()])
-BYTES = Kind("{h}.tobytes()", lambda holder, _: holder.tobytes())
-BYTEARRAY = Kind("bytes({h})", lambda holder, _: bytes(holder))
-ARRAY = Kind("({h}.shape, {h}.dtype, {h}.tobytes())", lambda holder, _: (holder.shape, holder.dtype, holder.tobytes()))
-CALLED = Kind("{call}({h}, {k})", _call)
-CONTEXT = Kind("{h}.get(*{k})", lambda holder, arguments: holder.get(*arguments), may_return=True)
-HAS_GRADIENT = Kind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
-IS_DEAD = Kind("({h}() is None)", lambda reference, _: reference() is None)
+NOT_OWN = ReadKind("({k} not in {h}.__dict__)", lambda holder, name: name not in holder.__dict__)
+CLASS = ReadKind("{h}.__class__", lambda holder, _: holder.__class__)
+ITEM = ReadKind("{h}[{k}]", lambda holder, key: holder[key])
+CONTAINS = ReadKind("({k} in {h})", lambda holder, key: key in holder)
+CONTENT = ReadKind("{items}({h})", lambda holder, _: items_of(holder))
+LIST = ReadKind("[*{h}]", lambda holder, _: [*holder])
+DICT = ReadKind("[*{h}, *{h}.values()]", lambda holder, _: [*holder, *holder.values()])
+BYTES = ReadKind("{h}.tobytes()", lambda holder, _: holder.tobytes())
+BYTEARRAY = ReadKind("bytes({h})", lambda holder, _: bytes(holder))
+ARRAY = ReadKind("({h}.shape, {h}.dtype, {h}.tobytes())", lambda holder, _: (holder.shape, holder.dtype, holder.tobytes()))
+CALLED = ReadKind("{call}({h}, {k})", _call)
+CONTEXT = ReadKind("{h}.get(*{k})", lambda holder, arguments: holder.get(*arguments), may_return=True)
+HAS_GRADIENT = ReadKind("({h}.grad is not None)", lambda leaf, _: leaf.grad is not None)
+IS_DEAD = ReadKind("({h}() is None)", lambda reference, _: reference() is None)
 
 #: kinds whose value is a copy of all items; kinds that read one place, which the call may have set
 CONTENTS = (CONTENT, LIST, DICT)

@@ -26,7 +26,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aiograd.compiler.watching import kinds
-from aiograd.compiler.watching.kinds import ABSENT, PLAIN, Kind, is_same, items_of, member
+from aiograd.compiler.watching.kinds import ABSENT, PLAIN, ReadKind, is_same, items_of, member
 from aiograd.compiler.watching.reads import Reads
 from aiograd.tensors.core import TensorCore
 
@@ -37,7 +37,7 @@ _DEPTH = 16
 _VIEWS = tuple([type(getattr(cls(), name)()) for cls in (dict, OrderedDict) for name in ("keys", "values", "items")])
 _LISTS: tuple[Any, ...] = (list, set, deque, *_VIEWS)
 _DICTS: tuple[Any, ...] = (dict, OrderedDict, types.MappingProxyType)
-_BUFFERS: dict[Any, Kind] = {bytearray: kinds.BYTEARRAY, array.array: kinds.BYTES, memoryview: kinds.BYTES}
+_BUFFERS: dict[Any, ReadKind] = {bytearray: kinds.BYTEARRAY, array.array: kinds.BYTES, memoryview: kinds.BYTES}
 #: class of the functions of numpy that ask the classes of their arguments first
 DISPATCHER = type(np.sum)
 _LOCK, _RECURSIVE_LOCK = type(threading.Lock()), type(threading.RLock())

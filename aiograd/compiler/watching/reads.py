@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.compiler.watching import kinds
-from aiograd.compiler.watching.kinds import ABSENT, CONTAINERS, HELPERS, PLAIN, Kind, is_same, items_of
+from aiograd.compiler.watching.kinds import ABSENT, CONTAINERS, HELPERS, PLAIN, ReadKind, is_same, items_of
 from aiograd.tensors.core import TensorCore
 from aiograd.trees import leaves_of
 
@@ -61,7 +61,7 @@ class Read:
 
     __slots__ = ("kind", "holder", "key", "value", "where", "counts", "is_weak")
 
-    def __init__(self, kind: Kind, holder: Any, key: Any, value: Any, where: Any, counts: bool = False) -> None:
+    def __init__(self, kind: ReadKind, holder: Any, key: Any, value: Any, where: Any, counts: bool = False) -> None:
         self.is_weak = False
         self.kind = kind
         self.holder = holder
@@ -135,11 +135,11 @@ class Reads:
         #: objects that a weak reference gave, which reads are not to keep alive, and the reference
         self._weak: dict[int, tuple[Any, Any]] = {}
         #: by holder and key: what the call has set, with the kind of its read
-        self._set: dict[tuple[int, Any], tuple[Any, Kind, Any, Any]] = {}
+        self._set: dict[tuple[int, Any], tuple[Any, ReadKind, Any, Any]] = {}
         #: containers with items that the call has set, and True where others may have come, gone or moved
         self._changed: dict[int, tuple[Any, bool]] = {}
 
-    def add(self, kind: Kind, holder: Any, key: Any, value: Any, where: Any, *, counts: bool = False) -> None:
+    def add(self, kind: ReadKind, holder: Any, key: Any, value: Any, where: Any, *, counts: bool = False) -> None:
         """Note what was read; of what the call itself has set nothing needs to be known."""
         known = self._reads.get((kind.text, id(holder), key))
         if known is not None:
@@ -156,11 +156,11 @@ class Reads:
             for tensor in leaves_of(value, TensorCore):
                 self.tensors[id(tensor)] = tensor
 
-    def knows(self, kind: Kind, holder: Any) -> bool:
+    def knows(self, kind: ReadKind, holder: Any) -> bool:
         """True if the content of a container was read already."""
         return (kind.text, id(holder), None) in self._reads
 
-    def sets(self, kind: Kind, holder: Any, key: Any, where: Any) -> None:
+    def sets(self, kind: ReadKind, holder: Any, key: Any, where: Any) -> None:
         """Note that the call sets what `kind` reads."""
         self._set.setdefault((id(holder), key), (holder, kind, key, where))
         if kind is kinds.ITEM:

@@ -125,8 +125,8 @@ def attention(q: Any, k: Any, v: Any, mask: Any, is_causal: bool, scale: float |
         return _ROW.forward(q, k, v, mask, is_causal=is_causal, scale=scale), None
     out = heads.like(heads.q, heads.values)
     shape = (heads.outer, heads.inner, heads.queries)
-    if not out.size:
-        return heads.back(out), heads.back(zeros(heads.device, shape, heads.precision))
+    if not out.size or not heads.keys:
+        return heads.back(zeros(heads.device, out.shape, heads.dtype)), heads.back(zeros(heads.device, shape, heads.precision))
     sums = empty(heads.device, shape, heads.precision)
     own, _, down, across = tile
     exp, log = (function(name, heads.precision) for name in ("exp", "log"))
@@ -151,7 +151,7 @@ def attention_grad(
         return _ROW.joint[_INPUTS](g, needs, q, k, v, mask, is_causal, scale)  # type: ignore[no-any-return]
     shape = (heads.outer, heads.inner, heads.queries)
     g, out = (as_cuda(heads.device, array).astype(heads.dtype, copy=False) for array in (g, out))
-    if not (out.size and q.size):
+    if not (out.size and q.size and k.size):
         shapes = (*[array.shape[-2:] for array in (q, k, v)], (heads.queries, heads.keys))
         return tuple(zeros(heads.device, (*heads.leading, *last), heads.dtype) if need else None for last, need in zip(shapes, needs, strict=True))
     deltas = vecdot(g.astype(heads.precision, copy=False), out.astype(heads.precision, copy=False)).reshape(shape)

@@ -14,6 +14,12 @@ Note [Two rounds]
     Reduce-scatter is the first round alone, all-gather the second; of a broadcast the root sends each rank one part in the first, which that
     rank sends to the others in the second.
 
+Note [Heard from all]
+    An operation ends on a rank when every rank is known to have begun the same one: in sums and gathers each contributes, and what a rank sends is
+    taken where the same operation has begun. Of a broadcast most ranks have nothing to send, and the root's values alone say nothing of the others.
+    So they tell each other that they have begun it; in a large group rank 0 is told, and tells all. The shapes and dtypes that come with that are
+    compared too, also by ranks that have given none of their own.
+
 Source: Thakur, Rabenseifner, Gropp, "Optimization of Collective Communication Operations in MPICH" (2005), for the bounds.
 """
 
@@ -34,8 +40,8 @@ from aiograd.types import Array
 DIRECT = 1 << 15
 #: operations of two members on at most so many pieces take one round
 PAIR = 8
-#: a contribution to a part, for its owner; the values of a part, for everybody
-CONTRIBUTION, VALUES = 1, 2
+#: a contribution to a part, for its owner; the values of a part, for everybody; a broadcast that has begun, see Note [Heard from all]
+CONTRIBUTION, VALUES, BEGUN = 1, 2, 3
 #: stands for a part in a message with all that its receiver adds up
 WHOLE = -1
 
@@ -44,7 +50,7 @@ class Message(NamedTuple):
     """Pieces on their way from this rank to another."""
 
     to: int
-    #: CONTRIBUTION or VALUES
+    #: CONTRIBUTION, VALUES or BEGUN
     round: int
     #: the rank to whose part they belong, and the index of the message there
     part: int
@@ -115,6 +121,8 @@ class CollectiveExchange(ABC):
         self._arrays = arrays
         self._piece = piece
         self._direct = direct
+        #: ranks that have yet to say that they have begun a broadcast
+        self._unheard: set[int] = set()
 
     @property
     @abstractmethod
@@ -128,8 +136,16 @@ class CollectiveExchange(ABC):
 
     @property
     def is_symmetric(self) -> bool:
-        """True if each pair of ranks exchanges exactly one message, so that one of them can be the answer to the other."""
+        """True if each rank that this one begins with sends it exactly one message, so that one of the two can be the answer to the other."""
         return False
+
+    def _heard(self, sender: int, operation: Operation, part: int, piece: int, arrays: list[Array]) -> None:
+        """A rank has begun this broadcast; see Note [Heard from all]."""
+        if sender not in self._unheard or (part, piece, arrays) != (WHOLE, 0, []):
+            raise wrong_piece(sender, self.operation, BEGUN, part, piece)
+        self._unheard.remove(sender)
+        if not self.operation.specs:
+            self.operation = operation
 
     @abstractmethod
     def result(self) -> list[Array]:
@@ -179,14 +195,17 @@ class MeshExchange(CollectiveExchange):
 
     @property
     def is_done(self) -> bool:
-        return not any(self._missing.values()) and None not in self._missing.values() and all(map(_is_complete, self._folds.values()))
+        counts = self._missing.values()
+        return not (any(counts) or None in counts or self._unheard) and all(map(_is_complete, self._folds.values()))
 
     @property
     def awaited(self) -> list[int]:
-        return [rank for rank, count in self._missing.items() if count is None or count]
+        return [rank for rank, count in self._missing.items() if count is None or count or rank in self._unheard]
 
     @property
     def is_symmetric(self) -> bool:
+        if self.operation.kind is OperationKind.BROADCAST:
+            return self.is_direct or self.rank != self.operation.root
         return self.is_direct and self.operation.kind in (OperationKind.ALL_REDUCE, OperationKind.REDUCE_SCATTER, OperationKind.BARRIER)
 
     def result(self) -> list[Array]:
@@ -227,8 +246,9 @@ class MeshExchange(CollectiveExchange):
 
     def _begin_broadcast(self) -> list[Message]:
         root = self.operation.root
+        self._unheard = {other for other in self._missing if other != root}
         if self.rank != root:
-            return []
+            return [Message(other, BEGUN, WHOLE, 0, []) for other in self._others()]
         layout = self._layout_for(0, self.operation)
         self._missing = dict.fromkeys(self._missing, 0)
         self._results[0] = layout.flatten(self._arrays, copy=True)
@@ -325,6 +345,9 @@ class MeshExchange(CollectiveExchange):
 
     def _receive_broadcast(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
         root = self.operation.root
+        if round == BEGUN:
+            self._heard(sender, operation, part, piece, arrays)
+            return []
         layout = self._layouts.get(0)
         if layout is None:
             self.operation = operation  # that of the root

@@ -68,7 +68,8 @@ class Group:
     under way at once; they are told apart by the order in which they began. Arrays must not change until the operation has returned.
 
     If a member is lost, gives up (an error, a deadline, a cancellation) or calls something else, the group has failed: all operations on all members
-    raise, and `without` and `with_` make a new group.
+    raise, and `without` and `with_` make a new group. Where members call different things none has a result. One that a member gives up may have
+    ended on others, with the right result; no operation that begins later ends anywhere. What has to happen on all or on none goes through `commit`.
 
     Args:
         owner: the worker's groups.

@@ -24,6 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from aiograd.distributed.collectives.exchange import (
+    BEGUN,
     CONTRIBUTION,
     DIRECT,
     VALUES,
@@ -89,14 +90,12 @@ class RingExchange(CollectiveExchange):
 
     @property
     def is_done(self) -> bool:
-        return self._missing is not None and not self._missing
+        return self._missing is not None and not self._missing and not self._unheard
 
     @property
     def awaited(self) -> list[int]:
         """The neighbours that send to this rank, whoever is late further away."""
-        if self._missing is None:
-            return [self._before]
-        return sorted({sender for sender, *_ in self._missing})
+        return sorted({self._before} if self._missing is None else {sender for sender, *_ in self._missing} | self._unheard)
 
     def result(self) -> list[Array]:
         if self.operation.kind is OperationKind.ALL_GATHER:
@@ -116,7 +115,8 @@ class RingExchange(CollectiveExchange):
             self._missing = {(self._before, VALUES, part, 0) for part in range(self.size) if part != self.rank}
             return [Message(self._next, VALUES, self.rank, 0, [own])]
         if kind is OperationKind.BROADCAST:
-            return self._begin_broadcast()
+            self._unheard = {0} if self.rank else set(range(1, self.size))
+            return [*([Message(0, BEGUN, WHOLE, 0, [])] if self.rank else []), *self._begin_broadcast()]
         if kind is OperationKind.BARRIER:
             return self._begin_at_root([])
         layout = self._layout = self._layout_of(self.operation)
@@ -175,6 +175,9 @@ class RingExchange(CollectiveExchange):
 
     def receive(self, sender: int, operation: Operation, round: int, part: int, piece: int, arrays: list[Array]) -> list[Message]:
         kind, where = self.operation.kind, (sender, round, part, piece)
+        if kind is OperationKind.BROADCAST and round == BEGUN:
+            self._heard(sender, operation, part, piece, arrays)
+            return [] if self.rank or self._unheard else [Message(other, BEGUN, WHOLE, 0, []) for other in range(1, self.size)]
         if kind is OperationKind.BROADCAST and self._missing is None:
             self._expect_broadcast(operation, sender, part)
         if self._missing is None or where not in self._missing or not self._fits(part, piece, arrays):

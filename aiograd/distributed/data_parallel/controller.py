@@ -67,7 +67,7 @@ class DataParallel:
         module: type[Any] | str,
         /,
         *args: Any,
-        optimizer: Any,
+        optimizer: Any = "AdamW",
         optimizer_options: Mapping[str, Any] | None = None,
         method: str = "loss",
         clip_norm: float | None = None,

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import functools
 import inspect
-import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any, Protocol
 
@@ -16,12 +15,11 @@ from aiograd.distributed.data_parallel.replica_state import ReceivedState
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer, ShardStamp
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.engine.evaluate import suspends
-from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError
 from aiograd.modes import no_grad
 from aiograd.offloading import ready
 from aiograd.steps.buckets import GradientBuckets, ParameterSpec
-from aiograd.tensors import inplace
+from aiograd.steps.module_calls import ModuleCalls
 from aiograd.types import Array
 
 
@@ -79,9 +77,7 @@ class Replica:
         #: how often a state was loaded, and the number of steps taken
         self.loads = self.taken = 0
         self._turn = asyncio.Lock()
-        #: the call that runs on the executor; done when one that was given up has ended
-        self._running: ThreadCall | None = None
-        self._lingering: asyncio.Future[None] | None = None
+        self._calls = ModuleCalls()
 
     @property
     def version(self) -> tuple[int, int]:
@@ -180,8 +176,7 @@ class Replica:
     async def alone(self) -> AsyncIterator[None]:
         """A block in which nothing else uses the module; it begins when no call that was given up runs on any more, see `release`."""
         async with self._turn:
-            while self._lingering is not None:
-                await asyncio.wait([self._lingering])
+            await self._calls.settled()
             yield
 
     async def call(self, method: Any, shard: Sequence[Any]) -> Any:
@@ -198,27 +193,13 @@ class Replica:
         if inspect.iscoroutinefunction(method) or inspect.iscoroutinefunction(forward):
             value = method(*shard)
         else:
-            self._running = ThreadCall(functools.partial(method, *shard))
-            value = await current_engine().offload(self._running)
+            value = await self._calls.offload(functools.partial(method, *shard))
         value = await value if suspends(value) else value
         return await ready(value)
 
     def release(self, undo: Callable[[], None]) -> None:
-        """Undo the changes that a call has made to the module.
-
-        A function that runs on after it was given up would change the module behind the back of those who come next. So `undo` waits for it, and
-        so has whoever is next (`alone`).
-        """
-        running, self._running = self._running, None
-        if running is None or not running.withdraw():
-            undo()
-            return
-        self._lingering = running.ended
-        running.ended.add_done_callback(functools.partial(self._undo, undo))
-
-    def _undo(self, undo: Callable[[], None], ended: asyncio.Future[None]) -> None:
-        self._lingering = None
-        undo()
+        """Undo the changes that a call has made to the module; see `ModuleCalls.release`."""
+        self._calls.release(undo)
 
     async def evaluate(self, shard: Sequence[Any]) -> Any:
         """The output of the module for a shard, without gradients and in evaluation mode; the mode is then as it was. Cancelling stops waiting."""
@@ -234,61 +215,3 @@ class Replica:
                 return await self.call(self.module, shard)
         finally:
             self.release(undo)
-
-
-class ThreadCall:
-    """A function on a thread of the executor, which may outlast whoever waits for it.
-
-    Args:
-        function: called without arguments.
-    """
-
-    def __init__(self, function: Callable[[], Any]) -> None:
-        self._function = function
-        self._loop = asyncio.get_running_loop()
-        self._lock = threading.Lock()
-        self._has_begun = self._is_withdrawn = False
-        #: done when the function has returned, or raised
-        self.ended: asyncio.Future[None] = self._loop.create_future()
-
-    def __call__(self) -> Any:
-        with self._lock:
-            if self._is_withdrawn:
-                return None
-            self._has_begun = True
-        try:
-            return self._function()
-        finally:
-            with contextlib.suppress(RuntimeError):  # the loop is closed
-                self._loop.call_soon_threadsafe(self._end)
-
-    def _end(self) -> None:
-        if not self.ended.done():
-            self.ended.set_result(None)
-
-    def withdraw(self) -> bool:
-        """Nobody waits for it any more; returns True if it runs all the same, until `ended`."""
-        with self._lock:
-            self._is_withdrawn = True
-            return self._has_begun and not self.ended.done()
-
-
-class BufferSnapshot:
-    """The buffers of a module as they are now.
-
-    Args:
-        module: the module.
-    """
-
-    def __init__(self, module: Any) -> None:
-        #: each with the module that has it and its name there
-        self._held = [
-            (each, name, tensor, tensor._data.copy()) for each in module.modules() for name, tensor in each.named_buffers(recurse=False)
-        ]
-
-    def restore(self) -> None:
-        """Put them back."""
-        for each, name, tensor, values in self._held:
-            if getattr(each, name) is not tensor:
-                setattr(each, name, tensor)
-            inplace.write(tensor, values)

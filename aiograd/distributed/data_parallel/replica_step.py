@@ -19,12 +19,13 @@ from typing import Any
 import numpy as np
 
 from aiograd.distributed.collectives.group import Group
-from aiograd.distributed.data_parallel.replica import BufferSnapshot, Replica
+from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.offloading import offload
 from aiograd.random import Generator, drawing_from
+from aiograd.steps.module_calls import BufferSnapshot
 from aiograd.steps.reduced_pass import ReducedPass
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
@@ -100,7 +101,7 @@ class ReplicaStep:
         Buffers are then as they were before, and `_statistics` has their new values.
         """
         replica = self._replica
-        before = BufferSnapshot(replica.module)
+        before = BufferSnapshot([replica.module])
         hooks: list[Any] = []
 
         def undo() -> None:

@@ -90,11 +90,23 @@ class AiogradFunction:
         functools.update_wrapper(self, f, updated=())
         self.f = f
         self.choice = choice
+        self._call = _not_compiled()
 
     def __repr__(self) -> str:
         return f"<{getattr(self.f, '__name__', type(self.f).__name__)} of aiograd on torch tensors>"
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._call(self, args, kwargs)
+
+    def called(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call the function.
+
+        Args:
+            args, kwargs: of the call.
+
+        Returns:
+            The result, with torch tensors in the place of Tensors.
+        """
         tensors = leaves_of((args, kwargs), torch.Tensor)
         call = BridgedCall(self, args, kwargs)
         if torch.is_grad_enabled():
@@ -104,6 +116,13 @@ class AiogradFunction:
             results, _ = call.forward(tensors, [False] * len(tensors), records=False)
         given = iter(results)
         return map_tree(lambda _: next(given), call.nesting, _ResultPlace)
+
+
+@functools.cache
+def _not_compiled() -> Callable[..., Any]:
+    """`AiogradFunction.called`, before which a graph of torch's compiler ends; another begins after it."""
+    call: Callable[..., Any] = torch.compiler.disable(AiogradFunction.called)
+    return call
 
 
 class _ResultPlace:

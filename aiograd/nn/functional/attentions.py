@@ -119,7 +119,7 @@ def scaled_dot_product_attention(
         generator: for dropout; the default generator if None.
 
     Returns:
-        (..., L, V). A query that may attend to no key gives zeros.
+        (..., L, V). A query that may attend to no key gives zeros, as all do where there are no keys.
 
     Raises:
         ShapeError: heads that do not divide.

@@ -6,6 +6,7 @@ the `Pipeline`: to carry out a step, to commit it, or to drop it. Hosts send val
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.steps.host import StepHost
+from aiograd.steps.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.steps.session import HostWorker
 from aiograd.tensors.core import TensorCore, make
 
@@ -43,6 +45,7 @@ class StageHost(StepHost[PipelineSession]):
         self._assignment = assignment if isinstance(assignment, StageAssignment) else StageAssignment.parse(modules, assignment)
         #: where this is the host of one of several replicas, once it has joined the others
         self._replicated: ReplicatedStages | None = None
+        self._calls = ModuleCalls()
 
     def _make_session(self, step: int) -> PipelineSession:
         assignment = self._assignment
@@ -134,9 +137,14 @@ class StageHost(StepHost[PipelineSession]):
             keep_outputs=session.keeps_outputs,
             random=random,
             handlers=assignment.handlers,
+            calls=self._calls,
         )
+        undo: Callable[[], None] = _nothing
         reduction = self._replicated.begin() if self._replicated is not None and trains else None
         try:
+            await self._calls.settled()
+            if trains:
+                undo = BufferSnapshot(stage.module for stage in assignment.stages.values()).restore
             execution = StepExecution(spec, session, assignment.events, reduction)
             await execution.run()
             await session.outbox.drain()
@@ -147,8 +155,10 @@ class StageHost(StepHost[PipelineSession]):
         except BaseException:
             if reduction is not None:
                 reduction.cancel()
+            self._calls.release(undo)
             session.fail()
             raise
+        session.undo = undo
         session.end(execution)
         found: dict[str, Any] = {"losses": losses, "outputs": outputs}
         if measures:
@@ -183,6 +193,10 @@ class StageHost(StepHost[PipelineSession]):
         super()._leave()
         if self._replicated is not None and self._worker is not None:
             self._worker.keep(self._replicated.group.aclose(), "leaving the other replicas of a pipeline")
+
+
+def _nothing() -> None:
+    """There is nothing to be undone."""
 
 
 def _checked_share(share: Any) -> tuple[float, int]:

@@ -9,6 +9,7 @@ from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
 from aiograd.pipeline.step.rank import Key
 from aiograd.steps.session import HostWorker, StepSession
+from aiograd.transaction import TransactionState
 
 #: whose steps they are, in messages
 SUBJECT = "a pipeline"
@@ -25,13 +26,15 @@ class PipelineSession(StepSession):
         on_end: told when the step is over here.
     """
 
-    __slots__ = ("mailboxes", "outbox", "keeps_outputs")
+    __slots__ = ("mailboxes", "outbox", "keeps_outputs", "undo")
 
     def __init__(self, step: int, ranks: Iterable[int], recovers: bool, worker: HostWorker | None, on_end: Callable[[Any], None]) -> None:
         self.mailboxes = {rank: Mailbox() for rank in ranks}
         self.outbox = StepOutbox(step, recovers)
         #: the outputs are wanted, too
         self.keeps_outputs = False
+        #: puts back what the step has changed beside gradients, where it is prepared and then dropped
+        self.undo: Callable[[], None] | None = None
         super().__init__(step, SUBJECT, worker, on_end)
 
     def put(self, rank: int, key: Key, value: Any) -> None:
@@ -49,3 +52,6 @@ class PipelineSession(StepSession):
         self.outbox.close()
         for mailbox in self.mailboxes.values():
             mailbox.clear()
+        undo, self.undo = self.undo, None
+        if undo is not None and self.state is not TransactionState.COMMITTED:
+            undo()

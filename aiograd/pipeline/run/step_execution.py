@@ -19,6 +19,7 @@ from aiograd.pipeline.step.rank import Key, Rank
 from aiograd.pipeline.step.stage import Stage
 from aiograd.pipeline.step.stage_run import StageRun
 from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.steps.module_calls import ModuleCalls
 
 
 class ExecutedAction(NamedTuple):
@@ -45,6 +46,7 @@ class StepSpec(NamedTuple):
     keep_outputs: bool
     random: StepRandom
     handlers: Mapping[ActionKind, Callable[[Action], Any]]
+    calls: ModuleCalls
 
 
 class StepRouter(Protocol):
@@ -85,6 +87,7 @@ class StepExecution:
                 scale=spec.scale,
                 keep_outputs=spec.keep_outputs,
                 random=spec.random,
+                offload=spec.calls.offload,
             )
             for index, stage in spec.stages.items()
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -51,6 +51,7 @@ class StageRun:
         scale: the factor of the loss.
         keep_outputs: of the last stage, for the caller.
         random: the default generators of forwards; None: that of the caller, whatever it is.
+        offload: calls the stage on the executor; None: the engine's.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class StageRun:
         scale: float = 1.0,
         keep_outputs: bool = False,
         random: StepRandom | None = None,
+        offload: Callable[[Callable[[], Any]], Awaitable[Any]] | None = None,
     ) -> None:
         self.stage = stage
         self.index = index
@@ -76,6 +78,7 @@ class StageRun:
         self._scale = scale
         self._keeps_outputs = keep_outputs
         self._random = random
+        self._offload = offload or current_engine().offload
         self._saved: dict[int, SavedMicrobatch] = {}
         #: microbatch -> the groups of parameters left to W
         self._groups: dict[int, list[ParameterGroup]] = {}
@@ -155,14 +158,14 @@ class StageRun:
             output = module(*args, **kwargs)
         elif target is not None and loss_fn is not None and not runs_on_loop(loss_fn):
             drawing = self._drawing(None, microbatch)
-            output, loss = await current_engine().offload(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing))
+            output, loss = await self._offload(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing))
             if not suspends(output):
                 if suspends(loss):
                     with self._drawing(None, microbatch):
                         loss = await loss
                 return output, loss
         else:
-            output = await current_engine().offload(functools.partial(module, *args, **kwargs))
+            output = await self._offload(functools.partial(module, *args, **kwargs))
         if suspends(output):
             output = await output
         if target is None:
