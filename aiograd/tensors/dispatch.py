@@ -13,8 +13,11 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import NoRuleError
+from aiograd.modes import current_mode
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.ops.reduction import in_dtype
+from aiograd.tensors.core import TensorCore, base_of, refresh
+from aiograd.tensors.inplace import check_in_place, replace
 from aiograd.tensors.op_error import REFUSALS, raise_op_error
 from aiograd.tensors.record import call
 from aiograd.tensors.scipy_names import scipy_function
@@ -36,6 +39,9 @@ _ACCUMULATIONS: dict[np.ufunc, str] = {np.add: "cumsum", np.multiply: "cumprod"}
 def array_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Compute ``ufunc.method(*inputs, **kwargs)`` by a row where there is one."""
     try:
+        target = kwargs.get("out")
+        if target is not None and method == "__call__" and len(target) == 1 and _is_recorded(target[0], inputs):
+            return _write_result(ufunc, inputs, target[0], **kwargs)
         return _row_of_ufunc(ufunc, method, inputs, kwargs)
     except NoRuleError as refusal:
         return run_on_arrays(name_of(ufunc, method), getattr(ufunc, method), inputs, kwargs, refusal)
@@ -67,6 +73,35 @@ def _row_of_ufunc(ufunc: np.ufunc, method: str, inputs: tuple[Any, ...], kwargs:
         first, second = inputs
         return call(UFUNCS[ufunc], (np.reshape(first, (*np.shape(first), *(1,) * np.ndim(second))), second), {})
     raise no_rule(name_of(ufunc, method))
+
+
+def _is_recorded(target: Any, inputs: tuple[Any, ...]) -> bool:
+    """True if a result written into `target` has to be recorded. An array that is written has no place in a graph."""
+    if not isinstance(target, TensorCore) or not current_mode().grad:
+        return False
+    return any(isinstance(x, TensorCore) and x._node is not None for x in (target, base_of(target), *inputs))
+
+
+def _write_result(ufunc: np.ufunc, inputs: tuple[Any, ...], target: TensorCore, out: Any, where: Any = True, **rest: Any) -> Any:
+    """``ufunc(*inputs, out=target, where=where)``, recorded as a modification in place; elements that `where` leaves out keep what they are."""
+    what = f"{name_of(ufunc)}(out=)"
+    check_in_place(target, what)
+    trace = current_mode().trace
+    if trace is not None:
+        trace.breaks(f"{what} modifies a tensor in place")
+    refresh(target)
+
+    def compute(old: Any) -> Any:
+        given = tuple(old if x is target else x for x in inputs)
+        if where is not True:
+            # what is left out is not computed, so that it has no part in gradients, not even by 0 times infinity
+            given = tuple(np.where(where, x, np.ones((), x.dtype)) if isinstance(x, (TensorCore, np.ndarray)) else x for x in given)
+        value = _row_of_ufunc(ufunc, "__call__", given, rest)
+        if where is not True:
+            value = np.where(where, value, old)
+        return value if value.shape == old.shape else np.broadcast_to(value, np.broadcast_shapes(value.shape, old.shape))
+
+    return replace(target, what, compute)
 
 
 def _as_array(value: Any) -> Any:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ModifiedError, ShapeError
+from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, InPlaceError, ModifiedError, NoRuleError, ShapeError
 from tests.support import constant, leaf, same
 
 
@@ -693,3 +693,55 @@ async def test_an_in_place_operation_under_no_grad_leaves_the_graph_alone() -> N
     assert y.grad_fn is node
     await y.sum().backward()
     same(x.grad, [3.0])
+
+
+# ---- results of numpy's ufuncs that are written into a tensor
+
+UFUNC_TARGETS: dict[str, Any] = {
+    "itself": (lambda x, y: np.multiply(x, y, out=x), lambda x, y: x * y),
+    "another": (lambda x, y: np.exp(x, out=y), lambda x, y: np.exp(x)),
+    "a view": (lambda x, y: (np.add(y[:1], 1.0, out=x[1:]), x)[1], lambda x, y: np.concatenate([x[:1], y[:1] + 1.0])),
+    "broadcast": (lambda x, y: np.multiply(y[0], 2.0, out=x), lambda x, y: y[0] * 2.0 + 0.0 * x),
+    "some": (lambda x, y: np.log(y, out=x, where=np.array([True, False])), lambda x, y: np.stack([np.log(y[0]), x[1]])),
+    "some of itself": (lambda x, y: np.square(x, out=x, where=np.array([False, True])), lambda x, y: np.stack([x[0], x[1] * x[1]])),
+    "a constant": (lambda x, y: np.multiply(x, y, out=ag.zeros(2, dtype=ag.float64)), lambda x, y: x * y),
+}
+
+
+@pytest.mark.parametrize("name", UFUNC_TARGETS)
+async def test_a_ufunc_writes_its_result_into_a_tensor_and_is_recorded(name: str) -> None:
+    written, plain = UFUNC_TARGETS[name]
+    inputs = tuple(ag.tensor(v, dtype=ag.float64, requires_grad=True) for v in ([1.5, 0.3], [0.7, 2.0]))
+    values = [x * 1.0 for x in inputs]
+    found = written(*values)
+    np.testing.assert_array_equal(found.detach().numpy(), plain(*inputs).detach().numpy())
+    assert await ag.gradcheck(lambda x, y: written(x * 1.0, y * 1.0), inputs)
+    ours = await ag.grad(found.sum(), inputs, allow_unused=True)
+    theirs = await ag.grad(plain(*inputs).sum(), inputs, allow_unused=True)
+    for our, their in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(np.zeros(2) if our is None else our.numpy(), np.zeros(2) if their is None else their.numpy())
+
+
+async def test_elements_that_where_leaves_out_have_no_part_in_gradients() -> None:
+    x = ag.tensor([0.0, 2.0], dtype=ag.float64, requires_grad=True)
+    out = ag.zeros(2, dtype=ag.float64)
+    with np.errstate(divide="ignore"):
+        np.log(x, out=out, where=np.array([False, True]))
+    await out.sum().backward()
+    assert x.grad is not None and x.grad.tolist() == [0, 0.5]
+
+
+def test_what_a_ufunc_cannot_write_stays_as_it_is() -> None:
+    x = ag.tensor([1.0, 2.0], dtype=ag.float64, requires_grad=True)
+    y, whole, array = x * 1.0, ag.tensor([1, 2]), np.zeros(2)
+    with pytest.raises(InPlaceError, match=r"np.add\(out=\): a leaf"):
+        np.add(x, 1.0, out=x)
+    with pytest.raises(NoRuleError, match="out="):
+        np.add(x, 1.0, out=array)
+    with pytest.raises(NoRuleError, match="out="):
+        array += x
+    with pytest.raises(ArgumentTypeError, match="dtype"):
+        np.multiply(x, 2.0, out=whole)
+    with pytest.raises(ShapeError, match="shape"):
+        np.add(x, np.ones((3, 2)), out=y)
+    assert array.tolist() == [0, 0] and whole.tolist() == [1, 2] and y.tolist() == [1, 2]

@@ -207,7 +207,7 @@ def test_with_gradients_they_are_refused_by_name(name: str) -> None:
         (lambda x: np.add.at(x, [0], 1.0), r"np\.add\.at has no row"),
         (lambda x: scipy.special.spence(x), r"^scipy\.special\.spence has no row"),
         (lambda x: np.sum(x, where=np.array([True, False])), "np.sum was called on a Tensor with where="),
-        (lambda x: np.add(x, x, out=ag.tensor([0.0, 0.0])), r"np\.add on Tensors.* does not support out="),
+        (lambda x: np.add(x, x, out=np.zeros(2)), r"np\.add on Tensors.* does not support out="),
         (lambda x: np.matmul(x, x, axes=[(0,), (0,), ()]), "does not support axes="),
         (lambda x: np.linalg.qr(np.ones((3, 2)) * x, mode="complete"), "has no derivative"),
         (lambda x: np.copyto(ag.tensor([0.0, 0.0]), x), r"np\.copyto has no row"),
