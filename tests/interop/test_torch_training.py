@@ -420,6 +420,77 @@ async def test_a_recomputation_with_other_parameters_is_refused() -> None:
         await loss.backward()
 
 
+# -------------------------------------------------------------------- modes of torch, which belong to a thread
+
+
+class Seen(nn.Module):  # type: ignore[misc,name-defined]
+    """Notes the modes in which it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.modes = nn.Linear(4, 4), []
+
+    def forward(self, x: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self.modes.append((dtype, torch.is_inference_mode_enabled(), torch.is_grad_enabled(), threading.current_thread().name))
+        return self.linear(x).float()
+
+
+MODES = {
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.float16), (torch.float16, False, True)),
+    "no_grad": (torch.no_grad, (None, False, False)),
+    "inference_mode": (torch.inference_mode, (None, True, False)),
+    "none": (contextlib.nullcontext, (None, False, True)),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+async def test_offloaded_work_runs_in_the_modes_of_its_call(name: str) -> None:
+    module = Seen()
+    layer, (enter, expected) = interop.wrap(module), MODES[name]
+    with enter():
+        y = await ag.offload(layer, ag.ones((2, 4)))
+        begun = ag.offload(layer, ag.ones((2, 4)))
+    await begun  # the modes are those of the call
+    assert [modes[:3] for modes in module.modes] == [expected] * 2 and threading.current_thread().name not in {modes[3] for modes in module.modes}
+    assert y.requires_grad == expected[2]
+    with torch.no_grad():
+        begun = ag.offload(layer, ag.ones((2, 4)))
+    with enter():
+        assert not (await begun).requires_grad
+    await ag.offload(layer, ag.ones((2, 4)))
+    assert module.modes[-1][:3] == MODES["none"][1]
+
+
+@pytest.mark.parametrize("where", ["executor", "loop"])
+async def test_stages_run_in_the_modes_of_the_step(where: Any) -> None:
+    stages = [Seen(), Seen()]
+    placed = [pipeline.Stage(interop.wrap(stage), where=where) for stage in stages]
+    pipe = pipeline.Pipeline(placed, pipeline.make_schedule("1F1B", 2, 4), loss_fn=ag.nn.functional.mse_loss)
+    with torch.autocast("cpu", dtype=torch.float16):
+        await pipe.step(ag.asarray(draw(8, 4)), ag.asarray(draw(8, 4, at=1)))
+    assert {modes[:3] for stage in stages for modes in stage.modes} == {(torch.float16, False, True)}
+    for stage in stages:
+        stage.modes.clear()
+    with torch.inference_mode():
+        await pipe.eval(ag.asarray(draw(8, 4)))
+    assert {modes[:3] for stage in stages for modes in stage.modes} == {(None, True, False)}
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "hooks"])
+async def test_a_recomputation_runs_in_the_modes_of_the_forward(how: str) -> None:
+    module = Seen()
+    layer = interop.wrap(module)
+    with torch.autocast("cpu", dtype=torch.float16):
+        if how == "checkpoint":
+            y = ag.checkpoint(lambda x: layer(x).sin(), ag.ones((2, 4)))
+        else:
+            with ag.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                y = layer(ag.ones((2, 4)))
+    await y.sum().backward()
+    assert len(module.modes) >= 2 and {modes[:3] for modes in module.modes} == {(torch.float16, False, True)}
+
+
 # -------------------------------------------------------------------- two halves
 
 

@@ -21,6 +21,7 @@ from aiograd.errors import AiogradError, DeviceMismatchError, InPlaceError
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memory
 from aiograd.interop.torch.graph import TorchGraph, Watched
+from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
 from aiograd.modes import Mode, current_mode
 from aiograd.random import Draws, Replay, draws_are_steered, foreign_draws, is_replaying
@@ -56,7 +57,8 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     passed: list[Passed] = []
     place = functools.partial(_pass, passed, records)
     kinds = (TensorCore, np.ndarray, torch.Tensor)
-    tree = (map_tree(place, args, kinds), *[map_tree(place, named, kinds) if named else named for named in (kwargs, instead)])
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # tensors of inference count no writes
+        tree = (map_tree(place, args, kinds), *[map_tree(place, named, kinds) if named else named for named in (kwargs, instead)])
     trained = [parameter for parameter in parameters if parameter.torch_parameter.requires_grad] if records else []
     if instead:
         used = {id(parameter) for path, parameter in layer._own_parameters() if path not in instead}
@@ -258,6 +260,7 @@ def _recompute(node: TorchNode, layer: Any, tree: Any, passed: Sequence[Passed],
     places = map_tree(lambda _: _Placeholder(next(numbers)), tree, TensorCore)
     parameters = [parameter.torch_parameter for parameter in trained]
     modes = [(each, each.training) for each in layer.module.modules()]
+    surroundings = noted_modes()
     draws = Draws()
     draws.foreign.append(state)
 
@@ -265,7 +268,7 @@ def _recompute(node: TorchNode, layer: Any, tree: Any, passed: Sequence[Passed],
         shared = [same_memory(value) for value in values]
         given = [each.requires_grad_() if need else each for (each, _, _), need in zip(shared, needs, strict=True)]
         filled = map_tree(lambda leaf: given[leaf.number] if isinstance(leaf, _Placeholder) else over_array(leaf), places, (_Placeholder, np.ndarray))
-        with Replay(draws).playing(), _in_modes(modes):
+        with nullcontext() if surroundings is None else surroundings(), Replay(draws).playing(), _in_modes(modes):
             result, _ = _run(layer, filled, True, given)
         outputs = [each for each in leaves_of(result, torch.Tensor) if each.requires_grad and not any(each is other for other in given)]
         watched = [Watched(counter, count, each) for each, counter, count in shared if counter is not None]

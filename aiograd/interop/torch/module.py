@@ -12,10 +12,12 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from aiograd import foreign_modes
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.call import call
 from aiograd.interop.torch.conversion import tensor_over
+from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.parameters import SIDES, SharedParameter, shared_parameter
 from aiograd.modes import current_mode
 from aiograd.nn.module import Module
@@ -50,6 +52,7 @@ def wrap(module: Any, *, keep_grad: str = "both") -> TorchModule:
         raise ArgumentTypeError(f"interop.torch.wrap: expected a torch.nn.Module, found {type(module).__name__}")
     if keep_grad not in SIDES:
         raise ArgumentError(f"interop.torch.wrap(keep_grad={keep_grad!r}): expected one of {', '.join(map(repr, SIDES))}")
+    foreign_modes.register(noted_modes)
     return TorchModule(module, keep_grad)
 
 

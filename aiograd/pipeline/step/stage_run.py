@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices
+from aiograd import devices, foreign_modes
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.run import current_engine, new_graph_task
@@ -155,14 +155,14 @@ class StageRun:
             output = module(*args, **kwargs)
         elif target is not None and loss_fn is not None and not runs_on_loop(loss_fn):
             drawing = self._drawing(None, microbatch)
-            output, loss = await current_engine().offload(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing))
+            output, loss = await _offload(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing))
             if not suspends(output):
                 if suspends(loss):
                     with self._drawing(None, microbatch):
                         loss = await loss
                 return output, loss
         else:
-            output = await current_engine().offload(functools.partial(module, *args, **kwargs))
+            output = await _offload(functools.partial(module, *args, **kwargs))
         if suspends(output):
             output = await output
         if target is None:
@@ -335,6 +335,11 @@ async def fitted(grad: Any, edge: EdgeOf, index: int) -> Array:
     if grad.dtype != metadata.dtype:
         raise ArgumentTypeError(f"dtype mismatch: the gradient of output {index} has dtype {grad.dtype}, the output has {metadata.dtype}")
     return (await to_device(grad, metadata.device))._data
+
+
+async def _offload(function: Callable[[], Any]) -> Any:
+    """Run a stage on the executor, in the modes of other libraries in which the step was called."""
+    return await current_engine().offload(foreign_modes.within(function))
 
 
 async def to_device(tensor: Any, device: str) -> Any:
