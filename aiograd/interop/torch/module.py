@@ -88,14 +88,15 @@ class TorchModule(Module):
         """Run the torch module.
 
         Args:
-            *args: its arguments; Tensors and arrays in nested tuples, lists and dicts become torch tensors over the same memory.
+            *args: its arguments; Tensors and arrays, nested in tuples, lists, dicts, deques, sets and dataclasses, become torch tensors over the same
+                memory.
             **kwargs: its arguments by name.
 
         Returns:
-            What it returns, with Tensors in the place of torch tensors.
+            What it returns, with Tensors in the place of torch tensors; containers of all these kinds keep their class.
 
         Raises:
-            GraphError: a torch tensor that requires grad among the arguments. InPlaceError: the module modified an input in place, or returned a view
+            GraphError: a torch tensor that requires grad among the arguments, or a result within an object of another kind. InPlaceError: the module modified an input in place, or returned a view
                 of one. DeviceMismatchError: arguments and module are on different devices. DeviceError: a result is on a device that aiograd does
                 not have. ArgumentTypeError: a dtype that one of the libraries does not have.
         """
