@@ -96,9 +96,9 @@ class TorchModule(Module):
             What it returns, with Tensors in the place of torch tensors; containers of all these kinds keep their class.
 
         Raises:
-            GraphError: a torch tensor that requires grad among the arguments, or a result within an object of another kind. InPlaceError: the module modified an input in place, or returned a view
-                of one. DeviceMismatchError: arguments and module are on different devices. DeviceError: a result is on a device that aiograd does
-                not have. ArgumentTypeError: a dtype that one of the libraries does not have.
+            GraphError: a torch tensor that requires grad among the arguments, or a result within an object of another kind. InPlaceError: the module
+                modified an input in place, or returned a view of one. DeviceMismatchError: arguments and module are on different devices.
+                DeviceError: a result is on a device that aiograd does not have. ArgumentTypeError: a dtype that one of the libraries does not have.
         """
         trace = current_mode().trace
         if trace is not None:
