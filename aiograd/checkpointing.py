@@ -35,6 +35,7 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
+from aiograd import foreign_modes
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError, CheckpointError, GraphError, HookTypeError, ModifiedError
@@ -142,7 +143,7 @@ class _Argument(NamedTuple):
 class _Region:
     """One checkpointed call: everything needed to run it again and to check that it did the same."""
 
-    __slots__ = ("function", "args", "kwargs", "grad", "dtype", "draws", "saved", "complete", "is_async", "lock")
+    __slots__ = ("function", "args", "kwargs", "grad", "dtype", "draws", "saved", "complete", "is_async", "lock", "foreign")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         mode = current_mode()
@@ -152,6 +153,7 @@ class _Region:
         self.kwargs = map_tree(hold, kwargs, TensorCore)
         self.grad = mode.grad
         self.dtype = mode.dtype
+        self.foreign = foreign_modes.noted()
         self.draws = Draws()
         self.saved: list[Saved] = []
         self.complete = False
@@ -218,7 +220,7 @@ class _Region:
             # a coroutine rather than a future: the loop keeps the result of a future alive until the waiting task suspends again
             return result if inspect.iscoroutine(result) else None
 
-        coroutine = run() if self.is_async else await current_engine().offload(run)
+        coroutine = run() if self.is_async else await current_engine().offload(foreign_modes.within(run, self.foreign))
         if coroutine is not None:
             with scope():
                 await coroutine

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Coroutine
+from typing import Any, ParamSpec, TypeVar
 
+from aiograd import foreign_modes
+from aiograd.caller import called
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError
 from aiograd.tensors.core import TensorCore
@@ -16,11 +18,12 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-async def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Coroutine[Any, Any, T]:
     """Run a synchronous function on the engine's executor, so that the event loop stays free: ``y = await ag.offload(model, x)``.
 
     The function runs in a copy of the caller's context: it has the caller's `no_grad`, anomaly mode, saved-tensor hooks, profiler and default
-    dtype, and its changes of them do not affect the caller. It records operations in the graph as the caller would.
+    dtype, and its changes of them do not affect the caller. It records operations in the graph as the caller would. Where torch modules are wrapped,
+    it also runs in torch's grad mode, inference mode and autocast of the place where `offload` is called.
 
     Cancelling stops the waiting; the function itself runs to its end on its thread and its result is dropped.
 
@@ -29,10 +32,10 @@ async def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         args, kwargs: arguments of `fn`.
 
     Returns:
-        The result of `fn`.
+        A coroutine of the result of `fn`.
 
     Raises:
-        ArgumentTypeError: `fn` is not callable or is a coroutine function. EngineClosedError: the engine has been closed.
+        ArgumentTypeError: `fn` is not callable, or is a coroutine function, or returns a coroutine. EngineClosedError: the engine has been closed.
         Exceptions of `fn` pass through.
     """
     if not callable(fn):
@@ -40,7 +43,11 @@ async def offload(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
     name = getattr(fn, "__qualname__", type(fn).__name__)
     if inspect.iscoroutinefunction(fn):
         raise ArgumentTypeError(f"offload: {name} is a coroutine function, which runs on the event loop: await it directly")
-    result = await current_engine().offload(functools.partial(fn, *args, **kwargs))
+    return called(_offload(name, foreign_modes.within(functools.partial(fn, *args, **kwargs), foreign_modes.noted())), "offload")
+
+
+async def _offload(name: str, function: Callable[[], T]) -> T:
+    result = await current_engine().offload(function)
     if inspect.iscoroutine(result):
         result.close()
         raise ArgumentTypeError(f"offload: {name} returned a coroutine, which runs on the event loop: call and await it directly")

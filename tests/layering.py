@@ -33,7 +33,7 @@ LEVELS: Mapping[str, int] = {
         (
             "version types errors top_level assembly late lazy caller trees notebook progress tracing log_fields",
             "ops kernels",
-            "graph modes devices",
+            "graph modes foreign_modes devices",
             "engine transaction coordination",
             "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars steps",
             "nn optim distributions parallel pipeline distributed cuda serialization",

@@ -57,6 +57,7 @@ async def calls() -> AsyncIterator[dict[str, Call]]:
             "backward": lambda: ag.backward(y),
             "grad": lambda: ag.grad(y, [x]),
             "Tensor.backward": lambda: y.backward(),
+            "offload": lambda: ag.offload(abs, 1),
             "Context.backward": lambda: ctx.backward(y),
             "Context.grad": lambda: ctx.grad(y, [x]),
             "Worker.call": lambda: here.call("there", "squared", x),

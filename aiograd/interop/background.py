@@ -39,6 +39,9 @@ from aiograd.modes import ModeScope
 
 T = TypeVar("T")
 
+#: name of the task that a background loop runs for
+_SERVING = "aiograd:background-loop"
+
 #: seconds between two looks at a loop that does not answer
 LOOK_SECONDS = 1.0
 
@@ -96,18 +99,24 @@ def _result(loop: asyncio.AbstractEventLoop, future: concurrent.futures.Future[A
 
 
 async def _apart(main: Coroutine[Any, Any, Any], mode: Mapping[str, Any], needs_engine: bool) -> Any:
-    with ModeScope(trace=None, collect=None, profiler=None, **mode):
-        if not needs_engine:
-            return await main
-        async with Engine():
-            return await main
+    try:
+        with ModeScope(trace=None, collect=None, profiler=None, **mode):
+            if not needs_engine:
+                return await main
+            async with Engine():
+                return await main
+    finally:
+        owner = _owners.get(asyncio.get_running_loop())
+        background = None if owner is None else owner()
+        if background is not None:
+            background._last()
 
 
 class BackgroundLoop:
     """An event loop in a daemon thread, for programs that run none: torch and JAX scripts.
 
-    The thread is started with the first call, and ends with `close`, with the ``with`` block, or when nobody refers to the object any more.
-    In a forked child it is started again::
+    The thread is started with the first call, and ends with `close`, with the ``with`` block, or when the object is referred to no more and no task
+    runs on the loop that a call has left there, such as those of an open Worker. In a forked child it is started again::
 
         with interop.BackgroundLoop() as loop, loop.entered(dist.Worker("trainer", peers=peers)) as worker:
             layer = interop.torch.function(remote_layer, loop=loop)
@@ -120,6 +129,8 @@ class BackgroundLoop:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread: threading.Thread | None = None
         self._end: weakref.finalize[Any, Any] | None = None
+        #: the tasks that keep this object alive
+        self._tasks: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
 
     def __repr__(self) -> str:
         return f"<BackgroundLoop: {'closed' if self._is_closed else 'not started' if self._loop is None else 'running'}>"
@@ -227,15 +238,26 @@ class BackgroundLoop:
         self._thread = threading.Thread(target=_serve, args=(started,), name="aiograd-background-loop", daemon=True)
         self._thread.start()
         self._loop, stop = started.result()
+        _owners[self._loop] = weakref.ref(self)
         self._pid = os.getpid()
         self._end = weakref.finalize(self, _stop, self._loop, stop)
         self._end.atexit = False
         atexit.register(_at_exit, weakref.ref(self))
 
 
+    def _last(self, _: Any = None) -> None:
+        """Last as long as any task that runs on the loop now, and those that run when one of these ends. Called on the loop, by a task or its end."""
+        own = asyncio.current_task()
+        for task in asyncio.all_tasks(self._loop):
+            if task is not own and task not in self._tasks and task.get_name() != _SERVING:
+                self._tasks.add(task)
+                task.add_done_callback(self._last)
+
+
 def _serve(started: concurrent.futures.Future[Any]) -> None:
     async def main() -> None:
         stop = asyncio.Event()
+        asyncio.current_task().set_name(_SERVING)  # type: ignore[union-attr]
         started.set_result((asyncio.get_running_loop(), stop))
         await stop.wait()
 
@@ -253,12 +275,14 @@ def _at_exit(reference: weakref.ref[BackgroundLoop]) -> None:
         background.close()
 
 
+#: the BackgroundLoops by their loops
+_owners: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, weakref.ref[BackgroundLoop]] = weakref.WeakKeyDictionary()
 _shared: weakref.ref[BackgroundLoop] | None = None
 _sharing = threading.Lock()
 
 
 def shared_loop() -> BackgroundLoop:
-    """The process's own background loop, which lasts as long as somebody refers to it."""
+    """The process's own background loop, which lasts as long as it is referred to, or tasks of calls run on it."""
     global _shared
     with _sharing:
         found = None if _shared is None else _shared()

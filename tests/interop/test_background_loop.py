@@ -66,6 +66,28 @@ def test_the_thread_ends_when_nobody_refers_to_the_loop() -> None:
     assert shared_loop() is not again
 
 
+def test_the_shared_loop_lasts_as_long_as_a_worker_is_open_on_it() -> None:
+    loop = shared_loop()
+    thread = loop.run(_thread())
+
+    async def opened() -> Any:
+        return await dist.Worker("open").__aenter__()
+
+    async def closed(worker: Any) -> None:
+        await worker.__aexit__(None, None, None)
+
+    worker = loop.run(opened())
+    del loop
+    gc.collect()
+    again = shared_loop()
+    assert again.run(_thread()) is thread and thread.is_alive()
+    again.run(closed(worker))
+    del again, worker
+    gc.collect()
+    thread.join(60)
+    assert not thread.is_alive()
+
+
 async def _thread() -> threading.Thread:
     return threading.current_thread()
 

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import dataclasses
+from collections import OrderedDict, defaultdict, deque
 from typing import Any
 
 import numpy as np
 import pytest
 
 import aiograd as ag
+from aiograd.errors import GraphError
+from aiograd.interop.containers import nested_leaves
 from tests.interop.torch_support import draw, pair_of, same
 from tests.tolerance import assert_close
 
@@ -152,6 +157,104 @@ async def test_arguments_and_results_of_all_kinds() -> None:
     await (found["picked"].sum() + found["rest"][3][0].sum()).backward()
     for mine, other in zip((*ours, *layer.parameters()), (*theirs, *module.parameters()), strict=True):
         assert_close(mine.grad.numpy(), other.grad.numpy())
+
+
+@dataclasses.dataclass(frozen=True)
+class Pair:
+    first: Any
+    name: str = "pair"
+    rest: Any = None
+
+
+class Named(dict[str, Any]):
+    """A dict of a class of its own."""
+
+
+CONTAINERS: dict[str, Any] = {
+    "dataclass": lambda y: Pair(y, rest=[y * 2]),
+    "deque": lambda y: deque([y, y * 2], maxlen=5),
+    "set": lambda y: {y},
+    "frozenset": lambda y: frozenset([y]),
+    "ordered dict": lambda y: OrderedDict(a=y, b=(y * 3,)),
+    "default dict": lambda y: defaultdict(list, a=[y]),
+    "dict of a class": lambda y: Named(a=y, b=Pair(y)),
+    "named tuple": lambda y: torch.max(y, dim=1)[:1],
+}
+
+
+class Returning(nn.Module):  # type: ignore[misc,name-defined]
+    """Its result is in a container, and so may be its arguments."""
+
+    def __init__(self, put: Any) -> None:
+        super().__init__()
+        self.linear, self.put = nn.Linear(4, 4), put
+
+    def forward(self, x: Any) -> Any:
+        return self.put(self.linear(nested_leaves(x, torch.Tensor)[0]))
+
+
+@pytest.mark.parametrize("name", CONTAINERS)
+@pytest.mark.parametrize("takes", [False, True])
+async def test_containers_of_all_kinds_keep_their_class_and_carry_gradients(name: str, takes: bool) -> None:
+    put = CONTAINERS[name]
+    module, layer = pair_of(lambda: Returning(put))
+    expected = module(torch.from_numpy(draw(3, 4)))
+    x = ag.asarray(draw(3, 4))
+    found = layer(put(x) if takes and name != "named tuple" else x)
+    assert type(found) is type(expected) and nested_leaves(found, torch.Tensor) == []
+    tensors = nested_leaves(found, ag.Tensor)
+    assert len(tensors) == len(nested_leaves(expected, torch.Tensor)) and all(tensor.requires_grad for tensor in tensors)
+    if name == "deque":
+        assert found.maxlen == 5
+    if name == "dataclass":
+        assert found.name == "pair"
+    sum(tensor.sum() for tensor in nested_leaves(expected, torch.Tensor)).backward()
+    await sum((tensor.sum() for tensor in tensors), ag.tensor(0.0)).backward()
+    for ours, other in zip(layer.parameters(), module.parameters(), strict=True):
+        assert_close(ours.grad.numpy(), other.grad.numpy())
+
+
+@pytest.mark.parametrize("name", [name for name in CONTAINERS if name != "named tuple"])
+async def test_a_function_in_torch_takes_and_returns_containers(name: str) -> None:
+    put = CONTAINERS[name]
+    function = interop.function(lambda container: put(nested_leaves(container, ag.Tensor)[0] * 2.0))
+
+    def train() -> Any:
+        x = torch.from_numpy(draw(3, 4)).requires_grad_()
+        found = function(put(x))
+        assert type(found) is type(put(x)) and nested_leaves(found, ag.Tensor) == []
+        sum(tensor.sum() for tensor in nested_leaves(found, torch.Tensor)).backward()
+        return x.grad, sum(tensor.sum() for tensor in nested_leaves(put(torch.from_numpy(draw(3, 4)) * 2), torch.Tensor))
+
+    grad, total = await asyncio.to_thread(train)
+    assert_close((grad.numpy() * draw(3, 4)).sum(), total.numpy(), 100)
+
+
+class Holder:
+    """An object that no library enters."""
+
+    __slots__ = ("value", "__dict__")
+
+    def __init__(self, value: Any, hidden: Any = None) -> None:
+        self.value, self.hidden = value, hidden
+
+
+@pytest.mark.parametrize(
+    "put",
+    [Holder, lambda y: [Holder(None, {"a": [y]})], lambda y: torch.distributions.Normal(y, 1.0), lambda y: (each for each in [y])],
+    ids=["slot", "attribute", "distribution", "generator"],
+)
+async def test_objects_that_keep_a_graph_of_torch_are_refused(put: Any) -> None:
+    layer = interop.wrap(Returning(put))
+    with pytest.raises(GraphError, match=r"gradients would stop here.*Return tensors in"):
+        layer(ag.asarray(draw(3, 4)))
+    with ag.no_grad():
+        layer(ag.asarray(draw(3, 4)))
+    if put is Holder:
+        scale = ag.tensor(2.0, requires_grad=True)
+        function = interop.function(lambda x: (x, Holder(x * scale)))
+        with pytest.raises(GraphError, match="gradients would stop here"):
+            await asyncio.to_thread(function, torch.ones(3))
 
 
 async def test_second_derivatives() -> None:

@@ -259,6 +259,67 @@ async def test_an_expensive_backward_runs_on_the_executor_and_the_loop_goes_on()
     assert threads[0] is not threading.current_thread() and x.grad.tolist() == [2, 2, 2]
 
 
+@pytest.mark.parametrize("how", ["backward", "second backward", "on the executor", "aiograd's as well", "pipeline"])
+async def test_post_accumulate_hooks_of_torch_are_called_once_the_gradient_is_there(how: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if how == "on the executor":
+        monkeypatch.setattr("aiograd.interop.torch.node.backward_ns", lambda elapsed: 10**9)
+    module = net()
+    layer, calls = interop.wrap(module), []
+
+    def noted(parameter: Any) -> None:
+        assert not torch.is_grad_enabled() and parameter.grad is not None
+        calls.append((id(parameter), parameter.grad.clone()))
+
+    handles = [parameter.register_post_accumulate_grad_hook(noted) for parameter in module.parameters()]
+    if how == "aiograd's as well":
+        next(layer.parameters()).register_post_accumulate_grad_hook(lambda parameter: calls.append(None))
+    x, y = ag.asarray(draw(8, 4)), ag.asarray(draw(8, 2, at=1))
+    if how == "pipeline":
+        pipe = pipeline.Pipeline([layer, ag.nn.Identity()], pipeline.make_schedule("ZB-H1", 2, 4), loss_fn=ag.nn.functional.mse_loss)
+        await pipe.step(x, y)
+    else:
+        for _ in range(1 + (how == "second backward")):
+            calls.clear()
+            await layer(x).sum().backward()
+    if how == "aiograd's as well":
+        assert calls.pop(0) is None
+    assert sorted(number for number, _ in calls) == sorted(map(id, module.parameters()))
+    grads = dict(calls)
+    assert all(torch.equal(grads[id(parameter)], parameter.grad) for parameter in module.parameters())
+    for handle in handles:
+        handle.remove()
+    calls.clear()
+    await layer(x).sum().backward()
+    assert [call for call in calls if call is not None] == []
+
+
+async def test_a_post_accumulate_hook_of_torch_steps_an_optimizer_in_backward() -> None:
+    module, layer = pair_of(net)
+    x = draw(5, 4)
+    for each in (module, layer.module):
+        for parameter in each.parameters():
+            optimizer = torch.optim.SGD([parameter], lr=0.1)
+            parameter.register_post_accumulate_grad_hook(lambda p, optimizer=optimizer: (optimizer.step(), optimizer.zero_grad())[2:] or None)
+    for _ in range(3):
+        module(torch.from_numpy(x)).sum().backward()
+        await layer(ag.asarray(x)).sum().backward()
+    for ours, other in zip(layer.module.parameters(), module.parameters(), strict=True):
+        same(ours, other)
+        assert ours.grad is None
+
+
+async def test_a_hook_of_torch_that_fails_raises_after_the_commit() -> None:
+    layer = interop.wrap(net())
+
+    def fails(parameter: Any) -> None:
+        raise LookupError("no optimizer")
+
+    layer.module[2].bias.register_post_accumulate_grad_hook(fails)
+    with pytest.raises(LookupError) as caught:
+        await layer(ag.asarray(draw(5, 4))).sum().backward()
+    assert caught.value.committed and all(parameter.grad is not None for parameter in layer.module.parameters())  # type: ignore[attr-defined]
+
+
 # -------------------------------------------------------------------- changed unnoticed
 
 
@@ -418,6 +479,77 @@ async def test_a_recomputation_with_other_parameters_is_refused() -> None:
     torch.optim.SGD(layer.module.parameters(), lr=0.1).step()
     with pytest.raises(ModifiedError, match="computed again"):
         await loss.backward()
+
+
+# -------------------------------------------------------------------- modes of torch, which belong to a thread
+
+
+class Seen(nn.Module):  # type: ignore[misc,name-defined]
+    """Notes the modes in which it runs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear, self.modes = nn.Linear(4, 4), []
+
+    def forward(self, x: Any) -> Any:
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        self.modes.append((dtype, torch.is_inference_mode_enabled(), torch.is_grad_enabled(), threading.current_thread().name))
+        return self.linear(x).float()
+
+
+MODES = {
+    "autocast": (lambda: torch.autocast("cpu", dtype=torch.float16), (torch.float16, False, True)),
+    "no_grad": (torch.no_grad, (None, False, False)),
+    "inference_mode": (torch.inference_mode, (None, True, False)),
+    "none": (contextlib.nullcontext, (None, False, True)),
+}
+
+
+@pytest.mark.parametrize("name", MODES)
+async def test_offloaded_work_runs_in_the_modes_of_its_call(name: str) -> None:
+    module = Seen()
+    layer, (enter, expected) = interop.wrap(module), MODES[name]
+    with enter():
+        y = await ag.offload(layer, ag.ones((2, 4)))
+        begun = ag.offload(layer, ag.ones((2, 4)))
+    await begun  # the modes are those of the call
+    assert [modes[:3] for modes in module.modes] == [expected] * 2 and threading.current_thread().name not in {modes[3] for modes in module.modes}
+    assert y.requires_grad == expected[2]
+    with torch.no_grad():
+        begun = ag.offload(layer, ag.ones((2, 4)))
+    with enter():
+        assert not (await begun).requires_grad
+    await ag.offload(layer, ag.ones((2, 4)))
+    assert module.modes[-1][:3] == MODES["none"][1]
+
+
+@pytest.mark.parametrize("where", ["executor", "loop"])
+async def test_stages_run_in_the_modes_of_the_step(where: Any) -> None:
+    stages = [Seen(), Seen()]
+    placed = [pipeline.Stage(interop.wrap(stage), where=where) for stage in stages]
+    pipe = pipeline.Pipeline(placed, pipeline.make_schedule("1F1B", 2, 4), loss_fn=ag.nn.functional.mse_loss)
+    with torch.autocast("cpu", dtype=torch.float16):
+        await pipe.step(ag.asarray(draw(8, 4)), ag.asarray(draw(8, 4, at=1)))
+    assert {modes[:3] for stage in stages for modes in stage.modes} == {(torch.float16, False, True)}
+    for stage in stages:
+        stage.modes.clear()
+    with torch.inference_mode():
+        await pipe.eval(ag.asarray(draw(8, 4)))
+    assert {modes[:3] for stage in stages for modes in stage.modes} == {(None, True, False)}
+
+
+@pytest.mark.parametrize("how", ["checkpoint", "hooks"])
+async def test_a_recomputation_runs_in_the_modes_of_the_forward(how: str) -> None:
+    module = Seen()
+    layer = interop.wrap(module)
+    with torch.autocast("cpu", dtype=torch.float16):
+        if how == "checkpoint":
+            y = ag.checkpoint(lambda x: layer(x).sin(), ag.ones((2, 4)))
+        else:
+            with ag.graph.saved_tensors_hooks(lambda t: t, lambda t: t):
+                y = layer(ag.ones((2, 4)))
+    await y.sum().backward()
+    assert len(module.modes) >= 2 and {modes[:3] for modes in module.modes} == {(torch.float16, False, True)}
 
 
 # -------------------------------------------------------------------- two halves

@@ -17,16 +17,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from aiograd.errors import AiogradError, DeviceMismatchError, InPlaceError
+from aiograd.errors import AiogradError, DeviceMismatchError, GraphError, InPlaceError
+from aiograd.interop.containers import leaves_of_object, map_nested, nested_leaves
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memory
 from aiograd.interop.torch.graph import TorchGraph, Watched
+from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
 from aiograd.modes import Mode, current_mode
 from aiograd.random import Draws, Replay, draws_are_steered, foreign_draws, is_replaying
 from aiograd.tensors.core import TensorCore, counter_of, refresh
 from aiograd.tensors.saved_hooks import pack_value
-from aiograd.trees import leaves_of, map_tree
 
 if TYPE_CHECKING:
     import torch
@@ -56,7 +57,8 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     passed: list[Passed] = []
     place = functools.partial(_pass, passed, records)
     kinds = (TensorCore, np.ndarray, torch.Tensor)
-    tree = (map_tree(place, args, kinds), *[map_tree(place, named, kinds) if named else named for named in (kwargs, instead)])
+    with torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext():  # tensors of inference count no writes
+        tree = (map_nested(place, args, kinds), *[map_nested(place, named, kinds) if named else named for named in (kwargs, instead)])
     trained = [parameter for parameter in parameters if parameter.torch_parameter.requires_grad] if records else []
     if instead:
         used = {id(parameter) for path, parameter in layer._own_parameters() if path not in instead}
@@ -66,7 +68,8 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     result, elapsed_ns = _run(layer, tree, records, [each.given for each in passed], None if hooks is None else states)
     _check_inputs(layer, passed)
     returned: list[Any] = []
-    result = map_tree(functools.partial(_take, layer, passed, returned), result, torch.Tensor)
+    refuse = functools.partial(_refuse_hidden, layer) if records else None
+    result = map_nested(functools.partial(_take, layer, passed, returned), result, torch.Tensor, refuse)
     line = _line() if records else None
     wanted = [each for each in passed if each.tensor._node is not None] if records else []
     edges = [*[(each.tensor._node, each.tensor._nr) for each in wanted], *[parameter.edge() for parameter in trained]]
@@ -74,14 +77,14 @@ def call(layer: Any, args: tuple[Any, ...], kwargs: dict[str, Any], instead: Map
     watched = [Watched(each.counter, each.counted, each.given) for each in passed if each.counter is not None]
     graph = TorchGraph((), sources, watched)
     tensors = recorded(returned, graph, edges, mode, line, elapsed_ns)
-    result = map_tree(lambda place: place.of(tensors), result, (_Placeholder, _Itself))
+    result = map_nested(lambda place: place.of(tensors), result, (_Placeholder, _Itself))
     if hooks is not None:
         node = next((tensor._node for tensor in tensors if isinstance(tensor._node, TorchNode)), None)
         if node is not None:
             _recompute(node, layer, (args, kwargs, instead), passed, trained, states[0], mode)
     if profiler is not None:
         made = next((tensor._node for tensor in tensors if tensor._node is not None), None)
-        profiler.end_forward(began, type(layer.module).__name__, made, leaves_of(result, TensorCore))
+        profiler.end_forward(began, type(layer.module).__name__, made, nested_leaves(result, TensorCore))
     return result
 
 
@@ -125,7 +128,7 @@ def _timed(layer: Any, tree: Any, given: Sequence[Any]) -> tuple[Any, int]:
     except AiogradError:
         raise
     except Exception as error:
-        raised = _explained(layer, error, [*given, *leaves_of(tree, torch.Tensor)])
+        raised = _explained(layer, error, [*given, *nested_leaves(tree, torch.Tensor)])
         if raised is None:
             raise
         raise raised from error
@@ -204,6 +207,19 @@ def _take(layer: Any, passed: Sequence[Passed], returned: list[Any], result: Any
     return _Placeholder(len(returned) - 1)
 
 
+def _refuse_hidden(layer: Any, other: Any) -> None:
+    """Raise if an object that the module has returned, or that is in what it has returned, keeps tensors of torch's graph."""
+    if isinstance(other, torch.nn.Module):
+        return
+    is_iterator = isinstance(other, Iterator)
+    if is_iterator or any(leaf.grad_fn is not None for leaf in leaves_of_object(other, torch.Tensor)):
+        holds = "yields torch tensors" if is_iterator else "has torch tensors with a graph among its attributes"
+        raise GraphError(
+            f"the torch module {type(layer.module).__name__} returns a {type(other).__name__}, which {holds}: their gradients would stop here. "
+            "Return tensors in tuples, lists, dicts, deques, sets or dataclasses, or wrap a module that returns the tensors."
+        )
+
+
 def _is_view(result: Any, given: Any) -> bool:
     """True if two torch tensors share memory."""
     if result.layout is not torch.strided:
@@ -255,19 +271,21 @@ def _recompute(node: TorchNode, layer: Any, tree: Any, passed: Sequence[Passed],
     """Let a node keep its inputs, packed by saved-tensor hooks, in the place of torch's graph. See Note [Recomputed] of `node`."""
     needs = [each.tensor._node is not None for each in passed]
     numbers = iter(range(len(passed)))
-    places = map_tree(lambda _: _Placeholder(next(numbers)), tree, TensorCore)
+    places = map_nested(lambda _: _Placeholder(next(numbers)), tree, TensorCore)
     parameters = [parameter.torch_parameter for parameter in trained]
     modes = [(each, each.training) for each in layer.module.modules()]
+    surroundings = noted_modes()
     draws = Draws()
     draws.foreign.append(state)
 
     def again(values: Sequence[Any]) -> TorchGraph:
         shared = [same_memory(value) for value in values]
         given = [each.requires_grad_() if need else each for (each, _, _), need in zip(shared, needs, strict=True)]
-        filled = map_tree(lambda leaf: given[leaf.number] if isinstance(leaf, _Placeholder) else over_array(leaf), places, (_Placeholder, np.ndarray))
-        with Replay(draws).playing(), _in_modes(modes):
+        kinds = (_Placeholder, np.ndarray)
+        filled = map_nested(lambda leaf: given[leaf.number] if isinstance(leaf, _Placeholder) else over_array(leaf), places, kinds)
+        with nullcontext() if surroundings is None else surroundings(), Replay(draws).playing(), _in_modes(modes):
             result, _ = _run(layer, filled, True, given)
-        outputs = [each for each in leaves_of(result, torch.Tensor) if each.requires_grad and not any(each is other for other in given)]
+        outputs = [each for each in nested_leaves(result, torch.Tensor) if each.requires_grad and not any(each is other for other in given)]
         watched = [Watched(counter, count, each) for each, counter, count in shared if counter is not None]
         sources = [*[each for each, need in zip(given, needs, strict=True) if need], *parameters]
         return TorchGraph(list(dict.fromkeys(outputs)), sources, watched)

@@ -31,15 +31,15 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from aiograd.distributed.scope import current_context
 from aiograd.engine.run import current_engine, new_graph_task
-from aiograd.errors import ArgumentTypeError, InPlaceError, OnceDifferentiableError
+from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.graph.node import _next_sequence
 from aiograd.interop.background import AnyLoop, LoopChoice, run_on
+from aiograd.interop.containers import leaves_of_object, map_nested, nested_leaves
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import from_torch, to_torch
 from aiograd.isolation.passes import IsolatedContext, call_in_place, isolate
 from aiograd.modes import enable_grad, no_grad
 from aiograd.tensors.core import TensorCore, make
-from aiograd.trees import leaves_of, map_tree
 
 if TYPE_CHECKING:
     import torch
@@ -60,8 +60,8 @@ def function(f: Callable[..., Any], *, loop: AnyLoop | None = None) -> Callable[
     Where torch records nothing (``torch.no_grad()``), neither does aiograd.
 
     Args:
-        f: takes Tensors in the places of the torch tensors among its arguments, which may be nested in tuples, lists and dicts; other arguments
-            reach it as they are. It returns Tensors, one or nested.
+        f: takes Tensors in the places of the torch tensors among its arguments, which may be nested in tuples, lists, dicts, deques, sets and
+            dataclasses; other arguments reach it as they are. It returns Tensors, one or nested.
         loop: where `f` runs. By default on the loop in which `function` was called, where the connections are that `f` uses, as long as calls come
             from other threads (``await asyncio.to_thread(train)``); else on a background loop of the process.
 
@@ -107,7 +107,7 @@ class AiogradFunction:
         Returns:
             The result, with torch tensors in the place of Tensors.
         """
-        tensors = leaves_of((args, kwargs), torch.Tensor)
+        tensors = nested_leaves((args, kwargs), torch.Tensor)
         call = BridgedCall(self, args, kwargs)
         if torch.is_grad_enabled():
             # torch records a node only if an argument requires grad, and the function may have parameters while its arguments do not
@@ -115,7 +115,7 @@ class AiogradFunction:
         else:
             results, _ = call.forward(tensors, [False] * len(tensors), records=False)
         given = iter(results)
-        return map_tree(lambda _: next(given), call.nesting, _ResultPlace)
+        return map_nested(lambda _: next(given), call.nesting, _ResultPlace)
 
 
 @functools.cache
@@ -205,13 +205,21 @@ class BridgedCall:
     async def _call(self, *tensors: Any) -> tuple[Any, ...]:
         """The Tensors among the results of the function."""
         given = iter(tensors)
-        args, kwargs = map_tree(lambda _: next(given), self.arguments, torch.Tensor)
+        args, kwargs = map_nested(lambda _: next(given), self.arguments, torch.Tensor)
         result = await call_in_place(self.owner.f, functools.partial(self.owner.f, *args, **kwargs))
-        outputs = leaves_of(result, TensorCore)
+        outputs = nested_leaves(result, TensorCore)
         if not outputs:
-            raise ArgumentTypeError(f"{self.owner!r} returned a {type(result).__name__}; expected a Tensor, or Tensors in tuples, lists and dicts")
-        self.nesting = map_tree(lambda _: _ResultPlace(), result, TensorCore)
+            raise ArgumentTypeError(f"{self.owner!r} returned a {type(result).__name__}; expected a Tensor, or Tensors in containers")
+        self.nesting = map_nested(lambda _: _ResultPlace(), result, TensorCore, self._refuse_hidden)
         return tuple(outputs)
+
+    def _refuse_hidden(self, other: Any) -> None:
+        """Raise if an object that the function has returned keeps Tensors of a graph."""
+        if any(tensor._node is not None and not tensor.is_leaf for tensor in leaves_of_object(other, TensorCore)):
+            raise GraphError(
+                f"{self.owner!r} returned a {type(other).__name__}, which has Tensors with a graph among its attributes: their gradients would stop "
+                "here. Return Tensors in tuples, lists, dicts, deques, sets or dataclasses."
+            )
 
     async def _plain(self, inputs: Sequence[Any]) -> Sequence[Any]:
         with no_grad():

@@ -3,13 +3,13 @@
 Note [How torch's graph is divided]
     As aiograd divides its own (`aiograd.engine.split_backward`). Call *upper* the torch nodes from which an input can be reached, and *lower* the
     others that lead to a parameter. The first half runs upper nodes only, for the inputs. An upper node with edges to lower ones is a *start*: the
-    gradients that arrive there are kept, and the second half calls it again for these edges alone, so that nothing flows to the inputs. What it
-    returns goes to lower nodes in one pass of torch's engine, which adds up as it would have in an undivided pass.
+    gradients that arrive there are kept, and the second half calls it again for these edges alone, so that nothing flows to the inputs. Its
+    results go to lower nodes in one pass of torch's engine, which adds up as it would have in an undivided pass.
 
 Note [Hooks run once]
     Torch's engine calls the hooks of a tensor where it ends a pass or begins one. So the two halves meet where it does neither: a prehook, which
     comes after all others, keeps what a start is given, and the second half calls the start without the engine. That is done inside of a pass
-    of its own (`_Within`) whose targets are the edges that are left, since a node asks the running pass which of its gradients are wanted.
+    of its own (`_within`) whose targets are the edges that are left, since a node asks the running pass which of its gradients are wanted.
 
 Note [What is not left to the second half]
     A start that makes all its gradients at once would do the work twice. The parameters that it leads to, and those that share a lower node with one

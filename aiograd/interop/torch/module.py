@@ -12,10 +12,12 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
+from aiograd import foreign_modes
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.call import call
 from aiograd.interop.torch.conversion import tensor_over
+from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.parameters import SIDES, SharedParameter, shared_parameter
 from aiograd.modes import current_mode
 from aiograd.nn.module import Module
@@ -50,6 +52,7 @@ def wrap(module: Any, *, keep_grad: str = "both") -> TorchModule:
         raise ArgumentTypeError(f"interop.torch.wrap: expected a torch.nn.Module, found {type(module).__name__}")
     if keep_grad not in SIDES:
         raise ArgumentError(f"interop.torch.wrap(keep_grad={keep_grad!r}): expected one of {', '.join(map(repr, SIDES))}")
+    foreign_modes.register(noted_modes)
     return TorchModule(module, keep_grad)
 
 
@@ -85,16 +88,17 @@ class TorchModule(Module):
         """Run the torch module.
 
         Args:
-            *args: its arguments; Tensors and arrays in nested tuples, lists and dicts become torch tensors over the same memory.
+            *args: its arguments; Tensors and arrays, nested in tuples, lists, dicts, deques, sets and dataclasses, become torch tensors over the same
+                memory.
             **kwargs: its arguments by name.
 
         Returns:
-            What it returns, with Tensors in the place of torch tensors.
+            What it returns, with Tensors in the place of torch tensors; containers of all these kinds keep their class.
 
         Raises:
-            GraphError: a torch tensor that requires grad among the arguments. InPlaceError: the module modified an input in place, or returned a view
-                of one. DeviceMismatchError: arguments and module are on different devices. DeviceError: a result is on a device that aiograd does
-                not have. ArgumentTypeError: a dtype that one of the libraries does not have.
+            GraphError: a torch tensor that requires grad among the arguments, or a result within an object of another kind. InPlaceError: the module
+                modified an input in place, or returned a view of one. DeviceMismatchError: arguments and module are on different devices.
+                DeviceError: a result is on a device that aiograd does not have. ArgumentTypeError: a dtype that one of the libraries does not have.
         """
         trace = current_mode().trace
         if trace is not None:

@@ -13,13 +13,16 @@ Note [One for each]
 
 from __future__ import annotations
 
+import functools
 import weakref
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.graph.hooks import Hook, HookDict
 from aiograd.graph.node import Node
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import TorchCounter, array_over, name_of_device, over_array, refuse_graph, tensor_over
@@ -33,6 +36,37 @@ else:
 
 #: the values of ``keep_grad``: where gradients arrive
 SIDES = ("both", "aiograd", "torch")
+
+
+class SharedHooks(HookDict):
+    """The post-accumulate hooks of a `SharedParameter`, and after them those of the torch parameter, as long as that has a gradient.
+
+    Args:
+        source: the torch parameter.
+    """
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Any) -> None:
+        super().__init__()
+        self.source = source
+
+    def __bool__(self) -> bool:
+        return len(self) > 0 or bool(getattr(self.source, "_post_accumulate_grad_hooks", None))
+
+    def calls(self) -> Iterator[Hook]:
+        """The hooks in order; each takes the `SharedParameter`."""
+        yield from super().calls()
+        theirs = getattr(self.source, "_post_accumulate_grad_hooks", None) or {}
+        for key, hook in list(theirs.items()):
+            if key in theirs and self.source.grad is not None:
+                yield functools.partial(_call_of_torch, hook, self.source)
+
+
+def _call_of_torch(hook: Hook, source: Any, _: Any) -> Any:
+    """Call a post-accumulate hook of torch as torch does, with grad mode off."""
+    with torch.no_grad():
+        return hook(source)
 
 
 class SharedGradient(AccumulateGrad):
@@ -52,6 +86,7 @@ class SharedGradient(AccumulateGrad):
         self.source = None
         super().__init__(leaf._data.shape, leaf._data.dtype, name_of_device(source.device), leaf)
         self.source = source
+        self.post_accumulate_hooks = SharedHooks(source)
         self.is_hidden = is_hidden
         #: the torch gradient that was looked up last, and its Tensor
         self._seen: tuple[Any, Any] = (None, None)

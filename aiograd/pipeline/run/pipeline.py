@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from aiograd import tracing
+from aiograd import foreign_modes, tracing
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
@@ -360,7 +360,7 @@ class Pipeline:
         running = self._step(*self._split(x, kwargs, target, arg_mbs, kwarg_mbs, target_mbs), bool(return_outputs))
         del x, target, arg_mbs, kwarg_mbs, target_mbs, kwargs
         try:
-            with tracing.span("pipeline step", attributes={"aiograd.microbatches": self._count}):
+            with tracing.span("pipeline step", attributes={"aiograd.microbatches": self._count}), foreign_modes.noting():
                 return await running
         except BaseException as error:
             clear_frames(error, "aiograd.pipeline.")
@@ -404,7 +404,8 @@ class Pipeline:
             running = self._eval(self._split(x, kwargs, None, arg_mbs, kwarg_mbs, None)[0])
             del x, arg_mbs, kwarg_mbs, kwargs
             try:
-                return await running
+                with foreign_modes.noting():
+                    return await running
             except BaseException as error:
                 clear_frames(error, "aiograd.pipeline.")
                 raise

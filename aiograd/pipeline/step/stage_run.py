@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices
+from aiograd import devices, foreign_modes
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.run import current_engine, new_graph_task
@@ -158,14 +158,14 @@ class StageRun:
             output = module(*args, **kwargs)
         elif target is not None and loss_fn is not None and not runs_on_loop(loss_fn):
             drawing = self._drawing(None, microbatch)
-            output, loss = await self._offload(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing))
+            output, loss = await self._offload(foreign_modes.within(functools.partial(_both, module, args, kwargs, loss_fn, target, drawing)))
             if not suspends(output):
                 if suspends(loss):
                     with self._drawing(None, microbatch):
                         loss = await loss
                 return output, loss
         else:
-            output = await self._offload(functools.partial(module, *args, **kwargs))
+            output = await self._offload(foreign_modes.within(functools.partial(module, *args, **kwargs)))
         if suspends(output):
             output = await output
         if target is None:
