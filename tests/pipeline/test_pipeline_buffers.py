@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.errors import DistributedError, PipelineError
 from aiograd.pipeline import Pipeline, Schedule, Stage, make_schedule
 from tests.distributed.workers import until, workers
-from tests.pipeline.models import ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE, blocks, data, gradients, mean_square
+from tests.pipeline.models import ONE_FORWARD_ONE_BACKWARD, ZERO_BUBBLE, data, gradients, mean_square
 from tests.pipeline.remote import Last, NormBlock, behind
 from tests.pipeline.test_pipeline_failures import FAILURES, Trapped
 
@@ -134,6 +133,27 @@ async def test_stages_on_workers_that_had_prepared_the_step_take_it_back(name: s
             wanted, numbers = await expected(order)
             held[0] = held[0].inner
             assert (gradients(held), statistics(held)) == (wanted, numbers)
+
+
+async def test_a_state_that_is_loaded_while_a_step_is_prepared_stays() -> None:
+    """As after a step that is in doubt, where all workers get the state of a checkpoint."""
+    order = make_schedule("GPipe", 2, 2)
+    modules = [NormBlock(0), NormBlock(1)]
+    checkpoint = [{name: value.numpy() + 1 for name, value in module.state_dict().items()} for module in modules]
+    pipe = Pipeline(modules, order, loss_fn=mean_square)
+    coordinator = pipe._coordinator
+
+    async def commit(session: Any) -> None:
+        for module, state in zip(modules, checkpoint, strict=True):
+            module.load_state_dict(state)
+        await coordinator.abort(session)
+        raise DistributedError("nobody can tell")
+
+    coordinator.commit = commit  # type: ignore[method-assign]
+    with pytest.raises(DistributedError, match="nobody can tell"):
+        await pipe.step(*data(8))
+    loaded = zip(modules, checkpoint, strict=True)
+    assert statistics(modules) == [state[name].tobytes() for module, state in loaded for name, _ in module.named_buffers()]
 
 
 async def test_replicas_whose_step_fails_have_the_statistics_of_before() -> None:
