@@ -126,7 +126,7 @@ class BufferSnapshot:
     """The buffers of modules as they are now.
 
     Args:
-        modules: what has no buffers is passed over.
+        modules: those without buffers, and functions, are passed over.
     """
 
     def __init__(self, modules: Iterable[Any]) -> None:
