@@ -18,6 +18,7 @@ import numpy as np
 
 from aiograd.engine.run import current_engine
 from aiograd.tensors import inplace
+from aiograd.tensors.core import counter_of
 
 
 class ThreadCall:
@@ -125,7 +126,7 @@ class BufferSnapshot:
     """The buffers of modules as they are now.
 
     Args:
-        modules: what has no buffers is passed over.
+        modules: those without buffers, and functions, are passed over.
     """
 
     def __init__(self, modules: Iterable[Any]) -> None:
@@ -137,11 +138,21 @@ class BufferSnapshot:
             for each in module.modules()
             for name, tensor in each.named_buffers(recurse=False)
         ]
+        #: the buffers with their versions when they were to change no more; None: that has not come
+        self._left: list[tuple[Any, int]] | None = None
+
+    def seal(self) -> None:
+        """They are as the step has left them: `restore` does not touch what changes from now on, such as a state that is loaded."""
+        found = (getattr(each, name) for each, name, _, _ in self._held)
+        self._left = [(tensor, counter_of(tensor)[0]) for tensor in found]
 
     def restore(self) -> None:
         """Put them back. Those of the host that have not changed are not written, so graphs that have saved them stay usable."""
-        for each, name, tensor, values in self._held:
-            if getattr(each, name) is not tensor:
+        for index, (each, name, tensor, values) in enumerate(self._held):
+            found = getattr(each, name)
+            if self._left is not None and (found is not self._left[index][0] or counter_of(found)[0] != self._left[index][1]):
+                continue
+            if found is not tensor:
                 setattr(each, name, tensor)
             if tensor._data.__class__ is not np.ndarray or tensor._data.tobytes() != values.tobytes():
                 inplace.write(tensor, values)

@@ -69,7 +69,7 @@ class Group:
 
     If a member is lost, gives up (an error, a deadline, a cancellation) or calls something else, the group has failed: all operations on all members
     raise, and `without` and `with_` make a new group. Where members call different things none has a result. One that a member gives up may have
-    ended on others, with the right result; no operation that begins later ends anywhere. What has to happen on all or on none goes through `commit`.
+    ended on others, with the right result; no operation that begins later ends anywhere. `commit` applies something on all or on none.
 
     Args:
         owner: the worker's groups.

@@ -85,8 +85,8 @@ class DataParallel:
             names: of the workers; their order is that in which gradients are added up.
             module: the class, or its name: a module that the workers' service exposes with ``@service.reference``.
             *args: of the class.
-            optimizer: class of the optimizer: one of ``ag.optim``, or one that the workers' services expose and that is derived from
-                ``ag.optim.Optimizer``.
+            optimizer: class of the optimizer, or its name: one of ``ag.optim``, or one that the workers' services expose and that is derived from
+                ``ag.optim.Optimizer``; ``ag.optim.AdamW`` if none is given.
             optimizer_options: of the optimizer, such as ``{"lr": 1e-3}``.
             method: name of the method that computes the loss, ``module.loss(*shard)``: a 0-d Tensor, the mean over the rows of the shard.
                 ``def`` runs on the executor, ``async def`` on the loop.

@@ -6,7 +6,6 @@ the `Pipeline`: to carry out a step, to commit it, or to drop it. Hosts send val
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -139,12 +138,12 @@ class StageHost(StepHost[PipelineSession]):
             handlers=assignment.handlers,
             calls=self._calls,
         )
-        undo: Callable[[], None] = _nothing
+        before: BufferSnapshot | None = None
         reduction = self._replicated.begin() if self._replicated is not None and trains else None
         try:
             await self._calls.settled()
             if trains:
-                undo = BufferSnapshot(stage.module for stage in assignment.stages.values()).restore
+                before = BufferSnapshot(stage.module for stage in assignment.stages.values())
             execution = StepExecution(spec, session, assignment.events, reduction)
             await execution.run()
             await session.outbox.drain()
@@ -155,10 +154,12 @@ class StageHost(StepHost[PipelineSession]):
         except BaseException:
             if reduction is not None:
                 reduction.cancel()
-            self._calls.release(undo)
+            self._calls.release(_nothing if before is None else before.restore)
             session.fail()
             raise
-        session.undo = undo
+        if before is not None:
+            before.seal()
+            session.undo = before.restore
         session.end(execution)
         found: dict[str, Any] = {"losses": losses, "outputs": outputs}
         if measures:

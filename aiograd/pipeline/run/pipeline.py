@@ -323,10 +323,11 @@ class Pipeline:
     ) -> Any:
         """Forward and backward of a batch: adds its gradients to the ``grad`` of every leaf.
 
-        Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed. Other changes by forwards (running
-        statistics of normalisation layers, generators that stages have of their own) persist. Random numbers of the default generator, such
-        as those of dropout, are drawn by stage and microbatch and the same under every schedule; see `StepRandom`. Cancelling stops every rank.
-        Steps of one pipeline run one after the other.
+        Either it returns and every gradient has been added once, or it raises and no ``grad`` has changed, nor any buffer of the stages' modules,
+        such as running statistics, once the calls on the executor have ended that a cancellation leaves behind. Other changes by forwards persist,
+        such as those of generators that stages have of their own. Random numbers of the default generator, such as those of dropout, are drawn by
+        stage and microbatch and the same under every schedule; see `StepRandom`. Cancelling stops every rank. Steps of one pipeline run one after
+        the other.
 
         Args:
             x: the batch; a tuple where the first stage takes several arguments. It is split along its first axis. Leaves that require grad get

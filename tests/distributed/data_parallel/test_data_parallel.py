@@ -68,6 +68,18 @@ async def test_steps_have_the_bits_of_one_process(count: int, optimizer: Any, op
     assert found == [bits(alone.state_dict())] * count
 
 
+async def test_the_optimizer_is_adamw_if_none_is_given() -> None:
+    given = batches(2, (4, 4))
+    async with workers("driver", *NAMES[:2], service=service) as opened:
+        async with await dist.DataParallel.create(opened[0], NAMES[:2], Net) as replicas:
+            for shards in given:
+                await replicas.step(shards)
+            found = all_bits(replicas, list(opened))
+    alone = Net()
+    await serial(alone, ag.optim.AdamW(alone.parameters()), given)
+    assert found == [bits(alone.state_dict())] * 2
+
+
 @pytest.mark.parametrize("bucket_bytes", [1, 100, 1 << 20])
 async def test_buckets_of_any_size_give_the_same_bits(bucket_bytes: int) -> None:
     given = batches(5, (3, 1, 4))
