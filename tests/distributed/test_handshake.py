@@ -581,7 +581,7 @@ V1_HELLO = bytes.fromhex(
 def test_a_worker_of_version_1_is_told_so() -> None:
     """This is a hello of such a worker."""
     other = answerer(keyring=Keyring(SECRET, kid="kid"))
-    with pytest.raises(VersionMismatch, match="'a': it speaks versions 1 to 1 .* this worker .'b'. versions 3 to 3"):
+    with pytest.raises(VersionMismatch, match="'a': it speaks versions 1 to 1 .* this worker .'b'. versions 4 to 4"):
         other.receive(V1_HELLO)
     assert other.refusal is not None
     text, mac = other.refusal[:-32], other.refusal[-32:]
@@ -595,7 +595,7 @@ def test_a_worker_of_version_1_can_tell_that_it_is_older() -> None:
     hello = one.hello()
     assert hello.startswith(b"AGRH\1\3\3\3\1\1kidab") and hello[-32:] == v1_mac(b"handshake HELLO", hello[:-32])
     text = b"AGRH\4\1\1\3\1\1kidba"
-    with pytest.raises(VersionMismatch, match="'b': it speaks versions 1 to 1 .* this worker .'a'. versions 3 to 3"):
+    with pytest.raises(VersionMismatch, match="'b': it speaks versions 1 to 1 .* this worker .'a'. versions 4 to 4"):
         one.receive(text + v1_mac(b"handshake REFUSAL", hashlib.sha256(hello).digest() + text))
 
 
