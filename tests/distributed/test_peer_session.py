@@ -20,7 +20,7 @@ from aiograd.distributed.rpc.effects import NOT_KNOWN
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DeadlineError, DistributedError, NotExposedError, WorkerLostError
-from aiograd.testing import Faults, SimulatedNetwork, simulated_run
+from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.distributed.memory import MemoryChannel, Switchboard
 from tests.distributed.workers import SECRET, leaf, values, view
 from tests.distributed.world import World, simulate, turns
@@ -461,6 +461,23 @@ def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(monkeypatch
             assert [former.first for former in endpoint.former(mine)] == [7]
 
     simulate(main)
+
+
+def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """As the coroutines of a host that was killed are when the simulation is over."""
+
+    async def main(two: Two, a: dist.Worker) -> None:
+        working = asyncio.ensure_future(a.call("b", "work", 1, 3.0))
+        await asyncio.sleep(0.1)
+        two.network.kill("b")
+        with pytest.raises(WorkerLostError):
+            await working
+
+    two = Two()
+    with contextlib.suppress(DistributedError, HostKilledError):
+        two.run(main)
+    assert 1 in two.ran
+    assert not [record for record in caplog.records if record.exc_info and isinstance(record.exc_info[1], GeneratorExit)]
 
 
 # -------------------------------------------------------------------- a real loop

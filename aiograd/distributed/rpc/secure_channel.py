@@ -15,7 +15,7 @@ from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
 from aiograd.distributed.rpc.pacing import SMALLEST, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
-from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
+from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
 from aiograd.errors import AuthenticationError, DistributedError
 
 #: seconds in which a peer may read why it is refused, before the channel is closed
@@ -208,13 +208,16 @@ async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dial
         HandshakeError: it hung up before the handshake was complete.
         AuthenticationError, ProtocolError: what it sent does not prove that it is `peer`.
     """
-    async with asyncio.timeout(seconds):
-        channel = await transport.connect(url, seconds)
-        try:
-            return await ClientHandshake(channel, prepare(channel), f"{peer!r} at {url}").result
-        except BaseException:
-            channel.close()
-            raise
+    try:
+        async with asyncio.timeout(seconds):
+            channel = await transport.connect(url, seconds)
+            try:
+                return await ClientHandshake(channel, prepare(channel), f"{peer!r} at {url}").result
+            except BaseException:
+                channel.close()
+                raise
+    except TimeoutError as error:
+        raise error if str(error) else TimeoutError(unanswered_text(url, seconds)) from None
 
 
 class ClientHandshake:

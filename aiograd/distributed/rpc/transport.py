@@ -118,3 +118,11 @@ class Transport(Protocol):
 
         Cancelling it may leave channels that are closing.
         """
+
+
+def unanswered_text(url: str, seconds: float) -> str:
+    """The text of the error for a peer that does not answer, nor refuses."""
+    return (
+        f"connecting to {url}: no answer within {seconds:g} s; a firewall may drop what is sent there, or another kind of server may wait for "
+        "something else: compare host and port with those that the worker listens on"
+    )
