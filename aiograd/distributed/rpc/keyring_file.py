@@ -66,7 +66,7 @@ def read_secret_file(path: str | os.PathLike[str]) -> bytes:
         The secret's bytes.
 
     Raises:
-        OSError: it cannot be opened.
+        FileNotFoundError: there is no such file. OSError: it cannot be opened.
         ArgumentError: it is no such file, or does not hold a secret.
     """
     # Non-blocking, so that a named pipe cannot hold us; examined by descriptor, so that nobody swaps the file in between.

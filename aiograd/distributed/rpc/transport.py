@@ -63,7 +63,11 @@ class Channel(Protocol):
         """Bytes of frames that were taken and have not left, as far as is known."""
 
     def pace(self, frame_bytes: int) -> None:
-        """Take two frames of so many bytes ahead, before `send` says that the sender should stop."""
+        """Take two frames ahead, before `send` says that the sender should stop.
+
+        Args:
+            frame_bytes: bytes of a frame.
+        """
 
     def close(self) -> None:
         """Close at once; what is queued may be lost. Idempotent."""
