@@ -172,7 +172,7 @@ async def _serve(
         try:
             await stack.enter_async_context(made)
         except OSError as error:
-            raise ArgumentError(f"--listen {bracket(host)}:{port}: {error}") from None
+            raise ArgumentError(f"--listen {bracket(host)}:{port}: {error.strerror or error}") from None
         if control is None:
             print(f"worker {made.name} listens on {made.url} (pid {os.getpid()})", flush=True)
             if made.dashboard_url is not None:
@@ -240,7 +240,10 @@ def find_secret(path: Path | None) -> bytes:
     named = path or os.environ.get("AIOGRAD_SECRET_FILE")
     spelt = os.environ.pop("AIOGRAD_SECRET", None)
     if named:
-        return read_secret_file(named)
+        try:
+            return read_secret_file(named)
+        except FileNotFoundError as error:
+            raise ArgumentError(error.strerror) from None
     if spelt:
         return parse_secret(spelt, "AIOGRAD_SECRET")
     raise ArgumentError(

@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what was asked for; returns the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--seeds", type=int, help=f"random runs (default {CHAOS.seeds:,})")
-    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--first", type=int, default=0, help="the first of them, and of the seeds of other parts; ablations begin at 0")
     parser.add_argument("--scale", type=float, default=1.0, help="how much of everything, 0.1 for a tenth")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes (default: one per core)")
     parser.add_argument("--seed", help="run one seed, tell its story, and shrink it if it fails")
@@ -118,7 +118,7 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                     gather(report, cells, _pieces(pool, batches.seeds, first, first + size.seeds))
                 case "cells":
                     for fault in FAULTS:
-                        gather(report, cells, _pieces(pool, batches.cells, 0, size.cells, fault))
+                        gather(report, cells, _pieces(pool, batches.cells, first, first + size.cells, fault))
                     print(*cell_table(cells), sep="\n")
                     for cell in CELLS:
                         if cells[cell] < size.least:
@@ -127,17 +127,17 @@ def run(parts: list[str], size: Size, first: int, jobs: int) -> int:
                     found = gather(report, cells, [pool.submit(batches.ablation, protection, size.ablations) for protection in PROTECTIONS])
                     print(*_catches(found, list(PROTECTIONS)), sep="\n")
                 case "cancel":
-                    gather(report, cells, _pieces(pool, batches.cancelled, 0, size.cancel, piece=1))
+                    gather(report, cells, _pieces(pool, batches.cancelled, first, first + size.cancel, piece=1))
                 case "replicas":
-                    gather(report, cells, _pieces(pool, batches.replicas, 0, size.replicas))
+                    gather(report, cells, _pieces(pool, batches.replicas, first, first + size.replicas))
                 case "groups":
-                    gather(report, cells, _pieces(pool, batches.groups, 0, size.groups))
+                    gather(report, cells, _pieces(pool, batches.groups, first, first + size.groups))
                     missed = [pool.submit(batches.group_ablation, protection, size.ablations) for protection in collectives.PROTECTIONS]
                     print(*_catches(gather(report, cells, missed), list(collectives.PROTECTIONS)), sep="\n")
                 case "replay":
-                    compare_hashes(report, size.replay)
+                    compare_hashes(report, first, size.replay)
                 case "proxied":
-                    gather(report, cells, _pieces(pool, batches.proxied, 0, size.proxied, piece=1))
+                    gather(report, cells, _pieces(pool, batches.proxied, first, first + size.proxied, piece=1))
                 case "processes":
                     findings = asyncio.run(run_processes(kills=size.kills, stops=size.stops, ends=size.ends))
                     findings.add(asyncio.run(run_training(size.trainings, first=first)))
@@ -177,14 +177,14 @@ def gather(report: Report, cells: Counter[Cell], futures: list[Future[Batch]]) -
     return found
 
 
-def compare_hashes(report: Report, count: int) -> None:
+def compare_hashes(report: Report, first: int, count: int) -> None:
     """Run the same seeds in three processes, each of which hashes strings in another way: what happens must be the same to the last step."""
-    command = [sys.executable, "-m", "tests.chaos", "--hashes", "0", str(count)]
+    command = [sys.executable, "-m", "tests.chaos", "--hashes", str(first), str(first + count)]
     running = [
         subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONHASHSEED": str(seed)}) for seed in (0, 1, 2)
     ]
     answers = [json.loads(process.communicate()[0]) for process in running]
-    for seed in range(count):
+    for seed in range(first, first + count):
         if len({answer.get(str(seed)) for answer in answers}) != 1 or str(seed) not in answers[0]:
             report.fail(f"seed {seed} runs differently each time")
     report.counts["seeds replayed in three processes"] += count

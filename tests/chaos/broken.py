@@ -68,11 +68,11 @@ def _forget_requests(*states: RequestState) -> Break:
     """Requests in these states are not known again: a copy of one runs as if it were the first, and who asks after one hears of nothing."""
     request, probe = InboundRequests.request, InboundRequests.probe
 
-    def forgetful_request(self: InboundRequests, frame: Frame, now: float) -> None:
+    def forgetful_request(self: InboundRequests, frame: Frame, now: float, age: float = 0.0) -> None:
         row = self.rows.get(frame.id)
         if row is not None and row.state in states and not frame.offset:
             self._drop(row)
-        request(self, frame, now)
+        request(self, frame, now, age)
 
     def forgetful_probe(self: InboundRequests, frame: Frame) -> None:
         row = self.rows.get(frame.id)
@@ -119,7 +119,7 @@ def _keep_cancels(name: str) -> Break:
     return _replace(OutboundRequests, name, silent)
 
 
-def _seconds_left(self: InboundRequests, frame: Frame) -> float:
+def _seconds_left(self: InboundRequests, frame: Frame, age: float) -> float:
     return min(frame.deadline_ms / 1000 or self._limits.default_deadline, self._limits.max_deadline)
 
 

@@ -21,7 +21,8 @@ U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 WITH_BODY = (FrameKind.REQUEST, FrameKind.RESPONSE, FrameKind.FAILURE)
 CONTROL = tuple(kind for kind in FrameKind if kind not in WITH_BODY)
 DEFAULTS = {
-    "magic": b"AGRD", "version": 3, "kind": 1, "flags": 7, "id": 5, "offset": 0, "total": 4, "length": 4, "deadline_ms": 250, "watermark": 3,
+    "magic": b"AGRD", "version": 4, "kind": 1, "flags": 7, "id": 5, "offset": 0, "total": 4, "length": 4, "deadline_ms": 250, "sent_ms": 70,
+    "watermark": 3,
 }  # fmt: skip
 
 
@@ -42,19 +43,20 @@ def control(kind: FrameKind = FrameKind.PROBE, body: bytes = b"", **changes: obj
     before=st.integers(0, 4_000),
     after=st.integers(0, 4_000),
     deadline_ms=U32,
+    sent_ms=U32,
     watermark=U64,
 )
-def test_what_is_packed_is_parsed(kind, message_id, request_kind, pieces, before, after, deadline_ms, watermark):
+def test_what_is_packed_is_parsed(kind, message_id, request_kind, pieces, before, after, deadline_ms, sent_ms, watermark):
     body = b"".join(pieces)
     if not body:
         before = after = 0
     request_kind *= kind is FrameKind.REQUEST
     header = pack_header(
         kind, message_id, pieces, request_kind=request_kind, offset=before, total=before + len(body) + after, deadline_ms=deadline_ms,
-        watermark=watermark,
+        sent_ms=sent_ms, watermark=watermark,
     )  # fmt: skip
     found = parse(header + body, LIMITS)
-    assert found[:-1] == (kind, request_kind, message_id, before, before + len(body) + after, deadline_ms, watermark)
+    assert found[:-1] == (kind, request_kind, message_id, before, before + len(body) + after, deadline_ms, sent_ms, watermark)
     assert found.body == body
 
 
@@ -62,12 +64,12 @@ def test_what_is_packed_is_parsed(kind, message_id, request_kind, pieces, before
 def test_control_frames(kind):
     message_id = 0 if kind in (FrameKind.HEARTBEAT, FrameKind.GOODBYE) else 9
     body = bytes(16) if kind is FrameKind.FORMER else b""
-    assert parse(pack_header(kind, message_id, [body], watermark=2**64 - 1) + body, LIMITS) == (kind, 0, message_id, 0, 0, 0, 2**64 - 1, body)
+    assert parse(pack_header(kind, message_id, [body], watermark=2**64 - 1) + body, LIMITS) == (kind, 0, message_id, 0, 0, 0, 0, 2**64 - 1, body)
 
 
 def test_a_heartbeat_may_have_a_body_which_belongs_to_no_message():
     body = bytes(range(24))
-    assert parse(pack_header(FrameKind.HEARTBEAT, 0, [body]) + body, LIMITS)[3:] == (0, 0, 0, 0, body)
+    assert parse(pack_header(FrameKind.HEARTBEAT, 0, [body]) + body, LIMITS)[3:] == (0, 0, 0, 0, 0, body)
 
 
 def test_the_body_is_a_view_of_the_frame():
@@ -80,24 +82,24 @@ def test_the_body_is_a_view_of_the_frame():
     ("kind", "message_id", "fields", "body", "expected"),
     [
         (
-            FrameKind.REQUEST, 5, {"request_kind": 7, "total": 4, "deadline_ms": 250, "watermark": 3}, [b"bo", b"dy"],
-            "41475244 03 01 0700 0500000000000000 0000000000000000 0400000000000000 04000000 fa000000 0300000000000000",
+            FrameKind.REQUEST, 5, {"request_kind": 7, "total": 4, "deadline_ms": 250, "sent_ms": 258, "watermark": 3}, [b"bo", b"dy"],
+            "41475244 04 01 0700 0500000000000000 0000000000000000 0400000000000000 04000000 fa000000 02010000 0300000000000000",
         ),
         (
             FrameKind.FAILURE, 2**64 - 1, {"offset": 1000, "total": 2000, "watermark": 2**63}, [b"body"],
-            "41475244 03 03 0000 ffffffffffffffff e803000000000000 d007000000000000 04000000 00000000 0000000000000080",
+            "41475244 04 03 0000 ffffffffffffffff e803000000000000 d007000000000000 04000000 00000000 00000000 0000000000000080",
         ),
         (
             FrameKind.HEARTBEAT, 0, {"watermark": 9}, [],
-            "41475244 03 08 0000 0000000000000000 0000000000000000 0000000000000000 00000000 00000000 0900000000000000",
+            "41475244 04 08 0000 0000000000000000 0000000000000000 0000000000000000 00000000 00000000 00000000 0900000000000000",
         ),
     ],
 )  # fmt: skip
-def test_golden_headers_of_version_3(kind, message_id, fields, body, expected):
+def test_golden_headers_of_version_4(kind, message_id, fields, body, expected):
     assert pack_header(kind, message_id, body, **fields) == bytes.fromhex(expected)
 
 
-def test_golden_kinds_of_version_3():
+def test_golden_kinds_of_version_4():
     names = "REQUEST RESPONSE FAILURE RECEIVED PROBE CANCEL UNKNOWN HEARTBEAT GOODBYE FORMER"
     assert {kind.name: int(kind) for kind in FrameKind} == {name: code for code, name in enumerate(names.split(), 1)}
 
@@ -109,7 +111,7 @@ MALFORMED = [
     ("version", build(version=0)),
     ("version", build(version=1)),
     ("version", build(version=2)),
-    ("version", build(version=4)),
+    ("version", build(version=5)),
     ("kind", build(kind=0)),
     ("kind", build(kind=11)),
     ("kind", build(kind=255)),
@@ -168,7 +170,7 @@ def test_checks_come_in_their_order():
     """A frame with everything wrong is refused for the first thing; set right one after the other, the codes come as documented."""
     fields = {"magic": b"HTTP", "version": 9, "kind": 77, "flags": 0x8000, "length": 2**31, "total": 2**63, "id": 0}
     repairs = {
-        "magic": {"magic": b"AGRD"}, "version": {"version": 3}, "kind": {"kind": 1}, "flags": {"flags": 0}, "frame_size": {"length": 5},
+        "magic": {"magic": b"AGRD"}, "version": {"version": 4}, "kind": {"kind": 1}, "flags": {"flags": 0}, "frame_size": {"length": 5},
         "length": {"length": 4}, "total": {"total": 2}, "fragment": {"total": 4}, "id": {"id": 1},
     }  # fmt: skip
     codes = []
@@ -182,8 +184,8 @@ def test_checks_come_in_their_order():
 
 
 def test_another_version_names_both_ranges():
-    with pytest.raises(VersionMismatch, match=r"versions 4 to 4, this side 3 to 3"):
-        parse(build(version=4), LIMITS)
+    with pytest.raises(VersionMismatch, match=r"versions 5 to 5, this side 4 to 4"):
+        parse(build(version=5), LIMITS)
 
 
 def test_damaged_frames_are_refused_and_nothing_else():
@@ -206,7 +208,7 @@ def test_damaged_frames_are_refused_and_nothing_else():
                 accepted += 1
                 again = pack_header(
                     found.kind, found.id, [found.body], request_kind=found.request_kind, offset=found.offset, total=found.total,
-                    deadline_ms=found.deadline_ms, watermark=found.watermark,
+                    deadline_ms=found.deadline_ms, sent_ms=found.sent_ms, watermark=found.watermark,
                 )  # fmt: skip
                 assert again + found.body == frame
                 assert len(found.body) <= LIMITS.frame_bytes and found.total <= LIMITS.message_bytes

@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from aiograd import distributed as dist
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.addresses import HostAllowList
 from aiograd.distributed.rpc.http.channel import OVERHEAD
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel, Transport
-from aiograd.errors import ArgumentError, DistributedError, Overloaded
+from aiograd.errors import AddressError, ArgumentError, DistributedError, Overloaded, WorkerLostError
 from tests.distributed.http_support import Authority, Sink, connected, get, listening
 
 pytestmark = pytest.mark.net
@@ -213,7 +214,7 @@ async def test_no_address_is_not_every_address(host: str, port: int) -> None:
 
 async def test_a_taken_port() -> None:
     async with listening(HttpTransport()) as url:
-        with pytest.raises(OSError, match="in use"):
+        with pytest.raises(OSError, match=rf"listening on {url[7:]}: Address already in use; another process listens there: choose another port"):
             await HttpTransport().listen("127.0.0.1", int(url.rpartition(":")[2]), lambda channel: None)
 
 
@@ -262,6 +263,31 @@ async def test_a_name_is_dialled_at_its_address(monkeypatch: pytest.MonkeyPatch)
 
 async def _give(found: list[str]) -> list[str]:
     return found
+
+
+@pytest.mark.parametrize("status", ["200 OK", "403 Forbidden", "404 Not Found"])
+async def test_another_http_server_is_said_to_be_one(status: str) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(f"HTTP/1.1 {status}\r\nServer: nginx\r\nContent-Length: 0\r\n\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_server(answer, "127.0.0.1", 0)
+    url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    said = rf"connecting to {url}: another HTTP server answers there \('nginx'\), with status {status[:3]}"
+    async with dist.Worker("a", peers={"b": url}) as a:
+        with pytest.raises(AddressError, match=said):
+            await a.call("b", "anything")
+    server.close()
+
+
+async def test_a_peer_that_never_answered_is_named_first() -> None:
+    silent = socket.create_server(("127.0.0.1", 0))
+    url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+    async with dist.Worker("a", peers={"b": url}, limits=Limits(heartbeat=0.02)) as a:
+        with pytest.raises(WorkerLostError, match=rf"lost \(CALL\): TimeoutError: connecting to {url}: no answer within .* a firewall"):
+            await a.call("b", "anything")
+    silent.close()
 
 
 async def test_dialling_gives_up_in_time() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import os
+import re
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -154,7 +155,21 @@ def test_every_spelling_gives_the_secret(spelling: str, secret: bytes) -> None:
 
 
 def test_a_raw_secret_may_end_a_line() -> None:
-    assert parse_secret("abcdefghijklmnopqrstuvwxyz012345\n") == b"abcdefghijklmnopqrstuvwxyz012345"
+    assert parse_secret("abcdefghijklmnopqrstuvwxyz-12345\n") == b"abcdefghijklmnopqrstuvwxyz-12345"
+
+
+@pytest.mark.parametrize("text", ["abcdefghijklmnopqrstuvwxyz012345", "0123456789abcdef" * 2 + "\n", b"correcthorsebatterystaplecorrect"])
+def test_a_secret_of_letters_and_digits_is_taken_with_a_warning(text: str | bytes) -> None:
+    """It was typed, or is half of a secret in hexadecimal."""
+    with pytest.warns(UserWarning, match=r"32 letters and digits .*openssl rand -hex 32") as told:
+        secret = parse_secret(text)
+    assert len(secret) == 32 and not any(secret.decode() in str(warning.message) for warning in told)
+
+
+def test_a_secret_file_that_is_missing(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.key"
+    with pytest.raises(FileNotFoundError, match=rf"{re.escape(str(path))}.*there is no such file\. Make one with .*openssl rand -hex 32"):
+        read_secret_file(path)
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,8 @@ import pytest
 import aiograd as ag
 from aiograd import distributed as dist
 from aiograd.distributed.autograd import discovery
-from aiograd.distributed.rpc.effects import NOT_KNOWN
+from aiograd.distributed.rpc.codec import encode
+from aiograd.distributed.rpc.effects import NOT_KNOWN, Deliver
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import DeadlineError, DistributedError, NotExposedError, WorkerLostError
@@ -461,6 +462,31 @@ def test_what_is_remembered_of_sessions_is_bounded_and_per_principal(monkeypatch
             assert [former.first for former in endpoint.former(mine)] == [7]
 
     simulate(main)
+
+
+def test_a_handler_that_is_closed_outside_of_its_loop_says_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """As the coroutines of a host that was killed are when the simulation is over."""
+
+    async def main() -> None:
+        async with World() as world:
+            a, b = await world.pair()
+            asking = asyncio.ensure_future(a.ask("b", "gate", 1))
+            await asyncio.sleep(0.1)
+            (session,) = b.endpoint._conversations()
+            (task,) = session.handlers
+            coroutine = session._serve(Deliver(99, 7, bytearray().join(encode(None, Limits())), 1.0))
+            session._handlers[99] = task
+            session.peer.handler = lambda *_: asyncio.Event().wait()  # type: ignore[assignment]
+            with contextlib.suppress(StopIteration):
+                coroutine.send(None)
+            coroutine.close()
+            assert session._handlers.pop(99, None) is task, "nobody was answered"
+            b.gate.set()
+            await asking
+
+    with caplog.at_level("DEBUG"):
+        simulate(main)
+    assert "GeneratorExit" not in caplog.text
 
 
 # -------------------------------------------------------------------- a real loop

@@ -161,7 +161,7 @@ def test_a_place_is_given_for_any_header_and_changes_nothing():
         for id in (0, 1, 2, 2**63):
             for offset, body in ((0, 256), (256, 256), (256, 2**32 - 1), (2**63, 5)):
                 header = bytearray(pack_header(kind, id, total=1000, offset=offset))
-                struct.pack_into("<I", header, HEADER.size - 16, body)
+                struct.pack_into("<I", header, HEADER.size - 20, body)
                 place = far.place(header)
                 assert (place is not None) is (kind is FrameKind.REQUEST and (id, offset, body) == (1, 256, 256))
     assert far.statistics() == before

@@ -70,7 +70,7 @@ async def connect(
         raise ClusterError(_no_client("in a process that is connected to ray://..."))
     is_connected = ray.is_initialized()
     if address is None and not is_connected:
-        address = os.environ.get("RAY_ADDRESS")
+        address = os.environ.get("RAY_ADDRESS") or None  # an empty one names none
     if address is not None and address.startswith(CLIENT):
         raise ClusterError(_no_client(f"address={address!r}"))
     if is_connected:
@@ -88,6 +88,8 @@ async def connect(
         if address is not None or not isinstance(error, ConnectionError):
             raise ClusterError(f"RayCluster(address={address!r}): connecting to Ray failed: {story(error)}") from error
     options |= {"num_cpus": cpus, "include_dashboard": False, "_system_config": {"worker_niceness": 0}}  # see Note [Priority]
+    if "RAY_ADDRESS" in os.environ:  # empty
+        options["address"] = "local"
     await through_cancellation(asyncio.to_thread(ray.init, **options))
     return Connection.STARTED
 

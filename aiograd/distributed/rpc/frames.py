@@ -35,11 +35,11 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import ProtocolError, VersionMismatch
 
-#: magic, version, kind, flags, message id, offset, total, length of the body, deadline in ms, watermark
-HEADER: Final = struct.Struct("<4sBBHQQQIIQ")
+#: magic, version, kind, flags, message id, offset, total, length of the body, deadline in ms, clock of the sender in ms, watermark
+HEADER: Final = struct.Struct("<4sBBHQQQIIIQ")
 MAGIC: Final = b"AGRD"
 #: oldest and newest version of the protocol that this side speaks
-PROTOCOL_VERSIONS: Final = (3, 3)
+PROTOCOL_VERSIONS: Final = (4, 4)
 
 _OLDEST, _NEWEST = PROTOCOL_VERSIONS
 _SIZE = HEADER.size
@@ -93,6 +93,8 @@ class Frame(NamedTuple):
     total: int
     #: milliseconds the requester still waits; 0: not said
     deadline_ms: int
+    #: the sender's clock, see Note [Deadlines] in `frame_age`
+    sent_ms: int
     #: the sender's lowest unresolved request
     watermark: int
     #: a view into the frame, which others may use again; where it is writable, memory of its own, which is given away
@@ -108,6 +110,7 @@ def pack_header(
     offset: int = 0,
     total: int = 0,
     deadline_ms: int = 0,
+    sent_ms: int = 0,
     watermark: int = 0,
 ) -> bytes:
     """Make the header that goes before `body`.
@@ -120,6 +123,7 @@ def pack_header(
         offset: of the body in the message, bytes.
         total: of the message, bytes.
         deadline_ms: how long the requester still waits, milliseconds; 0 says nothing.
+        sent_ms: the clock of this side, see `frame_age.clock`.
         watermark: the sender's lowest unresolved request.
 
     Returns:
@@ -128,12 +132,12 @@ def pack_header(
     length = 0
     for piece in body:
         length += len(piece)
-    return _pack(MAGIC, _NEWEST, kind, request_kind, message_id, offset, total, length, deadline_ms, watermark)
+    return _pack(MAGIC, _NEWEST, kind, request_kind, message_id, offset, total, length, deadline_ms, sent_ms, watermark)
 
 
 def destination(header: Buffer) -> tuple[int, int, int, int]:
     """The kind, message id, offset and length of body that a header claims; nothing is checked."""
-    _, _, kind, _, message_id, offset, _, length, _, _ = _unpack(header)
+    _, _, kind, _, message_id, offset, _, length, _, _, _ = _unpack(header)
     return kind, message_id, offset, length
 
 
@@ -154,7 +158,7 @@ def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Fram
     size = len(frame) if body is None else _SIZE + len(body)
     if size < _SIZE:
         raise _broken("short", f"found {size} bytes, expected at least the {_SIZE} of a header")
-    magic, version, code, flags, message_id, offset, total, length, deadline_ms, watermark = _unpack(frame)
+    magic, version, code, flags, message_id, offset, total, length, deadline_ms, sent_ms, watermark = _unpack(frame)
     if magic != MAGIC:
         raise _broken("magic", f"it starts with {magic.hex()}, expected {MAGIC.hex()}; the other side speaks another protocol")
     if not _OLDEST <= version <= _NEWEST:
@@ -177,7 +181,7 @@ def parse(frame: Buffer, limits: Limits, body: memoryview | None = None) -> Fram
         raise _broken("control", f"{kind.name} has {length} bytes at {offset} of {total} and deadline {deadline_ms}, expected none of them")
     if (code < _FIRST_WITHOUT_ID or code == _FORMER) != (message_id > 0):
         raise _broken("id", f"{kind.name} has id {message_id}, expected {'none' if message_id else 'a request'}")
-    return Frame(kind, flags, message_id, offset, total, deadline_ms, watermark, memoryview(frame)[_SIZE:] if body is None else body)
+    return Frame(kind, flags, message_id, offset, total, deadline_ms, sent_ms, watermark, memoryview(frame)[_SIZE:] if body is None else body)
 
 
 def version_mismatch(oldest: int, newest: int) -> VersionMismatch:

@@ -130,8 +130,8 @@ class InboundRequests:
 
     # ---- heard from the peer
 
-    def request(self, frame: Frame, now: float) -> None:
-        """A fragment of a request.
+    def request(self, frame: Frame, now: float, age: float = 0.0) -> None:
+        """A fragment of a request, `age` seconds after it was sent.
 
         Raises:
             ProtocolError: it does not fit what came before.
@@ -144,7 +144,11 @@ class InboundRequests:
             return
         if row is None and (frame.offset or id < self.watermark):
             return  # the rest of one that was given up, or nobody waits for it
-        left = self._seconds_left(frame)
+        left = self._seconds_left(frame, age)
+        if left <= 0:  # its caller has gone
+            if row is not None:
+                self._drop(row)
+            return
         body, total = frame.body, frame.total
         if row is None:
             row = self._begin(frame, now + left)
@@ -178,10 +182,10 @@ class InboundRequests:
         self.timers.set(id, row.deadline)
         self._effects.append(Deliver(id, row.kind, message, row.deadline - now))
 
-    def _seconds_left(self, frame: Frame) -> float:
+    def _seconds_left(self, frame: Frame, age: float) -> float:
         """Seconds until the answer to a request is of no use, less what its way back may take."""
         limits = self._limits
-        left = min(frame.deadline_ms / 1000 or limits.default_deadline, limits.max_deadline)
+        left = min(frame.deadline_ms / 1000 or limits.default_deadline, limits.max_deadline) - age
         return left - min(left * SHARE_OF_RETURN, LONGEST_RETURN)
 
     def _begin(self, frame: Frame, deadline: float) -> InboundRequest | None:

@@ -9,6 +9,7 @@ import base64
 import binascii
 import os
 import stat
+import warnings
 
 from aiograd.distributed.rpc.keyring import SECRET_BYTES
 from aiograd.errors import ArgumentError
@@ -34,6 +35,7 @@ def parse_secret(text: str | bytes, source: str = "secret") -> bytes:
     except UnicodeEncodeError:
         raise _unreadable(source, "characters outside of ASCII") from None  # the original would show them
     if len(raw) == SECRET_BYTES:
+        _warn_of_text(raw, source)
         return raw
     stripped = raw.strip()
     if len(stripped) == 2 * SECRET_BYTES:
@@ -49,6 +51,7 @@ def parse_secret(text: str | bytes, source: str = "secret") -> bytes:
         if len(secret) == SECRET_BYTES:
             return secret
     if len(stripped) == SECRET_BYTES:
+        _warn_of_text(stripped, source)
         return stripped
     raise _unreadable(source, f"{len(stripped)} characters")
 
@@ -63,11 +66,19 @@ def read_secret_file(path: str | os.PathLike[str]) -> bytes:
         The secret's bytes.
 
     Raises:
-        OSError: it cannot be opened.
+        FileNotFoundError: there is no such file. OSError: it cannot be opened.
         ArgumentError: it is no such file, or does not hold a secret.
     """
     # Non-blocking, so that a named pipe cannot hold us; examined by descriptor, so that nobody swaps the file in between.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError as error:
+        name = os.fspath(path)
+        raise FileNotFoundError(
+            error.errno,
+            f"secret file {name!r}: there is no such file. Make one with `(umask 077; openssl rand -hex {SECRET_BYTES} > {name})`, and copy it to "
+            "every machine of the cluster",
+        ) from error
     try:
         status = os.fstat(descriptor)
         source = f"secret file {os.fspath(path)!r}"
@@ -81,6 +92,16 @@ def read_secret_file(path: str | os.PathLike[str]) -> bytes:
         return parse_secret(os.read(descriptor, FILE_BYTES), source)
     finally:
         os.close(descriptor)
+
+
+def _warn_of_text(raw: bytes, source: str) -> None:
+    """Warn of 32 letters and digits: taken as they are, they are a passphrase, or half of a secret in hexadecimal."""
+    if raw.isalnum():
+        warnings.warn(
+            f"{source}: {SECRET_BYTES} letters and digits are taken as they are, which are fewer secrets than {SECRET_BYTES} random bytes: were they "
+            f"typed, or are they {SECRET_BYTES // 2} bytes in hexadecimal? Make a secret with openssl rand -hex {SECRET_BYTES}",
+            stacklevel=4,
+        )
 
 
 def _unreadable(source: str, found: str) -> ArgumentError:

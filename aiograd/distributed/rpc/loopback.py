@@ -59,6 +59,8 @@ class Loopback:
             else:
                 result = await owner.handler(identity, kind, value, left)
             reply = bytearray().join(encode(result, owner.limits)), False
+        except GeneratorExit:  # this is being closed outside of its loop: nobody can be answered
+            raise
         except BaseException as error:
             if answer.done():
                 if isinstance(error, SystemExit):

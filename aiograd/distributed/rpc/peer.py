@@ -301,11 +301,16 @@ class Peer:
                 refusal = kind(str(cause))
                 vars(refusal).update(vars(cause))
                 return refusal
-        text = f"worker {self.name!r} was lost ({stage}): {reason}"
+        head = f"worker {self.name!r} was lost ({stage}): "
+        what = "" if cause is None else f"{type(cause).__name__}: {cause}"
+        if not what:
+            text = head + reason
+        elif conversation.is_confirmed:
+            text = f"{head}{reason} ({what})"
+        else:  # it has never been reached: who or what answers there comes first
+            text = f"{head}{what} ({reason})"
         is_gone = reason == RESTARTED or isinstance(cause, ConnectionRefusedError)
-        error = WorkerLostError(
-            text if cause is None else f"{text} ({type(cause).__name__}: {cause})", worker=self.name, stage=stage, is_gone=is_gone
-        )
+        error = WorkerLostError(text, worker=self.name, stage=stage, is_gone=is_gone)
         error.__cause__ = cause
         return error
 

@@ -218,6 +218,8 @@ class PeerSession:
             value = decode(message, peer.limits)
             del message
             answer = encode(await peer.handler(self._known(), kind, value, timeout), peer.limits)
+        except GeneratorExit:  # this is being closed outside of its loop: nobody can be answered
+            raise
         except BaseException as error:
             if id not in self._handlers:  # abandoned: nobody waits for an answer
                 if isinstance(error, SystemExit):
@@ -361,7 +363,7 @@ class PeerSession:
         self.round_trip = link.round_trip
         self.trouble = None
         self._blocked = False
-        self.session.attach(now, link.frame_bytes)
+        self.session.attach(now, link.frame_bytes, epoch=link.epoch, peer_epoch=link.peer_epoch)
         link.start(self._frame, lambda why: self._unlinked(link, why), self._writable, self.session.place)
         if self.link is link:
             self._pump(now)

@@ -15,7 +15,7 @@ from aiograd.distributed.rpc.handshake import Answerer, Dialler, Secured
 from aiograd.distributed.rpc.pacing import SMALLEST, FramePacer
 from aiograd.distributed.rpc.shared.lane import SharedLane
 from aiograd.distributed.rpc.shared.ring import MARK
-from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
+from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
 from aiograd.errors import AuthenticationError, DistributedError
 
 #: seconds in which a peer may read why it is refused, before the channel is closed
@@ -33,18 +33,25 @@ class SecureChannel:
         channel: whose handshake is complete.
         secured: the result of the handshake.
         round_trip: seconds that the handshake's message took to be answered.
+        answered: True on the side that was dialled: its clock began when it answered, that of the dialler when it finished the handshake.
+
+    Attributes:
+        epoch: when this side's clock began of which frames tell, seconds.
+        peer_epoch: when that message came which the peer sent as its clock began.
     """
 
     __slots__ = (
-        "channel", "secured", "round_trip",
+        "channel", "secured", "round_trip", "epoch", "peer_epoch",
         "_loop", "_pacer", "_lane", "_seal", "_open", "_on_frame", "_place", "_on_closed", "_on_writable", "_early", "_is_closed", "_why",
     )  # fmt: skip
 
-    def __init__(self, channel: Channel, secured: Secured, round_trip: float) -> None:
+    def __init__(self, channel: Channel, secured: Secured, round_trip: float, *, answered: bool = False) -> None:
         self.channel = channel
         self.secured = secured
         self.round_trip = round_trip
         self._loop = asyncio.get_running_loop()
+        self.peer_epoch = self._loop.time()
+        self.epoch = self.peer_epoch - round_trip if answered else self.peer_epoch
         self._pacer = FramePacer(secured.frame_bytes)
         self._seal = secured.seal.seal
         self._open = secured.open.open_in_place
@@ -201,13 +208,16 @@ async def dial(transport: Transport, url: str, prepare: Callable[[Channel], Dial
         HandshakeError: it hung up before the handshake was complete.
         AuthenticationError, ProtocolError: what it sent does not prove that it is `peer`.
     """
-    async with asyncio.timeout(seconds):
-        channel = await transport.connect(url, seconds)
-        try:
-            return await ClientHandshake(channel, prepare(channel), f"{peer!r} at {url}").result
-        except BaseException:
-            channel.close()
-            raise
+    try:
+        async with asyncio.timeout(seconds):
+            channel = await transport.connect(url, seconds)
+            try:
+                return await ClientHandshake(channel, prepare(channel), f"{peer!r} at {url}").result
+            except BaseException:
+                channel.close()
+                raise
+    except TimeoutError as error:
+        raise error if str(error) else TimeoutError(unanswered_text(url, seconds)) from None
 
 
 class ClientHandshake:
@@ -302,7 +312,7 @@ class ServerHandshake:
             self._answered_at = self._loop.time()
             self._channel.send(answer)
         else:
-            self._end(SecureChannel(self._channel, self._answerer.result, self._loop.time() - self._answered_at), None)
+            self._end(SecureChannel(self._channel, self._answerer.result, self._loop.time() - self._answered_at, answered=True), None)
 
     def _closed(self, error: BaseException | None) -> None:
         self._end(None, error)

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from aiograd.distributed.rpc.budget import PeerBudget
 from aiograd.distributed.rpc.effects import Abandon, Answered, Deliver, Effect, Expired, Former, PeerLeft
+from aiograd.distributed.rpc.frame_age import FrameAge, clock
 from aiograd.distributed.rpc.frames import HEADER, FrameKind, destination, pack_header, parse
 from aiograd.distributed.rpc.inbound import InboundRequest, InboundRequests
 from aiograd.distributed.rpc.limits import Limits
@@ -90,7 +91,7 @@ class RpcSession:
     __slots__ = (
         "effects", "last_heard",
         "_limits", "_budget", "_outbox", "_requests", "_answers", "_most_control",
-        "_silence", "_attached", "_leaving", "_former", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until",
+        "_silence", "_attached", "_leaving", "_former", "_tested_at", "_heartbeat_at", "_ticked_at", "_often", "_busy_until", "_epoch", "_age",
         "_frames_in", "_frames_out", "_bytes_in", "_bytes_out",
     )  # fmt: skip
 
@@ -113,6 +114,9 @@ class RpcSession:
         #: seconds between heartbeats while there is work; see Note [Heartbeats]
         self._often = min(limits.heartbeat, limits.silence / WORKING)
         self._busy_until = -math.inf
+        #: when the clock began of which frames tell; and the age of those of the peer
+        self._epoch = 0.0
+        self._age = FrameAge(math.inf, 0.0)
         self._ticked_at = 0.0
         self._frames_in = self._frames_out = self._bytes_in = self._bytes_out = 0
 
@@ -180,14 +184,18 @@ class RpcSession:
 
     # ---- channel
 
-    def attach(self, now: float, frame_bytes: int | None = None) -> None:
+    def attach(self, now: float, frame_bytes: int | None = None, *, epoch: float | None = None, peer_epoch: float = math.inf) -> None:
         """Attach a new channel. Messages that the one before may have lost are asked after.
 
         Args:
             now: seconds.
             frame_bytes: bytes after the header of a frame, at most, where the peer takes less than `Limits.frame_bytes`.
+            epoch: when this side's clock began of which frames tell; None: now.
+            peer_epoch: when something came that the peer sent as its clock began; see Note [Deadlines] in `frame_age`.
         """
         self.detach(now)
+        self._epoch = now if epoch is None else epoch
+        self._age = FrameAge(peer_epoch, now)
         limit = self._limits.frame_bytes
         cut = self._outbox.interrupt(limit if frame_bytes is None else min(frame_bytes, limit))
         self._attached = True
@@ -245,6 +253,7 @@ class RpcSession:
         parsed = parse(frame, self._limits, body)
         kind = parsed.kind
         self.last_heard = now
+        age = self._age.of(parsed.sent_ms, now)
         if now > self._tested_at + TEST / 2:  # not one that had been waiting
             self._tested_at = math.inf
         self._frames_in += 1
@@ -255,7 +264,7 @@ class RpcSession:
         if kind is _REQUEST:
             self._busy_until = now + LINGER * self._silence
             self._heartbeat_at = min(self._heartbeat_at, now + self._often)
-            answers.request(parsed, now)
+            answers.request(parsed, now, age)
         elif kind is _RESPONSE or kind is _FAILURE:
             self._requests.answered(parsed, now)
         elif kind is _RECEIVED:
@@ -300,14 +309,14 @@ class RpcSession:
             requests.told()
         if self._former:
             session, first = self._former.popleft()
-            return self._out(pack_header(_FORMER, first, (session,), watermark=requests.watermark), (session,), now)
+            return self._out(pack_header(_FORMER, first, (session,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (session,), now)
         control = outbox.control
         while control:
             kind, id = control.popitem(last=False)[0]
             if (kind is _PROBE or kind is _CANCEL) and id not in requests.rows:
                 continue  # resolved in the meantime
             body = requests.unresolved() if kind is _HEARTBEAT else b""
-            return self._out(pack_header(kind, id, (body,), watermark=requests.watermark), (body,), now)
+            return self._out(pack_header(kind, id, (body,), sent_ms=clock(now, self._epoch), watermark=requests.watermark), (body,), now)
         if self._leaving and not outbox.has_small:
             return self._goodbye(now)
         if self._tested_at != math.inf:
@@ -333,6 +342,7 @@ class RpcSession:
                 offset=offset,
                 total=message.total,
                 deadline_ms=deadline_ms,
+                sent_ms=clock(now, self._epoch),
                 watermark=requests.watermark,
             )
             return self._out(header, parts, now)
@@ -356,7 +366,7 @@ class RpcSession:
     def _goodbye(self, now: float) -> tuple[Buffer, ...]:
         self._leaving = False
         self._attached = False
-        return self._out(pack_header(_GOODBYE, 0, watermark=self._requests.watermark), (), now)
+        return self._out(pack_header(_GOODBYE, 0, sent_ms=clock(now, self._epoch), watermark=self._requests.watermark), (), now)
 
     # ---- time
 

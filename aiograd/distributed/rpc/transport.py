@@ -63,7 +63,11 @@ class Channel(Protocol):
         """Bytes of frames that were taken and have not left, as far as is known."""
 
     def pace(self, frame_bytes: int) -> None:
-        """Take two frames of so many bytes ahead, before `send` says that the sender should stop."""
+        """Take two frames ahead, before `send` says that the sender should stop.
+
+        Args:
+            frame_bytes: bytes of a frame.
+        """
 
     def close(self) -> None:
         """Close at once; what is queued may be lost. Idempotent."""
@@ -118,3 +122,11 @@ class Transport(Protocol):
 
         Cancelling it may leave channels that are closing.
         """
+
+
+def unanswered_text(url: str, seconds: float) -> str:
+    """The text of the error for a peer that does not answer, nor refuses."""
+    return (
+        f"connecting to {url}: no answer within {seconds:g} s; a firewall may drop what is sent there, or another kind of server may wait for "
+        "something else: compare host and port with those that the worker listens on"
+    )

@@ -92,6 +92,12 @@ class HttpClient:
 
     def _take_over(self, response: aiohttp.ClientResponse, peer: PeerAddress, key: str) -> Opened:
         status = response.status
+        server = response.headers.get("Server", "")
+        if status not in (101, 426) and status < 500 and server != "aiograd":
+            raise AddressError(
+                f"connecting to {peer.url}: another HTTP server answers there{f' ({server[:40]!r})' if server else ''}, with status {status}, and no "
+                f"aiograd worker{_advice(status)}; compare host and port with those that the worker listens on"
+            )
         if status == 403:
             raise HostRefusedError(
                 f"connecting to {peer.url}: the worker there does not answer to the name {peer.host!r} (status 403). Start it with "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import socket
 import ssl as tls
@@ -19,7 +20,7 @@ from aiograd.distributed.rpc.http.tls import TLS_WANTED, default_context, speaks
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.shared.memory import IS_SUPPORTED
-from aiograd.distributed.rpc.transport import Channel
+from aiograd.distributed.rpc.transport import Channel, unanswered_text
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.log_fields import structured_logger
 
@@ -235,7 +236,7 @@ class HttpTransport:
                         continue
                     return self._adopt(transport, received, peer.url, masking=True, permit=None)
         except TimeoutError:
-            raise TimeoutError(f"connecting to {peer.url}: no answer within {timeout} s") from None
+            raise TimeoutError(unanswered_text(peer.url, timeout)) from None
         raise refused or OSError(f"connecting to {peer.url}: the name has no address")
 
     def _adopt(
@@ -294,6 +295,10 @@ def _bind(address: str, port: int, backlog: int) -> socket.socket:
         listener.bind((address, port))
         listener.listen(backlog)
         listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        advice = "; another process listens there: choose another port, or 0 for any free one" if error.errno == errno.EADDRINUSE else ""
+        raise OSError(error.errno, f"listening on {bracket(address)}:{port}: {error.strerror}{advice}") from error
     except BaseException:
         listener.close()
         raise
