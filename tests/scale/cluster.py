@@ -22,9 +22,9 @@ BETWEEN = Faults(latency=(8e-3, 4e-2), slow=1.25e8)
 CENTRES = 4
 
 
-def new_limits() -> dist.Limits:
-    """The limits of driver and workers: as they are by default, but for the number of connections."""
-    return dist.Limits(connections=4096)
+def new_limits(**limits: Any) -> dist.Limits:
+    """The limits of driver and workers: as they are by default, but for the number of connections and `limits`."""
+    return dist.Limits(connections=4096, **limits)
 
 
 class Placement:
@@ -59,12 +59,16 @@ class SimulatedCluster:
         service: what they expose.
         centre_of: see `Placement`.
         seed: of the network.
+        limits: of driver and workers, in place of those of `new_limits`.
     """
 
-    def __init__(self, names: Iterable[str], service: dist.Service, centre_of: Callable[[str], int] = spread_evenly, seed: int = 0) -> None:
+    def __init__(
+        self, names: Iterable[str], service: dist.Service, centre_of: Callable[[str], int] = spread_evenly, seed: int = 0, **limits: Any
+    ) -> None:
         self.names = tuple(names)
         self.network = SimulatedNetwork(seed, faults=Placement(centre_of))
         self.service = service
+        self.limits = limits
         self.cluster: dist.JoinCluster
         #: virtual seconds until all had joined
         self.joined_in = 0.0
@@ -87,7 +91,7 @@ class SimulatedCluster:
     async def _drive(self, work: Callable[[SimulatedCluster], Coroutine[Any, Any, Any]]) -> Any:
         loop = asyncio.get_running_loop()
         self.cluster = dist.JoinCluster(
-            len(self.names), service=self.service, secret=SECRET, limits=new_limits(), transport=self.network.transport(DRIVER),
+            len(self.names), service=self.service, secret=SECRET, limits=new_limits(**self.limits), transport=self.network.transport(DRIVER),
             on_lost=lambda name, status: self.on_lost(name), on_return=lambda name, url: self.on_return(name),
         )  # fmt: skip
         async with ag.Engine(), self.cluster:
@@ -104,6 +108,6 @@ class SimulatedCluster:
                 self.network.restart(name)
 
     async def _serve(self, name: str) -> None:
-        worker = dist.Worker(name, service=self.service, secret=SECRET, limits=new_limits(), transport=self.network.transport(name))
+        worker = dist.Worker(name, service=self.service, secret=SECRET, limits=new_limits(**self.limits), transport=self.network.transport(name))
         async with ag.Engine(), worker:
             await serve_cluster(worker, f"sim://{DRIVER}", asyncio.Event())

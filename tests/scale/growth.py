@@ -60,8 +60,8 @@ class Counters:
         return self.loop.time() - self.time, sent - self.sent, all_sent - self.all, time.process_time() - self.processor
 
 
-async def grow(count: int) -> Growth:
-    """A cluster of so many workers."""
+async def grow(count: int, **limits: Any) -> Growth:
+    """A cluster of so many workers, with these limits."""
     begun = time.process_time()
     found = Growth(count)
 
@@ -88,7 +88,7 @@ async def grow(count: int) -> Growth:
         figures["connections in all"] = cluster.network.open_channels // 2
         figures["memory of the simulation, MiB"] = f"{resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f}"
 
-    await SimulatedCluster([f"w{number:04}" for number in range(count)], service).run(work)
+    await SimulatedCluster([f"w{number:04}" for number in range(count)], service, **limits).run(work)
     return found
 
 
