@@ -72,7 +72,7 @@ class _Mapping:
         self.entered: set[int] = set()
 
     def of(self, tree: Any) -> Any:
-        """What stands in the place of `tree`."""
+        """The tree in the place of `tree`."""
         if isinstance(tree, self.kind):
             return self.function(tree)
         if isinstance(tree, _ATOMS):

@@ -28,6 +28,13 @@ KNOWN: dict[str, str] = {
 }
 
 
+_ADVICE = "set ARRAY_API_TESTS to a folder with a copy of the suite at that commit"
+
+
+class Missing(Exception):
+    """The suite is not there, and cannot be fetched; the message is one line."""
+
+
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """The tests of one run of the suite that passed and those that failed."""
@@ -45,17 +52,30 @@ def place(folder: Path) -> Path:
     """A copy of the suite in `folder`, since a run writes beside it.
 
     Raises:
-        subprocess.CalledProcessError: it cannot be cloned.
+        Missing: it is not where ``ARRAY_API_TESTS`` says, or cannot be cloned.
     """
     target, given = folder.resolve() / "array-api-tests", os.environ.get("ARRAY_API_TESTS")
     if given:
+        if not (Path(given) / "array_api_tests").is_dir():
+            raise Missing(f"copying the Array API suite from ARRAY_API_TESTS={given}: found no folder array_api_tests in it; {_ADVICE}")
         shutil.rmtree(target, ignore_errors=True)
         shutil.copytree(given, target, ignore=shutil.ignore_patterns(".git", "__pycache__"))
     elif not target.exists():
-        git = shutil.which("git") or "git"
-        subprocess.run([git, "clone", "--quiet", REPOSITORY, str(target)], check=True)
-        subprocess.run([git, "-C", str(target), "checkout", "--quiet", COMMIT], check=True)
-        subprocess.run([git, "-C", str(target), "submodule", "update", "--init", "--quiet"], check=True)
+        git = shutil.which("git")
+        if git is None:
+            raise Missing(f"cloning the Array API suite from {REPOSITORY}: found no git; install it, or {_ADVICE}")
+        shutil.rmtree(fresh := target.with_name("array-api-tests-cloning"), ignore_errors=True)
+        within = [git, "-C", str(fresh)]
+        for command in (
+            [git, "clone", "--quiet", REPOSITORY, str(fresh)],
+            [*within, "checkout", "--quiet", COMMIT],
+            [*within, "submodule", "update", "--init", "--quiet"],
+        ):
+            done = subprocess.run(command, env={**os.environ, "GIT_TERMINAL_PROMPT": "0"}, stderr=subprocess.PIPE, text=True)
+            if done.returncode:
+                found = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
+                raise Missing(f"cloning the Array API suite, commit {COMMIT} of {REPOSITORY}: found {found!r}; {_ADVICE}")
+        fresh.rename(target)
     for path in (target, *target.rglob("*")):
         path.chmod(path.stat().st_mode | 0o200)
     return target

@@ -32,28 +32,37 @@ def torch_forgets(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     gc.collect()
 
 
-def net() -> Any:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 16), nn.Tanh(), nn.Linear(16, 2))
+class Net(nn.Module):  # type: ignore[misc,name-defined]
+    """A module that torch compiles in place too, as it does not with a Sequential."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(4, 16), nn.Linear(16, 2)
+
+    def forward(self, x: Any) -> Any:
+        return self.last(self.first(x).tanh())
 
 
 @pytest.mark.parametrize("in_place", [False, True])
 async def test_a_compiled_module_gives_its_memory_away_in_every_backward(in_place: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """It was compiled for that in the first, and refuses to keep torch's graph in another, wherever that runs."""
-    module, twin = net(), net()
+    module, twin = Net(), Net()
     layer = interop.wrap(module if in_place else torch.compile(module, backend="aot_eager"))
     if in_place:
         module.compile(backend="aot_eager")
     for estimate in (10**9, 1, 10**9, 1):  # on the executor, on the loop
         monkeypatch.setattr("aiograd.interop.torch.node.backward_ns", lambda elapsed, found=estimate: found)
-        await layer(ag.asarray(draw(5, 4))).sum().backward()
+        y = layer(ag.asarray(draw(5, 4)))
+        assert y._node._graph.outputs[0].grad_fn.name() == "CompiledFunctionBackward"
+        await y.sum().backward()
         twin(torch.from_numpy(draw(5, 4))).sum().backward()
     for ours, other in zip(module.parameters(), twin.parameters(), strict=True):
         assert_close(ours.grad.numpy(), other.grad.numpy())
 
 
 async def test_a_compiled_part_of_a_stage_runs_in_the_first_half() -> None:
-    first, second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), net())
+    first, second = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), Net())
     parts = [copy.deepcopy(first), copy.deepcopy(second)]
     parts[1][1] = torch.compile(parts[1][1], backend="aot_eager")
     x, y = draw(8, 4), draw(8, 2, at=1)

@@ -32,7 +32,7 @@ else:
     torch = from_extra("torch", "torch")
 
 
-class Start(NamedTuple):
+class TorchStart(NamedTuple):
     """A node that runs in both halves."""
 
     node: Any
@@ -54,7 +54,7 @@ class WeightHalf:
 
     __slots__ = ("graph", "starts", "roots", "early")
 
-    def __init__(self, graph: TorchGraph, starts: Sequence[Start], roots: Sequence[tuple[Any, Any]], early: dict[int, Any]) -> None:
+    def __init__(self, graph: TorchGraph, starts: Sequence[TorchStart], roots: Sequence[tuple[Any, Any]], early: dict[int, Any]) -> None:
         self.graph = graph
         self.starts = starts
         self.roots = roots
@@ -85,7 +85,7 @@ class WeightHalf:
         finally:
             for handle in handles:
                 handle.remove()
-        starts = [Start(node, numbers, given[node]) for node, numbers in cut.starts.items() if node in given]
+        starts = [TorchStart(node, numbers, given[node]) for node, numbers in cut.starts.items() if node in given]
         return results[: len(wanted)], cls(graph, starts, cut.roots, dict(zip(early, results[len(wanted) :], strict=True)))
 
     @property
