@@ -24,6 +24,10 @@ def map_nested(
     Returns:
         The tree. Dataclasses, and containers of other classes than Python's own, are copied where something in them is replaced.
     """
+    if isinstance(tree, kind):
+        return function(tree)
+    if tree.__class__ is tuple and all([isinstance(item, kind) for item in tree]):  # as most arguments are
+        return tuple([function(item) for item in tree])
     return _Mapping(function, kind, refuse).of(tree)
 
 
