@@ -207,11 +207,11 @@ class RunningOperations:
     async def _send(self, running: RunningOperation, rank: int) -> None:
         """Send what waits for a rank, one piece after the other."""
         queue = running.queues[rank]
-        operation = running.exchange.operation.to_wire()
         now = self._group.core.now
         try:
             while queue:
                 message = queue.popleft()
+                operation = running.exchange.operation.to_wire()  # the shapes of a broadcast may have come while the last message was sent
                 arrays = [WireTensor(array) for array in message.arrays]
                 value = ("piece", self._group.key, self._group.name, running.number, operation, message.round, message.part, message.piece, arrays)
                 left = max(1e-3, running.due - now())

@@ -9,7 +9,7 @@ from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.rpc.codec import decode, encode
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.rpc.peer import LocalEndpoint
-from aiograd.distributed.rpc.timers import call_at
+from aiograd.distributed.rpc.timers import call_at, running_task
 from aiograd.errors import DeadlineError, DistributedError
 
 
@@ -59,9 +59,9 @@ class Loopback:
             else:
                 result = await owner.handler(identity, kind, value, left)
             reply = bytearray().join(encode(result, owner.limits)), False
-        except GeneratorExit:  # this is being closed outside of its loop: nobody can be answered
-            raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and self._tasks.get(running_task()) is not answer:
+                raise  # this coroutine is closed from outside: there is no answer
             if answer.done():
                 if isinstance(error, SystemExit):
                     return

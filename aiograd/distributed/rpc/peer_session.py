@@ -34,6 +34,7 @@ from aiograd.distributed.rpc.outbound import OutboundRequest
 from aiograd.distributed.rpc.outbound_room import OutboundRoom
 from aiograd.distributed.rpc.secure_channel import SecureChannel
 from aiograd.distributed.rpc.session import RpcSession
+from aiograd.distributed.rpc.timers import running_task
 from aiograd.distributed.rpc.transport import Buffer
 from aiograd.errors import DeadlineError, DistributedError, WorkerLostError
 
@@ -218,9 +219,9 @@ class PeerSession:
             value = decode(message, peer.limits)
             del message
             answer = encode(await peer.handler(self._known(), kind, value, timeout), peer.limits)
-        except GeneratorExit:  # this is being closed outside of its loop: nobody can be answered
-            raise
         except BaseException as error:
+            if isinstance(error, GeneratorExit) and running_task() is not self._handlers.get(id):
+                raise  # this coroutine is closed from outside: there is no answer
             if id not in self._handlers:  # abandoned: nobody waits for an answer
                 if isinstance(error, SystemExit):
                     return

@@ -48,3 +48,11 @@ async def wait_for(context: contextvars.Context, task: asyncio.Future[Any], seco
     finally:
         timer.cancel()
         task.remove_done_callback(wake)
+
+
+def running_task() -> asyncio.Task[Any] | None:
+    """The task that runs; None outside of any, such as where a coroutine is closed after its loop has ended."""
+    try:
+        return asyncio.current_task()
+    except RuntimeError:
+        return None

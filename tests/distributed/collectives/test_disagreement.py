@@ -108,3 +108,29 @@ def test_what_begins_when_a_member_has_given_one_up_has_a_result_nowhere(name: s
             await one(*case)
 
     simulate(main)
+
+
+def test_the_parts_of_a_broadcast_say_its_shapes_even_after_a_message_that_could_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank that waits for the last one to begin learns the shapes meanwhile, and sends its part before the root's message arrives there."""
+    send, released = dist.Group.request, asyncio.Event()
+
+    async def request(group: dist.Group, peer: str, value: Any, timeout: float) -> Any:
+        if group.rank == 0 and peer == "w3":
+            await released.wait()
+        return await send(group, peer, value, timeout)
+
+    monkeypatch.setattr(dist.Group, "request", request)
+
+    async def main() -> None:
+        async with groups(*(f"w{rank}" for rank in range(4)), idle=False) as (_, joined):
+            values = np.arange(2.0**14)
+            running = [asyncio.ensure_future(group.broadcast([values] if group.rank == 0 else None, root=0)) for group in joined[:3]]
+            for delay in (1.0, 1.0):
+                await asyncio.sleep(delay)
+                if len(running) == 3:
+                    running.append(asyncio.ensure_future(joined[3].broadcast(None, root=0)))
+            released.set()
+            for (result,) in await asyncio.gather(*running):
+                assert np.array_equal(result, values)
+
+    simulate(main)
