@@ -60,7 +60,8 @@ class Loopback:
                 result = await owner.handler(identity, kind, value, left)
             reply = bytearray().join(encode(result, owner.limits)), False
         except BaseException as error:
-            if isinstance(error, GeneratorExit) and self._tasks.get(running_task()) is not answer:
+            task = running_task()
+            if isinstance(error, GeneratorExit) and (task is None or self._tasks.get(task) is not answer):
                 raise  # this coroutine is closed from outside: there is no answer
             if answer.done():
                 if isinstance(error, SystemExit):
