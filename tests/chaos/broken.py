@@ -85,12 +85,13 @@ def _forget_requests(*states: RequestState) -> Break:
 
 
 def _resend_as_another(stack: ExitStack) -> None:
-    """A request that is sent again is sent under a new id as well."""
+    """A request that is sent again is sent under a new id as well; its copies are not copied, else their number doubles with every channel."""
     resend = OutboundRequests._resend
+    copies: set[OutboundRequest] = set()
 
     def resend_twice(self: OutboundRequests, row: OutboundRequest) -> None:
-        if not row.queued:
-            self.add(row.request_kind, row.buffers, row.deadline, 0.0)
+        if not row.queued and row not in copies:
+            copies.add(self.rows[self.add(row.request_kind, row.buffers, row.deadline, 0.0)])
         resend(self, row)
 
     _replace(OutboundRequests, "_resend", resend_twice)(stack)
