@@ -282,26 +282,25 @@ async def test_another_http_server_is_said_to_be_one(status: str) -> None:
 
 
 async def test_a_peer_that_never_answered_is_named_first() -> None:
-    silent = socket.create_server(("127.0.0.1", 0))
-    url = f"http://127.0.0.1:{silent.getsockname()[1]}"
-    async with dist.Worker("a", peers={"b": url}, limits=Limits(heartbeat=0.02)) as a:
-        with pytest.raises(WorkerLostError, match=rf"lost \(CALL\): TimeoutError: connecting to {url}: no answer within .* a firewall"):
-            await a.call("b", "anything")
-    silent.close()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        async with dist.Worker("a", peers={"b": url}, limits=Limits(heartbeat=0.02)) as a:
+            with pytest.raises(WorkerLostError, match=rf"lost \(CALL\): TimeoutError: connecting to {url}: no answer within .* a firewall"):
+                await a.call("b", "anything")
 
 
 async def test_dialling_gives_up_in_time() -> None:
-    silent = socket.create_server(("127.0.0.1", 0))
-    transport = HttpTransport()
-    with pytest.raises(TimeoutError, match=r"no answer within 0.05 s"):
-        await transport.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", 0.05)
-    dialling = asyncio.create_task(transport.connect(f"http://127.0.0.1:{silent.getsockname()[1]}", 30))
-    await asyncio.sleep(0.01)
-    dialling.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await dialling
-    silent.close()
-    await transport.aclose()
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        url = f"http://127.0.0.1:{silent.getsockname()[1]}"
+        transport = HttpTransport()
+        with pytest.raises(TimeoutError, match=r"no answer within 0.05 s"):
+            await transport.connect(url, 0.05)
+        dialling = asyncio.create_task(transport.connect(url, 30))
+        await asyncio.sleep(0.01)
+        dialling.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await dialling
+        await transport.aclose()
 
 
 async def test_a_closed_transport() -> None:

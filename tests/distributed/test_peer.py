@@ -214,13 +214,15 @@ def test_unreachable_for_a_moment() -> None:
     simulate(main)
 
 
-def test_a_peer_that_cannot_be_reached_at_first() -> None:
+@pytest.mark.parametrize("seconds", [5.0, 1.5, 0.5], ids=["one attempt longer than the silence", "as long", "shorter"])
+def test_a_peer_that_cannot_be_reached_at_first(seconds: float) -> None:
     async def main() -> None:
-        async with World() as world:
+        async with World(replace(LIMITS, handshake_timeout=seconds)) as world:
             b = await world.node("b")
             a = await world.node("a", b)
             world.board.unreachable.add(b.transport.url)
-            with pytest.raises(WorkerLostError, match="nothing was heard"):
+            unanswered = rf"TimeoutError: connecting to {b.transport.url}: no answer within {min(seconds, LIMITS.silence):g} s; .*a firewall"
+            with pytest.raises(WorkerLostError, match=rf"lost \(kind 7\): {unanswered}.* \(nothing was heard from it for 1\.5 s\)$"):
                 await a.ask("b", "echo", 1)
             assert not a.lost  # it had never been there
             b.transport.stop()

@@ -45,7 +45,7 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.peer_session import Handler, PeerSession, PromptHandler
 from aiograd.distributed.rpc.secure_channel import SecureChannel, dial
 from aiograd.distributed.rpc.session import RpcSession
-from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
+from aiograd.distributed.rpc.transport import Buffer, Channel, Transport, unanswered_text
 from aiograd.errors import (
     AddressError,
     AuthenticationError,
@@ -273,6 +273,9 @@ class Peer:
 
     def gave_up(self, conversation: PeerSession) -> None:
         """Called when the peer has been silent for too long."""
+        url = self.owner.url_of(self.id)
+        if conversation.trouble is None and not conversation.is_confirmed and url is not None:  # dialling ends in this moment too, or a little later
+            conversation.trouble = TimeoutError(unanswered_text(url, self.limits.silence))
         self.lose(conversation, f"nothing was heard from it for {self.limits.silence:g} s", conversation.trouble)
 
     def lose(self, conversation: PeerSession, reason: str, cause: BaseException | None = None, heir: PeerSession | None = None) -> None:
