@@ -24,7 +24,7 @@ def register(note: Callable[[], Enter | None]) -> None:
     """Ask a function for the modes of the running thread from now on.
 
     Args:
-        note: returns a function that enters them in another thread; None where they are those that a thread begins with.
+        note: returns a function that enters them in another thread; None where every thread begins with these modes.
     """
     if note not in _notes:
         _notes.append(note)
@@ -34,7 +34,7 @@ def noted() -> tuple[Enter, ...]:
     """The modes of the running thread.
 
     Returns:
-        Functions that enter them; none where they are those that a thread begins with.
+        Functions that enter them; none where every thread begins with these modes.
     """
     return tuple([enter for note in _notes if (enter := note()) is not None])
 
@@ -55,7 +55,7 @@ def within(function: Callable[[], T], modes: tuple[Enter, ...] | None = None) ->
 
     Args:
         function: takes nothing.
-        modes: the result of `noted`; None: those of the surrounding `noting` block.
+        modes: the result of `noted`; None: the modes of the surrounding `noting` block.
 
     Returns:
         `function` itself where there is nothing to enter, else one that enters the modes and calls it.

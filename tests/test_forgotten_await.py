@@ -76,7 +76,7 @@ async def calls() -> AsyncIterator[dict[str, Call]]:
 
 
 def forgotten(call: Call) -> str:
-    """What Python says when the coroutine is dropped elsewhere."""
+    """The warning of Python when the coroutine is dropped elsewhere."""
     coroutine = call()
     assert inspect.iscoroutine(coroutine) and asyncio.iscoroutine(coroutine) and inspect.isawaitable(coroutine)
     with warnings.catch_warnings(record=True) as caught:

@@ -1,4 +1,4 @@
-"""What numpy and PyTorch take by position is taken by position."""
+"""Arguments that numpy and PyTorch take by position are taken by position."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class BackwardWriter:
         return self._opaque("unsummed", UnsummedGradient, (parts,)) if len(parts) > 1 else parts[0]
 
     def compiled(self) -> tuple[Callable[..., list[Any]], set[str]]:
-        """A function of what is saved and of the gradients that does the same again; names of saved values that results may be parts of."""
+        """A function of saved values and gradients that computes the backward; names of the saved values that results may share memory with."""
         results = map_tree(_ref_of, self._results, Recorded)
         code = ArrayCode("backward", self._parameters, tuple(self._tracer.calls), results)
         code = without_dead_code(code) if self._on_device else optimized(code)

@@ -42,7 +42,7 @@ from aiograd.trees import leaves_of, map_tree
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-#: calls one after the other that may change what they read
+#: consecutive calls that may change values which they read
 MOST_UNSETTLED = 3
 #: of how many signatures the arguments are compared without a look into the table
 CHECKED = 4
@@ -250,7 +250,7 @@ class CompiledFunction:
         return result
 
     def _settles(self, key: Any, recorder: ResultRecorder, moved: Read | None) -> bool:
-        """False if the call has changed what it reads, as one does that makes something at its first call: the next one is recorded.
+        """False if the call has changed values that it reads, as a first call that makes something lazily does: the next call is recorded.
 
         A function that does so every time, or of which something else changes before every call, runs eagerly from then on.
         """

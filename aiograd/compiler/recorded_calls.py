@@ -51,7 +51,7 @@ class CallRecorder(ProgramRecorder):
             self._alive.append(grad)
 
     def acts(self, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a function for its effect on what it knows by itself, such as an optimizer's step; a program calls it at every run.
+        """Call a function for its effect on its own state, such as an optimizer's step; a program calls it at every run.
 
         Args:
             name: of the effect, for people.

@@ -9,7 +9,7 @@ import numpy as np
 
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, extra_of, view_of
 
-#: per Tensor that is a view of another one: its place among the Tensors of a run, that of the other, and how it is made
+#: per view: its place among the Tensors of a run, the place of its base, and the function that makes it
 Views = tuple[tuple[int, int, View], ...]
 
 
@@ -62,7 +62,7 @@ def relate(tensors: list[Any], views: Views) -> None:
 
 
 def returned(returns: tuple[tuple[int, bool], ...], tensors: list[Any]) -> list[Any]:
-    """The Tensors of a result, from the places of those of a run; detached where that is so."""
+    """The Tensors of a result, by their places in a run; detached where the recorded ones were."""
     return [tensors[place].detach() if is_detached else tensors[place] for place, is_detached in returns]
 
 

@@ -91,7 +91,7 @@ def _apart(value: Any) -> Any:
 
 
 class _Identity:
-    """Stands for an object that says by code of the user what it is equal to: that says nothing about its attributes."""
+    """Identity of an object whose class defines ``__eq__``: equal objects may differ in their attributes."""
 
     __slots__ = ("value",)
 

@@ -115,5 +115,5 @@ class WorkerMetrics:
 
 
 def _buckets(histogram: DurationHistogram) -> list[tuple[str, int]]:
-    """The bounds of a histogram, each with the count of what is not above it."""
+    """The bounds of a histogram, each with the count of values up to it."""
     return list(zip([*map(str, BOUNDS), "+Inf"], accumulate(histogram.counts), strict=True))

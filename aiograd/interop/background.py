@@ -246,7 +246,7 @@ class BackgroundLoop:
 
 
     def _last(self, _: Any = None) -> None:
-        """Last as long as any task that runs on the loop now, and those that run when one of these ends. Called on the loop, by a task or its end."""
+        """Keep the loop until every task on it has ended, later tasks included. Called on the loop, by a task or at its end."""
         own = asyncio.current_task()
         for task in asyncio.all_tasks(self._loop):
             if task is not own and task not in self._tasks and task.get_name() != _SERVING:

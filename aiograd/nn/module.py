@@ -458,7 +458,7 @@ class Module:
         return self.to(dtype=np.float32)
 
     def half(self) -> Self:
-        """Cast what is floating to float16.
+        """Cast floating parameters and buffers to float16.
 
         Returns:
             The module itself.

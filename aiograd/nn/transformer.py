@@ -260,7 +260,7 @@ class Transformer(Module):
         dim_feedforward: features inside the feed-forward networks.
         dropout: probability of dropping in training.
         activation: "relu", "gelu" or a function.
-        custom_encoder, custom_decoder: modules in the place of encoder and decoder; None: those of PyTorch, with a norm at the end.
+        custom_encoder, custom_decoder: modules in the place of encoder and decoder; None: PyTorch's, with a norm at the end.
         layer_norm_eps: of the norms.
         batch_first: True if inputs are (N, L, E) rather than (L, N, E).
         norm_first: True if norms come before each part rather than after.

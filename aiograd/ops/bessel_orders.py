@@ -83,7 +83,7 @@ def _down(order: Array, x: Array, sign: float) -> Array:
         if large.any():
             shrink = np.where(large, 1 / _LARGE, 1.0)
             above, here, scale = above * shrink, here * shrink, scale - np.log(shrink)
-    third = np.exp(scale / 3.0)  # in steps, so that what is representable does not vanish on the way
+    third = np.exp(scale / 3.0)  # in steps, so that no representable result underflows on the way
     return here * third * third * third
 
 
@@ -121,7 +121,7 @@ def _hankel(order: Array, x: Array) -> Array:
 
 
 def _walk(first: Array, low: Array, high: Array, order: Array, x: Array, turn: float = -1.0) -> Array:
-    """J or Y (`turn` -1) or K (1) of `order`, from those of the orders `first` and ``first + 1``, `low` and `high`."""
+    """J or Y (`turn` -1) or K (1) of `order`, from its values `low` and `high` at the orders `first` and ``first + 1``."""
     count = np.rint(order - first)
     up = count > 0
     steps = np.absolute(count - up)
@@ -186,7 +186,7 @@ def _modified(order: Array, x: Array, scaled: bool) -> Array:
         value = _down(v, x, 1.0)
         if scaled:
             return value
-        half = np.exp(0.5 * x)  # in two steps, so that what is representable does not overflow on the way
+        half = np.exp(0.5 * x)  # in two steps, so that no representable result overflows on the way
         return value * half * half
 
     def mirrored(v: Array, x: Array) -> Array:

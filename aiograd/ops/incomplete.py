@@ -106,7 +106,7 @@ def _gamma_small(a: Array, x: Array) -> Array:
 
 
 def _in_blocks(function: Callable[..., Array], *arrays: Array) -> Array:
-    """`function` of one-dimensional arrays, so many elements at a time that what it makes for each node stays small."""
+    """`function` of one-dimensional arrays, in blocks, so that its arrays of nodes by elements stay small."""
     parts = [function(*(x[i : i + _BLOCK] for x in arrays)) for i in range(0, arrays[0].size, _BLOCK)]
     return parts[0] if len(parts) == 1 else np.concatenate(parts)
 

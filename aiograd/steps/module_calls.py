@@ -147,7 +147,7 @@ class BufferSnapshot:
         self._left = [(tensor, counter_of(tensor)[0]) for tensor in found]
 
     def restore(self) -> None:
-        """Put them back. Those of the host that have not changed are not written, so graphs that have saved them stay usable."""
+        """Put the buffers back. Buffers on the host that have not changed are not written, so graphs that have saved them stay usable."""
         for index, (each, name, tensor, values) in enumerate(self._held):
             found = getattr(each, name)
             if self._left is not None and (found is not self._left[index][0] or counter_of(found)[0] != self._left[index][1]):

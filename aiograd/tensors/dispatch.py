@@ -83,7 +83,7 @@ def _is_recorded(target: Any, inputs: tuple[Any, ...]) -> bool:
 
 
 def _write_result(ufunc: np.ufunc, inputs: tuple[Any, ...], target: TensorCore, out: Any, where: Any = True, **rest: Any) -> Any:
-    """``ufunc(*inputs, out=target, where=where)``, recorded as a modification in place; elements that `where` leaves out keep what they are."""
+    """``ufunc(*inputs, out=target, where=where)``, recorded as a modification in place; elements that `where` leaves out keep their values."""
     what = f"{name_of(ufunc)}(out=)"
     check_in_place(target, what)
     trace = current_mode().trace
@@ -94,7 +94,7 @@ def _write_result(ufunc: np.ufunc, inputs: tuple[Any, ...], target: TensorCore, 
     def compute(old: Any) -> Any:
         given = tuple(old if x is target else x for x in inputs)
         if where is not True:
-            # what is left out is not computed, so that it has no part in gradients, not even by 0 times infinity
+            # elements that are left out are not computed and have no part in gradients, not even by 0 times infinity
             given = tuple(np.where(where, x, np.ones((), x.dtype)) if isinstance(x, (TensorCore, np.ndarray)) else x for x in given)
         value = _row_of_ufunc(ufunc, "__call__", given, rest)
         if where is not True:

@@ -87,7 +87,7 @@ def _running(frame: FrameType | None) -> tuple[str | None, str | None]:
 
 
 def _named(frame: FrameType) -> list[tuple[str, str | None]]:
-    """The public name of the function of SciPy that a frame executes, or of what it decorates, and the counterpart; empty: there is no such name."""
+    """The public name of the SciPy function that a frame executes or decorates, and the counterpart; empty: there is no public name."""
     variables, name = frame.f_locals, frame.f_code.co_name
     owner = variables.get("self")
     if owner is not None and name in _METHODS and frame.f_globals["__name__"].startswith("scipy.stats."):

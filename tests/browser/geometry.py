@@ -1,4 +1,4 @@
-"""What a browser says about places: which texts lie over lines, boxes or each other, and what is wider than the room that it has.
+"""Places on a page, measured by a browser: texts that lie over lines, boxes or each other, and elements wider than their room.
 
 Expressions for `playwright`, each a function of elements of the page; every one gives a list of what is wrong, in words.
 """

@@ -1,4 +1,4 @@
-"""What a compiled function reads: after a change of any of it the result is the eager one, however the function came by it."""
+"""Reads of a compiled function: after a change of any value that it reads, the result is the eager one."""
 
 from __future__ import annotations
 

@@ -75,7 +75,7 @@ class Instruction(NamedTuple):
         does: see `Does`.
         places: of the operands, among the frame's variables.
         argument: a name, or a number.
-        counts: True if what it reads goes only into the place that it came from, see Note [Counters].
+        counts: True if the value goes only into the place that it came from, see Note [Counters].
     """
 
     does: Does
@@ -84,7 +84,7 @@ class Instruction(NamedTuple):
     counts: bool = False
 
 
-#: by name of an instruction: what it does, and how far below the top of the stack its operands are
+#: by name of an instruction: its effect, and the depths of its operands below the top of the stack
 _FIXED: dict[str, tuple[Does, tuple[int, ...]]] = {
     "LOAD_ATTR": (Does.ATTRIBUTE, (1,)),
     "LOAD_METHOD": (Does.ATTRIBUTE, (1,)),

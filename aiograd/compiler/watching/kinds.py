@@ -1,4 +1,4 @@
-"""The kinds of reads: each an expression, as text for generated code and as a function, and the comparison of what it gives.
+"""The kinds of reads: each an expression, as text for generated code and as a function, and the comparison of its values.
 
 Note [Numbers by value, objects by identity]
     Numbers, flags and strings count by type and value, containers of the standard library by their items, everything else by identity. So an equal
@@ -81,7 +81,7 @@ METHOD = ReadKind("{h}.{k}.__func__", lambda holder, name: getattr(holder, name)
 #: of a class, for a descriptor whose code is watched when it runs
 MEMBER = ReadKind("{member}({h}, {k})", member)
 MISSING = ReadKind("{missing}({h}, {k})", _is_missing)
-#: of the class of an object, for an attribute of what comes after another class in its order
+#: an attribute from the classes after a given one in the resolution order, as `super` finds it
 SUPER = ReadKind("{after}({h}, {k})", _member_after)
 #: of an object, for such a descriptor of its class that an attribute of its own would come before
 NOT_OWN = ReadKind("({k} not in {h}.__dict__)", lambda holder, name: name not in holder.__dict__)

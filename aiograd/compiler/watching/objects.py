@@ -49,7 +49,7 @@ _STEADY: tuple[type[Any], ...] = (
     staticmethod, super, functools.partial, weakref.ReferenceType, ContextVar, Token, types.CoroutineType, _LOCK, _RECURSIVE_LOCK, np.dtype,
     np.ufunc, DISPATCHER, Decimal, date, time, timedelta, tzinfo, Pattern, Match, BaseException, types.TracebackType, TensorCore,
 )  # fmt: skip
-#: functions that read attributes of what they are called with
+#: functions that read attributes of their arguments
 _GETTERS = (attrgetter, methodcaller)
 #: attributes of Tensors that are neither their own data nor a part of the signature
 OF_THE_GRAPH = ("is_leaf", "grad_fn", "version", "_version", "retains_grad")
@@ -153,7 +153,7 @@ def _answered(reads: Reads, holder: Any, name: str, where: Any, counts: bool) ->
         reads.add(kinds.ATTRIBUTE, holder, name, value, where, counts=counts)
     elif isinstance(value, types.MethodType):
         reads.add(kinds.METHOD, holder, name, value.__func__, where)
-    elif not isinstance(value, (np.ndarray, *_DICTS, *_VIEWS, *_C_METHODS)):  # these are made anew of what they are read from
+    elif not isinstance(value, (np.ndarray, *_DICTS, *_VIEWS, *_C_METHODS)):  # objects of these types are made anew at every read
         reads.refuse(holder, f"it reads {name} of a {type(holder).__name__}, which is another object each time", where)
 
 
@@ -267,7 +267,7 @@ def operand(reads: Reads, thing: Any, where: Any, depth: int = _DEPTH, *, arrays
 
 
 def items(reads: Reads, thing: Any, where: Any) -> None:
-    """Note that the items of an object are read, but not what they hold."""
+    """Note a read of an object's items by identity, without their contents."""
     cls = type(thing)
     if not issubclass(c_class_of(cls), (*_LISTS, *_DICTS)):
         operand(reads, thing, where)

@@ -2,10 +2,10 @@
 
 Note [The same reads, the same program]
     What a function does follows from its arguments and from what it reads beside them. So a program stands for a call as long as every read gives
-    what it gave while recording. A read is repeated as it was made: ``holder.name`` for an attribute, whoever in the chain of classes answers it.
+    what it gave while recording. A read is repeated as it was made: ``holder.name`` for an attribute, wherever in the chain of classes it is found.
 
 Note [What only the recording refers to]
-    A recorded call makes objects of its own and reads them too. Those that nothing else refers to when it has ended cannot be changed by anybody, and
+    A recorded call makes objects of its own and reads them too. Objects that nothing else refers to when it has ended can no longer change, and
     the next call makes new ones. They are known by their reference counts: each reference to them is one that the reads hold. A read of such an
     object is dropped, and so is the reason that an iterator or a generator of random numbers gives against a program.
 """
@@ -27,7 +27,7 @@ from aiograd.trees import leaves_of
 
 
 class Fit(enum.Enum):
-    """How something compares with what it was when a program was recorded."""
+    """Comparison of a value with its value at the recording."""
 
     #: the same
     SAME = enum.auto()
@@ -78,7 +78,7 @@ class Read:
             return ABSENT
 
     def fit(self) -> Fit:
-        """How what would be read now compares with what was."""
+        """Compare the value that a read gives now with the recorded one."""
         now = self.now()
         if is_same(now, self.value):
             return Fit.SAME
@@ -140,7 +140,7 @@ class Reads:
         self._changed: dict[int, tuple[Any, bool]] = {}
 
     def add(self, kind: ReadKind, holder: Any, key: Any, value: Any, where: Any, *, counts: bool = False) -> None:
-        """Note what was read; of what the call itself has set nothing needs to be known."""
+        """Note a read; values that the call itself has set need no guard."""
         known = self._reads.get((kind.text, id(holder), key))
         if known is not None:
             known.counts &= counts

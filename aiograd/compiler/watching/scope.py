@@ -1,4 +1,4 @@
-"""The functions that are watched, and those that are left alone.
+"""The functions that are watched, and the functions that are not.
 
 Note [Which functions are watched]
     Every Python function that runs on the recording thread is watched: the user's, those of installed packages, those of the standard library that

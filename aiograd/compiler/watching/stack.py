@@ -97,5 +97,5 @@ def depths_of(code: CodeType, instructions: list[dis.Instruction]) -> dict[int, 
                 break
             depth += dis.stack_effect(instruction.opcode, argument, jump=False)
             if instruction.opname == "RETURN_GENERATOR" and _VERSION < (3, 13):
-                depth += 1  # a generator that goes on finds what was sent, which 3.13 counts by itself
+                depth += 1  # a resumed generator finds the sent value on its stack; 3.13 counts it by itself
     return found

@@ -66,7 +66,7 @@ class FormedGroups(Protocol):
         """The groups of a name that this worker is in."""
 
     def former(self, principal: str, name: str) -> list[Group]:
-        """The groups of a name that this worker was in lately, and those that it is in."""
+        """This worker's groups of a name: present ones, and those that ended lately."""
 
 
 class _Joining:

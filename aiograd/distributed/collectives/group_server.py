@@ -54,7 +54,7 @@ class GroupServer:
         return [group for group in self._groups.values() if (group.principal, group.name) == (principal, name)]
 
     def former(self, principal: str, name: str) -> list[Group]:
-        """The groups of a name that this worker was in lately, and those that it is in."""
+        """This worker's groups of a name: present ones, and those that ended lately."""
         return [group for (whose, _), group in self._former.items() if (whose, group.name) == (principal, name)]
 
     async def form(self, names: Sequence[str], name: str, timeout: float | None) -> Group:

@@ -220,7 +220,7 @@ class SessionOutbox:
         return message, offset, parts
 
     def resize(self, frame_bytes: int) -> None:
-        """Cut what is left into frames of so many bytes at most."""
+        """Cut the rest of the message into frames of so many bytes at most."""
         if frame_bytes < self.frame_bytes:
             for message in [message for message in self._small if message.total > frame_bytes]:
                 del self._small[message]

@@ -310,7 +310,7 @@ class Peer:
             text = head + reason
         elif conversation.is_confirmed:
             text = f"{head}{reason} ({what})"
-        else:  # it has never been reached: who or what answers there comes first
+        else:  # it has never been reached: the server that answers at the address comes first
             text = f"{head}{what} ({reason})"
         is_gone = reason == RESTARTED or isinstance(cause, ConnectionRefusedError)
         error = WorkerLostError(text, worker=self.name, stage=stage, is_gone=is_gone)

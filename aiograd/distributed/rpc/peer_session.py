@@ -125,7 +125,7 @@ class PeerSession:
         self._handlers: dict[int, asyncio.Task[None]] = {}
         self._stopping: set[asyncio.Task[None]] = set()
         self._blocked = False
-        #: True if the peer seems silent, and what has come is being read
+        #: True if the peer seems silent and the loop takes one more turn to read the bytes that wait
         self._is_doubted = False
         #: see `WorkerLostError`; and the id of the first request made since then
         self.spared_since = math.inf
@@ -516,7 +516,7 @@ class PeerSession:
         self._pump(now)
 
     def _is_silent(self, link: SecureChannel, now: float) -> bool:
-        """True if nothing has come for too long, a part of a frame as little, also after a turn of the loop in which it reads what is there."""
+        """True if no byte has come for too long, also after one more turn of the loop, which reads the bytes that wait in the socket."""
         session = self.session
         if session.is_silent(now):
             self.heard = session.last_heard = max(session.last_heard, link.heard_at)

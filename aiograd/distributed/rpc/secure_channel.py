@@ -33,7 +33,7 @@ class SecureChannel:
         channel: whose handshake is complete.
         secured: the result of the handshake.
         round_trip: seconds that the handshake's message took to be answered.
-        answered: True on the side that was dialled: its clock began when it answered, that of the dialler when it finished the handshake.
+        answered: True on the dialled side. Its clock begins with its answer, the dialler's clock with the end of the handshake.
 
     Attributes:
         epoch: when this side's clock began of which frames tell, seconds.

@@ -114,7 +114,7 @@ class RpcSession:
         #: seconds between heartbeats while there is work; see Note [Heartbeats]
         self._often = min(limits.heartbeat, limits.silence / WORKING)
         self._busy_until = -math.inf
-        #: when the clock began of which frames tell; and the age of those of the peer
+        #: the start of the clock in the headers of frames; and the ages of the peer's frames
         self._epoch = 0.0
         self._age = FrameAge(math.inf, 0.0)
         self._ticked_at = 0.0

@@ -70,7 +70,7 @@ class TorchGraph:
         return self._sharing is not None and len(self._sharing) > 1
 
     def with_sources(self, sources: Sequence[Any]) -> TorchGraph:
-        """A graph that leads to `sources` by way of this one: that of its own gradients."""
+        """The graph of this one's gradients, which leads to `sources` through it."""
         other = TorchGraph((), sources, self.watched)
         if self._sharing is None:
             self._sharing = weakref.WeakSet((self,))

@@ -22,7 +22,7 @@ def noted_modes() -> Enter | None:
     """The modes in which the running thread is.
 
     Returns:
-        A function that enters them in another thread, or None where they are those that a thread begins with.
+        A function that enters them in another thread, or None where every thread begins with these modes.
     """
     records, infers = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
     autocasts = [

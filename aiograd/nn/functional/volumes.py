@@ -55,7 +55,7 @@ def _kernel(name: str, weight: Any, channels: int, shape: str) -> Tensor:
 
 
 def _planes(name: str, x: Tensor, taps: int, stride: int, dilation: int) -> Tensor:
-    """Images (N * D', C * taps, H, W): for each result in depth the planes of its window, those of a channel side by side."""
+    """Images (N * D', C * taps, H, W): for each result in depth the planes of its window, one channel's planes side by side."""
     n, channels, depth, height, width = x.shape
     count = (depth - dilation * (taps - 1) - 1) // stride + 1
     if count < 1 or min(stride, dilation) < 1:

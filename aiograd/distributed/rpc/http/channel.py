@@ -69,7 +69,7 @@ UNSENT = 256 << 10
 WAKE = 512 << 10
 #: bytes of a frame that a peer sends in `handshake_timeout` at least, if it does not end in that time
 SLOWEST = 4 << 10
-#: bytes of what was written that a peer takes in `unread_seconds` at least, if it does not take all
+#: written bytes that a peer takes in `unread_seconds` at least, unless it takes all of them
 TRICKLE = 64 << 10
 #: bytes of random masks that are drawn at a time
 KEYS = 2048
