@@ -21,7 +21,7 @@ from aiograd.distributed.rpc.http.addresses import HostAllowList, PeerAddress
 from aiograd.distributed.rpc.http.admission import Admission
 from aiograd.distributed.rpc.http.channel import OVERHEAD, RECEIVE, STRANGER
 from aiograd.distributed.rpc.http.connection import MAX_HEAD, HttpConnection
-from aiograd.distributed.rpc.http.server import HttpServer, Upgrade, accept_key
+from aiograd.distributed.rpc.http.server import PATH, HttpServer, Upgrade, accept_key
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.transport import Channel
 from aiograd.errors import Overloaded, WorkerLostError
@@ -266,6 +266,19 @@ async def test_what_the_parser_did_not_foresee_closes_the_connection(monkeypatch
         with monkeypatch.context() as patch:
             patch.setattr(aiohttp.web.RequestHandler, "data_received", broken)
             assert await request(url, b"GET /health HTTP/1.1\r\n\r\n") == b""
+
+
+async def test_a_connection_that_is_lost_while_it_is_upgraded_is_no_error(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """As where the dialling process is killed after its request."""
+
+    def head_is_complete(connection: HttpConnection) -> None:
+        connection.abort()
+
+    async with refusing() as url:
+        with monkeypatch.context() as patch:
+            patch.setattr(HttpConnection, "head_is_complete", head_is_complete)
+            assert await request(url, f"GET {PATH} HTTP/1.1\r\nHost: {url[7:]}\r\n{UPGRADE}\r\n") == b""
+    assert not [record for record in caplog.records if record.levelname in ("ERROR", "WARNING")]
 
 
 async def test_requests_in_a_row_without_waiting_end_with_the_first() -> None:

@@ -125,10 +125,11 @@ class HttpConnection(web.RequestHandler):
             self._accepted.abort()
 
     def detach(self) -> tuple[asyncio.Transport | None, bytes]:
-        """Take the connection out of the library's hands; returns it (None if it is closed) and what arrived after the request."""
-        transport, self._accepted = self._accepted, None
-        if self.transport is None:
+        """Take the connection out of the library's hands; returns it, None if it is closed or closing, and the bytes after the request."""
+        transport = self._accepted
+        if self.transport is None or transport is None or transport.is_closing():
             return None, b""
+        self._accepted = None
         forget_accepted(self)
         self._expect(None)
         return transport, self._rest
