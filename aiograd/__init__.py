@@ -19,12 +19,9 @@ import builtins as _builtins
 import sys as _sys
 import typing as _typing
 
-from aiograd import assembly as _assembly
-from aiograd import devices as _devices
 from aiograd import errors as errors
 from aiograd import graph as graph
 from aiograd import kernels as kernels
-from aiograd import log_fields as log_fields
 from aiograd.array_functions import __array_api_version__ as __array_api_version__
 from aiograd.array_functions import __array_namespace_info__ as __array_namespace_info__
 from aiograd.array_functions import abs as abs
@@ -404,7 +401,6 @@ from aiograd.array_functions import where as where
 from aiograd.array_functions import xlogy as xlogy
 from aiograd.array_functions import zeros as zeros
 from aiograd.array_functions import zeros_like as zeros_like
-from aiograd.devices import DeviceName as _DeviceName
 from aiograd.engine.graph_task import GraphTask as GraphTask
 from aiograd.engine.run import Engine as Engine
 from aiograd.engine.run import aclose_default_engine as aclose_default_engine
@@ -412,22 +408,27 @@ from aiograd.engine.run import current_engine as current_engine
 from aiograd.engine.run import run as run
 from aiograd.engine.run import tune_malloc as tune_malloc
 from aiograd.engine.run import tuned_gc as tuned_gc
-from aiograd.function import Function as Function
-from aiograd.function import once_differentiable as once_differentiable
-from aiograd.lazy import on_first_use as _on_first_use
-from aiograd.modes import detect_anomaly as detect_anomaly
-from aiograd.modes import enable_grad as enable_grad
-from aiograd.modes import get_default_dtype as get_default_dtype
-from aiograd.modes import is_grad_enabled as is_grad_enabled
-from aiograd.modes import no_grad as no_grad
-from aiograd.modes import set_default_dtype as set_default_dtype
-from aiograd.modes import set_grad_enabled as set_grad_enabled
-from aiograd.offloading import offload as offload
-from aiograd.offloading import ready as ready
-from aiograd.progress import progress as progress
-from aiograd.random import Generator as Generator
-from aiograd.random import default_generator as default_generator
-from aiograd.random import seed as seed
+from aiograd.functional.function import Function as Function
+from aiograd.functional.function import once_differentiable as once_differentiable
+from aiograd.running import assembly as _assembly
+from aiograd.running import devices as _devices
+from aiograd.running import log_fields as log_fields
+from aiograd.running.devices import DeviceName as _DeviceName
+from aiograd.running.lazy import on_first_use as _on_first_use
+from aiograd.running.modes import detect_anomaly as detect_anomaly
+from aiograd.running.modes import enable_grad as enable_grad
+from aiograd.running.modes import get_default_dtype as get_default_dtype
+from aiograd.running.modes import is_grad_enabled as is_grad_enabled
+from aiograd.running.modes import no_grad as no_grad
+from aiograd.running.modes import set_default_dtype as set_default_dtype
+from aiograd.running.modes import set_grad_enabled as set_grad_enabled
+from aiograd.running.offloading import offload as offload
+from aiograd.running.offloading import ready as ready
+from aiograd.running.progress import progress as progress
+from aiograd.running.random import Generator as Generator
+from aiograd.running.random import default_generator as default_generator
+from aiograd.running.random import seed as seed
+from aiograd.running.version import __version__ as __version__
 from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.passes import backward as backward
 from aiograd.tensors.passes import grad as grad
@@ -435,7 +436,6 @@ from aiograd.tensors.tensor import Tensor as Tensor
 from aiograd.tensors.tensor import asarray as asarray
 from aiograd.tensors.tensor import from_numpy as from_numpy
 from aiograd.tensors.tensor import tensor as tensor
-from aiograd.version import __version__ as __version__
 
 # PyTorch's names
 as_tensor = asarray
@@ -443,33 +443,30 @@ device = _DeviceName
 
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
-    "accelerator", "autograd", "checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
-    "gradient_check", "interop", "isolation", "nn", "optim", "parallel", "pipeline", "profiler", "scalars", "serialization", "stats",
-    "training_state", "utils", "viz",
+    "running.accelerator", "functional.autograd", "functional.checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
+    "functional.gradient_check", "interop", "functional.isolation", "nn", "optim", "parallel", "pipeline", "profiler", "running.scalars", "saving.serialization", "distributions.stats",
+    "saving.training_state", "utils", "viz",
 )  # fmt: skip
 _HOMES = {
-    "TrainingState": "training_state",
-    "checkpoint": "checkpointing",
+    "TrainingState": "saving.training_state",
+    "checkpoint": "functional.checkpointing",
     "compile": "compiler",
     "functional_call": "nn.stateless",
-    "gradcheck": "gradient_check",
-    "gradgradcheck": "gradient_check",
-    "hessian": "functional",
-    "jacobian": "functional",
-    "jvp": "functional",
-    "load": "serialization",
-    "load_metadata": "serialization",
-    "log": "scalars",
+    "gradcheck": "functional.gradient_check",
+    "gradgradcheck": "functional.gradient_check",
+    "hessian": "functional.derivatives",
+    "jacobian": "functional.derivatives",
+    "jvp": "functional.derivatives",
+    "load": "saving.serialization",
+    "load_metadata": "saving.serialization",
+    "log": "running.scalars",
     "multinomial": "distributions.drawing",
-    "save": "serialization",
-    "value_and_grad": "functional",
-    "vjp": "functional",
-    "vmap": "batching.vmap",
+    "save": "saving.serialization",
+    "value_and_grad": "functional.derivatives",
+    "vjp": "functional.derivatives",
+    "vmap": "functional.batching.vmap",
 }
 if _typing.TYPE_CHECKING:
-    from aiograd import accelerator as accelerator
-    from aiograd import autograd as autograd
-    from aiograd import checkpointing as checkpointing
     from aiograd import compiler as compiler
     from aiograd import cuda as cuda
     from aiograd import dashboard as dashboard
@@ -477,37 +474,40 @@ if _typing.TYPE_CHECKING:
     from aiograd import distributed as distributed
     from aiograd import distributions as distributions
     from aiograd import functional as functional
-    from aiograd import gradient_check as gradient_check
     from aiograd import interop as interop
-    from aiograd import isolation as isolation
     from aiograd import nn as nn
     from aiograd import optim as optim
     from aiograd import parallel as parallel
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
-    from aiograd import scalars as scalars
-    from aiograd import serialization as serialization
-    from aiograd import stats as stats
-    from aiograd import training_state as training_state
     from aiograd import utils as utils
     from aiograd import viz as viz
-    from aiograd.batching.vmap import vmap as vmap
-    from aiograd.checkpointing import checkpoint as checkpoint
     from aiograd.compiler import compile as compile
+    from aiograd.distributions import stats as stats
     from aiograd.distributions.drawing import multinomial as multinomial
-    from aiograd.functional import hessian as hessian
-    from aiograd.functional import jacobian as jacobian
-    from aiograd.functional import jvp as jvp
-    from aiograd.functional import value_and_grad as value_and_grad
-    from aiograd.functional import vjp as vjp
-    from aiograd.gradient_check import gradcheck as gradcheck
-    from aiograd.gradient_check import gradgradcheck as gradgradcheck
+    from aiograd.functional import autograd as autograd
+    from aiograd.functional import checkpointing as checkpointing
+    from aiograd.functional import gradient_check as gradient_check
+    from aiograd.functional import isolation as isolation
+    from aiograd.functional.batching.vmap import vmap as vmap
+    from aiograd.functional.checkpointing import checkpoint as checkpoint
+    from aiograd.functional.derivatives import hessian as hessian
+    from aiograd.functional.derivatives import jacobian as jacobian
+    from aiograd.functional.derivatives import jvp as jvp
+    from aiograd.functional.derivatives import value_and_grad as value_and_grad
+    from aiograd.functional.derivatives import vjp as vjp
+    from aiograd.functional.gradient_check import gradcheck as gradcheck
+    from aiograd.functional.gradient_check import gradgradcheck as gradgradcheck
     from aiograd.nn.stateless import functional_call as functional_call
-    from aiograd.scalars import log as log
-    from aiograd.serialization import load as load
-    from aiograd.serialization import load_metadata as load_metadata
-    from aiograd.serialization import save as save
-    from aiograd.training_state import TrainingState as TrainingState
+    from aiograd.running import accelerator as accelerator
+    from aiograd.running import scalars as scalars
+    from aiograd.running.scalars import log as log
+    from aiograd.saving import serialization as serialization
+    from aiograd.saving import training_state as training_state
+    from aiograd.saving.serialization import load as load
+    from aiograd.saving.serialization import load_metadata as load_metadata
+    from aiograd.saving.serialization import save as save
+    from aiograd.saving.training_state import TrainingState as TrainingState
 else:
     __getattr__, __dir__ = _on_first_use(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()}, modules=_PARTS)
 

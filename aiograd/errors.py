@@ -82,7 +82,7 @@ from typing import TYPE_CHECKING, Any
 
 from numpy.linalg import LinAlgError
 
-from aiograd.late import LateModule
+from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
     import difflib

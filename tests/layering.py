@@ -3,7 +3,7 @@
 Pure: source text in, complaints out, so the rules are tested on made-up sources (``test_layering.py``).
 
 Note [The rules]
-    *Levels.* Each top-level name of the package has a level; a module imports only from levels below its own, or from its own level
+    *Levels.* Each top-level name of the package has a level, and so have modules of a package that are on another than it; a module imports only from levels below its own, or from its own level
     where no circle comes of it. The members of level 5 are siblings: none imports another.
 
     *Circles.* There are none but one, see `CIRCLES_LEFT`. Imports for type checking only count, here and for levels, since what a signature
@@ -31,13 +31,13 @@ LEVELS: Mapping[str, int] = {
     name: level
     for level, names in enumerate(
         (
-            "version types errors top_level assembly late lazy caller trees notebook progress tracing log_fields",
+            "errors running",
             "ops kernels",
-            "graph modes foreign_modes devices",
+            "graph running.modes running.foreign_modes running.devices",
             "engine transaction coordination",
-            "tensors function functional checkpointing gradient_check random offloading isolation array_functions autograd batching scalars steps",
-            "nn optim distributions parallel pipeline distributed cuda serialization",
-            "compiler profiler viz testing data stats training_state dashboard interop utils accelerator",
+            "tensors functional running.random running.offloading running.scalars array_functions steps",
+            "nn optim distributions parallel pipeline distributed cuda saving",
+            "compiler profiler viz testing data distributions.stats saving.training_state dashboard interop utils running.accelerator",
             "__init__ __main__ cli demo",
         )
     )
@@ -50,7 +50,7 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
     frozenset(
         {
             "tensors.tensor",
-            "random",
+            "running.random",
             *(f"array_functions.{name}" for name in (
                 "activation blending comparison conversion creation elementwise joining linalg manipulation method_forms methods products reduction "
                 "sampling scattering searching special statistics"
@@ -82,7 +82,7 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "jax": ("interop.jax",),
     "einops": ("interop.einops",),
     "sklearn": ("demo",),
-    "tqdm": ("demo", "progress"),
+    "tqdm": ("demo", "running.progress"),
     "scipy": (),
 }  # fmt: skip
 
@@ -150,10 +150,17 @@ class Module:
 
     @property
     def unit(self) -> str:
-        return self.name.partition(".")[0]
+        return unit_of(self.name)
 
     def within(self, names: tuple[str, ...]) -> bool:
         return any(self.name == name or self.name.startswith(name + ".") for name in names)
+
+
+def unit_of(name: str) -> str:
+    """The part of a dotted name that has a level: the longest that is listed, else the first."""
+    parts = name.split(".")
+    listed = (".".join(parts[:length]) for length in range(len(parts), 0, -1))
+    return next((prefix for prefix in listed if prefix in LEVELS), parts[0])
 
 
 def package_sources(folder: Path) -> dict[str, str]:
@@ -256,7 +263,7 @@ def _import_faults(module: Module) -> Iterator[tuple[int, str]]:
         if item.in_function and item.root not in OPTIONAL and not module.name.startswith(LATE):
             yield item.line, f"imports {item.target} inside a function"
         if item.root == PACKAGE:
-            unit = item.target.removeprefix(PACKAGE + ".").partition(".")[0]
+            unit = unit_of(item.target.removeprefix(PACKAGE + "."))
             theirs = LEVELS.get(unit)
             if level is None or theirs is None or unit == module.unit:
                 continue

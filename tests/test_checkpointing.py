@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.checkpointing import checkpoint
-from aiograd.modes import current_mode
-from aiograd.offloading import offload
+from aiograd.functional.checkpointing import checkpoint
 from aiograd.ops import ROWS
-from aiograd.random import Generator, default_generator, seed
+from aiograd.running.modes import current_mode
+from aiograd.running.offloading import offload
+from aiograd.running.random import Generator, default_generator, seed
 from tests.tolerance import assert_close
 
 rng = np.random.default_rng(0)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.functional import hessian, jacobian, jvp, value_and_grad, vjp
+from aiograd.functional.derivatives import hessian, jacobian, jvp, value_and_grad, vjp
 
 rng = np.random.default_rng(0)
 A = rng.normal(size=(3, 4))

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.gradient_check import gradcheck, gradgradcheck
+from aiograd.functional.gradient_check import gradcheck, gradgradcheck
 
 rng = np.random.default_rng(0)
 

@@ -8,7 +8,7 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.log_fields import FIELDS, LogFields, structured_logger
+from aiograd.running.log_fields import FIELDS, LogFields, structured_logger
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, workers
 

@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 import aiograd as ag
-from aiograd import notebook, pipeline
+from aiograd import pipeline
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.running import notebook
 from aiograd.testing import ToyDevice
 
 

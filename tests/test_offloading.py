@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.modes import current_mode
-from aiograd.offloading import offload, ready
+from aiograd.running.modes import current_mode
+from aiograd.running.offloading import offload, ready
 from aiograd.tensors.core import make
 
 

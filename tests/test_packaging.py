@@ -78,7 +78,7 @@ def test_readme_and_licence_are_there() -> None:
 def test_importing_is_light_and_silent(flags: tuple[str, ...]) -> None:
     heavy = {"numba", "llvmlite", "scipy", "sklearn", "torch", "autograd", "ray", "pytest", "hypothesis", "tqdm", "aiohttp", "cryptography"}
     heavy |= {"uvloop", "safetensors", "dataclasses", "difflib", "html", "json", "csv"}
-    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.demo", "aiograd.batching", "numpy.random"}
+    parts = {f"aiograd.{name}" for name in LATE} | {"aiograd.testing", "aiograd.cli", "aiograd.demo", "aiograd.functional.batching", "numpy.random"}
     loaded = set(_python("-W", "error", *flags, "-c", "import sys, aiograd; print(*sys.modules)").split())
     assert "aiograd.tensors" in loaded
     assert not loaded & parts

@@ -12,8 +12,8 @@ import pytest
 
 import aiograd as ag
 from aiograd import nn, optim
-from aiograd.devices import DeviceName
 from aiograd.errors import ArgumentError, DeviceError, ShapeError
+from aiograd.running.devices import DeviceName
 from aiograd.testing import ToyDevice
 
 

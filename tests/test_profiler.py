@@ -18,11 +18,11 @@ import pytest
 import aiograd as ag
 from aiograd.engine.run import aclose_default_engine
 from aiograd.errors import ArgumentError, LoopError, ModeError
-from aiograd.modes import current_mode
 from aiograd.ops import ROWS
 from aiograd.profiler import Event, merge_traces, profile, profiling, read_trace, recorder, scope, summarize_trace
 from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.table import records_of, rows_of
+from aiograd.running.modes import current_mode
 from aiograd.testing import simulated_run
 from aiograd.testing.toy_device import ToyDevice
 

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd import scalars
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.scalars import CsvWriter, LoggedScalar, ScalarLog, TensorBoardWriter, _masked_crc
+from aiograd.running import scalars
+from aiograd.running.scalars import CsvWriter, LoggedScalar, ScalarLog, TensorBoardWriter, _masked_crc
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from safetensors.numpy import load_file, save_file
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError, NotReadyError
-from aiograd.serialization import load, load_metadata, save
+from aiograd.saving.serialization import load, load_metadata, save
 from aiograd.testing.toy_device import ToyDevice
 
 

@@ -15,9 +15,9 @@ from opentelemetry.trace import StatusCode
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd import tracing
 from aiograd.distributed.observing import NO_TRAIL, Trail, trail
 from aiograd.errors import ProtocolError, RemoteError
+from aiograd.running import tracing
 from tests.distributed.workers import workers
 
 service = dist.Service()

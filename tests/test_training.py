@@ -17,9 +17,9 @@ from threadpoolctl import threadpool_limits
 import aiograd as ag
 import aiograd.nn.functional as F
 from aiograd import nn, optim
-from aiograd.modes import no_grad
-from aiograd.random import Generator, seed
-from aiograd.serialization import load, save
+from aiograd.running.modes import no_grad
+from aiograd.running.random import Generator, seed
+from aiograd.saving.serialization import load, save
 
 TRAIN = 1500
 

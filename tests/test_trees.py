@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from aiograd.trees import leaves_of, map_tree
+from aiograd.running.trees import leaves_of, map_tree
 
 
 class Pair(NamedTuple):

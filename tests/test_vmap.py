@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.batching.rules import RULES
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoGraphError, ShapeError
+from aiograd.functional.batching.rules import RULES
 from aiograd.ops import ROWS
 from tests.ops.test_rows_gradcheck import DIFFERENTIABLE, DOMAINS, drawn, floating
 

@@ -12,7 +12,7 @@ from typing import Any
 from aiograd.array_functions import comparison, elementwise, linalg, manipulation, method_forms, products, reduction, searching, special
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.array_functions.documentation import document
-from aiograd.modes import no_grad
+from aiograd.running.modes import no_grad
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, tensor

@@ -12,9 +12,9 @@ import numpy as np
 
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, row, tensors_of
 from aiograd.errors import ArgumentError
-from aiograd.modes import current_mode, get_default_dtype
 from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
+from aiograd.running.modes import current_mode, get_default_dtype
 from aiograd.tensors.constants import check_numbers, number_dtype, refuse_graph
 from aiograd.tensors.core import make, plain_array
 from aiograd.tensors.record import call

@@ -12,8 +12,8 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor
 from aiograd.array_functions.creation import _finished
 from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import get_default_dtype
 from aiograd.ops import fft as rows
+from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.tensor import Tensor
 
 __all__ = [

@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.array_functions.dtypes import isdtype
-from aiograd.devices import known_devices
 from aiograd.errors import DeviceError
-from aiograd.modes import get_default_dtype
+from aiograd.running.devices import known_devices
+from aiograd.running.modes import get_default_dtype
 
 #: the version of the standard whose names and signatures the namespace has
 __array_api_version__ = "2024.12"

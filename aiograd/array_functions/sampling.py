@@ -11,8 +11,8 @@ import numpy as np
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors
 from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import no_grad
-from aiograd.random import Generator, default_generator, seed
+from aiograd.running.modes import no_grad
+from aiograd.running.random import Generator, default_generator, seed
 from aiograd.tensors.tensor import Tensor
 
 __all__ = ["bernoulli", "manual_seed", "normal", "rand", "rand_like", "randint", "randint_like", "randn", "randn_like", "randperm"]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from aiograd import __version__
 from aiograd.cli.worker import add_worker
 from aiograd.errors import AiogradError
-from aiograd.late import LateModule
+from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
     from aiograd.cli import demo, doctor, trace

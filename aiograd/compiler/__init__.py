@@ -30,9 +30,9 @@
 ==================  ===============================================================================================
 """
 
-from aiograd import assembly as _assembly
 from aiograd.compiler.compiled import CompiledFunction, CompiledStatistics, compile
 from aiograd.compiler.program import Program, Statement
+from aiograd.running import assembly as _assembly
 
 __all__ = ["CompiledFunction", "CompiledStatistics", "Program", "Statement", "compile"]
 

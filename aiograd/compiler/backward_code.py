@@ -25,7 +25,7 @@ from aiograd.engine.validate import fit
 from aiograd.ops.elementwise import identity
 from aiograd.ops.indexing import getitem_adjoint
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
-from aiograd.trees import leaves_of, map_tree
+from aiograd.running.trees import leaves_of, map_tree
 
 _ARRAYS = (np.ndarray, np.generic)
 

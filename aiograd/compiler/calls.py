@@ -17,8 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.trees import leaves_of, map_tree
-from aiograd.types import Shape
+from aiograd.running.trees import leaves_of, map_tree
+from aiograd.running.types import Shape
 
 _NESTED = (tuple, list, dict, slice)
 #: name of the parameter that has the memory to write into

@@ -22,7 +22,6 @@ from time import perf_counter
 from types import FunctionType
 from typing import Any, Literal, TypeVar, overload
 
-from aiograd.caller import warn_caller
 from aiograd.compiler.awaiting import RecordedCoroutine
 from aiograd.compiler.guard_code import arguments_check
 from aiograd.compiler.lines import async_block, defined_at, described_line, is_of_package, plain_function, quoted
@@ -35,10 +34,11 @@ from aiograd.compiler.steps import StepCode, segments
 from aiograd.compiler.watching.reads import Fit, Read, read_inputs
 from aiograd.errors import ArgumentError, ArgumentTypeError, TraceError
 from aiograd.kernels.selection import selected
-from aiograd.modes import Mode, ModeScope, current_mode
 from aiograd.nn.module import Module
+from aiograd.running.caller import warn_caller
+from aiograd.running.modes import Mode, ModeScope, current_mode
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of, map_tree
 
 F = TypeVar("F", bound=Callable[..., Any])
 

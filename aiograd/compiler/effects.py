@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aiograd.ops.op import Op
-from aiograd.trees import map_tree
+from aiograd.running.trees import map_tree
 
 #: of an Op for a statement that is no row
 _NO_ROW: dict[str, Any] = {"outputs": 1, "differentiable_outputs": (), "view": False, "complex": "real", "cost": 1.0, "fused": None}

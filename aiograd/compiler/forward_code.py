@@ -21,7 +21,7 @@ from aiograd.compiler.passes.dead import without_dead_code
 from aiograd.compiler.program import Program, Statement, Value, ValueKind, values_in
 from aiograd.compiler.source import load
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
-from aiograd.trees import map_tree
+from aiograd.running.trees import map_tree
 
 #: elements up to which arrays are made to trace a forward with
 TRACED_SIZE = 1 << 15

@@ -21,7 +21,7 @@ from aiograd.compiler.source import Names, load_checks
 from aiograd.compiler.watching.kinds import ATTRIBUTE, HELPERS, METHOD, PLAIN, is_same
 from aiograd.compiler.watching.reads import Read
 from aiograd.kernels.selection import selected
-from aiograd.modes import Mode
+from aiograd.running.modes import Mode
 from aiograd.tensors.core import TensorCore, make, refresh
 
 #: from how many items of a list, or captured Tensors, on they are compared in a loop; every line of text takes time to compile

@@ -34,12 +34,12 @@ from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import GraphError, ModifiedError
 from aiograd.graph.hooks import HookDict
 from aiograd.graph.node import PROGRAM_NODES, InputMetadata, Node, ReleasedVariables, _next_sequence
-from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.slice_gradient import dense
+from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.trees import map_tree
 from aiograd.tensors.core import counter_of, make, move_to
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.record import call
-from aiograd.trees import map_tree
 
 #: estimated nanoseconds of a statement beside its arithmetic; and of one on a device, which only starts work there
 STATEMENT_NS = 300.0

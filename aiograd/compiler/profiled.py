@@ -10,8 +10,8 @@ import numpy as np
 from aiograd.compiler.backward_code import BackwardWriter
 from aiograd.compiler.forward_code import residual, saved_names
 from aiograd.compiler.program import Program, Statement, Value
+from aiograd.running.trees import map_tree
 from aiograd.tensors.core import make
-from aiograd.trees import map_tree
 
 
 def run_profiled(program: Program, arrays: list[Any], profiler: Any, name: str) -> tuple[tuple[Any, ...], tuple[Any, ...]]:

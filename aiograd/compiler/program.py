@@ -29,10 +29,10 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.source import SourceFile
-from aiograd.devices import device_name_of
 from aiograd.ops.op import ROWS, Fused, Op
-from aiograd.trees import leaves_of
-from aiograd.types import Shape
+from aiograd.running.devices import device_name_of
+from aiograd.running.trees import leaves_of
+from aiograd.running.types import Shape
 
 #: gives the part of the package that draws, which lies above this one; appended by the top of the package
 DRAWING: list[Callable[[], Any]] = []

@@ -14,9 +14,9 @@ from aiograd.compiler.recording import ProgramRecorder, array_of
 from aiograd.compiler.results import others_in
 from aiograd.compiler.watching.kinds import HAS_GRADIENT
 from aiograd.compiler.watching.reads import Read
-from aiograd.modes import ModeScope
+from aiograd.running.modes import ModeScope
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of, map_tree
 
 _AWAITING = "aiograd.compiler.awaiting"
 

@@ -11,8 +11,8 @@ from aiograd.compiler.program import Program, Statement, ValueKind
 from aiograd.compiler.results import chain_of, views_among
 from aiograd.compiler.writes import WriteRecorder
 from aiograd.errors import TraceError
-from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS
+from aiograd.running.modes import ModeScope, current_mode
 from aiograd.tensors.core import TensorCore, base_of, refresh, view_of
 
 

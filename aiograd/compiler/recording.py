@@ -22,7 +22,6 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.compiler.effects import statement_op
 from aiograd.compiler.lines import quoted, user_line
 from aiograd.compiler.program import Statement, Value, ValueKind
@@ -32,10 +31,11 @@ from aiograd.compiler.watching.reads import Read, Reads
 from aiograd.compiler.watching.watcher import Watcher, described
 from aiograd.errors import TraceError
 from aiograd.graph.node import _next_sequence
-from aiograd.modes import current_mode
 from aiograd.ops.op import Fused, Op
+from aiograd.running import devices
+from aiograd.running.modes import current_mode
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore, make, refresh
-from aiograd.trees import leaves_of, map_tree
 
 #: rows beside those with masks
 _SHAPED_BY_VALUES = ("nonzero", "unique_values")

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
-from aiograd.trees import leaves_of
+from aiograd.running.trees import leaves_of
 
 #: bytes from which on a value that is not needed any more is dropped
 DROPPED_BYTES = 1 << 14

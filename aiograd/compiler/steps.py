@@ -36,10 +36,10 @@ from aiograd.engine.placement import INLINE_NS
 from aiograd.engine.run.engine import current_engine
 from aiograd.engine.run.loop import check_can_run
 from aiograd.errors import TraceError
-from aiograd.modes import current_mode
+from aiograd.running.modes import current_mode
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore, make, refresh
 from aiograd.tensors.passes import ONE, backward
-from aiograd.trees import leaves_of, map_tree
 
 #: estimated nanoseconds of light statements in one segment, within `aiograd.engine.run.engine.BUDGET`
 SEGMENT_NS = 1_000_000.0

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.compiler.calls import Call, Form, Ref
-from aiograd.trees import leaves_of, map_tree
+from aiograd.running.trees import leaves_of, map_tree
 
 _FACTS = frozenset({"shape", "dtype", "ndim", "size", "itemsize", "nbytes"})
 _ATTRIBUTES = frozenset({"T", "mT", "real", "imag"})

@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import tracing
 from aiograd.compiler.source import Names, SourceFile, load_text
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.optim.adam import Adam, AdamW
 from aiograd.optim.optimizer import Optimizer
 from aiograd.optim.packing import PACKED_SIZE
 from aiograd.optim.sgd import SGD, SMALL
+from aiograd.running import tracing
 from aiograd.tensors.core import TENSOR_CLASS
 
 #: parameters of one step; for more of them a call more does not matter, and text takes time to compile

@@ -23,12 +23,12 @@ from aiograd.compiler.effects import statement_op
 from aiograd.compiler.program import ValueKind
 from aiograd.compiler.recorded_calls import CallRecorder
 from aiograd.errors import ModifiedError
-from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS
+from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.trees import map_tree
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, view_of
 from aiograd.tensors.inplace import index_in_parent
 from aiograd.tensors.record import call
-from aiograd.trees import map_tree
 
 
 class WriteRecorder(CallRecorder):

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 from aiograd.transaction import Outcome, OutcomeReply, Unanswered
 
 logger = structured_logger("aiograd.coordination")

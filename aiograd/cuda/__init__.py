@@ -8,15 +8,15 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Generator
 from typing import TYPE_CHECKING, Any
 
-from aiograd.caller import called
 from aiograd.cuda import loading
 from aiograd.cuda.discovery import device_count as device_count
 from aiograd.cuda.discovery import is_available as is_available
 from aiograd.cuda.discovery import why_not as why_not
-from aiograd.devices import device as _device_by_name
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError
-from aiograd.lazy import on_first_use
+from aiograd.running.caller import called
+from aiograd.running.devices import device as _device_by_name
+from aiograd.running.lazy import on_first_use
 
 if TYPE_CHECKING:
     from aiograd.cuda.stream import Event as Event

@@ -34,7 +34,7 @@ from aiograd.cuda.stream_state import StreamState
 from aiograd.cuda.view import BufferView
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import DeviceError, DeviceMismatchError, NotReadyError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: numpy functions that ask for nothing but shapes and dtypes
 _METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, np.iscomplexobj, np.isrealobj})

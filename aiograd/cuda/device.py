@@ -1,4 +1,4 @@
-"""CudaDevice: what the engine sees of a CUDA device. See `aiograd.devices` for what a device must offer."""
+"""CudaDevice: what the engine sees of a CUDA device. See `aiograd.running.devices` for what a device must offer."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aiograd.cuda.importing import from_dlpack
 from aiograd.cuda.operations import dropout, optimizer
 from aiograd.errors import DeviceMismatchError
 from aiograd.ops.op import Fused
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 class CudaDevice(DeviceCore):
-    """A device ``cuda:ordinal``; an `aiograd.devices.Device`.
+    """A device ``cuda:ordinal``; an `aiograd.running.devices.Device`.
 
     Args:
         driver: the driver of the device.
@@ -42,19 +42,19 @@ class CudaDevice(DeviceCore):
         return tables.FUSED.get(row)
 
     def update_parameters(self, kind: str, members: Sequence[tuple[Array, Array, Sequence[Array]]], options: Mapping[str, Any]) -> bool:
-        """A step of an optimizer for many parameters in few launches; see `aiograd.devices.UpdatesParameters`."""
+        """A step of an optimizer for many parameters in few launches; see `aiograd.running.devices.UpdatesParameters`."""
         return optimizer.update(self, kind, members, options)
 
     def sum_of_squares(self, arrays: Sequence[Array]) -> Array | None:
-        """See `aiograd.devices.ScalesGradients`."""
+        """See `aiograd.running.devices.ScalesGradients`."""
         return optimizer.sum_of_squares(self, arrays)
 
     def scaled(self, arrays: Sequence[Array], scale: Array) -> Sequence[Array] | None:
-        """See `aiograd.devices.ScalesGradients`."""
+        """See `aiograd.running.devices.ScalesGradients`."""
         return optimizer.scaled(self, arrays, scale)
 
     def dropout_mask(self, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> Array:
-        """See `aiograd.devices.DrawsMasks`."""
+        """See `aiograd.running.devices.DrawsMasks`."""
         return dropout.dropout_mask(self, seed, shape, p, dtype)
 
     def from_host(self, array: np.ndarray[Any, Any]) -> CudaArray:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, DeviceError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 CPU = 1
 CUDA = 2

@@ -14,7 +14,7 @@ from aiograd.cuda.fallback import on_host
 from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.templates import KINDS, TEMPLATES
 from aiograd.errors import ShapeError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 _resolved: dict[tuple[Any, ...], tuple[np.dtype[Any], ...] | None] = {}
 

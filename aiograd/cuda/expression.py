@@ -38,7 +38,7 @@ from aiograd.cuda.driver.protocol import DeviceDriver, Pointer
 from aiograd.cuda.layout import contiguous_strides, lowest
 from aiograd.cuda.stream_state import StreamState
 from aiograd.graph import current_node
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: a chain is launched when it would grow beyond so many operations, or so many arrays to read
 MAX_OPERATIONS = 24

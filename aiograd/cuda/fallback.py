@@ -17,7 +17,7 @@ from aiograd.cuda.command import enqueue
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.driver.protocol import DeviceDriver
 from aiograd.errors import DeviceError
-from aiograd.trees import leaves_of, map_tree
+from aiograd.running.trees import leaves_of, map_tree
 
 #: types that numpy returns where a device returns an array: arrays, and scalars for those of no axes
 _RESULTS = (np.ndarray, np.generic)

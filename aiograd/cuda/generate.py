@@ -26,7 +26,7 @@ from aiograd.cuda.kernels import scalar
 from aiograd.cuda.layout import lowest, merged
 from aiograd.cuda.templates import TEMPLATES
 from aiograd.cuda.view import BufferView
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: elements that a thread computes before the grid is made larger
 _PER_THREAD = 4

@@ -30,7 +30,7 @@ from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.stream_state import StreamState
 from aiograd.cuda.view import BufferView
 from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: the device's own two streams, as both protocols number them
 _DEFAULT_STREAMS = (1, 2)

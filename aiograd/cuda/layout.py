@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 def contiguous_strides(shape: Shape, itemsize: int) -> Shape:

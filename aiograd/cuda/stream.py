@@ -14,11 +14,11 @@ from contextvars import Token
 from types import TracebackType
 from typing import Any, Self
 
-from aiograd import devices
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.stream_state import StreamState
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError, ModeError, NotReadyError
+from aiograd.running import devices
 
 
 class Event:

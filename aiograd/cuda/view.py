@@ -10,7 +10,7 @@ import numpy as np
 from aiograd.cuda.buffer import Buffer
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.layout import is_contiguous
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 class BufferView:

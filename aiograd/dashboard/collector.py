@@ -12,7 +12,7 @@ from aiograd.distributed.dashboard_options import DashboardOptions
 from aiograd.distributed.face import REPORT
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import DeadlineError, DistributedError, Overloaded, UnknownPeerError
-from aiograd.scalars import LOG
+from aiograd.running.scalars import LOG
 
 #: seconds after its last question at which the page counts as closed; and that a worker has to answer
 OPEN_SECONDS, PATIENCE = 5.0, 2.0

@@ -31,7 +31,7 @@ from aiograd.dashboard.reporter import device_bytes, links_of, resident_bytes
 from aiograd.distributed.meter import BOUNDS, DurationHistogram
 from aiograd.distributed.rpc.http.pages import Page
 from aiograd.distributed.worker_core import WorkerCore
-from aiograd.scalars import LOG
+from aiograd.running.scalars import LOG
 
 #: seconds for which the loop's lag is sampled after each scrape: Prometheus takes a metric that it has not seen for five minutes for gone
 BETWEEN_SCRAPES = 300.0

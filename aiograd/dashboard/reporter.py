@@ -14,11 +14,11 @@ import sys
 import time
 from typing import Any, NamedTuple
 
-from aiograd import scalars
 from aiograd.dashboard.sampling import Sampler
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError
 from aiograd.profiler.event import Event
+from aiograd.running import scalars
 
 #: seconds after the last question at which recording stops
 WATCHED_SECONDS = 3.0

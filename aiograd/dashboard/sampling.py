@@ -23,10 +23,10 @@ from aiograd.dashboard.pipeline_steps import PipelineSteps
 from aiograd.engine.graph_root import GraphRoot
 from aiograd.errors import AiogradError
 from aiograd.graph.node import Node
-from aiograd.modes import DEFAULT_MODE
 from aiograd.pipeline import simulate
 from aiograd.profiler.event import Event
 from aiograd.profiler.recorder import Recorder
+from aiograd.running.modes import DEFAULT_MODE
 
 #: the allowance at which a window opens, and the most that it grows to, in seconds' worth of events
 OPENS, MOST = 0.5, 2.0

@@ -8,7 +8,7 @@ from typing import Any
 
 from safetensors.numpy import load, save
 
-from aiograd.serialization import put_together, taken_apart
+from aiograd.saving.serialization import put_together, taken_apart
 from aiograd.tensors.core import make
 
 #: status and length of an answer

@@ -22,7 +22,7 @@ from aiograd.data.collation import collate as stacked
 from aiograd.data.reading import LoadedBatch, Read, ReaderThreads, read_ahead
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.random import Generator, default_generator
+from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.tensor import tensor
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from aiograd.demo.data import batches
 from aiograd.demo.model import Network
-from aiograd.modes import no_grad
 from aiograd.nn.functional import cross_entropy
 from aiograd.optim import AdamW
+from aiograd.running.modes import no_grad
 from aiograd.tensors.passes import grad
 from aiograd.tensors.tensor import Tensor
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from aiograd import nn
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 
 #: names of the blocks, from the image to the ten digits
 BLOCKS: tuple[str, ...] = ("edges", "shapes", "features", "digits")

@@ -24,7 +24,7 @@ from aiograd.demo.training import Checkpoint, Training
 from aiograd.distributed import Cluster, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
-from aiograd.scalars import log
+from aiograd.running.scalars import log
 from aiograd.tensors.tensor import Tensor, asarray
 
 SEED = 0

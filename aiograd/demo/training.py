@@ -20,9 +20,9 @@ from aiograd.demo.alone import DECAY, RATE
 from aiograd.demo.model import cut
 from aiograd.distributed import DistributedOptimizer, RemoteModule, Worker
 from aiograd.errors import DistributedError
-from aiograd.modes import no_grad
 from aiograd.nn.functional import cross_entropy
 from aiograd.profiler import scope
+from aiograd.running.modes import no_grad
 from aiograd.tensors.tensor import Tensor, asarray
 
 

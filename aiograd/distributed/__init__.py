@@ -41,7 +41,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiograd import assembly
 from aiograd.distributed.autograd.context import Context as Context
 from aiograd.distributed.autograd.context import ContextGradients as ContextGradients
 from aiograd.distributed.autograd.nodes import RecvNode as RecvNode
@@ -67,7 +66,8 @@ from aiograd.distributed.scope import current_worker as current_worker
 from aiograd.distributed.service import Service as Service
 from aiograd.distributed.statistics import WorkerStatistics as WorkerStatistics
 from aiograd.distributed.worker import Worker as Worker
-from aiograd.lazy import on_first_use as _on_first_use
+from aiograd.running import assembly
+from aiograd.running.lazy import on_first_use as _on_first_use
 
 if TYPE_CHECKING:
     from aiograd.distributed import data_parallel as data_parallel

@@ -59,10 +59,10 @@ from aiograd.errors import (
     RemoteError,
 )
 from aiograd.graph.node import EDGE_EDITS, _next_sequence
-from aiograd.modes import ModeScope, current_mode
-from aiograd.offloading import ready
+from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.offloading import ready
+from aiograd.running.tracing import SpanKindName
 from aiograd.tensors.core import TensorCore
-from aiograd.tracing import SpanKindName
 
 #: functions whose results are sent in full precision, whatever the worker's encoding: states of modules and optimizers
 EXACT = ("aiograd.module.", "aiograd.optimizer.", "aiograd.transfer.")

@@ -53,7 +53,7 @@ from aiograd.errors import (
     VersionMismatch,
     WorkerLostError,
 )
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
 

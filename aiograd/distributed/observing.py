@@ -13,9 +13,9 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias
 
-from aiograd import tracing
 from aiograd.distributed.meter import Meter
 from aiograd.errors import ProtocolError
+from aiograd.running import tracing
 
 WireTrail: TypeAlias = tuple[str, bool]
 

@@ -17,13 +17,13 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.caller import type_found
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.tensor_table import INLINE
 from aiograd.distributed.rpc.values import SENT_AS
 from aiograd.errors import ArgumentTypeError, LimitError
+from aiograd.running.caller import type_found
 from aiograd.tensors.core import TensorCore, make
 
 #: types that are sent as they are

@@ -6,8 +6,8 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aiograd.errors import DistributedError
-from aiograd.log_fields import add_source
-from aiograd.scalars import LOG
+from aiograd.running.log_fields import add_source
+from aiograd.running.scalars import LOG
 
 if TYPE_CHECKING:
     from aiograd.distributed.autograd.context import Context

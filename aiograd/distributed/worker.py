@@ -15,7 +15,6 @@ from types import TracebackType
 from typing import Any, Self
 from urllib.parse import urlsplit
 
-from aiograd.caller import called
 from aiograd.distributed.autograd.backward import BackwardPasses
 from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.leases import ContextLeases
@@ -41,7 +40,8 @@ from aiograd.distributed.service import Service
 from aiograd.distributed.statistics import WorkerStatistics
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, ContextError, DistributedError
-from aiograd.modes import no_grad
+from aiograd.running.caller import called
+from aiograd.running.modes import no_grad
 
 #: workers of one process that were given no secret trust each other and nobody else
 _PROCESS_SECRET = secrets.token_bytes(32)

@@ -27,7 +27,7 @@ from aiograd.distributed.scope import SCOPE
 from aiograd.distributed.service import Service
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import DeadlineError, DistributedError, ProtocolError, WorkerLostError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
 

@@ -14,7 +14,7 @@ from aiograd.array_functions.elementwise import log
 from aiograd.array_functions.searching import where
 from aiograd.array_functions.special import erfinv, ndtr
 from aiograd.distributions.distribution import Distribution, drawn, parameters
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 HALF_LOG_2PI = 0.5 * math.log(2.0 * math.pi)

@@ -19,7 +19,7 @@ from aiograd.array_functions.special import gammaln, logit, xlog1py
 from aiograd.distributions.distribution import Distribution, drawn, parameters
 from aiograd.distributions.drawing import classes
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor
 

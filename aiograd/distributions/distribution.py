@@ -14,8 +14,8 @@ import numpy as np
 from aiograd.array_functions.conversion import as_tensor
 from aiograd.array_functions.manipulation import broadcast_arrays
 from aiograd.errors import ArgumentError, ArgumentTypeError, NoRuleError
-from aiograd.modes import get_default_dtype, no_grad
-from aiograd.random import Generator, default_generator
+from aiograd.running.modes import get_default_dtype, no_grad
+from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from aiograd.array_functions.conversion import as_tensor
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.random import Generator, default_generator
+from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor
 

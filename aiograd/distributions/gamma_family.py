@@ -14,7 +14,7 @@ from aiograd.array_functions.special import digamma, gammaln, xlog1py
 from aiograd.distributions.distribution import Distribution, parameters
 from aiograd.distributions.standard_gamma import StandardGamma
 from aiograd.errors import ShapeError
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.core import host_array
 from aiograd.tensors.tensor import Tensor
 

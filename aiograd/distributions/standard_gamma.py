@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.function import Function, once_differentiable
+from aiograd.functional.function import Function, once_differentiable
 from aiograd.ops.gamma import digamma
 from aiograd.tensors.core import host_array, make
 from aiograd.tensors.tensor import Tensor

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from aiograd.engine.staged_commit import Keeper, StagedCommit
 from aiograd.graph.boundary import to_tensor
 from aiograd.graph.node import Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class Capture(NamedTuple):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from aiograd.graph.node import InputMetadata, Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class GraphRoot(Node):

@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator, Sequence
 from itertools import count
 from typing import Any
 
-from aiograd.caller import warn_caller
 from aiograd.engine.ledger import Ledger
 from aiograd.engine.pass_futures import PassFutures
 from aiograd.engine.pass_hooks import GraphTaskRunner, PassHooks
@@ -35,7 +34,8 @@ from aiograd.graph.boundary import to_array, to_tensor
 from aiograd.graph.node import Node, ReleasedVariables, expand_programs
 from aiograd.graph.reducing import LEAF_REDUCERS, CommitGuard
 from aiograd.graph.running import CURRENT
-from aiograd.types import Array
+from aiograd.running.caller import warn_caller
+from aiograd.running.types import Array
 
 _next_id = count(0).__next__
 

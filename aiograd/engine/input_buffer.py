@@ -17,7 +17,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from aiograd.ops.slice_gradient import SliceGradient, UnsummedGradient
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: (-sequence number of the producer, its output index)
 Key: TypeAlias = tuple[int, int]

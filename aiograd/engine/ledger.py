@@ -12,7 +12,7 @@ from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.engine.renumbering import RecordedNodes
 from aiograd.errors import GraphError
 from aiograd.graph.node import Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: more than the edges that a node has
 _EDGES = 1 << 32

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiograd.graph.boundary import to_tensor
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class PassFutures:

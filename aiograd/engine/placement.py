@@ -15,7 +15,7 @@ import math
 from typing import Any
 
 from aiograd.graph.node import Node
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: a rule estimated above this many nanoseconds leaves the loop
 INLINE_NS = 400_000.0

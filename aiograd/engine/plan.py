@@ -28,7 +28,7 @@ from aiograd.engine.placement import RulePlacement
 from aiograd.engine.ready_queue import ReadyQueue
 from aiograd.engine.staged_commit import StagedCommit
 from aiograd.graph.node import Node, ReleasedVariables
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: the number of nodes that a walk visits before it yields to the driver
 DISCOVER_STRIDE = 512

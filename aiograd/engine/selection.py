@@ -11,7 +11,7 @@ from aiograd.engine.plan import DISCOVER_STRIDE, SORT_NODES, BackwardPlan, seque
 from aiograd.engine.staged_commit import Keeper
 from aiograd.errors import UnusedInputError
 from aiograd.graph.node import Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def unused_input(index: int) -> UnusedInputError:

@@ -18,7 +18,7 @@ from aiograd.engine.validate import fit
 from aiograd.graph.accumulate_grad import SOLE_OWNER_OF_LOCAL, commit, own
 from aiograd.graph.node import Node, ReleasedVariables
 from aiograd.ops.slice_gradient import dense
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: more leaves are staged with pauses
 MOST_LEAVES = 64

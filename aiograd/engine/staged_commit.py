@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged, commit, own
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: called with a non-leaf's gradient at the commit; returns a function that writes it, or None if nothing is to be written
 Keeper: TypeAlias = Callable[[Any], Callable[[], None] | None]

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.devices import device_name_of
 from aiograd.errors import DeviceMismatchError, GradientError
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import Node
 from aiograd.ops.broadcasting import expandable, unbroadcast
 from aiograd.ops.slice_gradient import dense
-from aiograd.types import Array, Shape
+from aiograd.running.devices import device_name_of
+from aiograd.running.types import Array, Shape
 
 
 def fit(grad: Array, shape: Shape, dtype: np.dtype[Any], node: Node, index: int) -> Array:

@@ -26,7 +26,7 @@ import numpy as np
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
 from aiograd.graph.node import LEAF_SEQUENCE, InputMetadata, Node, NodeExtra
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 _commit_lock = threading.Lock()
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class Boundary:

@@ -15,7 +15,7 @@ from typing import Any
 
 from aiograd.errors import GraphError
 from aiograd.graph.saved import SavedTensorHooks
-from aiograd.modes import ModeScope, current_mode
+from aiograd.running.modes import ModeScope, current_mode
 
 
 class _Kept:

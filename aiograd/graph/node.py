@@ -30,7 +30,7 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, GraphFreedError
 from aiograd.graph.hooks import Hook, HookDict, RemovableHandle
 from aiograd.graph.reducing import LeafReducer
 from aiograd.graph.running import CURRENT
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 _next_sequence = count(1).__next__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
-from aiograd.log_fields import add_source
+from aiograd.running.log_fields import add_source
 
 
 class Current(NamedTuple):

@@ -12,7 +12,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiograd.errors import ArgumentTypeError, GraphError
-from aiograd.modes import ModeScope, current_mode
+from aiograd.running.modes import ModeScope, current_mode
 
 
 class SavedTensorHooks:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from aiograd.interop.background import BackgroundLoop as BackgroundLoop
-from aiograd.lazy import on_first_use
+from aiograd.running.lazy import on_first_use
 
 if TYPE_CHECKING:
     from aiograd.interop import einops as einops

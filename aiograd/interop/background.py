@@ -35,7 +35,7 @@ from aiograd.engine.executors import is_executor_thread
 from aiograd.engine.run import Engine, run, running_loop
 from aiograd.errors import ArgumentTypeError, LoopError
 from aiograd.graph.current import CURRENT
-from aiograd.modes import ModeScope
+from aiograd.running.modes import ModeScope
 
 T = TypeVar("T")
 

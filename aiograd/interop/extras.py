@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from aiograd.errors import MissingExtraError
-from aiograd.late import LateModule
+from aiograd.running.late import LateModule
 
 
 def from_extra(module: str, extra: str) -> Any:

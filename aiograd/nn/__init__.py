@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiograd.lazy import on_first_use
 from aiograd.nn import functional as functional
 from aiograd.nn import init as init
 from aiograd.nn import utils as utils
@@ -75,6 +74,7 @@ from aiograd.nn.stateless import functional_call
 from aiograd.nn.summary import summary
 from aiograd.nn.transformer import Transformer, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer
 from aiograd.nn.volumes import AvgPool3d, Conv3d, ConvTranspose3d, MaxPool3d
+from aiograd.running.lazy import on_first_use
 
 if not TYPE_CHECKING:  # an unknown name is told with the nearest one
     __getattr__, __dir__ = on_first_use(__name__)

@@ -14,7 +14,7 @@ from aiograd.nn.functional.attentions import attention_weights
 from aiograd.nn.linear import Linear, new_parameter
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 

@@ -14,7 +14,7 @@ from aiograd.nn.functional.volumes import triple
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 _PADDING_MODES = ("zeros", "reflect", "replicate", "circular")

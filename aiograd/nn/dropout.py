@@ -7,7 +7,7 @@ from typing import Any
 from aiograd.errors import ArgumentError
 from aiograd.nn import functional
 from aiograd.nn.module import Module, refuse_inplace
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 

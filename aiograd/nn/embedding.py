@@ -9,7 +9,7 @@ from aiograd.nn import functional, init
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors import inplace
 from aiograd.tensors.tensor import Tensor
 

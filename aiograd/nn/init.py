@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
-from aiograd.random import Generator, default_generator
+from aiograd.running.random import Generator, default_generator
 from aiograd.tensors import inplace
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor

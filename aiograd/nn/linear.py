@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.modes import get_default_dtype
 from aiograd.nn import functional, init
 from aiograd.nn.module import Module
 from aiograd.nn.parameter import Parameter
-from aiograd.random import Generator
+from aiograd.running.modes import get_default_dtype
+from aiograd.running.random import Generator
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
 

@@ -18,13 +18,13 @@ from typing import Any, Self
 
 import numpy as np
 
-from aiograd import notebook
 from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from aiograd.graph.hooks import HookDict, RemovableHandle
 from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, register
 from aiograd.nn.loading import IncompatibleKeys, load_state
 from aiograd.nn.parameter import Parameter
+from aiograd.running import notebook
 from aiograd.tensors.core import TensorCore, counter_of
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.tensor import Tensor

@@ -16,7 +16,7 @@ from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import functional, init
 from aiograd.nn.linear import new_parameter
 from aiograd.nn.module import Module
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 

@@ -18,12 +18,12 @@ from dataclasses import dataclass, field
 from inspect import iscoroutine
 from typing import Any
 
-from aiograd import notebook
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import ModeScope
 from aiograd.nn.module import Module
+from aiograd.running import notebook
+from aiograd.running.modes import ModeScope
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of
 
 COLUMNS = ("layer", "type", "output", "parameters", "cost")
 

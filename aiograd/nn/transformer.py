@@ -20,7 +20,7 @@ from aiograd.nn.dropout import Dropout
 from aiograd.nn.linear import Linear
 from aiograd.nn.module import Module
 from aiograd.nn.normalization import LayerNorm
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 _ACTIVATIONS: dict[str, Callable[[Any], Tensor]] = {"relu": functional.relu, "gelu": functional.gelu}

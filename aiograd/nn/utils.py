@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from aiograd.array_functions.manipulation import concat
 from aiograd.errors import ShapeError
-from aiograd.modes import no_grad
+from aiograd.running.modes import no_grad
 from aiograd.tensors.clipping import clip_grad_norm_, clip_grad_value_
 from aiograd.tensors.tensor import Tensor
 

@@ -9,7 +9,7 @@ from aiograd.nn import functional
 from aiograd.nn.convolution import _Convolution, _Transposed
 from aiograd.nn.functional.volumes import Triple
 from aiograd.nn.pooling import _AvgPool, _MaxPool
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from aiograd.tensors.tensor import Tensor
 
 

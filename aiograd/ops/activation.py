@@ -18,7 +18,7 @@ from aiograd.ops.elementwise import clamp
 from aiograd.ops.masking import where
 from aiograd.ops.op import Fused, define
 from aiograd.ops.special import erfc, sigmoid
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 SQRT_HALF = math.sqrt(0.5)
 INVERSE_SQRT_2PI = 1.0 / math.sqrt(2.0 * math.pi)

@@ -27,7 +27,7 @@ import numpy as np
 
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 # lowest order first
 # fmt: off

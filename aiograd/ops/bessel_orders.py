@@ -32,7 +32,7 @@ import numpy as np
 from aiograd.ops.bessel import i0, i1, y0, y1
 from aiograd.ops.gamma import gammaln, in_float64, rgamma
 from aiograd.ops.op import Op, define, no_derivative
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: magnitude up to which orders are taken
 LARGEST_ORDER = 5000

@@ -16,7 +16,7 @@ from aiograd.ops.op import implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.scan import cumsum
 from aiograd.ops.shape import checked_axis, moveaxis, reshape, unsqueeze
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def _last(x: Array, start: int | None, stop: int | None) -> Array:

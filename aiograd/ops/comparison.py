@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.ops.op import define, implements
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 eq = define("eq", np.equal)
 ne = define("ne", np.not_equal)

@@ -13,7 +13,7 @@ from aiograd.ops.creation import zeros_like
 from aiograd.ops.elementwise import conj as conj_array
 from aiograd.ops.masking import where
 from aiograd.ops.op import define, implements
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def _imag(x: Array, /) -> Array:

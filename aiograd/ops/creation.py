@@ -11,7 +11,7 @@ import numpy as np
 
 from aiograd.errors import NoRuleError
 from aiograd.ops.op import Op, define, implements
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def refuse(function: str, **unsupported: Any) -> None:

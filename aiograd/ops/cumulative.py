@@ -19,7 +19,7 @@ from aiograd.ops.indexing import gather_adjoint
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define
 from aiograd.ops.scan import linear_scan, shift
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _extremum(x: Array, accumulate: Any, axis: int) -> tuple[Array, Array]:

@@ -29,7 +29,7 @@ from aiograd.ops.linalg import matmul
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import diagonal, diagonal_adjoint, matrix_transpose, tril, triu, unsqueeze
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 class EighResult(NamedTuple):

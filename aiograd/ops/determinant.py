@@ -20,7 +20,7 @@ from aiograd.ops.linalg import matmul
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import matrix_transpose, unsqueeze
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class SlogdetResult(NamedTuple):

@@ -30,7 +30,7 @@ from aiograd.ops.linalg import GEMM_RATE, matmul
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import checked_axis, diagonal, permute, reshape, squeeze
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 @functools.lru_cache(maxsize=1024)

@@ -24,7 +24,7 @@ import numpy as np
 from aiograd.ops.creation import refuse, zeros_like
 from aiograd.ops.masking import mask, where
 from aiograd.ops.op import Op, define, implements
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 LN2 = math.log(2.0)
 LN10 = math.log(10.0)

@@ -31,7 +31,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 Coefficients = tuple[float, ...]
 

@@ -20,7 +20,7 @@ from aiograd.ops.indexing import getitem
 from aiograd.ops.joining import constant_pad
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import checked_axis, roll
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 Norm = Literal["backward", "ortho", "forward"]
 

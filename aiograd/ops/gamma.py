@@ -19,7 +19,7 @@ import numpy as np
 from aiograd.ops.creation import zeros_like
 from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: of ``log(gamma(2 + d)) / d``, lowest power first
 TAYLOR = (

@@ -26,7 +26,7 @@ import numpy as np
 from aiograd.ops.gamma import HALF_LOG_2PI, STIRLING, betaln, gammaln, in_float64, polynomial
 from aiograd.ops.op import Op, define, no_derivative
 from aiograd.ops.special import xlog1py, xlogy
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: a from which on the tail is integrated, and arguments from which on Stirling's series is exact to rounding
 TAIL_FROM, STIRLING_FROM = 100.0, 12.0

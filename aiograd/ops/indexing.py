@@ -22,7 +22,7 @@ from aiograd.ops.creation import refuse
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import reshape
 from aiograd.ops.slice_gradient import SliceGradient
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 #: elements to add up to which making the index flat costs more than it saves
 FEW = 512

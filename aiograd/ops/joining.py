@@ -17,7 +17,7 @@ from aiograd.ops.indexing import getitem, take
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import checked_axis, expand, np_atleast_1d, np_atleast_2d, np_atleast_3d, reshape
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _along(axis: int, ndim: int, index: Any) -> tuple[Any, ...]:

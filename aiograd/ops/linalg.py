@@ -21,7 +21,7 @@ from aiograd.ops.elementwise import conj, mul
 from aiograd.ops.op import ROWS, Op, define, implements
 from aiograd.ops.reduction import in_dtype, sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, reshape, reshaped, swapped, unsqueeze
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 #: multiply-adds per nanosecond that a GEMM may be expected to reach on one core
 GEMM_RATE = 30.0

@@ -15,7 +15,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.ops.op import Op, define, implements, nothing
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: from how many elements on choosing by bits is faster than numpy's where
 BITS_FROM = 8192

@@ -26,7 +26,7 @@ from aiograd.ops.linalg import matmul
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, tril, triu, unsqueeze
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class EigResult(NamedTuple):

@@ -16,7 +16,7 @@ from aiograd.kernels import attention as kernels
 from aiograd.ops.linalg import GEMM_RATE
 from aiograd.ops.nn_softmax import safe_softmax, softmax_vjp
 from aiograd.ops.op import Fused, define
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _mT(x: Array) -> Array:

@@ -9,7 +9,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.ops.op import define
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 LOWEST_LOG = -100.0
 SMALLEST = 1e-12

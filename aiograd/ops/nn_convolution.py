@@ -24,7 +24,7 @@ from aiograd.kernels.unfold import fold, unfold
 from aiograd.kernels.window import Pair, Window, pair, window
 from aiograd.ops.linalg import GEMM_RATE
 from aiograd.ops.op import Fused, Op, define
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _check_planes(name: str, label: str, x: Array) -> None:

@@ -7,7 +7,7 @@ import numpy as np
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
 from aiograd.kernels.layout import scatter_rows
 from aiograd.ops.op import Op, define
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def checked_indices(name: str, indices: Array, rows: int) -> Array:

@@ -15,7 +15,7 @@ from aiograd.ops.linalg import GEMM_RATE
 from aiograd.ops.masking import mask
 from aiograd.ops.nn_linear import as_rows
 from aiograd.ops.op import Fused, define
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 Parts = tuple[Array, Array, Array]
 _SEQUENCE = ("x", "h0", "w_ih", "w_hh", "b_ih", "b_hh")

@@ -10,7 +10,7 @@ from aiograd.errors import ShapeError
 from aiograd.kernels.reduction import column_sum
 from aiograd.ops.linalg import GEMM_RATE, product
 from aiograd.ops.op import Fused, define
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def as_rows(x: Array) -> Array:

@@ -22,7 +22,7 @@ from aiograd.ops.nn_softmax import log_softmax, softmax
 from aiograd.ops.op import Fused, define
 from aiograd.ops.reduction import add_reduce, maximum_reduce, mean
 from aiograd.ops.special import sigmoid
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 Reduction = Literal["mean", "sum", "none"]
 

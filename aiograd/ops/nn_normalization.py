@@ -19,7 +19,7 @@ from aiograd.errors import ArgumentError, ShapeError
 from aiograd.kernels import normalization as kernels
 from aiograd.kernels.arrays import as_rows
 from aiograd.ops.op import Fused, define
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def standardize(x: Array, axes: tuple[int, ...], eps: float) -> tuple[Array, Array]:

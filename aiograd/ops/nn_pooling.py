@@ -15,7 +15,7 @@ from aiograd.kernels.pooling import max_gather, max_pool, max_unpool
 from aiograd.kernels.unfold import pad, tap
 from aiograd.kernels.window import Pair, Window, pair, window
 from aiograd.ops.op import Fused, Op, define, nothing
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def pool_window(kernel_size: Pair, stride: Pair | None, padding: Pair, dilation: Pair = 1) -> Window:

@@ -20,7 +20,7 @@ from aiograd.kernels.reduction import column_sum
 from aiograd.ops.linalg import GEMM_RATE, product
 from aiograd.ops.nn_linear import as_rows
 from aiograd.ops.op import Fused, define
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _sigmoid(x: Array) -> Array:

@@ -6,7 +6,7 @@ import numpy as np
 
 from aiograd.kernels import softmax as kernels
 from aiograd.ops.op import Fused, define
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def _softmax(x: Array, /, axis: int = -1) -> Array:

@@ -15,7 +15,7 @@ from aiograd.ops.masking import where
 from aiograd.ops.op import define, implements
 from aiograd.ops.reduction import Axis, add_reduce, max_, maximum_reduce, min_, minimum_reduce, restore, sum_
 from aiograd.ops.shape import moveaxis, reshape
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def _vector_norm(x: Array, /, axis: Axis = None, *, keepdims: bool = False, ord: float = 2) -> Array:

@@ -52,7 +52,7 @@ class Fused(NamedTuple):
     """A compiled or hand-fused pair of kernels for a row, used when the pass is not itself differentiated.
 
     `forward` takes the row's arguments and returns ``(out, *residuals)``; `rules` are as the row's own and may also name
-    residuals. The row's own (`define`) is for host arrays; a device may have one too (`aiograd.devices.Device.fused`). The row's plain rules
+    residuals. The row's own (`define`) is for host arrays; a device may have one too (`aiograd.running.devices.Device.fused`). The row's plain rules
     stay the reference, and serve higher orders and devices that have none. `cost` stands for the row's where compiled kernels are in use.
     """
 

@@ -21,7 +21,7 @@ from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import expand, reshaped
 from aiograd.ops.special import share
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 Axis = int | tuple[int, ...] | None
 

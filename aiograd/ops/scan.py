@@ -24,7 +24,7 @@ from aiograd.ops.joining import cat
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import Axis, in_dtype, multiply_reduce, normalize_axes, restore
 from aiograd.ops.shape import permute, reshape
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: length up to which a recurrence runs as one loop
 LOOP = 256

@@ -12,7 +12,7 @@ from aiograd.ops.creation import ones_like
 from aiograd.ops.indexing import gather, gather_adjoint
 from aiograd.ops.masking import mask
 from aiograd.ops.op import Op, define
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 def _scatter_extreme(x: Array, src: Array, indices: Array, /, axis: int = -1, *, largest: bool = True) -> Array:

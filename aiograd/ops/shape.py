@@ -19,7 +19,7 @@ import numpy as np
 from aiograd.errors import ArgumentError, IndexRangeError, NoRuleError
 from aiograd.ops.elementwise import identity
 from aiograd.ops.op import Op, define, implements
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def checked_axis(axis: int, ndim: int) -> int:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 class SliceGradient:

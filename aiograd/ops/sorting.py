@@ -19,7 +19,7 @@ from aiograd.ops.masking import where
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.reduction import Axis, mean, normalize_axes
 from aiograd.ops.shape import moveaxis, reshape
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _sort(x: Array, /, axis: int = -1, *, descending: bool = False, stable: bool = True) -> Array:

@@ -12,7 +12,7 @@ from aiograd.ops.elementwise import LN2
 from aiograd.ops.gamma import in_float64
 from aiograd.ops.masking import mask, where
 from aiograd.ops.op import Op, define, implements
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 TWO_OVER_SQRT_PI = 2.0 / math.sqrt(math.pi)
 

@@ -19,7 +19,7 @@ from aiograd.ops.op import implements
 from aiograd.ops.reduction import Axis, mean, normalize_axes, sum_
 from aiograd.ops.shape import diagonal, matrix_transpose, moveaxis, np_atleast_2d, reshape, unsqueeze
 from aiograd.ops.sorting import sort
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: where between two neighbours the quantile lies, by the fraction of the way
 _BETWEEN: dict[str, Callable[[Any], Any]] = {

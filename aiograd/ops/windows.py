@@ -12,7 +12,7 @@ from aiograd.ops.joining import constant_pad
 from aiograd.ops.linalg import matmul
 from aiograd.ops.op import Op, define, implements
 from aiograd.ops.shape import checked_axis, flip
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 def _windows(x: Array, /, size: int, axis: int = -1, step: int = 1) -> Array:

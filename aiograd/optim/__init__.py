@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiograd.lazy import on_first_use
 from aiograd.optim import lr_scheduler as lr_scheduler
 from aiograd.optim.adam import Adam, AdamW
 from aiograd.optim.adaptive import Adadelta, Adagrad, NAdam, RAdam, RMSprop
@@ -28,6 +27,7 @@ from aiograd.optim.schedules import (
     StepLR,
 )
 from aiograd.optim.sgd import SGD
+from aiograd.running.lazy import on_first_use
 from aiograd.tensors.clipping import clip_grad_norm_, clip_grad_value_
 
 if not TYPE_CHECKING:  # an unknown name is told with the nearest one

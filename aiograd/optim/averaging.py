@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import current_mode
+from aiograd.running.modes import current_mode
 from aiograd.tensors.inplace import write
 
 

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import current_mode
 from aiograd.optim.line_search import LinePoint, inner, strong_wolfe
 from aiograd.optim.optimizer import Group, Optimizer
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.inplace import write
 from aiograd.tensors.tensor import Tensor, asarray

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError
-from aiograd.modes import current_mode
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.optim.schedules import LRScheduler
+from aiograd.running.modes import current_mode
 
 
 class CyclePhase(NamedTuple):

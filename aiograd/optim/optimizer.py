@@ -27,16 +27,16 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from aiograd import tracing
 from aiograd.array_functions.creation import zeros_like
-from aiograd.caller import is_awaited, type_found
-from aiograd.devices import UpdatesParameters, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError
 from aiograd.kernels.pool import KernelBatch
-from aiograd.modes import current_mode, tell_compiler
-from aiograd.offloading import offload
 from aiograd.ops.creation import zeros_like as zeros_of
 from aiograd.optim.packing import PACKED_SIZE, Pack
+from aiograd.running import tracing
+from aiograd.running.caller import is_awaited, type_found
+from aiograd.running.devices import UpdatesParameters, device, device_name_of
+from aiograd.running.modes import current_mode, tell_compiler
+from aiograd.running.offloading import offload
 from aiograd.tensors.core import TensorCore, counter_of, make
 from aiograd.tensors.inplace import write
 from aiograd.tensors.tensor import Tensor, asarray
@@ -328,7 +328,7 @@ class Optimizer:
         raise NotImplementedError
 
     def _rule(self, group: Group, key: Any) -> tuple[str, Mapping[str, Any]] | None:
-        """The update as `aiograd.devices.UpdatesParameters` takes it; None where it knows no such update."""
+        """The update as `aiograd.running.devices.UpdatesParameters` takes it; None where it knows no such update."""
         return None
 
     def _formula(self, group: Group, key: Any, parameter: Any, gradient: Any, state: list[Any]) -> tuple[Any, ...]:

@@ -16,8 +16,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from aiograd.errors import ArgumentError
-from aiograd.modes import current_mode
 from aiograd.optim.optimizer import Optimizer
+from aiograd.running.modes import current_mode
 
 
 class LRScheduler:

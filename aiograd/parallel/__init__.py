@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aiograd.isolation import IsolatedContext as IsolatedContext
-from aiograd.isolation import run_isolated_backward as run_isolated_backward
-from aiograd.isolation import run_isolated_forward as run_isolated_forward
+from aiograd.functional.isolation import IsolatedContext as IsolatedContext
+from aiograd.functional.isolation import run_isolated_backward as run_isolated_backward
+from aiograd.functional.isolation import run_isolated_forward as run_isolated_forward
 from aiograd.parallel.mapping import map_with_parallel_backward as map_with_parallel_backward

@@ -10,13 +10,13 @@ from typing import Any
 
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError
-from aiograd.function import Function, once_differentiable
+from aiograd.functional.function import Function, once_differentiable
+from aiograd.functional.isolation import IsolatedContext, isolate
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import _next_sequence
-from aiograd.isolation import IsolatedContext, isolate
-from aiograd.modes import is_grad_enabled
+from aiograd.running.modes import is_grad_enabled
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of, map_tree
 
 
 class ParallelMap(Function):

@@ -14,9 +14,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.caller import warn_caller
 from aiograd.errors import ArgumentError, ArgumentTypeError, MicrobatchError
 from aiograd.ops.joining import concat
+from aiograd.running.caller import warn_caller
 from aiograd.tensors.core import TensorCore
 
 #: arguments of one microbatch

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Literal, NamedTuple, TypeAlias
 
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 Category: TypeAlias = Literal["forward", "backward", "pass", "scope", "lag", "call", "serve", "send", "receive", "commit"]
 #: thread id, and serial number of the asyncio task (0 outside of one)

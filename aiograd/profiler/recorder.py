@@ -13,11 +13,11 @@ from collections.abc import Callable, Mapping, MutableSequence, Sequence
 from time import perf_counter_ns
 from typing import Any
 
-from aiograd.caller import user_line
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import running_task
 from aiograd.graph.node import LEAF_SEQUENCE, Node
 from aiograd.profiler.event import Category, Event
+from aiograd.running.caller import user_line
 
 
 class Recorder:

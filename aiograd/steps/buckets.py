@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aiograd.errors import ArgumentError
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 #: bytes above which no further parameter is put into a bucket
 BUCKET_BYTES = 4 << 20

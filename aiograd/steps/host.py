@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import AiogradError, CommitUnknown, TransactionError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 from aiograd.steps.session import DRIVER, HostWorker, PreparedStep, StepSession, kept_for
 from aiograd.transaction import AbortDecided, CommitDecided, Failed, History, Outcome, Prepared, TransactionState
 

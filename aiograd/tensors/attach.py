@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.engine.run import current_task_name
 from aiograd.errors import NoRuleError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node
-from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import Fused, Op
+from aiograd.running import devices
+from aiograd.running.modes import Mode, current_mode
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.op_node import GeneralOpNode, OpNode, check_complex, node_class
 from aiograd.tensors.saved_hooks import pack_saved

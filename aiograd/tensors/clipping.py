@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.devices import ScalesGradients, device, device_name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, GradientError
-from aiograd.modes import current_mode
+from aiograd.running.devices import ScalesGradients, device, device_name_of
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
 from aiograd.tensors.tensor import Tensor

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.caller import type_found
 from aiograd.errors import ArgumentTypeError, GraphError, ShapeError
-from aiograd.modes import current_mode
+from aiograd.running.caller import type_found
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make, plain_array
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.size import TensorSize

@@ -19,17 +19,17 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, GraphError, InPlaceError, NotReadyError, ShapeError
 from aiograd.graph.accumulate_grad import SOLE_OWNER, AccumulateGrad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.hooks import Hook, RemovableHandle
 from aiograd.graph.node import Node
-from aiograd.modes import ModeScope, current_mode, tell_compiler
+from aiograd.running import devices
+from aiograd.running.modes import ModeScope, current_mode, tell_compiler
+from aiograd.running.types import Array, Shape
 from aiograd.tensors.outside import array_advice, refuse_stores
 from aiograd.tensors.size import TensorSize, size_of
-from aiograd.types import Array, Shape
 
 
 class TensorExtra:

@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import NoRuleError
-from aiograd.modes import current_mode
 from aiograd.ops import FUNCTIONS, ROWS, UFUNCS
 from aiograd.ops.reduction import in_dtype
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, base_of, refresh
 from aiograd.tensors.inplace import check_in_place, replace
 from aiograd.tensors.op_error import REFUSALS, raise_op_error

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.errors import AiogradError, ArgumentError, ArgumentTypeError
+from aiograd.running import devices
 from aiograd.tensors.core import make, plain_array
 from aiograd.tensors.tensor import Tensor
 

@@ -26,8 +26,8 @@ import numpy as np
 
 from aiograd.errors import ArgumentTypeError, IndexRangeError, InPlaceError, ShapeError
 from aiograd.graph.node import Node
-from aiograd.modes import ModeScope, current_mode
 from aiograd.ops import ROWS
+from aiograd.running.modes import ModeScope, current_mode
 from aiograd.tensors.attach import attach_written
 from aiograd.tensors.constants import constant, static
 from aiograd.tensors.core import TensorCore, View, base_of, counter_of, make, move_to, refresh, retake, view_of

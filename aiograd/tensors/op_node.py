@@ -26,9 +26,9 @@ from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
 from aiograd.kernels.selection import THRESHOLD, selected
 from aiograd.ops.op import Fused, Op
+from aiograd.running.types import Array, Shape
 from aiograd.tensors.codegen import CompiledRow, compile_make, compile_part, compile_recorded, compile_row
 from aiograd.tensors.modified import belongs_to_leaf, modified_error, versions_of
-from aiograd.types import Array, Shape
 
 
 class OpNode(Node):

@@ -17,7 +17,7 @@ from types import FrameType, FunctionType
 from typing import Any
 
 from aiograd.errors import GraphError
-from aiograd.modes import current_mode
+from aiograd.running.modes import current_mode
 
 #: distributions of ``scipy.stats``, and the classes of `aiograd.distributions` for them
 _DISTRIBUTIONS = {

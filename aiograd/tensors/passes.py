@@ -10,8 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices
-from aiograd.caller import called, type_found, warn_caller
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.run import check_can_run, current_engine, new_graph_task
 from aiograd.engine.selection import unused_input
@@ -19,7 +17,9 @@ from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceMismatchError, NoGraphError, ShapeError
 from aiograd.graph.gradient_edge import GradientEdge
 from aiograd.graph.node import InputMetadata, Node
-from aiograd.modes import current_mode
+from aiograd.running import devices
+from aiograd.running.caller import called, type_found, warn_caller
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, _Retainer, make, plain_array, refresh
 
 Root = "TensorCore | GradientEdge"

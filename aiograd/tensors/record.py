@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.errors import ArgumentTypeError, DeviceMismatchError
-from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import ROWS, Op
+from aiograd.running import devices
+from aiograd.running.modes import Mode, current_mode
 from aiograd.tensors.attach import attach, attach_result, attach_results
 from aiograd.tensors.codegen import compile_binder
 from aiograd.tensors.constants import PLAIN, constant, static

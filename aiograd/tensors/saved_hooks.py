@@ -8,7 +8,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.graph.saved import Packed, PackedValue, SavedTensorHooks
-from aiograd.modes import ModeScope
+from aiograd.running.modes import ModeScope
 from aiograd.tensors.codegen import CompiledRow
 from aiograd.tensors.core import TensorCore, make
 

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from typing import Any, overload
 
 from aiograd.errors import IndexRangeError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 class TensorSize(int):

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aiograd import devices, notebook
-from aiograd.caller import called
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ShapeError, UnknownNameError
-from aiograd.modes import current_mode, no_grad
 from aiograd.ops import ROWS, Op
+from aiograd.running import devices, notebook
+from aiograd.running.caller import called
+from aiograd.running.modes import current_mode, no_grad
 from aiograd.tensors import passes
 from aiograd.tensors.constants import array_of, check_numbers, constant, static
 from aiograd.tensors.core import TensorCore, bind_tensor_class, host_array, make

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from aiograd import devices
 from aiograd.engine.run import loop_is_running
 from aiograd.errors import NotReadyError
 from aiograd.ops.op import Op, define
-from aiograd.types import Array
+from aiograd.running import devices
+from aiograd.running.types import Array
 
 
 def _to_device(x: Array, /, device: str, source: str) -> Any:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import DeviceMismatchError, NoRuleError
-from aiograd.modes import current_mode
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, base_of, counter_of, make, refresh
 from aiograd.tensors.inplace import before_write, check_in_place
 from aiograd.tensors.op_error import REFUSALS, raise_op_error

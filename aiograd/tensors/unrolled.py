@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentTypeError
-from aiograd.modes import Mode, current_mode
 from aiograd.ops.op import Op
+from aiograd.running.modes import Mode, current_mode
 from aiograd.tensors.attach import attach_result, has_rule
 from aiograd.tensors.constants import constant
 from aiograd.tensors.core import TENSOR_CLASS, TensorCore, refresh

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiograd.lazy import on_first_use
+from aiograd.running.lazy import on_first_use
 from aiograd.testing.clock import DeadlockError, SimulatedLoop
 from aiograd.testing.jobs import InlineJobs, JobRunner
 from aiograd.testing.leaks import LeakCheck, LeakError, Leaks

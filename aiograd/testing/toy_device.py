@@ -1,6 +1,6 @@
 """ToyDevice: a device made of numpy and a thread, slow and broken on demand.
 
-It joins aiograd as any device does (`aiograd.devices`), and exists to test code against one: the engine's own seam, and a user's service
+It joins aiograd as any device does (`aiograd.running.devices`), and exists to test code against one: the engine's own seam, and a user's service
 that must stay responsive while a device is slow and must survive its failures.
 
 Note [Kernels]
@@ -26,10 +26,10 @@ from typing import Any, Literal, Self
 
 import numpy as np
 
-from aiograd.devices import register_device, unregister_device
 from aiograd.errors import ArgumentError, DeviceError
 from aiograd.graph.current import current_node
 from aiograd.ops.op import Fused
+from aiograd.running.devices import register_device, unregister_device
 from aiograd.testing.clock import SimulatedLoop
 from aiograd.testing.toy_array import ToyArray
 from aiograd.testing.toy_queue import Queue, SimulatedQueue, ThreadQueue

@@ -12,7 +12,7 @@ import aiohttp
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.scalars import TensorBoardWriter
+from aiograd.running.scalars import TensorBoardWriter
 
 Check = Callable[[object, str], None]
 

@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import DeviceError
-from aiograd.offloading import ready
+from aiograd.running.offloading import ready
 from aiograd.testing.toy_device import ToyDevice
 from tests.compiler.test_rows import functions_of, other
 from tests.nn.test_on_device import CASES

@@ -23,7 +23,7 @@ from aiograd.compiler.source import Names, SourceFile, load, text_of
 from aiograd.compiler.tracing import Recorded, Tracer, Untraceable
 from aiograd.ops import ROWS
 from aiograd.ops.special import sigmoid
-from aiograd.trees import map_tree
+from aiograd.running.trees import map_tree
 
 rng = np.random.default_rng(0)
 

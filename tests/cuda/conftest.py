@@ -18,7 +18,7 @@ collect_ignore_glob = [] if SIMULATED else ["test_*.py"]
 if SIMULATED:
     from aiograd.cuda.device import CudaDevice
     from aiograd.cuda.driver.simulator import SimulatorDriver
-    from aiograd.devices import register_device, unregister_device
+    from aiograd.running.devices import register_device, unregister_device
 elif TYPE_CHECKING:
     from aiograd.cuda.device import CudaDevice
 

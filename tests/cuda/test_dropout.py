@@ -11,7 +11,7 @@ from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.kernels import random as kernels
 from aiograd.cuda.launching import launch
 from aiograd.nn import functional
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 
 
 @pytest.mark.parametrize(

@@ -13,9 +13,9 @@ from aiograd.cuda.array import CudaArray
 from aiograd.cuda.device import CudaDevice
 from aiograd.cuda.driver.simulator import SimulatorDriver
 from aiograd.cuda.operations import multiplying
-from aiograd.devices import register_device, unregister_device
 from aiograd.errors import ShapeError
 from aiograd.ops.op import ROWS
+from aiograd.running.devices import register_device, unregister_device
 from tests.cuda.library import Library
 from tests.tolerance import assert_close, tolerance
 

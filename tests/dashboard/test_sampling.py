@@ -10,8 +10,8 @@ import pytest
 import aiograd as ag
 from aiograd.dashboard import pass_graph
 from aiograd.dashboard.sampling import Allowance, EventRing, Sampler
-from aiograd.modes import DEFAULT_MODE
 from aiograd.profiler.event import Event
+from aiograd.running.modes import DEFAULT_MODE
 
 
 def event(name: str = "mul") -> Event:

@@ -18,7 +18,7 @@ from aiograd.dashboard.reporter import Reporter
 from aiograd.distributed.face import REPORT
 from aiograd.distributed.observing import Trail
 from aiograd.errors import NotExposedError, RemoteError
-from aiograd.modes import DEFAULT_MODE
+from aiograd.running.modes import DEFAULT_MODE
 from tests.distributed.memory import Switchboard
 from tests.distributed.workers import SECRET, until, workers
 

@@ -13,7 +13,7 @@ import pytest
 import aiograd as ag
 from aiograd.data import DataLoader, collate
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 
 
 def plain(batch: Any) -> Any:

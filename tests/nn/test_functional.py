@@ -12,7 +12,7 @@ import aiograd as ag
 import aiograd.nn.functional as F
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
-from aiograd.random import Generator, seed
+from aiograd.running.random import Generator, seed
 from tests.support import draw
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ShapeError
 from aiograd.nn import init
-from aiograd.random import Generator, seed
+from aiograd.running.random import Generator, seed
 
 SHAPE = (300, 200)
 

@@ -11,9 +11,9 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModifiedError
-from aiograd.offloading import ready
 from aiograd.optim import SGD
-from aiograd.random import Generator
+from aiograd.running.offloading import ready
+from aiograd.running.random import Generator
 from aiograd.testing.toy_device import ToyDevice
 
 

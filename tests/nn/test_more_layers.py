@@ -13,7 +13,7 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import AiogradError, ArgumentError, ShapeError
 from aiograd.nn import functional as F
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from tests.support import draw
 
 Array = np.ndarray[Any, Any]

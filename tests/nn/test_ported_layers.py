@@ -12,7 +12,7 @@ import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, IndexRangeError, ShapeError, UnknownNameError
 from aiograd.nn import functional as F
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from tests.support import draw
 
 # ---- dropout of channels

@@ -10,7 +10,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 from tests.support import draw
 
 Array = np.ndarray[Any, Any]

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd.gradient_check import gradcheck, gradgradcheck
+from aiograd.functional.gradient_check import gradcheck, gradgradcheck
 from aiograd.ops import ROWS
 from tests.ops import domains_core, domains_nn
 from tests.ops.domain import Domain, arrays, cases

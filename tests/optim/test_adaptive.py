@@ -12,7 +12,7 @@ import pytest
 import aiograd as ag
 from aiograd import nn, optim
 from aiograd.errors import ArgumentError
-from aiograd.offloading import ready
+from aiograd.running.offloading import ready
 from aiograd.testing.toy_device import ToyDevice
 from tests.support import draw
 

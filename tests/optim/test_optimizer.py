@@ -15,7 +15,7 @@ from aiograd import nn, optim
 from aiograd.errors import ArgumentError, ArgumentTypeError, GraphError, ModifiedError
 from aiograd.kernels import optimizer as kernels
 from aiograd.kernels import pool
-from aiograd.random import Generator
+from aiograd.running.random import Generator
 
 
 def net() -> nn.Sequential:

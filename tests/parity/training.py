@@ -15,7 +15,7 @@ import torch
 
 import aiograd as ag
 from aiograd import nn, optim
-from aiograd.trees import map_tree
+from aiograd.running.trees import map_tree
 from tests.parity.layers import MORE_LAYERS
 
 #: largest difference allowed, relative to the largest number of the result where that is above 1

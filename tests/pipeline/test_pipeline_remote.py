@@ -11,7 +11,6 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
-from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.rpc import peer_session
 from aiograd.distributed.rpc.keyring import Keyring
@@ -28,6 +27,7 @@ from aiograd.errors import (
 )
 from aiograd.pipeline import Pipeline, Stage, make_schedule
 from aiograd.pipeline.run import outbox
+from aiograd.running.assembly import STAGE_HOST_ADAPTER
 from aiograd.testing import ToyDevice, simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values

@@ -35,7 +35,7 @@ def jobs() -> list[tuple[str, str]]:
 def compile_part(part: list[tuple[str, str]], capability: tuple[int, int]) -> tuple[dict[tuple[Any, ...], float], list[str]]:
     """Do some of the jobs: seconds by kernel and types, and what went wrong."""
     from aiograd.cuda.device import CudaDevice
-    from aiograd.devices import register_device
+    from aiograd.running.devices import register_device
     from tests.ptx.compile_only import CompileOnlyDriver
 
     warnings.simplefilter("ignore")

@@ -13,7 +13,7 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import ArgumentError, ModeError
-from aiograd.modes import current_mode
+from aiograd.running.modes import current_mode
 from tests.support import leaf
 
 # -------------------------------------------------------------------- blocks

@@ -11,10 +11,10 @@ import pytest
 
 import aiograd as ag
 from aiograd.errors import GraphFreedError, ModifiedError
-from aiograd.modes import ModeScope
 from aiograd.nn import functional as F
 from aiograd.ops import ROWS as ALL_ROWS
 from aiograd.ops import linalg
+from aiograd.running.modes import ModeScope
 
 values = np.random.default_rng(3)
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import aiograd as ag
-from aiograd import devices
 from aiograd.errors import ArgumentError, DeviceError, DeviceMismatchError, NotReadyError
 from aiograd.ops import ROWS
+from aiograd.running import devices
 from aiograd.testing import SimulatedLoop
 from aiograd.testing.toy_array import ToyArray, stand_in
 from aiograd.testing.toy_device import ToyDevice, ToyError, ToyMemoryError

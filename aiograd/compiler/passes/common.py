@@ -13,7 +13,7 @@ from typing import Any
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Memory, Ref
 from aiograd.ops.indexing import is_basic
-from aiograd.trees import map_tree
+from aiograd.running.trees import map_tree
 
 
 def with_common_calls_once(code: ArrayCode) -> ArrayCode:

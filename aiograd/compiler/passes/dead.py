@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from aiograd.compiler.calls import ArrayCode, Call, Ref
-from aiograd.trees import leaves_of
+from aiograd.running.trees import leaves_of
 
 
 def without_dead_code(code: ArrayCode) -> ArrayCode:

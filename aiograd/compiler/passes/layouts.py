@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: elements up to which a copy costs less than the iteration
 SMALL = 2048

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Memory, Ref
-from aiograd.trees import leaves_of
+from aiograd.running.trees import leaves_of
 
 
 def with_memory_reused(code: ArrayCode) -> ArrayCode:

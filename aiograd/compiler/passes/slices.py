@@ -13,7 +13,7 @@ import numpy as np
 
 from aiograd.compiler.calls import ArrayCode, Call, Form, Ref
 from aiograd.ops.indexing import getitem_adjoint
-from aiograd.trees import leaves_of
+from aiograd.running.trees import leaves_of
 
 #: a part: its gradient, and where it belongs
 Part = tuple[Ref, Any]

@@ -27,9 +27,9 @@ from aiograd.compiler.watching.kinds import ABSENT, member
 from aiograd.compiler.watching.objects import DISPATCHER, VIEWS_OF_ARRAYS, attribute, c_class_of, is_simple, item, items, operand, plain_attribute
 from aiograd.compiler.watching.reads import Reads
 from aiograd.compiler.watching.scope import is_watched
-from aiograd.modes import ModeScope
+from aiograd.running.modes import ModeScope
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of
 
 #: modules whose functions and classes compute from their arguments alone
 _PURE = frozenset(

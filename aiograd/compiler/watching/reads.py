@@ -22,8 +22,8 @@ import numpy as np
 
 from aiograd.compiler.watching import kinds
 from aiograd.compiler.watching.kinds import ABSENT, CONTAINERS, HELPERS, PLAIN, ReadKind, is_same, items_of
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of
 
 
 class Fit(enum.Enum):

@@ -30,8 +30,8 @@ from aiograd.compiler.watching.objects import attribute, contains, is_simple, it
 from aiograd.compiler.watching.reads import Reads
 from aiograd.compiler.watching.scope import has_own_names, is_standard, is_watched, tells
 from aiograd.compiler.watching.stack import at, function_of, is_empty, is_readable, locals_of
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of
 
 _CONTAINERS = (list, dict, set)
 #: operands that are neither containers nor arrays

@@ -19,7 +19,7 @@ import numpy as np
 from aiograd.cuda.array import CudaArray
 from aiograd.cuda.operations.views import imagined, view_like
 from aiograd.errors import IndexRangeError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 @dataclass(frozen=True, slots=True)

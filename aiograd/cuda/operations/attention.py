@@ -17,7 +17,7 @@ from aiograd.cuda.operations.multiplying import broadcast, forwards, steps_of, t
 from aiograd.cuda.operations.products import vecdot
 from aiograd.ops import nn_attention as rows
 from aiograd.ops.op import ROWS, Fused
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: rows of the own side and of the other in a tile, threads down and across
 Tile = tuple[int, int, int, int]

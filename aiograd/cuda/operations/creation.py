@@ -13,7 +13,7 @@ from aiograd.cuda import tables
 from aiograd.cuda.array import CudaArray, device_of, zeros
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.expression import pending
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 def constant(device: DeviceCore, shape: Shape, value: Any, dtype: Any) -> CudaArray:

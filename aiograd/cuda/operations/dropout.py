@@ -11,11 +11,11 @@ from aiograd.cuda.array import CudaArray, empty
 from aiograd.cuda.core import DeviceCore
 from aiograd.cuda.kernels import random as kernels
 from aiograd.cuda.launching import launch, spread
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 def dropout_mask(device: DeviceCore, seed: tuple[int, int], shape: Shape, p: float, dtype: Any) -> CudaArray:
-    """See `aiograd.devices.DrawsMasks`."""
+    """See `aiograd.running.devices.DrawsMasks`."""
     out = empty(device, shape, dtype)
     if out.size:
         key, stream = (np.uint64(word) for word in seed)

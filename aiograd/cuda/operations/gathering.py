@@ -16,7 +16,7 @@ from aiograd.cuda.kernels import indexing as kernels
 from aiograd.cuda.launching import launch, spread
 from aiograd.cuda.operations.advanced_index import AdvancedIndex
 from aiograd.cuda.operations.ordering import sorted_pairs
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 _WIDE = 2**31
 #: indices of the host up to which the host brings them into order

@@ -18,7 +18,7 @@ from aiograd.cuda.operations.advanced_index import advanced_index_of
 from aiograd.cuda.operations.gathering import added, added_along, gathered, gathered_along, put, put_along
 from aiograd.cuda.operations.views import imagined, view_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, IndexRangeError, ShapeError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 def is_basic(index: Any) -> bool:

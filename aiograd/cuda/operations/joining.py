@@ -17,7 +17,7 @@ from aiograd.cuda.operations.creation import constant
 from aiograd.cuda.operations.indexing import assign
 from aiograd.cuda.operations.selecting import kind_of
 from aiograd.errors import ShapeError
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 
 def _axis(what: str, axis: int, ndim: int) -> int:

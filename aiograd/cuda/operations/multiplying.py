@@ -31,7 +31,7 @@ from aiograd.cuda.kernels import gemm as kernels
 from aiograd.cuda.kernels.scalar import TYPES, precision_of
 from aiograd.cuda.launching import launch, spread
 from aiograd.cuda.layout import merged
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 #: calls of cuBLAS for one product; with more, the kernel is used
 _CALLS = 64

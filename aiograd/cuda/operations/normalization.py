@@ -22,7 +22,7 @@ from aiograd.cuda.launching import launch
 from aiograd.cuda.layout import contiguous_strides
 from aiograd.cuda.tiles import tile
 from aiograd.ops.op import ROWS, Fused
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 _PRECISIONS = {"f4": np.float32, "f8": np.float64}
 

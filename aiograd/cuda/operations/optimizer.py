@@ -72,7 +72,7 @@ _RULES: dict[str, Callable[[int, Mapping[str, Any]], Rule]] = {"sgd": _sgd, "ada
 
 
 def update(device: DeviceCore, kind: str, members: Sequence[Member], options: Mapping[str, Any]) -> bool:
-    """Update parameters and their state in place; see `aiograd.devices.UpdatesParameters`."""
+    """Update parameters and their state in place; see `aiograd.running.devices.UpdatesParameters`."""
     if kind not in _RULES or not all(_fits(device, member) for member in members):
         return False
     members = [member for member in members if member[0].size]
@@ -94,7 +94,7 @@ def update(device: DeviceCore, kind: str, members: Sequence[Member], options: Ma
 
 
 def sum_of_squares(device: DeviceCore, arrays: Sequence[Any]) -> CudaArray | None:
-    """See `aiograd.devices.ScalesGradients`: sums of blocks, whose order follows from the sizes, then their sum."""
+    """See `aiograd.running.devices.ScalesGradients`: sums of blocks, whose order follows from the sizes, then their sum."""
     if not _alike(device, arrays):
         return None
     letters = f"{arrays[0].dtype.kind}{arrays[0].itemsize}"
@@ -114,7 +114,7 @@ def sum_of_squares(device: DeviceCore, arrays: Sequence[Any]) -> CudaArray | Non
 
 
 def scaled(device: DeviceCore, arrays: Sequence[Any], scale: Any) -> Sequence[CudaArray] | None:
-    """See `aiograd.devices.ScalesGradients`."""
+    """See `aiograd.running.devices.ScalesGradients`."""
     if not _alike(device, arrays) or not isinstance(scale, CudaArray) or scale.device is not device:
         return None
     letters = f"{arrays[0].dtype.kind}{arrays[0].itemsize}"

@@ -26,7 +26,7 @@ from aiograd.cuda.launching import launch
 from aiograd.cuda.layout import contiguous_strides, lowest, merged
 from aiograd.cuda.reduce_generate import FOLDS, kernel, recipe_for
 from aiograd.cuda.tiles import tile
-from aiograd.types import Shape
+from aiograd.running.types import Shape
 
 _DTYPES = {"f4": np.float32, "f8": np.float64, "i8": np.int64, "u8": np.uint64, "i4": np.int32}
 

@@ -14,8 +14,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import tracing
-from aiograd.caller import type_found
 from aiograd.distributed import failpoints
 from aiograd.distributed.autograd.context import Context, PassId
 from aiograd.distributed.autograd.context_table import ContextTable, is_place
@@ -45,11 +43,13 @@ from aiograd.errors import (
     WorkerLostError,
 )
 from aiograd.graph.node import Node, _next_sequence
-from aiograd.modes import ModeScope
+from aiograd.running import tracing
+from aiograd.running.caller import type_found
+from aiograd.running.modes import ModeScope
+from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.passes import start_grad
 from aiograd.transaction import AbortDecided, Coordinator, Outcome, PeerLost, TransactionState
-from aiograd.types import Array
 
 MODES = ("smart", "fast")
 

@@ -28,12 +28,12 @@ import weakref
 from collections.abc import Callable, Coroutine, Iterator, Mapping
 from typing import Any, Protocol
 
-from aiograd.caller import called
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.errors import ArgumentTypeError, ContextReleasedError, LimitError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.node import Node
+from aiograd.running.caller import called
 from aiograd.tensors.core import TensorCore
 from aiograd.transaction import History
 

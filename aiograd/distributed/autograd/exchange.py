@@ -30,7 +30,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.distributed.autograd.discovery import send_node
 from aiograd.distributed.autograd.nodes import RecvNode, SendNode
 from aiograd.distributed.autograd.pass_record import PartHelper, PassRecord
@@ -41,9 +40,10 @@ from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.errors import PassAbortedError, ProtocolError
 from aiograd.graph.boundary import to_array
+from aiograd.running import devices
+from aiograd.running.types import Array
 from aiograd.tensors.core import make
 from aiograd.transaction.tree import witnesses
-from aiograd.types import Array
 
 #: flags of a message of gradients
 RETAIN, SMART, CREATE = 1, 2, 4

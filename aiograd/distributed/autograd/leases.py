@@ -17,7 +17,7 @@ from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ContextNotFoundError, ContextReleasedError, DistributedError, ProtocolError, UnknownPeerError, WorkerLostError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
 

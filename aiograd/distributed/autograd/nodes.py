@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from aiograd.errors import ContextError, ContextReleasedError
 from aiograd.graph.node import Node
 from aiograd.graph.running import CURRENT
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class Outlet(Protocol):

@@ -50,6 +50,7 @@ from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import CommitUnknown, DeadlineError, DistributedError, PassAbortedError, ProtocolError, TransactionError
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget
 from aiograd.graph.node import Node
+from aiograd.running.types import Array
 from aiograd.transaction import (
     Applied,
     ApplyFailed,
@@ -71,7 +72,6 @@ from aiograd.transaction import (
     TransactionEvent,
     TransactionState,
 )
-from aiograd.types import Array
 
 
 class PassParticipant(PassRecord):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiograd.lazy import on_first_use
+from aiograd.running.lazy import on_first_use
 
 if TYPE_CHECKING:
     from aiograd.distributed.cluster.factory import make_cluster

@@ -19,8 +19,8 @@ from aiograd.distributed.rpc.transport import Transport
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ClusterError, DeadlineError, EngineClosedError, Overloaded, VersionMismatch, WorkerLostError
-from aiograd.log_fields import structured_logger
-from aiograd.version import __version__
+from aiograd.running.log_fields import structured_logger
+from aiograd.running.version import __version__
 
 log = structured_logger("aiograd.distributed")
 

@@ -15,8 +15,8 @@ from aiograd.distributed.membership import JOIN
 from aiograd.distributed.rpc.http.addresses import parse_url, resolve
 from aiograd.distributed.worker import Worker
 from aiograd.errors import AddressError, DeadlineError, DistributedError, NameTakenError, Overloaded, WorkerLostError
-from aiograd.log_fields import structured_logger
-from aiograd.version import __version__
+from aiograd.running.log_fields import structured_logger
+from aiograd.running.version import __version__
 
 log = structured_logger("aiograd.distributed")
 

@@ -22,7 +22,7 @@ from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits, check_number
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, DistributedError, EngineClosedError, UnknownPeerError, WorkerLostError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 log = structured_logger("aiograd.distributed")
 

@@ -38,8 +38,8 @@ from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ClusterError, EngineClosedError, VersionMismatch, WorkerLostError
-from aiograd.log_fields import structured_logger
-from aiograd.version import __version__
+from aiograd.running.log_fields import structured_logger
+from aiograd.running.version import __version__
 
 log = structured_logger("aiograd.distributed")
 

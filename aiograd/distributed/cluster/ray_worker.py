@@ -19,7 +19,7 @@ from aiograd.distributed.rpc.encodings import Encoding
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError
-from aiograd.version import __version__
+from aiograd.running.version import __version__
 
 
 @dataclasses.dataclass(frozen=True)

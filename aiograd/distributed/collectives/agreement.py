@@ -20,7 +20,7 @@ from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.rpc.timers import wait_for
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ProtocolError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 from aiograd.transaction import (
     Applied,
     Apply,

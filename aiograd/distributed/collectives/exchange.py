@@ -34,7 +34,7 @@ import numpy as np
 from aiograd.distributed.collectives.layout import PIECE, BufferLayout, Piece, layout_of
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
 from aiograd.errors import ProtocolError
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: operations on at most so many bytes take one round
 DIRECT = 1 << 15

@@ -21,7 +21,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from aiograd.caller import called
 from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.operation import (
     REDUCED_KINDS,
@@ -36,8 +35,9 @@ from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError
+from aiograd.running.caller import called
+from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore
-from aiograd.types import Array
 
 #: seconds in which rank 0 of a large group gathers who leaves it
 GATHERING = 0.02

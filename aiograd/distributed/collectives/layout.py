@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aiograd.distributed.collectives.operation import ArraySpec
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: bytes of a piece at most
 PIECE = (1 << 20) - (4 << 10)

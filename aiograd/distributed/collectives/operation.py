@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class OperationKind(StrEnum):

@@ -39,7 +39,7 @@ from aiograd.distributed.collectives.exchange import (
 )
 from aiograd.distributed.collectives.layout import PIECE, PIECES, BufferLayout, Piece, layout_of
 from aiograd.distributed.collectives.operation import REDUCTIONS, Operation, OperationKind
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: groups of more members exchange along a ring, or by way of rank 0
 MESH = 16

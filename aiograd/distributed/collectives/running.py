@@ -27,7 +27,7 @@ from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, DeadlineError, DistributedError, ProtocolError, WorkerLostError
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: requests with pieces that are under way to one rank at a time
 WINDOW = 4

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 import numpy as np
 
-from aiograd import tracing
 from aiograd.distributed.data_parallel.coordinator import ReplicaCoordinator
 from aiograd.distributed.data_parallel.sharded_optimizer import whole_state
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
@@ -20,8 +19,9 @@ from aiograd.distributed.worker import Worker
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, EngineClosedError, ModeError
-from aiograd.modes import current_mode, no_grad
-from aiograd.random import default_generator
+from aiograd.running import tracing
+from aiograd.running.modes import current_mode, no_grad
+from aiograd.running.random import default_generator
 from aiograd.steps.buckets import BUCKET_BYTES
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.norms import checked_norm

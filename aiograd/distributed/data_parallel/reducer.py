@@ -19,7 +19,6 @@ import functools
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from aiograd.devices import device
 from aiograd.engine.graph_task import GraphTask
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.engine.run import current_engine
@@ -27,12 +26,13 @@ from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, Gr
 from aiograd.graph.accumulate_grad import AccumulateGrad, GradTarget, Staged
 from aiograd.graph.boundary import BOUNDARY
 from aiograd.graph.reducing import LEAF_REDUCERS
+from aiograd.running.devices import device
+from aiograd.running.types import Array
 from aiograd.steps.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
 from aiograd.steps.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.tensor import asarray
-from aiograd.types import Array
 
 
 class Replacing(Staged):

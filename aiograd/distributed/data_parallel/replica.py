@@ -16,11 +16,11 @@ from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, DistributedError
-from aiograd.modes import no_grad
-from aiograd.offloading import ready
+from aiograd.running.modes import no_grad
+from aiograd.running.offloading import ready
+from aiograd.running.types import Array
 from aiograd.steps.buckets import GradientBuckets, ParameterSpec
 from aiograd.steps.module_calls import ModuleCalls
-from aiograd.types import Array
 
 
 class HoldsOptimizer(Protocol):

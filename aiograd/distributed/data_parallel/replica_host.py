@@ -23,7 +23,7 @@ from aiograd.distributed.data_parallel.sharded_optimizer import stamp_of
 from aiograd.distributed.objects.adapter_host import AdapterHost
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, DistributedError
-from aiograd.offloading import offload
+from aiograd.running.offloading import offload
 from aiograd.steps.host import StepHost
 from aiograd.steps.outline import outline_of
 from aiograd.steps.session import StepSession, kept_for

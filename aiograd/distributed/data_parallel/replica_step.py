@@ -23,8 +23,9 @@ from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.sharded_optimizer import ShardedOptimizer
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.offloading import offload
-from aiograd.random import Generator, drawing_from
+from aiograd.running.offloading import offload
+from aiograd.running.random import Generator, drawing_from
+from aiograd.running.types import Array
 from aiograd.steps.module_calls import BufferSnapshot
 from aiograd.steps.reduced_pass import ReducedPass
 from aiograd.tensors import inplace
@@ -32,7 +33,6 @@ from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
 from aiograd.tensors.passes import grad
 from aiograd.tensors.tensor import asarray
-from aiograd.types import Array
 
 
 class ReplicaStep:

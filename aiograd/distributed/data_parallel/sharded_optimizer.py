@@ -26,10 +26,10 @@ from aiograd.distributed.data_parallel.replica_state import plain_number
 from aiograd.distributed.data_parallel.staged_optimizer import StagedOptimizer
 from aiograd.distributed.data_parallel.zero_redundancy_optimizer import ParameterLine, ParameterPiece
 from aiograd.errors import ArgumentError, ArgumentTypeError, ProtocolError
+from aiograd.running.types import Array
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.tensor import Tensor
-from aiograd.types import Array
 
 #: replicas that have the state of a shard
 SHARD_COPIES = 2

@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
+from aiograd.running.types import Array
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, counter_of, make
-from aiograd.types import Array
 
 
 class StagedOptimizer:

@@ -14,7 +14,7 @@ from aiograd.distributed.moe.uid import parse_uid
 from aiograd.distributed.service import Service
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, NotExposedError
-from aiograd.function import Function, once_differentiable
+from aiograd.functional.function import Function, once_differentiable
 from aiograd.tensors.core import TensorCore, make
 
 

@@ -16,7 +16,7 @@ from aiograd.distributed.moe.gating import Grid, combine_experts, expert_scores,
 from aiograd.distributed.moe.runtime.call_many import CallManyResult, call_many
 from aiograd.distributed.moe.uid import check_prefix, parse_uid
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.modes import is_grad_enabled
+from aiograd.running.modes import is_grad_enabled
 from aiograd.tensors.core import make
 
 

@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import tracing
 from aiograd.distributed.objects.chunks import flatten, join, unflatten
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import fetch, store
 from aiograd.distributed.worker import Worker
 from aiograd.errors import ArgumentError, ArgumentTypeError, CommitUnknown, DistributedError, GradientError, NoContextError, StepError
-from aiograd.log_fields import structured_logger
+from aiograd.running import tracing
+from aiograd.running.log_fields import structured_logger
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
 from aiograd.transaction import Acknowledged, Applied, Coordinator, ParticipantsJoined, Prepared

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any
 
-from aiograd.caller import called
 from aiograd.distributed.rpc.codec import WireReference
+from aiograd.running.caller import called
 
 
 class RemoteRef:

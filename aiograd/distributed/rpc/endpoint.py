@@ -29,7 +29,7 @@ from aiograd.distributed.rpc.session import RpcSession
 from aiograd.distributed.rpc.statistics import EndpointStatistics, PeerStatistics
 from aiograd.distributed.rpc.transport import Buffer, Channel, Transport
 from aiograd.errors import ArgumentError, DeadlineError, DistributedError, Overloaded, WorkerLostError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
 

@@ -10,7 +10,7 @@ import contextvars
 from collections import Counter
 
 from aiograd.distributed.rpc.timers import call_at
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed")
 

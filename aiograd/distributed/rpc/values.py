@@ -42,10 +42,10 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
-from aiograd.devices import DeviceName
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.distributed.rpc.tensor_table import TensorTable, WireTensor, broken, name_of
 from aiograd.errors import ArgumentError, ArgumentTypeError, LimitError
+from aiograd.running.devices import DeviceName
 from aiograd.tensors.size import TensorSize
 
 NONE: Final = 0

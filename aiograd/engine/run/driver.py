@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Callable, Generator
 from typing import Any, Protocol
 
-from aiograd import devices
 from aiograd.engine.evaluate import Await, Evaluation, Run, annotate, evaluate, final_callback, is_simple, post_accumulate, run_node
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
@@ -39,7 +38,8 @@ from aiograd.errors import EngineClosedError
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.current import CURRENT, Current
 from aiograd.graph.node import Node
-from aiograd.modes import ModeScope, current_mode, restore_mode
+from aiograd.running import devices
+from aiograd.running.modes import ModeScope, current_mode, restore_mode
 
 
 class EngineSettings(Protocol):

@@ -19,7 +19,6 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Self
 
-from aiograd import tracing
 from aiograd.engine.evaluate import annotate
 from aiograd.engine.executors import ComputeExecutor
 from aiograd.engine.graph_task import GraphTask
@@ -34,8 +33,9 @@ from aiograd.engine.short_pass import is_short, run_short
 from aiograd.errors import ArgumentError, EngineClosedError, LoopError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
-from aiograd.modes import current_mode
-from aiograd.types import Array
+from aiograd.running import tracing
+from aiograd.running.modes import current_mode
+from aiograd.running.types import Array
 
 #: default seconds of computation on the loop between two pauses
 BUDGET = 0.0015

@@ -17,7 +17,7 @@ from aiograd.engine.validate import fit_outputs
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
 from aiograd.ops.slice_gradient import dense
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class InputPlan(Selection):

@@ -8,7 +8,7 @@ from aiograd.engine.input_buffer import Key
 from aiograd.engine.placement import RulePlacement
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.graph.node import Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 #: the producer's number in the keys of seeds, smaller than that of every node: seeds come first in sums
 FIRST = -(1 << 64)

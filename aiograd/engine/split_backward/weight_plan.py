@@ -21,7 +21,7 @@ from aiograd.engine.split_backward.parameter_group import FIRST, ParameterGroup
 from aiograd.engine.split_backward.walk import above
 from aiograd.errors import ArgumentError, GraphFreedError
 from aiograd.graph.node import Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class ReleasingRoot(GraphRoot):

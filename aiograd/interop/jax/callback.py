@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd.errors import ArgumentTypeError, ShapeError
+from aiograd.functional.isolation.passes import call_in_place
 from aiograd.interop.background import AnyLoop, LoopChoice, run_on
 from aiograd.interop.extras import from_extra
 from aiograd.interop.jax.conversion import check_dtype, host_of, is_numeric
 from aiograd.interop.jax.host_call import host_call
-from aiograd.isolation.passes import call_in_place
-from aiograd.modes import enable_grad, is_grad_enabled, no_grad
+from aiograd.running.modes import enable_grad, is_grad_enabled, no_grad
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.passes import grad
 

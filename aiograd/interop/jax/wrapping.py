@@ -25,10 +25,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aiograd.errors import ArgumentTypeError
-from aiograd.function import Function
+from aiograd.functional.function import Function
 from aiograd.interop.extras import from_extra
 from aiograd.interop.jax.conversion import array_from_jax, check_dtype, check_on_host, has_numpy_dtype, host_of, is_numeric
-from aiograd.modes import current_mode
+from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, make
 
 if TYPE_CHECKING:

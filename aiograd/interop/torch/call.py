@@ -24,8 +24,8 @@ from aiograd.interop.torch.conversion import over_array, refuse_graph, same_memo
 from aiograd.interop.torch.graph import TorchGraph, Watched
 from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.node import Recomputed, TorchNode, recorded
-from aiograd.modes import Mode, current_mode
-from aiograd.random import Draws, Replay, draws_are_steered, foreign_draws, is_replaying
+from aiograd.running.modes import Mode, current_mode
+from aiograd.running.random import Draws, Replay, draws_are_steered, foreign_draws, is_replaying
 from aiograd.tensors.core import TensorCore, counter_of, refresh
 from aiograd.tensors.saved_hooks import pack_value
 

@@ -32,13 +32,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from aiograd.distributed.scope import current_context
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
+from aiograd.functional.isolation.passes import IsolatedContext, call_in_place, isolate
 from aiograd.graph.node import _next_sequence
 from aiograd.interop.background import AnyLoop, LoopChoice, run_on
 from aiograd.interop.containers import leaves_of_object, map_nested, nested_leaves
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import from_torch, to_torch
-from aiograd.isolation.passes import IsolatedContext, call_in_place, isolate
-from aiograd.modes import enable_grad, no_grad
+from aiograd.running.modes import enable_grad, no_grad
 from aiograd.tensors.core import TensorCore, make
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Modes of torch that belong to a thread: grad mode, inference mode and autocast. See `aiograd.foreign_modes`."""
+"""Modes of torch that belong to a thread: grad mode, inference mode and autocast. See `aiograd.running.foreign_modes`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from aiograd.foreign_modes import Enter
 from aiograd.interop.extras import from_extra
+from aiograd.running.foreign_modes import Enter
 
 if TYPE_CHECKING:
     import torch

@@ -12,15 +12,15 @@ import copy
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Self
 
-from aiograd import foreign_modes
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.call import call
 from aiograd.interop.torch.conversion import tensor_over
 from aiograd.interop.torch.modes import noted_modes
 from aiograd.interop.torch.parameters import SIDES, SharedParameter, shared_parameter
-from aiograd.modes import current_mode
 from aiograd.nn.module import Module
+from aiograd.running import foreign_modes
+from aiograd.running.modes import current_mode
 
 if TYPE_CHECKING:
     import torch

@@ -23,7 +23,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from aiograd.devices import device_name_of
 from aiograd.engine.placement import INLINE_NS
 from aiograd.errors import ModifiedError
 from aiograd.graph.current import CURRENT
@@ -33,7 +32,8 @@ from aiograd.interop.extras import from_extra
 from aiograd.interop.torch.conversion import array_over, over_array, tensor_over
 from aiograd.interop.torch.graph import TorchGraph
 from aiograd.interop.torch.halves import WeightHalf
-from aiograd.modes import Mode, current_mode
+from aiograd.running.devices import device_name_of
+from aiograd.running.modes import Mode, current_mode
 from aiograd.tensors.attach import note
 
 if TYPE_CHECKING:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from aiograd.lazy import on_first_use
 from aiograd.nn.functional.activations import (
     celu,
     elu,
@@ -93,6 +92,7 @@ from aiograd.nn.functional.pooling import (
 )
 from aiograd.nn.functional.resampling import interpolate
 from aiograd.nn.functional.volumes import avg_pool3d, conv3d, conv_transpose3d, max_pool3d
+from aiograd.running.lazy import on_first_use
 
 if not TYPE_CHECKING:  # an unknown name is told with the nearest one
     __getattr__, __dir__ = on_first_use(__name__)

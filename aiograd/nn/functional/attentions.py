@@ -11,7 +11,7 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors,
 from aiograd.array_functions.manipulation import matrix_transpose, repeat
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.random import Generator, default_generator
+from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 

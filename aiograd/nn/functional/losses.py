@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aiograd import devices
 from aiograd.array_functions.activation import log_softmax
 from aiograd.array_functions.comparison import equal, logical_and
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
@@ -13,6 +12,7 @@ from aiograd.array_functions.elementwise import clip, exp, minimum, xlogy
 from aiograd.array_functions.linalg import vector_norm
 from aiograd.array_functions.searching import where
 from aiograd.errors import ArgumentError, ShapeError
+from aiograd.running import devices
 from aiograd.tensors.constants import refuse_graph
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor

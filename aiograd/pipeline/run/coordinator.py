@@ -26,7 +26,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.assembly import STAGE_HOST_ADAPTER
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.run.host import StageHost
@@ -36,6 +35,7 @@ from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.together import together
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.running.assembly import STAGE_HOST_ADAPTER
 from aiograd.steps.coordinator import GONE, StepCoordinator
 from aiograd.steps.session import DRIVER, PAUSE
 from aiograd.tensors.core import make

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
-from aiograd.offloading import ready
 from aiograd.pipeline.run.outbox import received
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
 from aiograd.pipeline.run.session import SUBJECT, PipelineSession
 from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
 from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.running.offloading import ready
 from aiograd.steps.host import StepHost
 from aiograd.steps.module_calls import BufferSnapshot, ModuleCalls
 from aiograd.steps.session import HostWorker

@@ -22,10 +22,10 @@ from typing import Any
 from aiograd.errors import ArgumentError, DistributedError, LimitError, PipelineError, UnknownPeerError
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
+from aiograd.running.trees import leaves_of
 from aiograd.steps.coordinator import GONE
 from aiograd.steps.session import PAUSE
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of
 
 #: values that travel together, at most, and bytes of their tensors
 TOGETHER, TOGETHER_BYTES = 16, 64 << 10

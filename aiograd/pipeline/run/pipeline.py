@@ -24,11 +24,9 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
-from aiograd import foreign_modes, tracing
 from aiograd.engine.run import check_can_run
 from aiograd.engine.run.failures import clear_frames
 from aiograd.errors import ArgumentError, ArgumentTypeError, ModeError, PipelineError
-from aiograd.modes import current_mode, no_grad
 from aiograd.pipeline.microbatch import Call, merge_microbatches, microbatches_of
 from aiograd.pipeline.run.coordinator import PipelineCoordinator
 from aiograd.pipeline.run.remote_host import owner_of
@@ -41,9 +39,11 @@ from aiograd.pipeline.schedule.schedule import Schedule
 from aiograd.pipeline.schedule.timeline.timeline import Timeline
 from aiograd.pipeline.step.rank import ENTRY, TARGET
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, as_stage
+from aiograd.running import foreign_modes, tracing
+from aiograd.running.modes import current_mode, no_grad
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
 from aiograd.tensors.norms import checked_norm
-from aiograd.trees import leaves_of
 
 #: action kinds that can have a handler: those that compute and those about parameters
 HANDLED = tuple(kind for kind in ActionKind if not (kind.is_send or kind.is_receive))

@@ -8,7 +8,6 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.modes import current_mode
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
 from aiograd.pipeline.run.replicated_stages import ReplicaReduction
@@ -19,6 +18,7 @@ from aiograd.pipeline.step.rank import Key, Rank
 from aiograd.pipeline.step.stage import Stage
 from aiograd.pipeline.step.stage_run import StageRun
 from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.running.modes import current_mode
 from aiograd.steps.module_calls import ModuleCalls
 
 

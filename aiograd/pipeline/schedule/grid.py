@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from aiograd import notebook
 from aiograd.pipeline.schedule.action import Action, ActionKind
+from aiograd.running import notebook
 
 MARK: Final = "<-- ERROR HERE"
 #: steps shown before and after the wrong one; a schedule can have thousands

@@ -30,15 +30,15 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiograd.devices import device
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.input_buffer import FOLD_INLINE_BYTES
 from aiograd.engine.run import current_engine
 from aiograd.errors import GraphError, HookError
 from aiograd.graph.accumulate_grad import AccumulateGrad, Staged, commit
 from aiograd.graph.hooks import hook_name
+from aiograd.running.devices import device
+from aiograd.running.types import Array
 from aiograd.tensors.norms import scaled, size_of
-from aiograd.types import Array
 
 
 class Reduction(Protocol):

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.node import Node
+from aiograd.running.trees import map_tree
 from aiograd.tensors.core import TensorCore, make, refresh
-from aiograd.trees import map_tree
 
 #: a gradient edge: node and input number
 EdgeOf = tuple[Node, int]

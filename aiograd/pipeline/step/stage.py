@@ -17,9 +17,9 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, Literal, TypeAlias
 
-from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.graph.accumulate_grad import AccumulateGrad
+from aiograd.running import devices
 from aiograd.tensors.core import TensorCore
 
 Where: TypeAlias = Literal["executor", "loop"]

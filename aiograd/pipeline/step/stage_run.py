@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from aiograd import devices, foreign_modes
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.pass_hooks import PassHooks
 from aiograd.engine.run import current_engine, new_graph_task
@@ -20,9 +19,10 @@ from aiograd.pipeline.step.accumulator import GradientAccumulator
 from aiograd.pipeline.step.message import EdgeOf, StageMessage, check_gradients, pack, tensors_of, unpack
 from aiograd.pipeline.step.stage import MICROBATCH_INDEX, STAGE_INDEX, Stage, runs_on_loop
 from aiograd.pipeline.step.step_random import StepRandom
+from aiograd.running import devices, foreign_modes
+from aiograd.running.trees import leaves_of, map_tree
+from aiograd.running.types import Array
 from aiograd.tensors.core import TensorCore, make
-from aiograd.trees import leaves_of, map_tree
-from aiograd.types import Array
 
 
 class SavedMicrobatch:

@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager
 from typing import Any
 
 from aiograd.errors import ArgumentError
-from aiograd.random import RandomStream, default_generator, drawing_from, generator_of
+from aiograd.running.random import RandomStream, default_generator, drawing_from, generator_of
 
 _WORD = 2**63
 

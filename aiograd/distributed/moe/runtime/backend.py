@@ -13,7 +13,7 @@ import numpy as np
 
 from aiograd.distributed.moe.runtime.functions import call
 from aiograd.errors import ArgumentError
-from aiograd.modes import enable_grad, no_grad
+from aiograd.running.modes import enable_grad, no_grad
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.passes import grad
 

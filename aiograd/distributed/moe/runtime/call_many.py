@@ -32,9 +32,9 @@ import numpy as np
 from aiograd.distributed.moe.runtime.gathering import Answer, Gathering, Loss, Rules
 from aiograd.distributed.moe.runtime.requests import Request, requests_for
 from aiograd.errors import ArgumentError
-from aiograd.function import Function, once_differentiable
+from aiograd.functional.function import Function, once_differentiable
+from aiograd.functional.isolation import IsolatedContext, run_isolated_forward
 from aiograd.graph.current import CURRENT
-from aiograd.isolation import IsolatedContext, run_isolated_forward
 from aiograd.tensors.core import TensorCore, make
 
 LOSSES: Final = ("raise", "drop")

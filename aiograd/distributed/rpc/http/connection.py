@@ -20,7 +20,7 @@ from aiograd.distributed.rpc.http.aiohttp_internals import forget_accepted
 from aiograd.distributed.rpc.http.channel import RECEIVE
 from aiograd.distributed.rpc.http.responses import refusal
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 MAX_HEADERS = 64
 MAX_LINE = 8190

@@ -24,7 +24,7 @@ from aiograd.distributed.rpc.http.connection import HttpConnection
 from aiograd.distributed.rpc.http.pages import Site, refuses_browser, respond
 from aiograd.distributed.rpc.http.responses import Upgraded, healthy, refusal
 from aiograd.distributed.rpc.limits import Limits
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 PATH = "/aiograd/v1"
 HEALTH = "/health"

@@ -22,7 +22,7 @@ from aiograd.distributed.rpc.shared.allowance import SharedMemory
 from aiograd.distributed.rpc.shared.memory import IS_SUPPORTED
 from aiograd.distributed.rpc.transport import Channel, unanswered_text
 from aiograd.errors import ArgumentError, DistributedError
-from aiograd.log_fields import structured_logger
+from aiograd.running.log_fields import structured_logger
 
 logger = structured_logger("aiograd.distributed.rpc.http")
 

@@ -14,7 +14,7 @@ Note [Regions in regions]
     the inner one.
 
 Note [Checks of a recomputation]
-    Recomputation gets the arguments, grad mode, default dtype and random numbers of the first run (`aiograd.random`). The number of saved
+    Recomputation gets the arguments, grad mode, default dtype and random numbers of the first run (`aiograd.running.random`). The number of saved
     values is compared, and of each value its shape, dtype and up to three elements; that finds a changed order or other random numbers, and
     tolerates the rounding of another number of BLAS threads. Arguments must not have been modified in place.
 
@@ -35,18 +35,18 @@ from typing import Any, NamedTuple, ParamSpec, TypeVar
 
 import numpy as np
 
-from aiograd import foreign_modes
 from aiograd.engine.evaluate import suspends
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError, CheckpointError, GraphError, HookTypeError, ModifiedError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.saved import SavedTensorHooks, saved_tensors_hooks
-from aiograd.modes import ModeScope, current_mode
-from aiograd.random import Draws, Replay
+from aiograd.running import foreign_modes
+from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.random import Draws, Replay
+from aiograd.running.trees import leaves_of, map_tree
+from aiograd.running.types import Shape
 from aiograd.tensors.core import TensorCore, counter_of
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
-from aiograd.trees import leaves_of, map_tree
-from aiograd.types import Shape
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -60,7 +60,7 @@ def checkpoint(fn: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
 
     This trades time for memory: one more forward of `fn` per pass. A plain `fn` is recomputed on the engine's executor, an ``async def`` one on the
     event loop. Gradients are the same as without `checkpoint`, to the bit. `fn` must do the same the second time: random numbers from
-    `aiograd.random` are repeated, other effects (printing, counting calls) happen again.
+    `aiograd.running.random` are repeated, other effects (printing, counting calls) happen again.
 
     Args:
         fn: a function, ``def`` or ``async def``; may itself contain checkpoints.

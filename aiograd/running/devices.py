@@ -46,7 +46,7 @@ import numpy as np
 
 from aiograd.errors import ArgumentError, DeviceError
 from aiograd.ops.op import Fused
-from aiograd.types import Array, Shape
+from aiograd.running.types import Array, Shape
 
 
 @runtime_checkable

@@ -20,12 +20,12 @@ import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from aiograd.errors import ArgumentError
-from aiograd.modes import ModeScope, current_mode
 from aiograd.ops.op import ROWS, Op
+from aiograd.running.modes import ModeScope, current_mode
+from aiograd.running.trees import leaves_of, map_tree
+from aiograd.running.types import Shape
 from aiograd.tensors.core import make
 from aiograd.tensors.dispatch import array_function, array_ufunc
-from aiograd.trees import leaves_of, map_tree
-from aiograd.types import Shape
 
 _numbers = itertools.count()
 
@@ -191,5 +191,5 @@ def _bare(result: Any) -> Any:
     return getattr(result, "_data", result)
 
 
-#: runs a row on batched arrays; set by `aiograd.batching.rules`, which is built on this module
+#: runs a row on batched arrays; set by `aiograd.functional.batching.rules`, which is built on this module
 RUN: list[Callable[[BatchLevel, Op, tuple[Any, ...], dict[str, Any]], Any]] = []

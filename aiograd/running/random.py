@@ -3,10 +3,10 @@
 Note [State belongs to objects, and the default to the caller]
     A `Generator` is an object that is passed around. The default generator is in a ContextVar, so `seed` in one task changes nothing for another,
     and a task inherits the generator of the task that started it. Tasks and threads without one use the generator of the process, which `seed` sets
-    at the top level (Note [Top level] in `aiograd.top_level`).
+    at the top level (Note [Top level] in `aiograd.running.top_level`).
 
 Note [Replay]
-    The draws of a region that will be recomputed (`aiograd.checkpointing`) are recorded in a `Draws`: the state of the generator before every
+    The draws of a region that will be recomputed (`aiograd.functional.checkpointing`) are recorded in a `Draws`: the state of the generator before every
     draw, and the default generator at every use of it. Within a `Replay` the same calls, in the same order, draw
     from clones put into the recorded states, so the numbers are the same, no generator advances, and draws of other tasks
     meanwhile do not matter. Regions nest: a region recorded inside a replay records the states of the clones.
@@ -31,13 +31,13 @@ from typing import Any, NamedTuple, NoReturn, Self, TypeVar
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
+from aiograd.running import devices
+from aiograd.running.modes import ModeScope, current_mode, get_default_dtype, tell_compiler
+from aiograd.running.top_level import is_top_level
+from aiograd.running.types import Shape
 from aiograd.tensors.core import make
 from aiograd.tensors.tensor import Tensor
-from aiograd.top_level import is_top_level
-from aiograd.types import Shape
 
 ALGORITHM = "PCG64"
 

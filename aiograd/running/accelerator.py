@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aiograd.cuda import device_count, empty_cache, is_available, synchronize
-from aiograd.devices import DeviceName
+from aiograd.running.devices import DeviceName
 
 __all__ = ["current_accelerator", "device_count", "empty_cache", "is_available", "synchronize"]
 

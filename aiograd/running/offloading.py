@@ -7,12 +7,12 @@ import inspect
 from collections.abc import Callable, Coroutine
 from typing import Any, ParamSpec, TypeVar
 
-from aiograd import foreign_modes
-from aiograd.caller import called
 from aiograd.engine.run import current_engine
 from aiograd.errors import ArgumentTypeError
+from aiograd.running import foreign_modes
+from aiograd.running.caller import called
+from aiograd.running.trees import leaves_of
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import leaves_of
 
 P = ParamSpec("P")
 T = TypeVar("T")

@@ -16,7 +16,7 @@ from typing import Any
 
 from aiograd.errors import ContextError
 from aiograd.graph.node import Node
-from aiograd.types import Array
+from aiograd.running.types import Array
 
 
 class GraphBoundary(Node):

@@ -8,10 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from aiograd.array_functions import conversion, manipulation
-from aiograd.batching import rules as rules
-from aiograd.batching.array import BatchedArray, BatchLevel
-from aiograd.devices import register_device, unregister_device
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError
+from aiograd.functional.batching import rules as rules
+from aiograd.functional.batching.array import BatchedArray, BatchLevel
+from aiograd.running.devices import register_device, unregister_device
 from aiograd.tensors.core import TensorCore, make
 
 Dims = int | None | Sequence[int | None]
@@ -20,7 +20,7 @@ Dims = int | None | Sequence[int | None]
 def vmap(function: Callable[..., Any], in_dims: Dims = 0, out_dims: int = 0) -> Callable[..., Any]:
     """`function`, written for one example, as a function of a batch of them.
 
-    It runs once; rows run on the whole batch by numpy's broadcasting where they have such a rule (`aiograd.batching.rules`), else in a loop over the
+    It runs once; rows run on the whole batch by numpy's broadcasting where they have such a rule (`aiograd.functional.batching.rules`), else in a loop over the
     examples. Passes inside it give gradients per example, and the result can be differentiated from outside. The function may be ``async def``;
     the result is then awaited, and cancelling it cancels the function.
 

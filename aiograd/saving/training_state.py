@@ -3,7 +3,7 @@
 Note [The same bits]
     A run that goes on from a file continues to the same bits if all that changes is in it: parameters and buffers, the optimizer's state,
     schedules, the place in the epoch, averages, and the generators that numbers are drawn from. The default generator of the running task is
-    always in the file; others are parts like the rest. Files are written atomically (`aiograd.serialization`), so a run that is killed while it
+    always in the file; others are parts like the rest. Files are written atomically (`aiograd.saving.serialization`), so a run that is killed while it
     writes finds the file before.
 """
 
@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.offloading import offload
-from aiograd.random import default_generator
-from aiograd.serialization import load, save
+from aiograd.running.offloading import offload
+from aiograd.running.random import default_generator
+from aiograd.running.trees import map_tree
+from aiograd.saving.serialization import load, save
 from aiograd.tensors.core import TensorCore
-from aiograd.trees import map_tree
 
 #: the part that is always there
 _RANDOM = "default_generator"

@@ -13,12 +13,12 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.batching.array import RUN, BatchedArray, BatchLevel
-from aiograd.modes import ModeScope
+from aiograd.functional.batching.array import RUN, BatchedArray, BatchLevel
 from aiograd.ops.op import ROWS, Op
+from aiograd.running.modes import ModeScope
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import make
 from aiograd.tensors.record import call
-from aiograd.trees import leaves_of, map_tree
 
 Rule = Callable[[BatchLevel, Op, list[Any], dict[str, Any]], Any]
 

@@ -27,10 +27,10 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.caller import type_found
 from aiograd.errors import ArgumentError, ArgumentTypeError, ShapeError, UnusedInputError
-from aiograd.modes import enable_grad
-from aiograd.offloading import ready
+from aiograd.running.caller import type_found
+from aiograd.running.modes import enable_grad
+from aiograd.running.offloading import ready
 from aiograd.tensors.core import TensorCore, make
 from aiograd.tensors.passes import grad
 

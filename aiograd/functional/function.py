@@ -27,20 +27,20 @@ from typing import Any, ClassVar, Self
 
 import numpy as np
 
-from aiograd import devices
 from aiograd.engine.validate import device_of
 from aiograd.errors import ArgumentTypeError, GraphError, InPlaceError, OnceDifferentiableError
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import InputMetadata, Node, ReleasedVariables
 from aiograd.graph.saved import Packed, PackedValue
-from aiograd.modes import current_mode, no_grad
+from aiograd.running import devices
+from aiograd.running.modes import current_mode, no_grad
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.attach import note
 from aiograd.tensors.core import SpecialView, TensorCore, counter_of, extra_of, make, refresh
 from aiograd.tensors.inplace import check_in_place, check_view, move_with_parents
 from aiograd.tensors.modified import belongs_to_leaf, modified_error
 from aiograd.tensors.saved_hooks import pack_value
 from aiograd.tensors.tensor import asarray
-from aiograd.trees import leaves_of, map_tree
 
 
 class FunctionCtx:

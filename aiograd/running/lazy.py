@@ -29,22 +29,23 @@ def on_first_use(
     Args:
         package: the ``__name__`` of the package.
         names: name -> module that defines it.
-        modules: modules of the package, by their short names.
+        modules: modules of the package, by their dotted names below it; each is an attribute by the last part.
         load: imports a module.
     """
-    homes = dict(names or {}, **dict.fromkeys(modules, ""))
+    homes = dict(names or {})
+    places = {module.rpartition(".")[2]: f"{package}.{module}" for module in modules}
 
     def __getattr__(name: str) -> Any:
-        home = homes.get(name)
-        if home is None:
+        if name in places:
+            value = load(places[name])
+        elif name in homes:
+            value = getattr(load(homes[name]), name)
+        else:
             raise UnknownNameError(f"module {package!r}", name, __dir__)
-        if not home:
-            return load(f"{package}.{name}")  # the import system makes it an attribute, once it is complete
-        value = getattr(load(home), name)
         setattr(sys.modules[package], name, value)
         return value
 
     def __dir__() -> list[str]:
-        return sorted({*vars(sys.modules[package]), *homes})
+        return sorted({*vars(sys.modules[package]), *homes, *places})
 
     return __getattr__, __dir__

@@ -19,14 +19,14 @@ import numpy as np
 
 from aiograd.engine.run import current_engine, new_graph_task
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.function import Function, FunctionNode
+from aiograd.functional.function import Function, FunctionNode
+from aiograd.functional.isolation.graph_boundary import GraphBoundary, edge_of
 from aiograd.graph.current import CURRENT
 from aiograd.graph.node import Node
-from aiograd.isolation.graph_boundary import GraphBoundary, edge_of
-from aiograd.modes import ModeScope, current_mode, is_grad_enabled
-from aiograd.offloading import offload
+from aiograd.running.modes import ModeScope, current_mode, is_grad_enabled
+from aiograd.running.offloading import offload
+from aiograd.running.trees import leaves_of, map_tree
 from aiograd.tensors.core import TensorCore, make
-from aiograd.trees import leaves_of, map_tree
 
 
 class Output:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Literal, TypeAlias
 
-from aiograd.version import __version__
+from aiograd.running.version import __version__
 
 SpanKindName: TypeAlias = Literal["INTERNAL", "CLIENT", "SERVER"]
 

@@ -23,11 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.caller import warn_caller
 from aiograd.errors import ArgumentError, GradcheckError
-from aiograd.function import Function
-from aiograd.functional import call
-from aiograd.modes import enable_grad
+from aiograd.functional.derivatives import call
+from aiograd.functional.function import Function
+from aiograd.running.caller import warn_caller
+from aiograd.running.modes import enable_grad
 from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.passes import grad
 

@@ -13,7 +13,7 @@ Note [One variable for every mode]
 
 Note [The default of the process]
     `DEFAULT_MODE` is what a context without a mode of its own sees. A function such as `set_default_dtype` changes it, in place, when it is
-    called at the top level (Note [Top level] in `aiograd.top_level`) and not in a block of the same setting; anywhere else it changes the
+    called at the top level (Note [Top level] in `aiograd.running.top_level`) and not in a block of the same setting; anywhere else it changes the
     running context. A mode that is entered takes over the other settings of that moment.
 
 Rejected: a ContextVar per mode (three more reads per recorded op); thread-locals (leak between tasks).
@@ -31,7 +31,7 @@ from typing import Any, Self, TypeVar, cast
 import numpy as np
 
 from aiograd.errors import ArgumentError, ModeError
-from aiograd.top_level import is_statement, is_top_level
+from aiograd.running.top_level import is_statement, is_top_level
 
 F = TypeVar("F", bound=Callable[..., Any])
 

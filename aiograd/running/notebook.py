@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from aiograd.late import LateModule
+from aiograd.running.late import LateModule
 
 if TYPE_CHECKING:
     import html

@@ -1,0 +1,10 @@
+"""Functions of functions.
+
+`function`          `Function`: an operation with a backward rule of the user's own
+`derivatives`       `jacobian`, `hessian`, `vjp`, `jvp`, `value_and_grad`
+`batching`          `vmap`
+`checkpointing`     `checkpoint`: computed again in the backward pass instead of kept
+`isolation`         forwards whose graph is a pass of its own
+`gradient_check`    `gradcheck`, `gradgradcheck`
+`autograd`          the names of ``torch.autograd``
+"""
