@@ -537,12 +537,6 @@ def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> No
         tensor.grad = converted(grad)
 
 
-def refuse_inplace(name: str, inplace: Any) -> None:
-    """Raise if a module is asked to write its result over its input."""
-    if inplace is not False:
-        raise ArgumentError(f"{name}(inplace={inplace!r}): leave it out; gradients need the values, so overwriting the input would save no memory")
-
-
 def _missing(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
     """The first argument that is None, though the function has no default for it."""
     try:
