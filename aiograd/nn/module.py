@@ -11,30 +11,43 @@ surface as missing attributes).
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import Any, Self
 
-import numpy as np
-
-from aiograd.array_functions.creation import zeros_like
 from aiograd.errors import ArgumentError, ArgumentTypeError, UnknownNameError
 from aiograd.graph.hooks import HookDict, RemovableHandle
-from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, register
+from aiograd.nn.forward_hooks import ForwardHook, call_with_hooks, missing_argument, register
 from aiograd.nn.loading import IncompatibleKeys, load_state
 from aiograd.nn.parameter import Parameter
+from aiograd.nn.tensor_container import TensorContainer
 from aiograd.running import notebook
-from aiograd.tensors.core import TensorCore, counter_of
+from aiograd.tensors.core import TensorCore
 from aiograd.tensors.op_error import NONE_ADVICE
 from aiograd.tensors.tensor import Tensor
 
 
-class Module:
+class Module(TensorContainer):
     """Base of all networks and layers: assign Parameters and Modules as attributes and define ``forward``.
 
     ``forward`` may be ``def`` or ``async def``; calling the module returns what it returns, a Tensor or a coroutine, and ``await model(x)``
     works in both cases.
+
+    >>> class Twice(ag.nn.Module):
+    ...     def __init__(self):
+    ...         self.layer = ag.nn.Linear(3, 3)
+    ...
+    ...     def forward(self, x):
+    ...         return self.layer(self.layer(x))
+    >>> model = Twice()
+    >>> model
+    Twice(
+      (layer): Linear(in_features=3, out_features=3, bias=True)
+    )
+    >>> [name for name, _ in model.named_parameters()]
+    ['layer.weight', 'layer.bias']
+    >>> (await model(ag.ones(2, 3))).shape
+    (2, 3)
     """
 
     training: bool = True
@@ -69,7 +82,7 @@ class Module:
                 return call_with_hooks(self, self.forward, self._forward_hooks, args, kwargs)
             return self.forward(*args, **kwargs)
         except (AttributeError, TypeError) as error:
-            name = None if "None" not in str(error) else _missing(self.forward, args, kwargs)
+            name = None if "None" not in str(error) else missing_argument(self.forward, args, kwargs)
             if name is None:
                 raise
             raise ArgumentTypeError(f"{type(self).__name__}.forward: its argument {name!r} {NONE_ADVICE}") from error
@@ -108,7 +121,7 @@ class Module:
         hooks: Any = self._forward_hooks
         return register(hooks, hook, prepend)
 
-    # ---------------------------------------------------------------- what belongs to a module
+    # ---------------------------------------------------------------- parts
 
     def __setattr__(self, name: str, value: Any) -> None:
         if value is not None:
@@ -368,7 +381,7 @@ class Module:
         """
         return load_state(self, state, strict, assign)
 
-    # ---------------------------------------------------------------- changing all of it
+    # ---------------------------------------------------------------- all modules at once
 
     def apply(self, fn: Callable[[Module], Any]) -> Self:
         """Call `fn` on every module below this one, then on this one.
@@ -405,82 +418,6 @@ class Module:
         """
         return self.train(False)
 
-    def requires_grad_(self, requires_grad: bool = True) -> Self:
-        """Switch gradients of all parameters on or off.
-
-        Args:
-            requires_grad: True: gradients are wanted.
-
-        Returns:
-            The module itself.
-        """
-        for parameter in self.parameters():
-            parameter.requires_grad_(requires_grad)
-        return self
-
-    def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forget the gradients of all parameters, or fill them with zeros.
-
-        Args:
-            set_to_none: False: fill with zeros.
-        """
-        for parameter in self.parameters():
-            grad = parameter.grad
-            parameter.grad = None if set_to_none or grad is None else zeros_like(grad)
-
-    def to(self, target: Any = None, *, device: str | None = None, dtype: Any = None) -> Self:
-        """Move to a device and cast what is floating to a dtype, in place; parameters stay the same objects.
-
-        Gradients go along. A graph recorded before must not be used afterwards.
-
-        Args:
-            target: a device name or a dtype.
-            device, dtype: the same by name.
-
-        Returns:
-            The module itself.
-        """
-        if target is not None:
-            if isinstance(target, str) and target not in np.sctypeDict:
-                device = target
-            else:
-                dtype = target
-        for tensor in [*self.parameters(), *self.buffers()]:
-            _convert(tensor, device, None if dtype is None else np.dtype(dtype))
-        return self
-
-    def float(self) -> Self:
-        """Cast what is floating to float32.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(dtype=np.float32)
-
-    def half(self) -> Self:
-        """Cast floating parameters and buffers to float16.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(dtype=np.float16)
-
-    def double(self) -> Self:
-        """Cast what is floating to float64.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(dtype=np.float64)
-
-    def cpu(self) -> Self:
-        """Move to the host.
-
-        Returns:
-            The module itself.
-        """
-        return self.to(device="cpu")
-
     # ---------------------------------------------------------------- text
 
     def extra_repr(self) -> str:
@@ -512,37 +449,3 @@ def _tree(name: str, module: Module) -> str:
 
 def _indented(text: str) -> str:
     return text.replace("\n", "\n  ")
-
-
-def _convert(tensor: Any, device: str | None, dtype: np.dtype[Any] | None) -> None:
-    """Move and cast a leaf in place, with its gradient."""
-
-    def converted(source: Any) -> Any:
-        plain = source.detach()
-        if dtype is not None and plain.dtype.kind in "fc":
-            plain = plain.astype(dtype, copy=False)
-        return plain if device is None else plain.to(device)
-
-    value = converted(tensor)
-    if value._data is tensor._data:
-        return
-    grad = tensor.grad
-    tensor._data = value._data
-    counter_of(tensor)[0] += 1  # a graph that has saved the old values must not go on with the new ones
-    node = tensor._node
-    if node is not None:
-        # the node is kept, and with it the hooks on the leaf
-        node.dtype, node.device = value.dtype, value.device
-    if grad is not None:
-        tensor.grad = converted(grad)
-
-
-def _missing(forward: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> str | None:
-    """The first argument that is None, though the function has no default for it."""
-    try:
-        signature = inspect.signature(forward)
-        given = signature.bind(*args, **kwargs).arguments
-    except (TypeError, ValueError):
-        return None
-    required = (name for name, each in signature.parameters.items() if each.default is each.empty)
-    return next((name for name in required if name in given and given[name] is None), None)
