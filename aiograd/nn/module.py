@@ -149,11 +149,8 @@ class Module(TensorContainer):
         Raises:
             ArgumentTypeError: something else than a Tensor.
         """
-        self._check_name(name)
-        if tensor is not None and not isinstance(tensor, TensorCore):
-            raise ArgumentTypeError(f"register_buffer({name!r}): expected a Tensor or None, found {type(tensor).__name__}")
+        self._assign("register_buffer", name, tensor, TensorCore)
         object.__setattr__(self, "_buffer_names", {**self._buffer_names, name: persistent})
-        object.__setattr__(self, name, tensor)
 
     def register_parameter(self, name: str, parameter: Parameter | None) -> None:
         """Assign a Parameter under a name; None says that there is none.
@@ -165,10 +162,7 @@ class Module(TensorContainer):
         Raises:
             ArgumentTypeError: something else than a Parameter.
         """
-        self._check_name(name)
-        if parameter is not None and not isinstance(parameter, Parameter):
-            raise ArgumentTypeError(f"register_parameter({name!r}): expected a Parameter or None, found {type(parameter).__name__}")
-        object.__setattr__(self, name, parameter)
+        self._assign("register_parameter", name, parameter, Parameter)
 
     def add_module(self, name: str, module: Module | None) -> None:
         """Assign a child under a name; None says that there is none.
@@ -180,18 +174,20 @@ class Module(TensorContainer):
         Raises:
             ArgumentTypeError: something else than a Module.
         """
-        self._check_name(name)
-        if module is not None and not isinstance(module, Module):
-            raise ArgumentTypeError(f"add_module({name!r}): expected a Module or None, found {type(module).__name__}")
-        object.__setattr__(self, name, module)
+        self._assign("add_module", name, module, Module)
 
     register_module = add_module
 
-    def _check_name(self, name: str) -> None:
+    def _assign(self, function: str, name: str, value: Any, cls: type) -> None:
+        """Assign a part under a name that is checked."""
         if not name or "." in name:
             raise ArgumentError(f"{type(self).__name__}: {name!r} cannot name a part of a module: expected a name without dots")
         if hasattr(type(self), name):
             raise ArgumentError(f"{type(self).__name__}: {name!r} is the name of something the class defines; choose another")
+        if value is not None and not isinstance(value, cls):
+            kind = cls.__name__.removesuffix("Core")
+            raise ArgumentTypeError(f"{function}({name!r}): expected a {kind} or None, found {type(value).__name__}")
+        object.__setattr__(self, name, value)
 
     def named_children(self) -> Iterator[tuple[str, Module]]:
         """Modules assigned as attributes, with their names; each once.

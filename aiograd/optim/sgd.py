@@ -13,7 +13,8 @@ import numpy as np
 from aiograd.errors import ArgumentError
 from aiograd.kernels.optimizer import sgd
 from aiograd.kernels.pool import KernelBatch
-from aiograd.optim.optimizer import Group, Optimizer, Pair
+from aiograd.optim.gradients import Pair
+from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.tensors.tensor import Tensor
 
 #: up to how many elements the plain rule is two calls of numpy
