@@ -3,8 +3,9 @@
 Pure: source text in, complaints out, so the rules are tested on made-up sources (``test_layering.py``).
 
 Note [The rules]
-    *Levels.* Each top-level name of the package has a level, and so have modules of a package that are on another than it; a module imports only from levels below its own, or from its own level
-    where no circle comes of it. The members of level 5 are siblings: none imports another.
+    *Levels.* Each top-level name of the package has a level, and so have modules of a package that are on another level than it. A module
+    imports only from levels below its own, or from its own level where no circle comes of it. The members of level 5 are siblings: none
+    imports another.
 
     *Circles.* There are none but one, see `CIRCLES_LEFT`. Imports for type checking only count, here and for levels, since what a signature
     names is a dependency.
