@@ -444,7 +444,7 @@ device = _DeviceName
 
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
-    "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "distributions.stats", "functional.autograd",
+    "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
     "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "utils", "viz",
 )  # fmt: skip
@@ -468,6 +468,7 @@ _HOMES = {
     "vmap": "functional.batching.vmap",
 }
 if _typing.TYPE_CHECKING:
+    from aiograd import autograd as autograd
     from aiograd import compiler as compiler
     from aiograd import cuda as cuda
     from aiograd import dashboard as dashboard
@@ -481,12 +482,11 @@ if _typing.TYPE_CHECKING:
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
     from aiograd import saving as saving
+    from aiograd import stats as stats
     from aiograd import utils as utils
     from aiograd import viz as viz
     from aiograd.compiler import compile as compile
-    from aiograd.distributions import stats as stats
     from aiograd.distributions.drawing import multinomial as multinomial
-    from aiograd.functional import autograd as autograd
     from aiograd.functional import checkpointing as checkpointing
     from aiograd.functional import gradient_check as gradient_check
     from aiograd.functional import isolation as isolation
