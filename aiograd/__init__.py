@@ -20,6 +20,7 @@ import sys as _sys
 import typing as _typing
 
 from aiograd import errors as errors
+from aiograd import functional as functional
 from aiograd import graph as graph
 from aiograd import kernels as kernels
 from aiograd.array_functions import __array_api_version__ as __array_api_version__
@@ -443,9 +444,9 @@ device = _DeviceName
 
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
-    "running.accelerator", "functional.autograd", "functional.checkpointing", "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "functional",
-    "functional.gradient_check", "interop", "functional.isolation", "nn", "optim", "parallel", "pipeline", "profiler", "running.scalars", "saving.serialization", "distributions.stats",
-    "saving.training_state", "utils", "viz",
+    "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
+    "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
+    "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "utils", "viz",
 )  # fmt: skip
 _HOMES = {
     "TrainingState": "saving.training_state",
@@ -467,25 +468,25 @@ _HOMES = {
     "vmap": "functional.batching.vmap",
 }
 if _typing.TYPE_CHECKING:
+    from aiograd import autograd as autograd
     from aiograd import compiler as compiler
     from aiograd import cuda as cuda
     from aiograd import dashboard as dashboard
     from aiograd import data as data
     from aiograd import distributed as distributed
     from aiograd import distributions as distributions
-    from aiograd import functional as functional
     from aiograd import interop as interop
     from aiograd import nn as nn
     from aiograd import optim as optim
     from aiograd import parallel as parallel
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
+    from aiograd import saving as saving
+    from aiograd import stats as stats
     from aiograd import utils as utils
     from aiograd import viz as viz
     from aiograd.compiler import compile as compile
-    from aiograd.distributions import stats as stats
     from aiograd.distributions.drawing import multinomial as multinomial
-    from aiograd.functional import autograd as autograd
     from aiograd.functional import checkpointing as checkpointing
     from aiograd.functional import gradient_check as gradient_check
     from aiograd.functional import isolation as isolation

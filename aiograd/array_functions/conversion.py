@@ -18,7 +18,7 @@ import numpy.typing as npt
 from aiograd.errors import ArgumentTypeError
 from aiograd.ops import ROWS
 from aiograd.tensors.constants import constant, refuse_graph, static
-from aiograd.tensors.core import TensorCore
+from aiograd.tensors.core import TensorCore, host_array
 from aiograd.tensors.creation import tensor_of
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor

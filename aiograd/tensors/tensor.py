@@ -26,7 +26,7 @@ from aiograd.tensors.dispatch import array_function, array_ufunc
 from aiograd.tensors.inplace import in_place, set_item
 from aiograd.tensors.record import call
 from aiograd.tensors.size import TensorSize
-from aiograd.tensors.transfer import to_device
+from aiograd.tensors.transfer import index_there, to_device
 from aiograd.tensors.unrolled import binary, getitem, unary
 
 _row = ROWS.__getitem__
@@ -208,10 +208,10 @@ class Tensor(TensorMethods, TensorConversions):
     def __getitem__(self, index: Any) -> Tensor:
         if _is_basic(index):
             return getitem(_GETITEM, self, index)  # type: ignore[no-any-return]
-        return _run(_INDEX, (self, _index_there(self, index)), {})
+        return _run(_INDEX, (self, index_there(self, index)), {})
 
     def __setitem__(self, index: Any, value: Any) -> None:
-        set_item(self, static(_index_there(self, index)), value, "item assignment")
+        set_item(self, static(index_there(self, index)), value, "item assignment")
 
     if not TYPE_CHECKING:  # a checker that sees it takes any name for an attribute
 
@@ -435,15 +435,6 @@ def _is_basic(index: Any) -> bool:
         elif not (cls is int or cls is TensorSize or part is None or part is Ellipsis or isinstance(part, np.integer)):
             return False
     return True
-
-
-def _index_there(tensor: Tensor, index: Any) -> Any:
-    """The index, with integer Tensors on the tensor's device replaced by device arrays: the device indexes with them without waiting."""
-    if tensor._data.__class__ is np.ndarray:
-        return index
-    if isinstance(index, TensorCore):
-        return index._data if index.dtype.kind in "iu" and index.device == tensor.device else index
-    return tuple(_index_there(tensor, part) for part in index) if index.__class__ is tuple else index
 
 
 TENSOR_CLASS[0] = Tensor

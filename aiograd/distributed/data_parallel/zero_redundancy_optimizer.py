@@ -24,7 +24,7 @@ from aiograd.running.offloading import offload
 from aiograd.running.types import Array
 from aiograd.steps.buckets import nothing
 from aiograd.tensors import inplace
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, host_array, make
 from aiograd.tensors.norms import factor_for, norm_of, size_of, sum_of
 
 

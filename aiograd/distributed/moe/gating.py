@@ -15,7 +15,7 @@ import numpy as np
 from aiograd import array_functions as af
 from aiograd.distributed.moe.uid import ExpertUid
 from aiograd.errors import ArgumentError, ShapeError
-from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.core import TensorCore, host_array, make
 
 #: score of a place where there is no expert
 NOWHERE = -np.inf

@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from aiograd.demo.alone import DECAY, RATE
-from aiograd.demo.model import cut
+from aiograd.cli.demo.alone import DECAY, RATE
+from aiograd.cli.demo.model import cut
 from aiograd.distributed import DistributedOptimizer, RemoteModule, Worker
 from aiograd.errors import DistributedError
 from aiograd.nn.functional import cross_entropy
