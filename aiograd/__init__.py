@@ -412,8 +412,9 @@ from aiograd.engine.run import tuned_gc as tuned_gc
 from aiograd.functional.function import Function as Function
 from aiograd.functional.function import once_differentiable as once_differentiable
 from aiograd.running import assembly as _assembly
-from aiograd.running import devices as _devices
+from aiograd.running import devices as devices
 from aiograd.running import log_fields as log_fields
+from aiograd.running import random as random
 from aiograd.running.devices import DeviceName as _DeviceName
 from aiograd.running.lazy import on_first_use as _on_first_use
 from aiograd.running.modes import detect_anomaly as detect_anomaly
@@ -539,4 +540,4 @@ def _cuda_device(ordinal: _builtins.int) -> _typing.Any:
 
 _assembly.when_imported("distributed", _equip_workers)
 _assembly.when_imported("compiler", _let_programs_be_drawn)
-_devices.register_device_kind("cuda", _cuda_device)
+devices.register_device_kind("cuda", _cuda_device)
