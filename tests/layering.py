@@ -50,6 +50,7 @@ SIBLINGS = 5
 CIRCLES_LEFT: tuple[frozenset[str], ...] = (
     frozenset(
         {
+            "tensors.creation",
             "tensors.tensor",
             "running.random",
             *(f"array_functions.{name}" for name in (
