@@ -7,7 +7,8 @@ Note [Stages]
 
     All three have one text: a lane folds its elements into four accumulators in turn, these fold into one, and the lanes of a result fold in a tree.
 
-Note [Axes along which a source varies] ``a`` all axes   ``k`` the kept axes: read once for a result   ``c`` nothing: read once
+Note [Axes along which a source varies]
+    ``a`` all axes   ``k`` the kept axes: read once for a result   ``c`` nothing: read once
 
 Note [The same bits]
     The order of a sum follows from shape, axes and the layout of the argument. A pending argument counts as if it lay in memory, so a sum has the
