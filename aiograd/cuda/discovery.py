@@ -6,8 +6,8 @@ Note [Looking]
     undone, whether it starts. numba is not imported here. `reason` turns answers into a text for the user, and is pure.
 
 Note [Versions]
-    What a driver can load is decided by major versions: a driver of CUDA 13 loads machine code made for CUDA 13, of any minor version. That holds for
-    machine code only, which is why nvJitLink must be there (see `aiograd.cuda.driver.compiling`).
+    Major versions decide whether a driver can load a file: a driver of CUDA 13 loads machine code made for CUDA 13, of any minor version. That holds
+    for machine code only, which is why nvJitLink must be there (see `aiograd.cuda.driver.compiling`).
 
 A process that has looked for devices must not be forked afterwards: the driver does not survive that.
 """
