@@ -13,6 +13,10 @@ from aiograd.ops import windows
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor, checked_dtype
 
+__all__ = [
+    "matmul", "tensordot", "vecdot", "einsum", "dot", "inner", "outer", "kron", "trace", "vdot", "convolve", "correlate",
+]  # fmt: skip
+
 _matmul = two("matmul")
 
 
