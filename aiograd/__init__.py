@@ -55,13 +55,13 @@ from aiograd.running.random import Generator as Generator
 from aiograd.running.random import default_generator as default_generator
 from aiograd.running.random import seed as seed
 from aiograd.running.version import __version__ as __version__
+from aiograd.tensors.creation import asarray as asarray
+from aiograd.tensors.creation import from_numpy as from_numpy
+from aiograd.tensors.creation import tensor as tensor
 from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.passes import backward as backward
 from aiograd.tensors.passes import grad as grad
 from aiograd.tensors.tensor import Tensor as Tensor
-from aiograd.tensors.tensor import asarray as asarray
-from aiograd.tensors.tensor import from_numpy as from_numpy
-from aiograd.tensors.tensor import tensor as tensor
 
 globals().pop("log")  # `running.scalars.log`, see `_HOMES`, takes an array too
 

@@ -32,7 +32,8 @@ from aiograd.distributions import Beta, Dirichlet, Gamma, Normal
 from aiograd.errors import ArgumentError, NoRuleError, ShapeError
 from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.core import host_array
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 __all__ = ["beta", "chi2", "dirichlet", "expon", "gamma", "multivariate_normal", "norm", "poisson", "t", "uniform"]
 

@@ -12,8 +12,9 @@ from aiograd.array_functions import comparison, elementwise, linalg, manipulatio
 from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors, row
 from aiograd.running.modes import no_grad
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.creation import tensor
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, tensor
+from aiograd.tensors.tensor import Tensor
 
 __all__ = [
     "cat", "permute", "unsqueeze", "unbind", "movedim", "swapdims", "repeat_interleave", "broadcast_tensors", "clamp", "sub", "mul", "div", "neg",

@@ -13,7 +13,8 @@ import numpy as np
 
 from aiograd.errors import ArgumentError
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 __all__ = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "float32", "float64", "complex64", "complex128",

@@ -25,7 +25,8 @@ from aiograd.distributed import Cluster, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
 from aiograd.running.scalars import log
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 SEED = 0
 #: epochs after which the network has to be as good as `PROMISED`

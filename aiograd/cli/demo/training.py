@@ -23,7 +23,8 @@ from aiograd.errors import DistributedError
 from aiograd.nn.functional import cross_entropy
 from aiograd.profiler import scope
 from aiograd.running.modes import no_grad
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 
 @dataclass(frozen=True)
