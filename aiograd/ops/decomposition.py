@@ -203,7 +203,7 @@ def _svd(x: Array, /, full_matrices: bool = False) -> tuple[Array, Array, Array]
 
     Args:
         x: (..., M, N).
-        full_matrices: square U and Vh, whose additional vectors carry no gradient.
+        full_matrices: square U and Vh, with additional vectors that carry no gradient.
     """
     u, s, vh = np.linalg.svd(x, full_matrices)
     return u, s, vh
@@ -280,7 +280,7 @@ def _qr_vjp(g: tuple[Array | None, Array | None], x_shape: Shape, out: tuple[Arr
         gr = zeros_like(r)
     if rows >= columns:
         return _qr_tall(q, r, gq, gr)
-    # a square part, and the columns beyond it, whose part of R is Q.H @ x
+    # a square part, and the columns beyond it, where R is Q.H @ x
     square, beyond = (..., slice(rows)), (..., slice(rows, None))
     g_beyond, r_beyond = getitem(gr, index=beyond), getitem(r, index=beyond)
     through = matmul(matmul(q, r_beyond), adjoint(g_beyond))

@@ -2,11 +2,11 @@
 
 Note [Complex eigenvalues]
     Eigenvalues and eigenvectors of a general matrix are complex, also where all happen to be real (numpy's are real then), so that their dtype
-    depends on dtypes alone. Eigenvectors are of length 1; their phase is anybody's, and gradients are right for functions that do not depend
+    depends on dtypes alone. Eigenvectors are of length 1; their phase is arbitrary, and gradients are right for functions that do not depend
     on it.
 
-Source: the rules of `eig` follow C. Boeddeker et al., On the computation of complex-valued gradients (2017), that of `expm` R. Mathias, A chain rule
-for matrix functions (1996): the derivative stands in a corner of the exponential of a block matrix.
+Source: the rules of `eig` follow C. Boeddeker et al., On the computation of complex-valued gradients (2017), the gradient of `expm`
+R. Mathias, A chain rule for matrix functions (1996): the derivative stands in a corner of the exponential of a block matrix.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def _eigvals_vjp(g: Array, x: Array) -> Array:
     return solve(adjoint(vectors), matmul(diagonal_matrix(g), adjoint(vectors)))
 
 
-#: Padé's approximant of order 13 to the exponential, (26 - k)! / ((13 - k)! k!) over that of k = 0
+#: Padé's approximant of order 13 to the exponential, (26 - k)! / ((13 - k)! k!) over the term of k = 0
 _PADE = tuple(math.comb(13, k) / math.perm(26, k) for k in range(14))
 #: 1-norm of the matrices for which it has full precision
 _PADE_LIMIT = 5.4
