@@ -11,10 +11,10 @@ def svg_document(name: str, title: str, size: tuple[float, float], rules: Iterab
 
     Args:
         name: the class of the picture; each rule names it, so that it reaches into no other picture of a page.
-        title: what a browser shows for the picture.
+        title: the title of the picture, which a browser shows.
         size: width and height in pixels.
         rules: style rules.
-        lines: what is drawn.
+        lines: elements of the picture.
 
     Returns:
         The text of the SVG.
