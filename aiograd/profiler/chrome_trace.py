@@ -1,7 +1,7 @@
 """Chrome traces of profiles, built, read and merged; `aiograd.running.chrome_trace` has their form.
 
 Note [Lanes]
-    A viewer draws one row per thread and wants what is in a row to nest. Tasks of one thread overlap, so each thread gets as many rows
+    A viewer draws one row per thread and expects the events of a row to nest. Tasks of one thread overlap, so each thread gets as many rows
     (lanes, by their ``tid``) as it ever had tasks at the same time; a task stays in its lane, and one that begins when another
     has ended takes over its place.
 

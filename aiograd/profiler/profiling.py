@@ -126,7 +126,7 @@ class profile(ModeScope):
     def table(self, *, sort_by: SortKey = "self", limit: int | None = 30) -> str:
         """The time by operation, as text.
 
-        ``self`` is without what ran inside; waiting for other threads counts as the pass's own. ``share`` is that of ``self``.
+        ``self`` is without what ran inside; waiting for other threads counts as the pass's own. ``share`` is the share of ``self`` in the whole.
 
         Args:
             sort_by: ``name``, ``calls``, ``self``, ``total``, ``forward``, ``backward``, ``mean`` or ``memory``.

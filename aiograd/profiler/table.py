@@ -45,7 +45,7 @@ class OperationTotals:
 
     @property
     def calls(self) -> int:
-        """How often it ran forward; for what has no forward, how often at all."""
+        """The number of forward runs; of an operation without a forward, of all runs."""
         return self.forward_calls or self.backward_calls
 
     @property

@@ -115,7 +115,7 @@ class _Picture:
         yield from self.axis()
 
     def title(self) -> str:
-        """Name and figures; of a long name what there is room for."""
+        """The name, shortened to the room for it, and figures."""
         timeline = self.timeline
         ranks = "1 rank" if timeline.ranks == 1 else f"{timeline.ranks} ranks"
         facts = f"{ranks}, cost {timeline.cost:.6g}, bubble {100 * timeline.bubble_rate:.1f} %"
