@@ -8,13 +8,13 @@ Note [How torch's graph is divided]
 
 Note [Hooks run once]
     Torch's engine calls the hooks of a tensor where it ends a pass or begins one. So the two halves meet where it does neither: a prehook, which
-    comes after all others, keeps the gradients that a start is given, and the second half calls the start without the engine. That is done inside of a
-    pass of its own (`_within`) with the edges that are left as targets, since a node asks the running pass which of its gradients are wanted.
+    comes after all others, keeps the gradients that a start is given, and the second half calls the start without the engine. That is done inside
+    of a pass of its own (`_within`) with the edges that are left as targets, since a node asks the running pass which of its gradients are wanted.
 
 Note [Work of the first half]
     A start that makes all its gradients at once would do the work twice. The parameters that it leads to, and the ones that share a lower node with
-    one of them, get their gradients in the first half. So do all where a part of the graph was compiled by torch: such a part runs once, and gives its
-    memory away as it does.
+    one of them, get their gradients in the first half. So do all where a part of the graph was compiled by torch: such a part runs once, and gives
+    its memory away as it does.
 """
 
 from __future__ import annotations

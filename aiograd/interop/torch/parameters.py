@@ -1,10 +1,10 @@
 """Parameters of a torch module as Parameters: one memory, one gradient, one ``requires_grad``, which are torch's.
 
 Note [Torch is asked]
-    Everything that both libraries can change is kept in one place, the torch parameter, and looked up there. So nothing has to be brought up to date, be
-    it that a torch optimizer's ``zero_grad`` comes between forward and backward, that ``module.half()`` replaces the memory, that a parameter is frozen,
-    or that a module of aiograd is moved. `SharedParameter` has properties in the place of a Tensor's slots for this, and `SharedGradient`, the node
-    where its gradient arrives, has one in the place of its ``grad``.
+    Everything that both libraries can change is kept in one place, the torch parameter, and looked up there. So nothing has to be brought up to
+    date, be it that a torch optimizer's ``zero_grad`` comes between forward and backward, that ``module.half()`` replaces the memory, that a
+    parameter is frozen, or that a module of aiograd is moved. `SharedParameter` has properties in the place of a Tensor's slots for this, and
+    `SharedGradient`, the node where its gradient arrives, has one in the place of its ``grad``.
 
 Note [One for each]
     A torch parameter has one `SharedParameter`, whichever modules it belongs to and however often they are wrapped. Two would each stage a sum
