@@ -33,14 +33,24 @@ from aiograd.running.types import Array, Shape
 
 
 class EighResult(NamedTuple):
-    """The result of `eigh`."""
+    """The result of `eigh`.
+
+    >>> result = ag.linalg.eigh(ag.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    >>> result.eigenvalues
+    tensor([2., 3.])
+    """
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class SVDResult(NamedTuple):
-    """The result of `svd`."""
+    """The result of `svd`.
+
+    >>> result = ag.linalg.svd(ag.tensor([[3.0, 0.0], [0.0, 2.0]]))
+    >>> result.S
+    tensor([3., 2.])
+    """
 
     U: Array
     S: Array
@@ -48,7 +58,13 @@ class SVDResult(NamedTuple):
 
 
 class QRResult(NamedTuple):
-    """The result of `qr`."""
+    """The result of `qr`.
+
+    >>> result = ag.linalg.qr(ag.tensor([[1.0, 2.0], [3.0, 4.0]]))
+    >>> (result.Q @ result.R).round()
+    tensor([[1., 2.],
+            [3., 4.]])
+    """
 
     Q: Array
     R: Array

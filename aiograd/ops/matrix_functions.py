@@ -30,14 +30,24 @@ from aiograd.running.types import Array
 
 
 class EigResult(NamedTuple):
-    """The result of `eig`."""
+    """The result of `eig`.
+
+    >>> result = ag.linalg.eig(ag.tensor([[2.0, 0.0], [0.0, 3.0]]))
+    >>> result.eigenvalues
+    tensor([2.+0.j, 3.+0.j], dtype=complex64)
+    """
 
     eigenvalues: Array
     eigenvectors: Array
 
 
 class LstsqResult(NamedTuple):
-    """The result of `lstsq`."""
+    """The result of `lstsq`.
+
+    >>> result = ag.linalg.lstsq(ag.tensor([[1.0, 0.0], [0.0, 2.0]]), ag.tensor([1.0, 4.0]))
+    >>> result.solution
+    tensor([1., 2.])
+    """
 
     solution: Array
     residuals: Array
