@@ -15,6 +15,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
+from aiograd.distributed.messages.form import Message
+from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.coordination.asking import ask_outcome
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.rpc.timers import wait_for
@@ -60,7 +62,7 @@ class AgreeingGroup(Protocol):
     def core(self) -> WorkerCore:
         """The worker."""
 
-    def request(self, peer: str, value: Any, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: Message, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member."""
 
     def fail(self, error: DistributedError, tell: bool = True) -> None:
@@ -192,10 +194,10 @@ class GroupAgreements:
         group = self._group
         event: TransactionEvent = PeerLost()
         try:
-            word, error = await group.request(group.names[0], ("vote", group.key, group.name, number), seconds)
-            event = OutcomeReply(group.names[0], Outcome(word))
-            if error is not None and self.error is None:
-                self.error = from_wire(error, group.names[0])
+            decision: Decision = await group.ask(group.names[0], Vote(group.key, group.name, number), seconds)
+            event = OutcomeReply(group.names[0], Outcome(decision.outcome))
+            if decision.error is not None and self.error is None:
+                self.error = from_wire(decision.error, group.names[0])
         except Exception as error:  # the vote may have arrived: the outcome is asked for
             logger.debug("no answer of %s to a vote: %s: %s", group.names[0], type(error).__name__, error)
         if number == self._number:
@@ -204,7 +206,7 @@ class GroupAgreements:
     async def _ask(self, peer: str, number: int) -> None:
         """Ask a member for the outcome."""
         group = self._group
-        event = await ask_outcome(peer, group.request(peer, ("outcome", group.key, number), group.core.limits.silence))
+        event = await ask_outcome(peer, group.ask(peer, GroupOutcome(group.key, number), group.core.limits.silence))
         if number == self._number:
             self._handle(event)
 
@@ -221,7 +223,7 @@ class GroupAgreements:
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def vote(self, peer: str, number: int) -> tuple[str, Any]:
+    async def vote(self, peer: str, number: int) -> Decision:
         """Another member is prepared, and waits for the decision of this one. Cancelling changes nothing.
 
         Args:
@@ -251,7 +253,7 @@ class GroupAgreements:
                 self._wake()
         outcome, error = self.outcome(number), self.error
         is_told = error is not None and outcome is not Outcome.COMMITTED
-        return outcome.value, to_wire(error, self._group.core.name, "commit", "") if is_told else None  # type: ignore[arg-type]
+        return Decision(outcome.value, to_wire(error, self._group.core.name, "commit", "") if is_told else None)  # type: ignore[arg-type]
 
     def outcome(self, number: int) -> Outcome:
         """This member's answer to a question about a decision.

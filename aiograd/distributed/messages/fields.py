@@ -1,0 +1,45 @@
+"""Types of fields that several messages have."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final, TypeAlias
+
+from aiograd.distributed.messages.form import Bound, Message, message
+from aiograd.running import tracing
+
+#: the largest depth of nested calls in one context, each made by the handler of the one before
+NESTED: Final = 64
+
+
+def _is_place(value: tuple[int, ...]) -> bool:
+    return 0 < len(value) <= NESTED + 1 and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in value)
+
+
+#: the key of a context
+ContextKey: TypeAlias = Annotated[bytes, Bound("a key of 16 bytes", lambda key: len(key) == 16)]
+#: a number that counts something
+Count: TypeAlias = Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
+#: a place in the order of recording, see Note [Places] in `autograd.context`, without its infinities
+Place: TypeAlias = Annotated[tuple[Any, ...], Bound(f"1 to {NESTED + 1} ints from -2**63 to -1", _is_place)]
+
+
+@message(code="trace")
+class TraceContext(Message):
+    """The last field of a message that begins work on another worker; absent where its sender neither traces nor profiles.
+
+    A worker that is being watched records the work of such messages, so the same steps are seen on all workers.
+    """
+
+    #: the W3C traceparent of the sender's span; "" where there is none
+    traceparent: Annotated[str, Bound("a W3C traceparent or ''", lambda value: not value or tracing.is_traceparent(value))]
+    #: True if the sender records a profile
+    is_recorded: bool
+
+    @property
+    def parent(self) -> str | None:
+        """The traceparent of the sender's span, or None."""
+        return self.traceparent or None
+
+
+#: the trace context of a message without one
+NO_TRACE: Final = TraceContext("", False)

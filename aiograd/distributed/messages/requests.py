@@ -1,0 +1,24 @@
+"""The table of all requests by kind."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from aiograd.distributed.messages.calls import Call, Post, Relay
+from aiograd.distributed.messages.form import MessageTable
+from aiograd.distributed.messages.groups import (
+    GroupFail,
+    GroupJoin,
+    GroupLeave,
+    GroupLeft,
+    GroupOutcome,
+    GroupWithdraw,
+    Piece,
+    Vote,
+)
+from aiograd.distributed.messages.passes import Abort, Commit, Gradient, Mark, PassOutcome, Release, Renew
+
+REQUESTS: Final = MessageTable(
+    Call, Mark, Gradient, Commit, Abort, PassOutcome, Release, Renew, Relay, Post,
+    GroupJoin, GroupWithdraw, Piece, Vote, GroupOutcome, GroupLeave, GroupLeft, GroupFail,
+)  # fmt: skip
