@@ -8,4 +8,4 @@ from typing import Any, Final
 from aiograd.distributed.messages.requests import REQUESTS
 
 #: by the names of the requests in `aiograd.distributed.messages`
-Kind: Final[Any] = IntEnum("Kind", {REQUESTS.name_of(kind).upper(): int(kind) for kind in sorted(REQUESTS.kinds)})
+Kind: Final[Any] = IntEnum("Kind", {REQUESTS.name_of(kind).upper(): int(kind) for kind in sorted(REQUESTS.kinds)})  # type: ignore[misc]

@@ -111,7 +111,7 @@ class Multicast:
 
     async def _pass_on(self, kind: int, messages: list[RelayedMessage], timeout: float, principal: str) -> list[RelayedAnswer]:
         """Send messages on by the first workers of their branches; returns the answers of the workers that were reached."""
-        asked = [self._core.ask(branch[0].name, Relay(int(kind), branch), timeout, principal) for branch in branches(messages)]
+        asked = [self._core.ask(branch[0].name, Relay(int(kind), list(branch)), timeout, principal) for branch in branches(messages)]
         found: list[RelayedAnswer] = []
         for answers in await asyncio.gather(*asked, return_exceptions=True):
             if isinstance(answers, list):

@@ -15,10 +15,10 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, Protocol
 
-from aiograd.distributed.messages.form import Message
-from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.coordination.asking import ask_outcome
 from aiograd.distributed.error_wire import from_wire, to_wire
+from aiograd.distributed.messages.form import Message
+from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.distributed.rpc.timers import wait_for
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import CollectiveError, CommitUnknown, DeadlineError, DistributedError, ProtocolError

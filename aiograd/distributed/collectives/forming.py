@@ -29,10 +29,10 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from aiograd.distributed.messages.groups import GIVEN_UP, NONCE, GroupJoin, GroupWithdraw, JoinRefused
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.error_wire import from_wire, to_wire
+from aiograd.distributed.messages.groups import GIVEN_UP, NONCE, GroupJoin, GroupWithdraw, JoinRefused
 from aiograd.distributed.rpc.identity import PeerId, PeerIdentity
 from aiograd.distributed.rpc.keyring import check_name, check_names
 from aiograd.distributed.worker_core import WorkerCore

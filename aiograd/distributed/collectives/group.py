@@ -21,9 +21,6 @@ from typing import Any, Protocol, Self
 
 import numpy as np
 
-from aiograd.distributed.error_wire import to_wire
-from aiograd.distributed.messages.form import Message
-from aiograd.distributed.messages.groups import GroupFail, GroupLeave, GroupLeft, Leaver
 from aiograd.distributed.collectives.agreement import GroupAgreements
 from aiograd.distributed.collectives.operation import (
     REDUCED_KINDS,
@@ -36,6 +33,9 @@ from aiograd.distributed.collectives.operation import (
 )
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
+from aiograd.distributed.error_wire import to_wire
+from aiograd.distributed.messages.form import Message
+from aiograd.distributed.messages.groups import GroupFail, GroupLeave, GroupLeft, Leaver
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError
 from aiograd.running.caller import called

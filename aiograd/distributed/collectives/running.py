@@ -19,12 +19,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from aiograd.distributed.messages.form import Message as RequestMessage
-from aiograd.distributed.messages.groups import Piece, PieceContent
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.collectives.exchange import CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import Operation
 from aiograd.distributed.collectives.ring import new_exchange
+from aiograd.distributed.messages.form import Message as RequestMessage
+from aiograd.distributed.messages.groups import Piece, PieceContent
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
@@ -250,7 +250,8 @@ class RunningOperations:
             )
             self._group.fail(error)
             raise error
-        self._post(running, running.exchange.receive(rank, other, content.round, content.part, content.piece, [array.array for array in content.arrays]))
+        arrays = [array.array for array in content.arrays]
+        self._post(running, running.exchange.receive(rank, other, content.round, content.part, content.piece, arrays))
         self._advance(running)
 
     def _advance(self, running: RunningOperation) -> None:

@@ -151,7 +151,7 @@ class MessageForm:
 
     def encode(self, message: Message) -> tuple[Any, ...]:
         """The tuple of a message."""
-        values = self._read(message)
+        values: tuple[Any, ...] = self._read(message)
         if len(self.names) == 1:
             values = (values,)
         count, required = len(values), self.required
@@ -159,13 +159,13 @@ class MessageForm:
             count -= 1
         if count < len(values):
             values = values[:count]
-        if self._writers:
-            values = list(values)
-            for i, write in self._writers:
-                if i < count:
-                    values[i] = write(values[i])
-            values = tuple(values)
-        return values  # type: ignore[no-any-return]
+        if not self._writers:
+            return values
+        written = list(values)
+        for i, write in self._writers:
+            if i < count:
+                written[i] = write(written[i])
+        return tuple(written)
 
     def parse(self, value: Any) -> Any:
         """The message of a tuple."""
@@ -435,7 +435,7 @@ class MessageTable:
             words[form.word] = request
         self.kinds = by_kind
         #: by kind, where there are any
-        self.failpoints = {form.kind: form.failpoints for form in (request.form for request in requests) if any(form.failpoints)}
+        self.failpoints: Mapping[int, RequestPoints] = {form.kind: form.failpoints for form in (request.form for request in requests) if any(form.failpoints)}
 
     def name_of(self, kind: int) -> str:
         """The name of a kind in errors.
@@ -473,5 +473,6 @@ class MessageTable:
         if request is None:
             first = next(iter(words.values()))
             found = _shown(word) if value.__class__ is tuple and value else _shown(value)
-            raise ProtocolError(f"a malformed {first.form.kind.name}: its first value is {found}; expected one of {', '.join(words)}", code=first.form.code)
+            text = f"a malformed {first.form.kind.name}: its first value is {found}; expected one of {', '.join(words)}"
+            raise ProtocolError(text, code=first.form.code)
         return parse(request, value[1:])

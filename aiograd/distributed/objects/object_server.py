@@ -33,9 +33,7 @@ from aiograd.distributed.objects.chunks import Chunk, flatten, join, unflatten
 from aiograd.distributed.objects.reference_table import Held
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.objects.state_transfer import Transfers
-from aiograd.distributed.observing import NO_TRAIL, Trail
 from aiograd.distributed.payload import Unpacking
-from aiograd.distributed.rpc.codec import WireReference
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.scope import current_context
 from aiograd.distributed.service import Exposed, ExposedClass
@@ -48,7 +46,6 @@ from aiograd.errors import (
     DistributedError,
     NoContextError,
     NotExposedError,
-    ProtocolError,
     ReferenceLostError,
 )
 from aiograd.tensors.core import TensorCore, make
