@@ -63,7 +63,7 @@ VIOLATIONS = {
     "clock in a core": ({"engine/graph_task.py": "from time import monotonic"}, "engine/graph_task.py:1: imports time, but this module decides"),
     "eval": ({"nn/a.py": "x = eval('1')"}, "nn/a.py:1: calls eval"),
     "exec": ({"ops/a.py": "def f():\n    exec('1')"}, "ops/a.py:2: calls exec"),
-    "np.load": ({"serialization.py": "import numpy as np\nx = np.load('f')"}, "serialization.py:2: calls np.load"),
+    "np.load": ({"saving/a.py": "import numpy as np\nx = np.load('f')"}, "saving/a.py:2: calls np.load"),
     "import_module": ({"nn/a.py": "import importlib\nimportlib.import_module('x')"}, "nn/a.py:2: calls importlib.import_module"),
     "assert": ({"nn/a.py": "def f(x):\n    assert x"}, "nn/a.py:2: assert"),
 }
@@ -83,7 +83,7 @@ def test_what_is_allowed_is_not_complained_about() -> None:
         "distributed/cluster/loading.py": "import importlib\nimportlib.import_module('service')",
         "engine/run.py": "import asyncio\nimport time\nfrom aiograd.engine.graph_task import GraphTask",
         "engine/graph_task.py": "import weakref\nfrom aiograd.graph.node import Node",
-        "graph/node.py": "from typing import TYPE_CHECKING\nimport re\nif TYPE_CHECKING:\n    from aiograd.running.types import Array\nP = re.compile('x')",
+        "graph/node.py": "from typing import TYPE_CHECKING\nimport re\nif TYPE_CHECKING:\n    from aiograd.errors import E\nP = re.compile('x')",
         "graph/edge.py": "from aiograd.graph.node import Node",
         "kernels/softmax.py": "def compiled():\n    import numba\n    return numba",
         "ops/nn.py": "from aiograd.kernels import softmax\nfrom . import nn_linear",

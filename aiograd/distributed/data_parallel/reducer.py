@@ -32,7 +32,7 @@ from aiograd.steps.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
 from aiograd.steps.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import asarray
+from aiograd.tensors.creation import asarray
 
 
 class Replacing(Staged):

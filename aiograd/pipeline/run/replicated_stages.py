@@ -14,7 +14,7 @@ from aiograd.steps.buckets import BUCKET_BYTES, GradientBuckets, ParameterSpec
 from aiograd.steps.outline import outline_of, tensors_of
 from aiograd.steps.reduced_pass import ReducedPass, ReducingGroup, watched
 from aiograd.tensors import inplace
-from aiograd.tensors.tensor import asarray
+from aiograd.tensors.creation import asarray
 
 
 class ReplicatedStages:
