@@ -34,7 +34,7 @@ from aiograd.distributed.autograd.context_table import ContextTable
 from aiograd.distributed.autograd.discovery import foresight
 from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.autograd.leases import ContextLeases
-from aiograd.distributed.messages.calls import Call, CallHeader, CallResult, Post
+from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post
 from aiograd.distributed.messages.fields import NESTED, NO_TRACE
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.objects.reference_table import ReferenceTable
@@ -99,8 +99,8 @@ class Calls:
         self._room: asyncio.Semaphore | None = None
         #: functions whose calls were given up; see Note [Functions that never return]
         self._given_up: weakref.WeakSet[_ExecutorCall] = weakref.WeakSet()
-        core.serve({Call: self.on_call})
-        core.multicast.register(Call, self._on_relayed_call)
+        core.serve({FunctionCall: self.on_call})
+        core.multicast.register(FunctionCall, self._on_relayed_call)
 
     def register(self, functions: Mapping[str, Builtin]) -> None:
         """Serve functions of the library itself, under names that begin with "aiograd."."""
@@ -140,7 +140,7 @@ class Calls:
             try:
                 with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **{"server.address": peer}):
                     trace = trace_context(None if function.startswith(UNOBSERVED) else profiler)
-                    answer: CallResult = await core.ask(peer, Call(function, wire_args, wire_kwargs, grad, None, trace), seconds, principal)
+                    answer: CallResult = await core.ask(peer, FunctionCall(function, wire_args, wire_kwargs, grad, None, trace), seconds, principal)
             except DeadlineError as error:
                 raise _late(error, f"calling {_label(function, args)} on {peer}") from None
             return Unpacking(self.reference).unpack(answer.value)
@@ -164,7 +164,7 @@ class Calls:
             about = {"server.address": peer, "aiograd.context": context.id}
             with self.observe("call", function, _label(function, args), peer, profiler, "CLIENT", **about) as seen:
                 seen.nbytes = sum(tensor.size * tensor.dtype.itemsize for tensor in sent)
-                call = Call(function, wire_args, wire_kwargs, grad, header, trace_context(profiler))
+                call = FunctionCall(function, wire_args, wire_kwargs, grad, header, trace_context(profiler))
                 answer = await core.ask(peer, call, seconds, context.principal)
         except BaseException as error:
             if send is not None:
@@ -249,10 +249,10 @@ class Calls:
     async def _call_all(self, refs: Sequence[RemoteRef], method: str, args: list[Any], timeout: float | None) -> list[Any]:
         """See `RemoteRef.call_all`."""
         core = self.core
-        messages: dict[str, Call] = {}
+        messages: dict[str, FunctionCall] = {}
         for ref in refs:
             if ref.owner != core.name and ref.owner not in messages:
-                messages[ref.owner] = Call(CALL_METHOD, (await self._pack([ref, method, args, {}], False, False))[1], {}, False, None)
+                messages[ref.owner] = FunctionCall(CALL_METHOD, (await self._pack([ref, method, args, {}], False, False))[1], {}, False, None)
         found = await core.multicast.spread(messages, core.time_for(timeout), core.acting_principal())
         results: list[Any] = []
         for ref in refs:
@@ -262,7 +262,7 @@ class Calls:
             results.append(answer)
         return results
 
-    async def _on_relayed_call(self, caller: PeerIdentity, call: Call, timeout: float) -> CallResult:
+    async def _on_relayed_call(self, caller: PeerIdentity, call: FunctionCall, timeout: float) -> CallResult:
         """Serve a call that has come by way of another worker: of methods only, outside of any context."""
         if call.function != CALL_METHOD or call.grad or call.header is not None:
             raise ProtocolError("by way of another worker only methods are called, and outside of any context", code="call")
@@ -277,8 +277,8 @@ class Calls:
 
     # ---------------------------------------------------------------- serving calls
 
-    async def on_call(self, caller: PeerIdentity, call: Call, timeout: float) -> CallResult:
-        """Serve a `Call`."""
+    async def on_call(self, caller: PeerIdentity, call: FunctionCall, timeout: float) -> CallResult:
+        """Serve a `FunctionCall`."""
         failpoints.reach("fwd.before_receive")
         core = self.core
         function, args, kwargs, grad, header, trace = call.function, call.args, call.kwargs, call.grad, call.header, call.trace or NO_TRACE

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from aiograd.distributed.error_wire import from_wire, to_wire
 from aiograd.distributed.messages.calls import Relay, RelayedAnswer, RelayedMessage
-from aiograd.distributed.messages.form import Message, encode, encode_answer, parse_answer
+from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse_answer
 from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.errors import DistributedError, ProtocolError
@@ -36,10 +36,10 @@ class MulticastWorker(Protocol):
     def entropy(self) -> Callable[[int], bytes]:
         """Makes random bytes."""
 
-    def ask(self, peer: str, message: Message, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Coroutine[Any, Any, Any]:
         """Send a request to another worker; returns its answer."""
 
-    def serve(self, servers: Mapping[type[Message], Server]) -> None:
+    def serve(self, servers: Mapping[type[WireMessage], Server]) -> None:
         """Serve requests, by their classes."""
 
 
@@ -52,10 +52,10 @@ class Multicast:
 
     def __init__(self, core: MulticastWorker) -> None:
         self._core = core
-        self._servers: dict[type[Message], Server] = {}
+        self._servers: dict[type[WireMessage], Server] = {}
         core.serve({Relay: self._on_relay})
 
-    def register(self, request: type[Message], server: Server) -> None:
+    def register(self, request: type[WireMessage], server: Server) -> None:
         """Let requests of a class come by way of others.
 
         Args:
@@ -64,7 +64,7 @@ class Multicast:
         """
         self._servers[request] = server
 
-    async def spread(self, messages: Mapping[str, Message], timeout: float, principal: str) -> dict[str, Any]:
+    async def spread(self, messages: Mapping[str, WireMessage], timeout: float, principal: str) -> dict[str, Any]:
         """Send workers a message each.
 
         Cancelling stops the waiting; some may have been reached.

@@ -12,9 +12,9 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any, Protocol
 
 from aiograd.distributed.loop_lag import LoopLag
-from aiograd.distributed.messages.calls import Call
+from aiograd.distributed.messages.calls import FunctionCall
 from aiograd.distributed.messages.fields import TraceContext
-from aiograd.distributed.messages.form import Message, encode, encode_answer, parse, parse_answer
+from aiograd.distributed.messages.form import WireMessage, encode, encode_answer, parse, parse_answer
 from aiograd.distributed.messages.requests import REQUESTS
 from aiograd.distributed.meter import Meter
 from aiograd.distributed.multicast import Multicast
@@ -93,7 +93,7 @@ class WorkerCore:
         self.loop_lag = LoopLag()
         self.handlers: dict[int, Handler] = {}
         self.prompt_handlers: dict[int, PromptHandler] = {}
-        self._servers: dict[type[Message], Handler] = {}
+        self._servers: dict[type[WireMessage], Handler] = {}
         self.on_lost: list[Callable[[PeerIdentity, WorkerLostError], None]] = []
         self.endpoint = Endpoint(
             name,
@@ -185,12 +185,12 @@ class WorkerCore:
         """Send a request to another worker, or to this one; see `Endpoint.request`."""
         return self.endpoint.request(peer, kind, value, timeout, principal)
 
-    async def ask(self, peer: str, message: Message, timeout: float, principal: str | None = None) -> Any:
+    async def ask(self, peer: str, message: WireMessage, timeout: float, principal: str | None = None) -> Any:
         """Send a request to another worker, or to this one; returns the answer, of the type of answers of the request."""
         request = type(message)
         return parse_answer(request, await self.request(peer, request.form.kind, encode(message), timeout, principal), peer)
 
-    def serve(self, servers: Mapping[type[Message], Handler]) -> None:
+    def serve(self, servers: Mapping[type[WireMessage], Handler]) -> None:
         """Serve requests, by their classes; a handler returns the answer, of the type of answers of the request."""
         self._servers.update(servers)
         self.handlers.update({request.form.kind: functools.partial(self._serve, request.form.kind) for request in servers})
@@ -200,7 +200,7 @@ class WorkerCore:
         request = type(message)
         return encode_answer(request, await self._servers[request](caller, message, timeout))
 
-    def serve_promptly(self, request: type[Message], handler: PromptHandler) -> None:
+    def serve_promptly(self, request: type[WireMessage], handler: PromptHandler) -> None:
         """Serve a request without a task: the handler gets the caller's identity and the message, see `PromptHandler`."""
         self.prompt_handlers[request.form.kind] = lambda caller, value: handler(caller, parse(request, value))
 
@@ -232,8 +232,8 @@ class WorkerCore:
 
 def _describe(kind: int, value: Any) -> str:
     """The subject of a request, for errors."""
-    if kind == Call.form.kind:
-        call = parse(Call, value)
+    if kind == FunctionCall.form.kind:
+        call = parse(FunctionCall, value)
         function, args = call.function, call.args
         if function == "aiograd.reference.call" and len(args) > 1 and isinstance(args[0], WireReference):
             return f"{args[0].type_name:.80}.{args[1]!s:.80}"

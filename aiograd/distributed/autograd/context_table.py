@@ -167,7 +167,7 @@ class ContextTable:
         return not context.openers
 
     def renew(self, caller: PeerIdentity, leases: Iterable[Lease], now: float) -> None:
-        """Renew the leases that a worker names, see Note [Leases]. A lease of an unknown context is ignored: it may overtake the call that opens one."""
+        """Renew the leases that a worker names, see Note [Leases]. A lease of an unknown context is ignored: it may overtake the opening call."""
         opener = (caller.name, caller.incarnation)
         for lease in leases:
             context = self._open.get((caller.principal, lease.key))

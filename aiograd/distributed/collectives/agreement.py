@@ -17,7 +17,7 @@ from typing import Any, Protocol
 
 from aiograd.coordination.asking import ask_outcome
 from aiograd.distributed.error_wire import from_wire, to_wire
-from aiograd.distributed.messages.form import Message
+from aiograd.distributed.messages.form import WireMessage
 from aiograd.distributed.messages.groups import Decision, GroupOutcome, Vote
 from aiograd.distributed.rpc.timers import wait_for
 from aiograd.distributed.worker_core import WorkerCore
@@ -62,7 +62,7 @@ class AgreeingGroup(Protocol):
     def core(self) -> WorkerCore:
         """The worker."""
 
-    def ask(self, peer: str, message: Message, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member."""
 
     def fail(self, error: DistributedError, tell: bool = True) -> None:

@@ -34,7 +34,7 @@ from aiograd.distributed.collectives.operation import (
 from aiograd.distributed.collectives.ring import is_large
 from aiograd.distributed.collectives.running import RunningOperations
 from aiograd.distributed.error_wire import to_wire
-from aiograd.distributed.messages.form import Message
+from aiograd.distributed.messages.form import WireMessage
 from aiograd.distributed.messages.groups import GroupFail, GroupLeave, GroupLeft, Leaver
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, ArgumentTypeError, CollectiveError, DistributedError
@@ -332,7 +332,7 @@ class Group:
         """The worker."""
         return self._owner.core
 
-    def ask(self, peer: str, message: Message, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member.
 
         Args:
@@ -386,7 +386,7 @@ class Group:
         why = "was cancelled" if isinstance(error, asyncio.CancelledError) else f"failed: {type(error).__name__}: {error}"
         self.fail(CollectiveError(f"group {self.name!r}: {what} on {self.operations.here} {why}", worker=self.names[self.rank]))
 
-    def _tell(self, message: Message, lost: str = "") -> None:
+    def _tell(self, message: WireMessage, lost: str = "") -> None:
         """Tell the other members something, without waiting for that."""
         core = self._owner.core
         if core.is_closing or not core.endpoint.is_open:
@@ -397,7 +397,7 @@ class Group:
                 self._told.add(task)
                 task.add_done_callback(self._told.discard)
 
-    async def _tell_one(self, name: str, message: Message) -> None:
+    async def _tell_one(self, name: str, message: WireMessage) -> None:
         try:
             await self.ask(name, message, self._owner.core.limits.silence)
         except DistributedError:

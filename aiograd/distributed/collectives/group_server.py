@@ -20,8 +20,8 @@ from aiograd.distributed.messages.groups import (
     GroupLeave,
     GroupLeft,
     GroupOutcome,
+    GroupPiece,
     GroupWithdraw,
-    Piece,
     PieceContent,
     Vote,
 )
@@ -51,7 +51,7 @@ class GroupServer:
             {
                 GroupJoin: self.forming.on_join,
                 GroupWithdraw: self.forming.on_withdraw,
-                Piece: self._on_piece,
+                GroupPiece: self._on_piece,
                 Vote: self._on_vote,
                 GroupOutcome: self._on_outcome,
                 GroupLeave: self._on_news,
@@ -88,7 +88,7 @@ class GroupServer:
 
     # ---------------------------------------------------------------- requests of other members
 
-    async def _on_piece(self, caller: PeerIdentity, piece: Piece, timeout: float) -> PieceContent | None:
+    async def _on_piece(self, caller: PeerIdentity, piece: GroupPiece, timeout: float) -> PieceContent | None:
         group = await self._find(caller, piece.key, piece.name)
         return await group.operations.piece(group.names.index(caller.name), piece.number, piece.content)
 

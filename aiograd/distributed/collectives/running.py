@@ -23,8 +23,8 @@ from aiograd.distributed.autograd.exchange import on_host
 from aiograd.distributed.collectives.exchange import CollectiveExchange, Message
 from aiograd.distributed.collectives.operation import Operation
 from aiograd.distributed.collectives.ring import new_exchange
-from aiograd.distributed.messages.form import Message as RequestMessage
-from aiograd.distributed.messages.groups import Piece, PieceContent
+from aiograd.distributed.messages.form import WireMessage
+from aiograd.distributed.messages.groups import GroupPiece, PieceContent
 from aiograd.distributed.rpc.tensor_table import WireTensor
 from aiograd.distributed.rpc.timers import call_at
 from aiograd.distributed.worker_core import WorkerCore
@@ -49,7 +49,7 @@ class OperatingGroup(Protocol):
     def core(self) -> WorkerCore:
         """The worker."""
 
-    def ask(self, peer: str, message: RequestMessage, timeout: float) -> Coroutine[Any, Any, Any]:
+    def ask(self, peer: str, message: WireMessage, timeout: float) -> Coroutine[Any, Any, Any]:
         """Send a request about groups to another member."""
 
     def fault(self, number: int) -> DistributedError | None:
@@ -213,7 +213,7 @@ class RunningOperations:
         try:
             while queue:
                 message = queue.popleft()
-                piece = Piece(self._group.key, self._group.name, running.number, _content(running, message))
+                piece = GroupPiece(self._group.key, self._group.name, running.number, _content(running, message))
                 left = max(1e-3, running.due - now())
                 answer: PieceContent | None = await self._group.ask(self._names[rank], piece, left)
                 if answer is not None:

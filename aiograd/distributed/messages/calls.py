@@ -6,7 +6,7 @@ from typing import Annotated, Any, TypeAlias
 
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.messages.fields import NESTED, ContextKey, Count, Place, TraceContext
-from aiograd.distributed.messages.form import Bound, Message, message
+from aiograd.distributed.messages.form import Bound, WireMessage, message
 from aiograd.distributed.rpc.codec import WireReference
 
 WorkerName: TypeAlias = Annotated[str, Bound("a name of 1 to 128 characters", lambda name: 0 < len(name) <= 128)]
@@ -15,7 +15,7 @@ CallPlace: TypeAlias = Annotated[Place, Bound(f"at most {NESTED} nested calls", 
 
 
 @message(code="call")
-class CallHeader(Message):
+class CallHeader(WireMessage):
     """The context of a call."""
 
     key: ContextKey
@@ -29,8 +29,8 @@ class CallHeader(Message):
 
 
 @message(code="answer")
-class CallResult(Message):
-    """The answer to `Call`."""
+class CallResult(WireMessage):
+    """The answer to `FunctionCall`."""
 
     #: the result
     value: Any
@@ -43,7 +43,7 @@ class CallResult(Message):
 @message(
     kind=1, name="CALL", code="call", answer=CallResult, failpoints=RequestPoints(answer_begun="fwd.mid_send", answer_sent="fwd.after_send")
 )
-class Call(Message):
+class FunctionCall(WireMessage):
     """Run an exposed function."""
 
     function: str
@@ -57,7 +57,7 @@ class Call(Message):
 
 
 @message(kind=11, name="POST", code="post", answer=None)
-class Post(Message):
+class Post(WireMessage):
     """Values for an object of the receiver, which takes them at once. Where the sender does not wait, the answer may go with the next message."""
 
     reference: WireReference
@@ -68,7 +68,7 @@ class Post(Message):
 
 
 @message(code="relay")
-class RelayedMessage(Message):
+class RelayedMessage(WireMessage):
     """A message that is passed on."""
 
     #: of the worker that it is for
@@ -78,7 +78,7 @@ class RelayedMessage(Message):
 
 
 @message(code="relay")
-class RelayedAnswer(Message):
+class RelayedAnswer(WireMessage):
     """The answer to a message that was passed on."""
 
     #: of the worker that has answered
@@ -89,7 +89,7 @@ class RelayedAnswer(Message):
 
 
 @message(kind=10, name="RELAY", code="relay", answer=list[RelayedAnswer])
-class Relay(Message):
+class Relay(WireMessage):
     """Messages to many workers by way of the receiver, its own first. The answer has those of the workers that were reached."""
 
     #: the kind of the messages

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from aiograd.distributed.messages.form import Bound, Message, message
+from aiograd.distributed.messages.form import Bound, WireMessage, message
 from aiograd.running import tracing
 
 #: the largest depth of nested calls in one context, each made by the handler of the one before
@@ -24,7 +24,7 @@ Place: TypeAlias = Annotated[tuple[Any, ...], Bound(f"1 to {NESTED + 1} ints fro
 
 
 @message(code="trace")
-class TraceContext(Message):
+class TraceContext(WireMessage):
     """The last field of a message that begins work on another worker; absent where its sender neither traces nor profiles.
 
     A worker that is being watched records the work of such messages, so the same steps are seen on all workers.

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_tran
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.errors import ProtocolError
 
-M = TypeVar("M", bound="Message")
+M = TypeVar("M", bound="WireMessage")
 T = TypeVar("T")
 #: turns a value of the wire into one of a field, or back
 Convert: TypeAlias = Callable[[Any], Any]
@@ -47,7 +47,7 @@ class MessageKind(int):
         return kind
 
 
-class Message:
+class WireMessage:
     """A request, an answer, or a group of fields of one. Made by the decorator `message`."""
 
     __slots__ = ()
@@ -128,7 +128,7 @@ class MessageForm:
     """
 
     def __init__(
-        self, cls: type[Message], name: str, code: str, kind: MessageKind, word: str, answer: ValueForm, failpoints: RequestPoints
+        self, cls: type[WireMessage], name: str, code: str, kind: MessageKind, word: str, answer: ValueForm, failpoints: RequestPoints
     ) -> None:  # fmt: skip
         self.cls = cls
         self.name = name
@@ -149,7 +149,7 @@ class MessageForm:
         #: the types of the fields of messages that have been parsed: equal types are not examined again
         self._seen: set[tuple[type, ...]] = set()
 
-    def encode(self, message: Message) -> tuple[Any, ...]:
+    def encode(self, message: WireMessage) -> tuple[Any, ...]:
         """The tuple of a message."""
         values: tuple[Any, ...] = self._read(message)
         if len(self.names) == 1:
@@ -172,11 +172,13 @@ class MessageForm:
         if value.__class__ is not tuple or not self.required <= len(value) <= len(self.names):
             found = f"a tuple of {len(value)} values" if value.__class__ is tuple else _shown(value)
             raise _MismatchError(found, f"a tuple ({', '.join(self.names)})")
+        if len(value) > self.required and value[-1] is None:
+            raise self._mismatch(self.names[len(value) - 1], None, "to be left out")
         types = tuple(map(type, value))
         if types not in self._seen:
             for name, form, cls, item in zip(self.names, self._classes, types, value, strict=False):
                 if form is not None and cls not in form:
-                    raise self._mismatch(name, item)
+                    raise self._mismatch(name, item, self.forms[self.names.index(name)].expected)
             if len(self._seen) < 64:
                 self._seen.add(types)
         if self._readers:
@@ -191,10 +193,8 @@ class MessageForm:
                         raise
         return self.cls(*value)
 
-    def _mismatch(self, name: str, item: Any) -> _MismatchError:
-        error = _MismatchError(_shown(item), self.forms[self.names.index(name)].expected)
-        error.path.append(f".{name}")
-        return error
+    def _mismatch(self, name: str, item: Any, expected: str) -> _MismatchError:
+        return _at(f".{name}", _MismatchError(_shown(item), expected))
 
 
 # ---------------------------------------------------------------- forms of annotations
@@ -222,7 +222,7 @@ def value_form(hint: Any) -> ValueForm:
     if origin in (typing.Union, types.UnionType):
         return _union([value_form(each) for each in inner])
     if origin is None and isinstance(hint, type):
-        if issubclass(hint, Message):
+        if issubclass(hint, WireMessage):
             form = hint.form
             return ValueForm(frozenset({tuple}), form.parse, form.encode, f"{form.name} ({', '.join(form.names)})")
         return ValueForm(frozenset({hint}), None, None, hint.__name__)
@@ -348,7 +348,7 @@ def _shown(value: Any) -> str:
 # ---------------------------------------------------------------- messages to wire values and back
 
 
-def encode(message: Message) -> tuple[Any, ...]:
+def encode(message: WireMessage) -> tuple[Any, ...]:
     """The wire value of a message: the tuple of its fields, after its word where it has one.
 
     Args:
@@ -381,7 +381,7 @@ def parse(cls: type[M], value: Any) -> M:
         raise ProtocolError(f"a malformed {cls.form.name}: {error.text()}", code=cls.form.code) from None
 
 
-def encode_answer(request: type[Message], answer: Any) -> Any:
+def encode_answer(request: type[WireMessage], answer: Any) -> Any:
     """The wire value of the answer to a request.
 
     Args:
@@ -395,7 +395,7 @@ def encode_answer(request: type[Message], answer: Any) -> Any:
     return answer if write is None else write(answer)
 
 
-def parse_answer(request: type[Message], value: Any, peer: str) -> Any:
+def parse_answer(request: type[WireMessage], value: Any, peer: str) -> Any:
     """The answer to a request.
 
     Args:
@@ -423,10 +423,10 @@ class MessageTable:
         *requests: their classes.
     """
 
-    def __init__(self, *requests: type[Message]) -> None:
+    def __init__(self, *requests: type[WireMessage]) -> None:
         #: kind -> word -> class
-        self.kinds: Mapping[int, Mapping[str, type[Message]]] = {}
-        by_kind: dict[int, dict[str, type[Message]]] = {}
+        self.kinds: Mapping[int, Mapping[str, type[WireMessage]]] = {}
+        by_kind: dict[int, dict[str, type[WireMessage]]] = {}
         for request in requests:
             form = request.form
             words = by_kind.setdefault(form.kind, {})
@@ -435,7 +435,7 @@ class MessageTable:
             words[form.word] = request
         self.kinds = by_kind
         #: by kind, where there are any
-        self.failpoints: Mapping[int, RequestPoints] = {form.kind: form.failpoints for form in (request.form for request in requests) if any(form.failpoints)}
+        self.failpoints: Mapping[int, RequestPoints] = {each.form.kind: each.form.failpoints for each in requests if any(each.form.failpoints)}
 
     def name_of(self, kind: int) -> str:
         """The name of a kind in errors.
@@ -449,7 +449,7 @@ class MessageTable:
         words = self.kinds.get(kind)
         return f"kind {kind}" if words is None else next(iter(words.values())).form.kind.name.lower()
 
-    def parse(self, kind: int, value: Any) -> Message:
+    def parse(self, kind: int, value: Any) -> WireMessage:
         """The request of a wire value.
 
         Args:

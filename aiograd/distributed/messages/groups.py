@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Final, TypeAlias
 
-from aiograd.distributed.messages.form import Bound, Message, message
+from aiograd.distributed.messages.form import Bound, WireMessage, message
 from aiograd.distributed.rpc.codec import WireTensor
 
 #: bytes of the nonce of a member, and of the key of a group
@@ -16,7 +16,7 @@ Nonce: TypeAlias = Annotated[bytes, Bound(f"{NONCE} bytes", lambda nonce: len(no
 
 
 @message(code="collective")
-class JoinRefused(Message):
+class JoinRefused(WireMessage):
     """The answer of a worker that has withdrawn from forming the group."""
 
     word: Annotated[str, Bound(repr(GIVEN_UP), GIVEN_UP.__eq__)]
@@ -25,7 +25,7 @@ class JoinRefused(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="join", code="collective", answer=Nonce | list[Nonce] | JoinRefused)
-class GroupJoin(Message):
+class GroupJoin(WireMessage):
     """The sender joins a group. The answer has the nonce of the receiver; of a large group those of all members, by rank."""
 
     name: str
@@ -36,7 +36,7 @@ class GroupJoin(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="withdraw", code="collective", answer=bool)
-class GroupWithdraw(Message):
+class GroupWithdraw(WireMessage):
     """The sender withdraws from forming a group. The answer is True."""
 
     name: str
@@ -47,7 +47,7 @@ class GroupWithdraw(Message):
 
 
 @message(code="collective")
-class PieceContent(Message):
+class PieceContent(WireMessage):
     """A piece of the arrays of an operation; see `collectives.exchange`."""
 
     #: the wire form of the operation
@@ -59,7 +59,7 @@ class PieceContent(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="piece", code="collective", answer=PieceContent | None)
-class Piece(Message):
+class GroupPiece(WireMessage):
     """A piece of an operation of a group. The answer has the piece that the receiver owes the sender next, or None."""
 
     key: bytes
@@ -70,7 +70,7 @@ class Piece(Message):
 
 
 @message(code="collective")
-class Decision(Message):
+class Decision(WireMessage):
     """The answer to `Vote`."""
 
     #: the value of an `Outcome`
@@ -80,7 +80,7 @@ class Decision(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="vote", code="collective", answer=Decision)
-class Vote(Message):
+class Vote(WireMessage):
     """The sender is prepared, and waits for the decision of the receiver."""
 
     key: bytes
@@ -90,7 +90,7 @@ class Vote(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="outcome", code="collective", answer=str)
-class GroupOutcome(Message):
+class GroupOutcome(WireMessage):
     """Ask for the outcome of an agreement. The answer is the value of an `Outcome`."""
 
     key: bytes
@@ -99,7 +99,7 @@ class GroupOutcome(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="leave", code="collective", answer=bool)
-class GroupLeave(Message):
+class GroupLeave(WireMessage):
     """The sender leaves the group. The answer is True."""
 
     key: bytes
@@ -109,7 +109,7 @@ class GroupLeave(Message):
 
 
 @message(code="collective")
-class Leaver(Message):
+class Leaver(WireMessage):
     """A member that has left its group."""
 
     rank: Annotated[int, Bound("a rank from 0", lambda rank: rank >= 0)]
@@ -118,7 +118,7 @@ class Leaver(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="left", code="collective", answer=bool)
-class GroupLeft(Message):
+class GroupLeft(WireMessage):
     """Rank 0 passes on which members have left. The answer is True."""
 
     key: bytes
@@ -127,7 +127,7 @@ class GroupLeft(Message):
 
 
 @message(kind=9, name="COLLECTIVE", word="fail", code="collective", answer=bool)
-class GroupFail(Message):
+class GroupFail(WireMessage):
     """The group has failed. The answer is True."""
 
     key: bytes

@@ -6,7 +6,7 @@ from typing import Annotated, Final, TypeAlias
 
 from aiograd.distributed.failpoints import RequestPoints
 from aiograd.distributed.messages.fields import ContextKey, Count, Place, TraceContext
-from aiograd.distributed.messages.form import Bound, Message, message
+from aiograd.distributed.messages.form import Bound, WireMessage, message
 from aiograd.distributed.rpc.codec import WireTensor
 
 #: directions of edge discovery in a pass that wants some inputs of its initiator only
@@ -21,7 +21,7 @@ Flags: TypeAlias = Annotated[int, Bound(f"flags from 0 to {_FLAGS}", lambda flag
 
 
 @message(code="pass")
-class PassMessage(Message):
+class PassMessage(WireMessage):
     """The first fields of every message about a pass."""
 
     key: ContextKey
@@ -37,7 +37,7 @@ class PassMessage(Message):
 
 
 @message(code="mark")
-class Marked(Message):
+class Marked(WireMessage):
     """The answer to `Mark`."""
 
     #: names of the workers that take part behind the edges
@@ -57,7 +57,7 @@ class Mark(PassMessage):
 
 
 @message(code="gradient")
-class Bundle(Message):
+class Bundle(WireMessage):
     """The gradients of one edge."""
 
     #: the send edge of the receiver
@@ -69,7 +69,7 @@ class Bundle(Message):
 
 
 @message(code="gradient")
-class GradientsTaken(Message):
+class GradientsTaken(WireMessage):
     """The answer to `Gradient`."""
 
     #: names of the workers that are prepared: the receiver and those behind it
@@ -143,14 +143,14 @@ class PassOutcome(PassMessage):
 
 
 @message(kind=7, name="RELEASE", code="release", answer=bool)
-class Release(Message):
+class Release(WireMessage):
     """Drop a context. The answer is True."""
 
     key: ContextKey
 
 
 @message(code="renew")
-class Lease(Message):
+class Lease(WireMessage):
     """A lease that is renewed; see Note [Leases] in `autograd.context_table`."""
 
     key: ContextKey
@@ -159,7 +159,7 @@ class Lease(Message):
 
 
 @message(kind=8, name="RENEW", code="renew", answer=bool)
-class Renew(Message):
+class Renew(WireMessage):
     """Keep contexts that are still in use. The answer is True."""
 
     leases: list[Lease]

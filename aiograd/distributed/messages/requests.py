@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from aiograd.distributed.messages.calls import Call, Post, Relay
+from aiograd.distributed.messages.calls import FunctionCall, Post, Relay
 from aiograd.distributed.messages.form import MessageTable
 from aiograd.distributed.messages.groups import (
     GroupFail,
@@ -12,13 +12,13 @@ from aiograd.distributed.messages.groups import (
     GroupLeave,
     GroupLeft,
     GroupOutcome,
+    GroupPiece,
     GroupWithdraw,
-    Piece,
     Vote,
 )
 from aiograd.distributed.messages.passes import Abort, Commit, Gradient, Mark, PassOutcome, Release, Renew
 
 REQUESTS: Final = MessageTable(
-    Call, Mark, Gradient, Commit, Abort, PassOutcome, Release, Renew, Relay, Post,
-    GroupJoin, GroupWithdraw, Piece, Vote, GroupOutcome, GroupLeave, GroupLeft, GroupFail,
+    FunctionCall, Mark, Gradient, Commit, Abort, PassOutcome, Release, Renew, Relay, Post,
+    GroupJoin, GroupWithdraw, GroupPiece, Vote, GroupOutcome, GroupLeave, GroupLeft, GroupFail,
 )  # fmt: skip

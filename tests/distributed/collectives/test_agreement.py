@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aiograd import distributed as dist
+from aiograd.distributed.messages.groups import GroupOutcome, Vote
 from aiograd.errors import CollectiveError, DeadlineError, DistributedError, WorkerLostError
 from tests.distributed.groups import everywhere, groups
 from tests.distributed.workers import simulate, until
@@ -107,10 +108,10 @@ def test_a_member_that_does_not_get_ready_in_time() -> None:
 async def test_only_rank_0_decides() -> None:
     async with groups(*NAMES[:2]) as (opened, joined):
         with pytest.raises(DistributedError, match="decided"):
-            await joined[0].request("w1", ("vote", joined[0].key, "default", 1), 5.0)
+            await joined[0].ask("w1", Vote(joined[0].key, "default", 1), 5.0)
         with pytest.raises(DistributedError, match="knows nothing"):
-            await joined[0].request("w1", ("outcome", b"0" * 16, 1), 5.0)
-        assert await joined[0].request("w1", ("outcome", joined[0].key, 1), 5.0) == "undecided"
+            await joined[0].ask("w1", GroupOutcome(b"0" * 16, 1), 5.0)
+        assert await joined[0].ask("w1", GroupOutcome(joined[0].key, 1), 5.0) == "undecided"
         await until(lambda: True)
         assert opened
 
