@@ -11,8 +11,11 @@ from aiograd.running import tracing
 NESTED: Final = 64
 
 
+_INT: Final = {int}
+
+
 def _is_place(value: tuple[int, ...]) -> bool:
-    return 0 < len(value) <= NESTED + 1 and all(number.__class__ is int and -(1 << 63) <= number < 0 for number in value)
+    return 0 < len(value) <= NESTED + 1 and set(map(type, value)) == _INT and max(value) < 0
 
 
 #: the key of a context
@@ -21,6 +24,8 @@ ContextKey: TypeAlias = Annotated[bytes, Bound("a key of 16 bytes", lambda key: 
 Count: TypeAlias = Annotated[int, Bound("an int from 0", lambda count: count >= 0)]
 #: a place in the order of recording, see Note [Places] in `autograd.context`, without its infinities
 Place: TypeAlias = Annotated[tuple[Any, ...], Bound(f"1 to {NESTED + 1} ints from -2**63 to -1", _is_place)]
+#: the W3C traceparent of a span, or ""
+Traceparent: TypeAlias = Annotated[str, Bound("a W3C traceparent or ''", lambda value: not value or tracing.is_traceparent(value))]
 
 
 @message(code="trace")
@@ -30,8 +35,8 @@ class TraceContext(WireMessage):
     A worker that is being watched records the work of such messages, so the same steps are seen on all workers.
     """
 
-    #: the W3C traceparent of the sender's span; "" where there is none
-    traceparent: Annotated[str, Bound("a W3C traceparent or ''", lambda value: not value or tracing.is_traceparent(value))]
+    #: of the sender's span; "" where there is none
+    traceparent: Traceparent
     #: True if the sender records a profile
     is_recorded: bool
 

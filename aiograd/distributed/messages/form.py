@@ -238,16 +238,18 @@ def value_form(hint: Any) -> ValueForm:
 
 
 def _bounded(form: ValueForm, bounds: list[Bound]) -> ValueForm:
-    inner = form.read
-    expected = " and ".join(bound.text for bound in bounds)
+    for bound in bounds:
+        form = ValueForm(form.classes, _checked(form.read, *bound), form.write, bound.text)
+    return form
 
+
+def _checked(inner: Convert | None, text: str, holds: Callable[[Any], bool]) -> Convert:
     def read(value: Any) -> Any:
-        for bound in bounds:
-            if not bound.holds(value):
-                raise _MismatchError(_shown(value), bound.text)
+        if not holds(value):
+            raise _MismatchError(_shown(value), text)
         return value if inner is None else inner(value)
 
-    return ValueForm(form.classes, read, form.write, expected or form.expected)
+    return read
 
 
 def _union(forms: list[ValueForm]) -> ValueForm:

@@ -118,13 +118,13 @@ async def test_only_rank_0_decides() -> None:
 
 def test_a_question_that_ends_in_an_error_of_any_kind_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer to a vote is lost, and the first question about the outcome runs out of memory: the next round of questions settles it."""
-    send = dist.Group.request
+    send = dist.Group.ask
     errors = [MemoryError("no memory for the question")]
     asked: list[str] = []
 
-    async def request(group: dist.Group, peer: str, value: Any, timeout: float) -> Any:
-        answer = send(group, peer, value, timeout)
-        if value[0] == "vote":
+    async def ask(group: dist.Group, peer: str, message: Any, timeout: float) -> Any:
+        answer = send(group, peer, message, timeout)
+        if isinstance(message, Vote):
             await answer
             raise WorkerLostError("contact was lost", worker=peer)
         asked.append(peer)
@@ -133,7 +133,7 @@ def test_a_question_that_ends_in_an_error_of_any_kind_is_asked_again(monkeypatch
             raise errors.pop()
         return await answer
 
-    monkeypatch.setattr(dist.Group, "request", request)
+    monkeypatch.setattr(dist.Group, "ask", ask)
 
     async def main() -> None:
         async with groups(*NAMES[:2]) as (_, joined):
