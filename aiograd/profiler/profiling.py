@@ -10,10 +10,11 @@ from typing import Any, Self
 
 from aiograd.engine.run import running_loop
 from aiograd.errors import ArgumentError, LoopError
-from aiograd.profiler.chrome_trace import Origin, PathLike, build_trace, write_trace
+from aiograd.profiler.chrome_trace import Origin, build_trace
 from aiograd.profiler.event import Event
 from aiograd.profiler.recorder import Recorder
 from aiograd.profiler.table import SortKey, records_of, render
+from aiograd.running.chrome_trace import PathLike, write_trace
 from aiograd.running.modes import ModeScope, current_mode
 
 

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from aiograd.errors import ArgumentError
-from aiograd.profiler.chrome_trace import PathLike, read_trace
+from aiograd.profiler.chrome_trace import read_trace
 from aiograd.profiler.event import Event
+from aiograd.running.chrome_trace import PathLike
 
 SortKey = Literal["name", "calls", "self", "total", "forward", "backward", "mean", "memory"]
 
