@@ -594,7 +594,8 @@ def test_leases_are_renewed_and_end() -> None:
     assert contexts.expired(19.8) == [] and contexts.expired(20.0) == [context]
     assert not own.openers and own not in contexts.expired(1e9), "what this worker opened itself needs no lease"
     own.known_workers |= {"b", "c"}
-    assert contexts.renewals() == {("c", "default"): [(own.key, 1)]} and contexts.renewals() == {("c", "default"): [(own.key, 2)]}
+    assert contexts.renewals() == {("c", "default"): [Lease(own.key, 1)]}
+    assert contexts.renewals() == {("c", "default"): [Lease(own.key, 2)]}
 
 
 def test_the_opener_in_the_first_place_decides_for_all() -> None:

@@ -566,7 +566,7 @@ def test_versions_are_not_told_to_strangers() -> None:
 
 def test_a_hello_of_a_later_version_may_have_another_body() -> None:
     other = answerer(keyring=two_tenants())
-    with pytest.raises(VersionMismatch, match="versions 5 to 6"):
+    with pytest.raises(VersionMismatch, match="versions 6 to 7"):
         other.receive(forged_hello(versions=(6, 7), more=b"news"))
     assert other.refusal
 

@@ -15,8 +15,8 @@ from aiograd.distributed.autograd.context import Context
 from aiograd.distributed.autograd.context_table import CallHeader, ContextTable
 from aiograd.distributed.error_wire import from_wire
 from aiograd.distributed.kinds import Kind
-from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.messages.passes import Lease
+from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.rpc.handshake import Dialler
 from aiograd.distributed.rpc.http import framing
 from aiograd.distributed.rpc.identity import PeerIdentity
