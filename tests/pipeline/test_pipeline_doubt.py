@@ -14,10 +14,10 @@ import pytest
 
 import aiograd as ag
 from aiograd import distributed as dist
+from aiograd.coordination.session import kept_for
 from aiograd.distributed.rpc.keyring import Keyring, kid_of
 from aiograd.errors import CommitUnknown, DistributedError, PipelineError, RemoteError, StepError
 from aiograd.pipeline import Pipeline, Schedule, make_schedule
-from aiograd.steps.session import kept_for
 from aiograd.testing import Faults, HostKilledError, SimulatedNetwork, simulated_run
 from tests.distributed.workers import SECRET
 from tests.pipeline.models import blocks, data, gradients, mean_square, serial, values

@@ -19,6 +19,7 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from aiograd.coordination.coordinator import StepCoordinator, restarted
 from aiograd.distributed.data_parallel.replica_host import SUBJECT, ReplicaHost, ReplicaSession
 from aiograd.distributed.data_parallel.sharded_optimizer import covering, shards_of, stamp_of
 from aiograd.distributed.objects.references import RemoteRef
@@ -29,7 +30,6 @@ from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import CommitUnknown, DistributedError, ProtocolError, ReferenceLostError, WorkerLostError
 from aiograd.running.assembly import REPLICA_HOST_ADAPTER
-from aiograd.steps.coordinator import StepCoordinator, restarted
 from aiograd.transaction import Prepared
 
 T = TypeVar("T")

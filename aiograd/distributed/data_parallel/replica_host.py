@@ -15,6 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.host import StepHost
+from aiograd.coordination.outline import outline_of
+from aiograd.coordination.session import StepSession, kept_for
 from aiograd.distributed.collectives.group import Group
 from aiograd.distributed.data_parallel.replica import Replica
 from aiograd.distributed.data_parallel.replica_state import ReceivedState, flatten_state
@@ -24,9 +27,6 @@ from aiograd.distributed.objects.adapter_host import AdapterHost
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.errors import ArgumentError, DistributedError
 from aiograd.running.offloading import offload
-from aiograd.steps.host import StepHost
-from aiograd.steps.outline import outline_of
-from aiograd.steps.session import StepSession, kept_for
 
 SUBJECT = "data-parallel replicas"
 
@@ -213,7 +213,7 @@ class ReplicaHost(StepHost[ReplicaSession]):
         """Carry out a step up to the commit. Cancelling gives it up.
 
         Args:
-            step: its number; see Note [Steps] in `aiograd.steps.host`.
+            step: its number; see Note [Steps] in `aiograd.coordination.host`.
             shard, weight, seed: see `ReplicaStep.carry_out`.
 
         Returns:

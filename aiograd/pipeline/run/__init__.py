@@ -2,7 +2,7 @@
 
 ===================  =========================================================================================
 `pipeline`           the public face
-`coordinator`        all hosts of a pipeline: what they do together, the replacement of lost ones; the commit is that of `aiograd.steps`
+`coordinator`        all hosts of a pipeline: what they do together, the replacement of lost ones; the commit is that of `aiograd.coordination`
 `remote_host`        such a host, as the pipeline sees it; which stages live where
 `host`               the ranks that live in one process, from step to step; also on workers
 `stage_assignment`   what those ranks have to do

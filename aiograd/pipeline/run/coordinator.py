@@ -1,9 +1,8 @@
 """PipelineCoordinator: all the hosts of one pipeline: the one in this process and those on workers, and what they do together.
 
 Note [Replacing a worker]
-    With `respawn` the loss of a worker before a step is decided (see Note [Commit across workers] in `aiograd.steps.coordinator`) is no failure.
-    Its stages are put somewhere else, with the same parameters, and carry out
-    the step from its start, since its sums of weight gradients are gone, and so every backward that it had done has to be done again, with the
+    With `respawn` the loss of a worker before a step is decided (see Note [Commit across workers] in `aiograd.coordination.coordinator`) is no
+    failure. Its stages are put somewhere else, with the same parameters, and carry out the step from its start, since its sums of weight gradients are gone, and so every backward that it had done has to be done again, with the
     forward before it; the others repeat what they had sent (see Note [Repeating what was sent] in `outbox`). Hosts that are done are asked now and
     then whether they are still there, for as long as others are not: a replacement may wait for them. All that is computed again is computed in
     the same order from the same values and with the same random numbers (`StepRandom`), so the gradients are the same to the bit. Gradients of
@@ -26,6 +25,8 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.coordinator import GONE, StepCoordinator
+from aiograd.coordination.session import DRIVER, PAUSE
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.run.host import StageHost
@@ -36,8 +37,6 @@ from aiograd.pipeline.run.together import together
 from aiograd.pipeline.step.stage import as_stage
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.assembly import STAGE_HOST_ADAPTER
-from aiograd.steps.coordinator import GONE, StepCoordinator
-from aiograd.steps.session import DRIVER, PAUSE
 from aiograd.tensors.core import make
 from aiograd.tensors.norms import factor_for, norm_of, sum_of
 from aiograd.transaction import ParticipantsJoined, ParticipantsLeft

@@ -1,7 +1,8 @@
 """StageHost: the ranks of a pipeline that live in one process: this one, or a worker's.
 
 On a worker it is made around the modules of its stages, by name (see `aiograd.distributed.register_adapter`), and asked by the process that has
-the `Pipeline`: to carry out a step, to commit it, or to drop it. Hosts send values to each other directly. See Note [Steps] in `aiograd.steps.host`.
+the `Pipeline`: to carry out a step, to commit it, or to drop it. Hosts send values to each other directly. See Note [Steps] in
+`aiograd.coordination.host`.
 """
 
 from __future__ import annotations
@@ -10,6 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from aiograd.coordination.host import StepHost
+from aiograd.coordination.module_calls import BufferSnapshot, ModuleCalls
+from aiograd.coordination.session import HostWorker
 from aiograd.errors import ArgumentError, ArgumentTypeError, PipelineError
 from aiograd.pipeline.run.outbox import received
 from aiograd.pipeline.run.replicated_stages import ReplicatedStages, outline
@@ -18,9 +22,6 @@ from aiograd.pipeline.run.stage_assignment import StageAssignment
 from aiograd.pipeline.run.step_execution import StepExecution, StepSpec
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.offloading import ready
-from aiograd.steps.host import StepHost
-from aiograd.steps.module_calls import BufferSnapshot, ModuleCalls
-from aiograd.steps.session import HostWorker
 from aiograd.tensors.core import TensorCore, make
 
 

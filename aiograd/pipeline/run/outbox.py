@@ -19,12 +19,12 @@ import contextlib
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from typing import Any
 
+from aiograd.coordination.coordinator import GONE
+from aiograd.coordination.session import PAUSE
 from aiograd.errors import ArgumentError, DistributedError, LimitError, PipelineError, UnknownPeerError
 from aiograd.pipeline.step.message import StageMessage
 from aiograd.pipeline.step.rank import BACKWARD, ENTRY, FORWARD, TARGET, Key
 from aiograd.running.trees import leaves_of
-from aiograd.steps.coordinator import GONE
-from aiograd.steps.session import PAUSE
 from aiograd.tensors.core import TensorCore
 
 #: values that travel together, at most, and bytes of their tensors

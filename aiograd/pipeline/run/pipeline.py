@@ -9,7 +9,7 @@
 Note [One commit point]
     Each step has a `GradientAccumulator`. When every rank is done its sums are written to the leaves in one synchronous step;
     before that nothing has changed, and whatever goes wrong leaves it so. Across workers: see Note [Commit across workers] in
-    `aiograd.steps.coordinator`.
+    `aiograd.coordination.coordinator`.
 
 Note [Scaling]
     Losses are means over their microbatches as a rule, so that the mean of the losses is the loss of the batch: 1/m scales the seed of each

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from aiograd.coordination.session import HostWorker, StepSession
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
 from aiograd.pipeline.step.rank import Key
-from aiograd.steps.session import HostWorker, StepSession
 from aiograd.transaction import TransactionState
 
 #: whose steps they are, in messages

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from aiograd.coordination.module_calls import ModuleCalls
 from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.pipeline.run.mailbox import Mailbox
 from aiograd.pipeline.run.outbox import StepOutbox
@@ -19,7 +20,6 @@ from aiograd.pipeline.step.stage import Stage
 from aiograd.pipeline.step.stage_run import StageRun
 from aiograd.pipeline.step.step_random import StepRandom
 from aiograd.running.modes import current_mode
-from aiograd.steps.module_calls import ModuleCalls
 
 
 class ExecutedAction(NamedTuple):

@@ -13,14 +13,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from aiograd.coordination.session import DRIVER, HostWorker, PreparedStep, StepSession, kept_for
 from aiograd.engine.run.failures import mark_committed
 from aiograd.errors import AiogradError, CommitUnknown, TransactionError
 from aiograd.running.log_fields import structured_logger
-from aiograd.steps.session import DRIVER, HostWorker, PreparedStep, StepSession, kept_for
 from aiograd.transaction import AbortDecided, CommitDecided, Failed, History, Outcome, Prepared, TransactionState
 
 S = TypeVar("S", bound=StepSession)
-logger = structured_logger("aiograd.steps")
+logger = structured_logger("aiograd.coordination")
 
 #: committed steps that are remembered, for hosts that ask
 REMEMBERED = 64

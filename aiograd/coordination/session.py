@@ -20,8 +20,8 @@ from collections.abc import Callable, Coroutine, Iterable, Sequence
 from typing import Any, Protocol
 
 from aiograd.coordination.asking import ask_outcome
+from aiograd.coordination.reduced_pass import ReducingGroup
 from aiograd.graph.accumulate_grad import AccumulateGrad
-from aiograd.steps.reduced_pass import ReducingGroup
 from aiograd.transaction import (
     Applied,
     Apply,

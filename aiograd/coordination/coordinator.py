@@ -13,15 +13,15 @@ import asyncio
 from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Generic, TypeVar
 
+from aiograd.coordination.host import StepHost
+from aiograd.coordination.outline import difference
+from aiograd.coordination.pending_decisions import PendingDecisions, Told
+from aiograd.coordination.session import PreparedStep, StepSession
 from aiograd.engine.run import current_engine
 from aiograd.engine.run.ending import end
 from aiograd.engine.run.failures import mark_committed
 from aiograd.engine.run.together import together
 from aiograd.errors import AiogradError, ArgumentError, ReferenceLostError, WorkerLostError
-from aiograd.steps.host import StepHost
-from aiograd.steps.outline import difference
-from aiograd.steps.pending_decisions import PendingDecisions, Told
-from aiograd.steps.session import PreparedStep, StepSession
 from aiograd.transaction import Ask, Collect, Coordinator, Failed, ParticipantsJoined, Prepared, TransactionState
 
 S = TypeVar("S", bound=StepSession)
