@@ -412,8 +412,9 @@ from aiograd.engine.run import tuned_gc as tuned_gc
 from aiograd.functional.function import Function as Function
 from aiograd.functional.function import once_differentiable as once_differentiable
 from aiograd.running import assembly as _assembly
-from aiograd.running import devices as _devices
+from aiograd.running import devices as devices
 from aiograd.running import log_fields as log_fields
+from aiograd.running import random as random
 from aiograd.running.devices import DeviceName as _DeviceName
 from aiograd.running.lazy import on_first_use as _on_first_use
 from aiograd.running.modes import detect_anomaly as detect_anomaly
@@ -430,13 +431,13 @@ from aiograd.running.random import Generator as Generator
 from aiograd.running.random import default_generator as default_generator
 from aiograd.running.random import seed as seed
 from aiograd.running.version import __version__ as __version__
+from aiograd.tensors.creation import asarray as asarray
+from aiograd.tensors.creation import from_numpy as from_numpy
+from aiograd.tensors.creation import tensor as tensor
 from aiograd.tensors.exchange import from_dlpack as from_dlpack
 from aiograd.tensors.passes import backward as backward
 from aiograd.tensors.passes import grad as grad
 from aiograd.tensors.tensor import Tensor as Tensor
-from aiograd.tensors.tensor import asarray as asarray
-from aiograd.tensors.tensor import from_numpy as from_numpy
-from aiograd.tensors.tensor import tensor as tensor
 
 # PyTorch's names
 as_tensor = asarray
@@ -444,7 +445,7 @@ device = _DeviceName
 
 # Parts that many programs do not need: imported when they are first asked for.
 _PARTS = (
-    "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "distributions.stats", "functional.autograd",
+    "compiler", "cuda", "dashboard", "data", "distributed", "distributions", "stats", "autograd",
     "functional.checkpointing", "functional.gradient_check", "functional.isolation", "interop", "nn", "optim", "parallel", "pipeline", "profiler",
     "running.accelerator", "running.scalars", "saving", "saving.serialization", "saving.training_state", "utils", "viz",
 )  # fmt: skip
@@ -468,6 +469,7 @@ _HOMES = {
     "vmap": "functional.batching.vmap",
 }
 if _typing.TYPE_CHECKING:
+    from aiograd import autograd as autograd
     from aiograd import compiler as compiler
     from aiograd import cuda as cuda
     from aiograd import dashboard as dashboard
@@ -481,12 +483,11 @@ if _typing.TYPE_CHECKING:
     from aiograd import pipeline as pipeline
     from aiograd import profiler as profiler
     from aiograd import saving as saving
+    from aiograd import stats as stats
     from aiograd import utils as utils
     from aiograd import viz as viz
     from aiograd.compiler import compile as compile
-    from aiograd.distributions import stats as stats
     from aiograd.distributions.drawing import multinomial as multinomial
-    from aiograd.functional import autograd as autograd
     from aiograd.functional import checkpointing as checkpointing
     from aiograd.functional import gradient_check as gradient_check
     from aiograd.functional import isolation as isolation
@@ -539,4 +540,4 @@ def _cuda_device(ordinal: _builtins.int) -> _typing.Any:
 
 _assembly.when_imported("distributed", _equip_workers)
 _assembly.when_imported("compiler", _let_programs_be_drawn)
-_devices.register_device_kind("cuda", _cuda_device)
+devices.register_device_kind("cuda", _cuda_device)

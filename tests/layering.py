@@ -36,10 +36,10 @@ LEVELS: Mapping[str, int] = {
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
             "engine transaction",
-            "tensors functional running.random running.offloading running.scalars array_functions coordination",
+            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
             "nn optim distributions parallel pipeline distributed cuda saving",
-            "compiler profiler viz testing data distributions.stats saving.training_state dashboard interop utils running.accelerator",
-            "__init__ __main__ cli demo",
+            "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
+            "__init__ __main__ cli",
         )
     )
     for name in names.split()
@@ -50,6 +50,7 @@ SIBLINGS = 5
 CIRCLES_LEFT: tuple[frozenset[str], ...] = (
     frozenset(
         {
+            "tensors.creation",
             "tensors.tensor",
             "running.random",
             *(f"array_functions.{name}" for name in (
@@ -63,7 +64,7 @@ CIRCLES_LEFT: tuple[frozenset[str], ...] = (
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
-        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "cli", "demo", "__main__",
+        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
@@ -82,8 +83,8 @@ ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "torch": ("interop.torch",),
     "jax": ("interop.jax",),
     "einops": ("interop.einops",),
-    "sklearn": ("demo",),
-    "tqdm": ("demo", "running.progress"),
+    "sklearn": ("cli.demo",),
+    "tqdm": ("cli.demo", "running.progress"),
     "scipy": (),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ MODULES = (
     "aiograd.special",
     "aiograd.fft",
     "aiograd.distributions",
-    "aiograd.distributions.stats",
+    "aiograd.stats",
     "aiograd.nn",
     "aiograd.nn.functional",
     "aiograd.nn.init",

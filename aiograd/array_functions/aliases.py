@@ -14,8 +14,9 @@ from aiograd.array_functions.conversion import ArrayLike, as_tensor, as_tensors,
 from aiograd.array_functions.documentation import document
 from aiograd.running.modes import no_grad
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.creation import tensor
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, tensor
+from aiograd.tensors.tensor import Tensor
 
 # PyTorch's
 cat, permute, unsqueeze, unbind = manipulation.concat, manipulation.permute_dims, manipulation.expand_dims, manipulation.unstack

@@ -16,7 +16,8 @@ from aiograd.ops.joining import np_meshgrid
 from aiograd.ops.shape import np_diag
 from aiograd.running.modes import current_mode, get_default_dtype
 from aiograd.tensors.constants import check_numbers, number_dtype, refuse_graph
-from aiograd.tensors.core import make, plain_array
+from aiograd.tensors.core import make
+from aiograd.tensors.plain import plain_array
 from aiograd.tensors.record import call
 from aiograd.tensors.tensor import Tensor
 

@@ -15,7 +15,8 @@ import numpy as np
 from aiograd.array_functions.documentation import document
 from aiograd.errors import ArgumentError
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 float16, float32, float64 = np.dtype(np.float16), np.dtype(np.float32), np.dtype(np.float64)
 complex64, complex128 = np.dtype(np.complex64), np.dtype(np.complex128)

@@ -10,8 +10,9 @@ from aiograd.errors import ShapeError
 from aiograd.ops import einsum as einsum_rows
 from aiograd.ops import linalg as linalg_rows
 from aiograd.ops import windows
+from aiograd.tensors.constants import checked_dtype
 from aiograd.tensors.record import call
-from aiograd.tensors.tensor import Tensor, checked_dtype
+from aiograd.tensors.tensor import Tensor
 
 _matmul = two("matmul")
 

@@ -10,7 +10,7 @@ import numpy as np
 from aiograd.array_functions.manipulation import stack
 from aiograd.errors import ArgumentTypeError, ShapeError
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import tensor
+from aiograd.tensors.creation import tensor
 
 
 def collate(examples: Sequence[Any]) -> Any:

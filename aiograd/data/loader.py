@@ -24,7 +24,7 @@ from aiograd.engine.run.together import together
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.running.random import Generator, default_generator
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import tensor
+from aiograd.tensors.creation import tensor
 
 _END = object()
 

@@ -16,7 +16,8 @@ from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.nn.parameter import Parameter
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 
 class IncompatibleKeys(NamedTuple):

@@ -20,8 +20,9 @@ from aiograd.optim.line_search import LinePoint, inner, strong_wolfe
 from aiograd.optim.optimizer import Group, Optimizer
 from aiograd.running.modes import current_mode
 from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.tensor import Tensor
 
 Closure = Callable[[], Any | Awaitable[Any]]
 #: curvature below which a pair of steps and gradients is not remembered
@@ -214,7 +215,7 @@ class LBFGS(Optimizer):
             return int(value)
         if isinstance(value, (list, tuple)):
             return [self._loaded(what, n, name, each, p) for each in value]
-        if not isinstance(value, (TensorCore, np.ndarray)) or not value.shape:
+        if not isinstance(value, (Tensor, np.ndarray)) or not value.shape:
             return None if value is None else float(value)
         size = sum(each.size for each in self._params)
         if tuple(value.shape) != (size,):

@@ -38,8 +38,9 @@ from aiograd.running.devices import UpdatesParameters, device, device_name_of
 from aiograd.running.modes import current_mode, tell_compiler
 from aiograd.running.offloading import offload
 from aiograd.tensors.core import TensorCore, counter_of, make
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.inplace import write
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.tensor import Tensor
 
 Group = dict[str, Any]
 Pair = tuple[Tensor, Any]

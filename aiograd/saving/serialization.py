@@ -30,7 +30,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from aiograd.errors import ArgumentError, ArgumentTypeError
-from aiograd.tensors.core import TensorCore, host_array, make, plain_array
+from aiograd.tensors.core import TensorCore, host_array, make
+from aiograd.tensors.plain import plain_array
 
 #: key of the metadata entry that holds the nesting
 STRUCTURE = "aiograd"

@@ -17,7 +17,7 @@ from types import CodeType
 from typing import Any
 
 #: parts of the package whose objects have attributes of the user's
-_OWN_PARTS = ("aiograd.nn", "aiograd.distributions", "aiograd.functional")
+_OWN_PARTS = ("aiograd.nn", "aiograd.distributions", "aiograd.functional.derivatives")
 _OWN_FUNCTIONS = "aiograd.nn.functional"
 _PACKAGES_THAT_COMPUTE = ("aiograd", "numpy")
 _TELL = ("logging", "warnings", "_frozen_importlib", "_frozen_importlib_external", "importlib")

@@ -24,8 +24,8 @@ from aiograd.running import tracing
 from aiograd.running.modes import current_mode, no_grad
 from aiograd.running.random import default_generator
 from aiograd.tensors.core import TensorCore
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.norms import checked_norm
-from aiograd.tensors.tensor import asarray
 
 #: seeds are two numbers below this
 _WORD = 2**63

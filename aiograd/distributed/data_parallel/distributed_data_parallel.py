@@ -26,7 +26,7 @@ from aiograd.distributed.data_parallel.reducer import GradientReducer
 from aiograd.engine.evaluate import suspends
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.tensors import inplace
-from aiograd.tensors.tensor import asarray
+from aiograd.tensors.creation import asarray
 
 
 class DistributedDataParallel:

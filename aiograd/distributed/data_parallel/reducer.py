@@ -32,7 +32,7 @@ from aiograd.running.devices import device
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore
-from aiograd.tensors.tensor import asarray
+from aiograd.tensors.creation import asarray
 
 
 class Replacing(Staged):

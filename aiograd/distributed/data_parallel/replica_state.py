@@ -13,7 +13,7 @@ from aiograd.errors import ArgumentError, ProtocolError
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
-from aiograd.tensors.tensor import asarray
+from aiograd.tensors.creation import asarray
 
 
 def flatten_state(

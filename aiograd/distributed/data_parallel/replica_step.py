@@ -30,9 +30,9 @@ from aiograd.running.random import Generator, drawing_from
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
 from aiograd.tensors.core import TensorCore, make
+from aiograd.tensors.creation import asarray
 from aiograd.tensors.norms import factor_for, norm_of, scaled, size_of, sum_of
 from aiograd.tensors.passes import grad
-from aiograd.tensors.tensor import asarray
 
 
 class ReplicaStep:

@@ -14,7 +14,7 @@ from aiograd.graph.accumulate_grad import AccumulateGrad
 from aiograd.pipeline.step.stage import Stage
 from aiograd.running.types import Array
 from aiograd.tensors import inplace
-from aiograd.tensors.tensor import asarray
+from aiograd.tensors.creation import asarray
 
 
 class ReplicatedStages:

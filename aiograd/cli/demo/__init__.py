@@ -1,6 +1,7 @@
 """``aiograd demo``: a network cut across worker processes learns to read handwritten digits, loses a worker on the way, and says what is true.
 
 ============  ======================================================================
+`command`     the options of the subcommand
 `story`       the order of events, and the checks
 `training`    the driver's side: forward, backward, step, checkpoint, restore
 `clusters`    where it runs: this machine, Ray, workers that join
@@ -14,6 +15,6 @@
 
 from __future__ import annotations
 
-from aiograd.demo.story import Options, show
+from aiograd.cli.demo.story import Options, show
 
 __all__ = ["Options", "show"]

@@ -15,17 +15,18 @@ from typing import Any
 
 import numpy as np
 
-from aiograd.demo.alone import accuracy, rate
-from aiograd.demo.clusters import Pids, cluster_on
-from aiograd.demo.data import Digits
-from aiograd.demo.display import Bar, Display, megabytes
-from aiograd.demo.model import Network
-from aiograd.demo.training import Checkpoint, Training
+from aiograd.cli.demo.alone import accuracy, rate
+from aiograd.cli.demo.clusters import Pids, cluster_on
+from aiograd.cli.demo.data import Digits
+from aiograd.cli.demo.display import Bar, Display, megabytes
+from aiograd.cli.demo.model import Network
+from aiograd.cli.demo.training import Checkpoint, Training
 from aiograd.distributed import Cluster, Worker
 from aiograd.errors import AiogradError, CommitUnknown, DistributedError, StepError, WorkerLostError
 from aiograd.profiler import merge_traces, profile
 from aiograd.running.scalars import log
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 SEED = 0
 #: epochs after which the network has to be as good as `PROMISED`

@@ -1,4 +1,4 @@
-"""``aiograd demo``: see `aiograd.demo`."""
+"""The subcommand ``aiograd demo``: its options."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from aiograd.demo import Options, show
-from aiograd.demo.model import BLOCKS
+from aiograd.cli.demo import Options, show
+from aiograd.cli.demo.model import BLOCKS
 from aiograd.distributed.cluster.factory import KINDS
 from aiograd.engine.run import run
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 
-from aiograd.demo.alone import gradients_alone, train_alone
-from aiograd.demo.model import Network
+from aiograd.cli.demo.alone import gradients_alone, train_alone
+from aiograd.cli.demo.model import Network
 from aiograd.distributed import RemoteRef, Service, current_context, current_worker
 from aiograd.errors import ArgumentTypeError
 from aiograd.profiler import profile

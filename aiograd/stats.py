@@ -32,7 +32,8 @@ from aiograd.distributions import Beta, Dirichlet, Gamma, Normal
 from aiograd.errors import ArgumentError, NoRuleError, ShapeError
 from aiograd.running.modes import get_default_dtype
 from aiograd.tensors.core import host_array
-from aiograd.tensors.tensor import Tensor, asarray
+from aiograd.tensors.creation import asarray
+from aiograd.tensors.tensor import Tensor
 
 __all__ = ["beta", "chi2", "dirichlet", "expon", "gamma", "multivariate_normal", "norm", "poisson", "t", "uniform"]
 
@@ -73,7 +74,7 @@ class _Continuous:
         self.standard = standard
 
     def __repr__(self) -> str:
-        return f"<aiograd.distributions.stats.{self.name}>"
+        return f"<aiograd.stats.{self.name}>"
 
     def _arguments(self, function: str, x: tuple[Any, ...], values: tuple[Any, ...], loc: Any, scale: Any) -> list[Tensor]:
         """`x`, the shapes, location and scale; SciPy takes the last two by position too."""
@@ -190,7 +191,7 @@ class _Poisson:
     """Counts of events, see the module; counts have no gradient."""
 
     def __repr__(self) -> str:
-        return "<aiograd.distributions.stats.poisson>"
+        return "<aiograd.stats.poisson>"
 
     def _counts(self, k: Any, mu: Any, loc: Any) -> tuple[Tensor, Tensor, Any]:
         counts, rate, shift = _alike(k, mu, loc)
@@ -238,7 +239,7 @@ class _Dirichlet:
     """Shares that add up to 1; the first axis of `x` goes over them, and the last may be left out, see the module."""
 
     def __repr__(self) -> str:
-        return "<aiograd.distributions.stats.dirichlet>"
+        return "<aiograd.stats.dirichlet>"
 
     def logpdf(self, x: Any, alpha: Any) -> Tensor:
         """The logarithm of the density."""
@@ -262,7 +263,7 @@ class _MultivariateNormal:
     """Normal vectors; `cov` is a matrix, its diagonal or a number, see the module."""
 
     def __repr__(self) -> str:
-        return "<aiograd.distributions.stats.multivariate_normal>"
+        return "<aiograd.stats.multivariate_normal>"
 
     def _arguments(self, x: Any, mean: Any, cov: Any) -> tuple[Tensor, Tensor]:
         """Distances from the mean, vectors in the last axis, and the covariance matrix."""

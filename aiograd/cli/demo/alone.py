@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from aiograd.demo.data import batches
-from aiograd.demo.model import Network
+from aiograd.cli.demo.data import batches
+from aiograd.cli.demo.model import Network
 from aiograd.nn.functional import cross_entropy
 from aiograd.optim import AdamW
 from aiograd.running.modes import no_grad
