@@ -44,7 +44,7 @@ class StepCoordinator(Generic[W, R]):
         self.wording = wording
         self.decisions: StepDecisions[W, R] = StepDecisions(wording, timeout)
         #: the object that members ask for outcomes
-        self.outcomes = StepOutcomes(self.decisions)
+        self.outcomes: StepOutcomes[W, R] = StepOutcomes(self.decisions)
         #: the members on workers
         self.remotes: list[R] = []
         self._timeout = timeout
