@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.layering import complaints, examine, mended, package_sources
+from tests.layering import complaints, package_sources
 
 ROOT = Path(__file__).parent.parent / "aiograd"
 
@@ -14,9 +14,8 @@ ROOT = Path(__file__).parent.parent / "aiograd"
 def test_the_package_keeps_its_layout() -> None:
     sources = package_sources(ROOT)
     assert len(sources) > 20, "the package was found"
-    complained, gone = examine(sources)
+    complained = complaints(sources)
     assert not complained, "\n" + "\n".join(complained)
-    assert not gone, "\n" + "\n".join(gone)
 
 
 # each made-up package breaks one rule in one place: what is said of it starts with `expected`, and nothing else is said
@@ -45,6 +44,10 @@ VIOLATIONS = {
     "circles side by side": (
         {"graph/a.py": "from . import b, c", "graph/b.py": "from . import a", "graph/c.py": "from . import a", "graph/d.py": "from . import a"},
         "import circle: graph.a -> graph.b, graph.b -> graph.a; 3 modules reach each other here",
+    ),
+    "circle by a stub": (
+        {"graph/a.py": "", "graph/a.pyi": "from aiograd.graph.b import B", "graph/b.py": "from aiograd.graph.a import A"},
+        "import circle: graph.a -> graph.b, graph.b -> graph.a",
     ),
     "in a function": ({"graph/a.py": "def f():\n    import json"}, "graph/a.py:2: imports json inside a function"),
     "in a method": ({"graph/a.py": "class A:\n  async def f(s):\n    if s:\n      import json"}, "graph/a.py:4: imports json inside a function"),
@@ -77,7 +80,7 @@ def test_a_violation_is_caught(sources: dict[str, str], expected: str) -> None:
 
 def test_what_is_allowed_is_not_complained_about() -> None:
     assert not complaints({
-        "__init__.py": "from aiograd.nn.module import Module\nfrom aiograd.tensors import Tensor",
+        "__init__.py": "from aiograd.nn.module import Module\nfrom aiograd.tensors import *",
         "__main__.py": "import sys\nfrom aiograd.cli import main",
         "cli.py": "import asyncio",
         "distributed/cluster/loading.py": "import importlib\nimportlib.import_module('service')",
@@ -94,13 +97,3 @@ def test_what_is_allowed_is_not_complained_about() -> None:
         "tensors/codegen.py": "exec(compile('1', 'row', 'exec'))",
         "testing/virtual_clock.py": "import asyncio",
     })
-
-
-def test_circles_that_are_left_may_shrink_and_are_struck_out_when_gone() -> None:
-    left = [frozenset({"graph.a", "graph.b", "graph.c"})]
-    two = {"graph/a.py": "from . import b", "graph/b.py": "from . import a", "graph/c.py": "from . import a"}
-    assert not complaints(two, left) and not mended(two, left)
-    grown = {**two, "graph/b.py": "from . import d", "graph/d.py": "from . import a"}
-    assert len(complaints(grown, left)) == 1
-    (gone,) = mended({**two, "graph/b.py": ""}, left)
-    assert gone == "strike this circle out of CIRCLES_LEFT: ['graph.a', 'graph.b', 'graph.c']"

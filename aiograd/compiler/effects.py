@@ -23,7 +23,7 @@ class CalledOp(Op):
 
     Args:
         name: for people.
-        repeated: the call that is made; its `again` takes Tensors and returns None, or what has the Tensors that are the statement's outputs.
+        repeated: the call that is made; its `again` takes Tensors and returns None, or a result that contains the statement's outputs.
         is_awaited: True if it returns a coroutine.
     """
 

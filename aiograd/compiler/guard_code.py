@@ -1,8 +1,8 @@
 """Guards as generated functions: straight lines of comparisons that a call makes before it runs a program.
 
 Note [Two ways to compare]
-    What a program depends on is said by `signature_of` and `GuardedCode.compared`, which look through arguments and reads anew at every call. The
-    functions made here are shorter ways to the same answer: they compare what they meet with the objects that were there. If all are the same ones,
+    `signature_of` and `GuardedCode.compared` find the dependences of a program: they look through arguments and reads anew at every call. The
+    functions made here are shorter ways to the same answer: they compare each object with the recorded one. If all are the same ones,
     the long way would find the same; if any is not, the long way is taken, and its answer counts.
 """
 
@@ -73,7 +73,7 @@ class _Checks:
         return names
 
     def differs(self, name: str, value: Any) -> str:
-        """The condition that something is not what it was; numbers, flags and strings count by value."""
+        """The condition that a value has changed; numbers, flags and strings count by value."""
         known = self.of(value)
         # 0.0 is equal to -0.0: the long way compares them
         is_zero = isinstance(value, (float, complex, np.inexact)) and (value.real == 0 or (value.imag == 0 and isinstance(value, complex)))
@@ -82,7 +82,7 @@ class _Checks:
         return f"({name} is not {known} and ({name}.__class__ is not {self.of(value.__class__)} or {name} != {known}))"
 
     def tensor(self, name: str, expected: Any, records: bool) -> str:
-        """Compare a Tensor's array with what it is now; returns the name of the array."""
+        """Write the comparison of a Tensor's array with its present state; returns the name of the array."""
         data = self.new()
         self.line(f"if {name}._x is not None: {self.of(refresh)}({name})")
         self.line(f"{data} = {name}._data")
@@ -173,13 +173,13 @@ class _Arguments(_Checks):
             self.refuse(self.differs(name, value))
 
     def mapping(self, name: str, value: dict[str, Any]) -> None:
-        """Compare a dict whose keys have this order."""
+        """Write the comparison of a dict, the order of its keys included."""
         self.refuse(f"tuple({name}) != {self.of(tuple(value))}")
         for inner, item in zip(self.unpack(f"{name}.values()", len(value)), value.values(), strict=True):
             self.part(inner, item)
 
     def result(self) -> str:
-        """The text of the inputs, whose arrays have to be distinct."""
+        """The text of the inputs; their arrays have to be distinct."""
         arrays = self._arrays
         if len(arrays) > 3:
             ids = ", ".join([f"id({name})" for name in arrays])
@@ -225,7 +225,7 @@ class _Surroundings(_Checks):
         self.line("    if (t._node is None) is records: return None")
 
     def read(self, read: Read) -> None:
-        """Compare what a read gives."""
+        """Write the comparison of a read's value."""
         value = read.now()
         is_name = read.kind in _NAMES and read.key.isidentifier() and not iskeyword(read.key)
         if read.kind in _NAMES and not is_name:

@@ -1,4 +1,4 @@
-"""CallRecorder: what a recording does about gradients that are read or forgotten, and about calls between rows: passes, optimizers' steps."""
+"""CallRecorder: how a recording treats gradients that are read or forgotten, and calls between rows: passes, optimizers' steps."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def _listed(arguments: Any) -> Any:
 
 
 def _refuse_async_blocks(frame: Any, recorder: CallRecorder) -> None:
-    """Break the recording where the functions that are running have an ``async with`` or ``async for``, whose effect would not be repeated."""
+    """Break the recording where a running function has an ``async with`` or ``async for``: its effect would not be repeated."""
     while frame is not None and frame.f_globals.get("__name__") != _AWAITING:
         if not is_of_package(frame):
             found = async_block(frame.f_code)

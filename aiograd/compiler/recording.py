@@ -45,12 +45,12 @@ class ProgramRecorder:
 
     Args:
         inputs: the Tensors among the arguments.
-        arrays: those of them that stand for arrays.
+        arrays: the inputs that stand for arrays.
         raises: True if reading a value is an error; else it breaks the recording.
 
     Attributes:
         broken: why no program can be made of this call; None: one can.
-        watcher: of what the functions read that run.
+        watcher: the trace function that notes the reads of the running functions.
     """
 
     def __init__(self, inputs: list[TensorCore], arrays: list[TensorCore], *, raises: bool) -> None:
@@ -232,7 +232,7 @@ class ProgramRecorder:
             self.broken = f"{reason}: {quoted(*user_line())}" if within else reason
 
     def made(self, tensor: TensorCore, source: Any = None) -> None:
-        """A Tensor was made in memory of its own, of numbers or by copying those of `source`; every call of the function makes one anew."""
+        """Note a Tensor made in memory of its own, from numbers or by copying `source`; every call of the function makes a new one."""
         self._created[id(tensor)] = tensor
         if isinstance(source, np.ndarray):
             operand(self.reads, source, self.watcher.where)
@@ -241,7 +241,7 @@ class ProgramRecorder:
         """A statement that makes a tensor anew which the function has made of numbers and now modifies or returns."""
         numbers = np.copy(base._data)
         known = self._find(base)
-        if known is not None:  # statements that have used it go on with what it was
+        if known is not None:  # earlier statements keep the value that they have used
             self._tensors[known.index] = make(numbers)
         self._made_by_rows.add(id(base))
         self._add(statement_op("copy", numbers.copy), (), (base,))

@@ -54,7 +54,7 @@ class Part:
     Attributes:
         statement: the call; None for rows.
         code: of the rows; None for a call.
-        takes, gives: places of the Tensors that it takes and makes, among those of the run.
+        takes, gives: places of the Tensors that it takes and makes, among the Tensors of the run.
         short: makes the call in a shorter way and returns True, see Note [Short ways]; None where there is none.
     """
 
@@ -71,7 +71,7 @@ class StepCode(GuardedCode):
     Args:
         name: of the function.
         program: its data.
-        result: rebuilds what the function returns from its outputs.
+        result: rebuilds the function's result from its outputs.
         reads, guards: see `GuardedCode`.
     """
 
@@ -118,7 +118,7 @@ class StepCode(GuardedCode):
         return Part(None, ProgramCode(self.name, part, list, []), takes, gives)
 
     def _short_way(self, statement: Statement) -> Callable[..., bool] | None:
-        """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to that of the program."""
+        """The short way of a call, see Note [Short ways]; its text, or a comment in its place, is added to the program's text."""
         optimizer = step_of(statement.op.repeated.function, statement.op.repeated.args)  # type: ignore[attr-defined]
         if optimizer is not None:
             step = inlined_step(optimizer, f"{statement.place}: {statement.line}", self.program.file)
@@ -267,6 +267,6 @@ def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tupl
 
 
 def _moved(statement: Statement, own: dict[Value, Value]) -> Statement:
-    """A statement with the values of a part in place of those of the whole."""
+    """A statement with the values of a part in place of the whole's."""
     arrays, statics = map_tree(lambda value: own.get(value, value), (statement.arrays, statement.statics), Value)
     return Statement(statement.op, arrays, statics, statement.fused, statement.outputs, statement.node, statement.place, statement.line)

@@ -1,4 +1,4 @@
-"""WriteRecorder: what a recording does about tensors that are modified in place.
+"""WriteRecorder: how a recording treats Tensors that are modified in place.
 
 Note [In place, in a program without places]
     A value of a program is made once. So a tensor that the function has computed and then modifies is from there on another value: the row out
@@ -51,7 +51,7 @@ class WriteRecorder(CallRecorder):
             name: of the modification.
             again: carries it out.
             compute: the same out of place, recorded.
-            write: carries it out on arrays: that of `tensor` and those of `operands`, with `index` if there is one.
+            write: carries it out on the arrays of `tensor` and `operands`, with `index` if there is one.
 
         Returns:
             What `again` returns.
@@ -129,7 +129,7 @@ class WriteRecorder(CallRecorder):
         self.forget_captured()
 
     def _compute(self, tensor: TensorCore, compute: Callable[[TensorCore], Any]) -> None:
-        """Statements that compute the new value, and those of the tensors that `tensor` is a view of."""
+        """Record the new value of `tensor`, and of the Tensors that it is a view of."""
         old = self._copied(tensor)
         new = compute(old)
         if not isinstance(new, TensorCore) or new.shape != tensor.shape:

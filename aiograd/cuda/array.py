@@ -2,11 +2,11 @@
 
 Its shape, dtype and strides are known at once, its values when the device got to them; every operation returns without waiting.
 
-Note [Who answers]
+Note [Where operations run]
     ==============================  ==================================================================================================
-    element-wise ufuncs             a pending expression (`aiograd.cuda.elementwise`), launched when somebody needs the memory
-    views and basic indexing        arithmetic on strides: numpy is asked what the view of a stand-in without memory would be
-    what `tables` lists             its kernel
+    element-wise ufuncs             a pending expression (`aiograd.cuda.elementwise`), launched when the memory is needed
+    views and basic indexing        arithmetic on strides: numpy makes the view of a stand-in without memory
+    functions in `tables`           their kernels
     everything else                 the host, by way of the device's thread (`aiograd.cuda.fallback`)
     ==============================  ==================================================================================================
 
@@ -47,7 +47,7 @@ class UnaskedCopyError(DeviceError):
 class CudaArray(BufferView, NDArrayOperatorsMixin):
     """An array on a `aiograd.cuda.device.CudaDevice`; made by the device and by operations on other such arrays.
 
-    Its arguments are those of `BufferView`.
+    It takes the arguments of `BufferView`.
     """
 
     __slots__ = ()
@@ -56,7 +56,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     @classmethod
     def make(cls, device: DeviceCore, shape: Shape, dtype: np.dtype[Any]) -> CudaArray:
-        """One with memory of its own, C-contiguous, whose values nobody has written."""
+        """An array with memory of its own, C-contiguous and not written yet."""
         strides = contiguous_strides(shape, dtype.itemsize)
         return cls(Buffer(device, math.prod(shape) * dtype.itemsize), 0, shape, strides, dtype, None)
 
@@ -80,7 +80,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
             raise TypeError("len() of a 0-d array")
         return self.shape[0]
 
-    # ---------------------------------------------------------------- what the engine asks for
+    # ---------------------------------------------------------------- for the engine
 
     @property
     def __aiograd_device__(self) -> str:
@@ -328,7 +328,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
 
 def empty(device: DeviceCore, shape: Shape, dtype: Any) -> CudaArray:
-    """A C-contiguous array whose values nobody has written."""
+    """A C-contiguous array that is not written yet."""
     return CudaArray.make(device, tuple(shape), np.dtype(dtype))
 
 

@@ -1,7 +1,7 @@
 """Launching: how operations ask for a kernel.
 
-``launch(kernel, grid, block, *args, writes=(out,))``: arrays among the arguments become flat pointers at their first element, whatever is
-pending in them is launched first, and the call returns at once.
+``launch(kernel, grid, block, *args, writes=(out,))``: arrays among the arguments become flat pointers at their first element, their pending
+expressions are launched first, and the call returns at once.
 """
 
 from __future__ import annotations

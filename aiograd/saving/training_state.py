@@ -36,7 +36,7 @@ class TrainingState:
             state.save("run.safetensors")
 
     Args:
-        parts: by name, whatever has ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedules, loaders, averages, generators.
+        parts: by name, objects with ``state_dict()`` and ``load_state_dict()``: modules, optimizers, schedules, loaders, averages, generators.
 
     Raises:
         ArgumentTypeError: a part without these methods.

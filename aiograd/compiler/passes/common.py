@@ -1,7 +1,7 @@
 """Common subexpressions: a pure call of the same arguments is done once.
 
-Note [Who may share]
-    Results that others get to see are arrays of their own in the eager call, so they share with nobody; nor do arrays that are written into. A call
+Note [Arrays that may be shared]
+    Results of the program are separate arrays in the eager call, so they are not shared; nor are arrays that are written into. A call
     with an effect may change arrays, so nothing is shared across it.
 """
 

@@ -1,7 +1,7 @@
-"""Watcher: a trace function that notes what the functions read that run while a program is recorded.
+"""Watcher: a trace function that notes the reads of the functions that run while a program is recorded.
 
 The interpreter calls it before each of their instructions. It finds the operands on the stack (`aiograd.compiler.watching.stack`) and leaves to
-`aiograd.compiler.watching.objects` and `aiograd.compiler.watching.calls` what the instruction reads from them. A trace function that was set before,
+`aiograd.compiler.watching.objects` and `aiograd.compiler.watching.calls` the noting of the instruction's reads. A trace function that was set before,
 such as a debugger's, is called as well.
 
 Note [Frames of 3.12]
@@ -57,7 +57,7 @@ class Watcher:
         self._left: FrameType | None = None
         #: the line of the user's code, see `described`
         self.where: Any = None
-        #: False while a function runs whose global names and modules stay what they are
+        #: False while a function runs with global names and modules that are taken as constant
         self.has_names = True
         self._before: Any = None
         self._lines: dict[Any, tuple[str, str]] = {}
@@ -207,7 +207,7 @@ def _described(where: Any) -> tuple[str, str]:
 
 
 def _is_watched(frame: FrameType | None) -> bool:
-    """True for the frame of a function whose instructions are watched; what the rest of the package calls of the standard library is not."""
+    """True for the frame of a function with watched instructions; calls of the standard library by the rest of the package are not watched."""
     return frame is not None and frame.f_trace is not None
 
 

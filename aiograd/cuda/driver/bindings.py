@@ -147,7 +147,7 @@ class Bindings:
         return self._call("cuStreamCreateWithPriority", _NON_BLOCKING_STREAM, priority)
 
     def foreign_stream(self, address: int) -> Any:
-        """The stream of another library; nobody here closes it."""
+        """The stream of another library; it is not closed here."""
         return self._driver.CUstream(address)
 
     def destroy_stream(self, stream: Any) -> None:

@@ -98,7 +98,7 @@ class HardwareDriver:
         self._loaded: dict[tuple[Any, ...], tuple[Any, Arguments]] = {}
         self._recent: deque[str] = deque(maxlen=_REMEMBERED)
         self._lost: DeviceLostError | None = None
-        #: events that nobody refers to any more, without and with timing
+        #: events of collected objects, without and with timing
         self._spare: tuple[list[Any], list[Any]] = ([], [])
         self._closed = False
         calls.push_context(self._context)
@@ -143,7 +143,7 @@ class HardwareDriver:
     def host_array(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray[Any, Any]:
         """An uninitialised host array that `download` and `upload` copy without waiting; pinned, unless it is very large.
 
-        The memory goes back to a pool when the array and its views are gone and what was copied has arrived.
+        The memory goes back to a pool when the array and its views are gone and the copies are done.
         """
         self._enter("pinning host memory")
         host: np.ndarray[Any, Any] = self._guard("pinning host memory", self._staging.array, shape, dtype)

@@ -6,7 +6,7 @@ Note [Copies that overlap]
     copy that touched them is done. The number of copies in flight is bounded: beyond it the oldest copy is waited for, so that
     the device sets the pace.
 
-Note [Who touches a block]
+Note [Threads that use a block]
     Blocks are taken and pinned on the device's thread. A block that backs an array comes back when the array is collected, on any thread: it
     is only appended to a queue, and looked at when the next one is taken.
 """

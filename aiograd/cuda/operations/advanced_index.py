@@ -1,4 +1,4 @@
-"""An index with arrays as (outer, length, inner) and one vector of indices; the only kernels launched are those that flatten the indices.
+"""An index with arrays as (outer, length, inner) and one vector of indices; the only kernels launched flatten the indices.
 
 Note [Where indices are checked]
     Index arrays of the host are checked when they are used, as numpy does. The values of an index array on the device are known only to the

@@ -104,7 +104,7 @@ def multiply(out: CudaArray, a: CudaArray, b: CudaArray, bias: CudaArray | None 
 
     Args:
         out: (..., M, N), C-contiguous, not empty.
-        a, b: (..., M, K) and (..., K, N), K > 0; leading axes broadcast to those of `out`.
+        a, b: (..., M, K) and (..., K, N), K > 0; leading axes broadcast to the ones of `out`.
         bias: (N,), with floats only. All of one dtype.
     """
     a, b = forwards(a), forwards(b)

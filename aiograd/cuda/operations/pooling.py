@@ -25,7 +25,7 @@ def _geometry(win: Window, outputs: tuple[int, int], size: tuple[int, int]) -> t
 
 
 def _host(name: str, *args: Any, **kwargs: Any) -> Any:
-    """The row on the host, which also says what is wrong with arguments that do not fit."""
+    """Run the row on the host; its errors explain arguments that do not fit."""
     return on_host(name, ROWS[name].forward, args, kwargs)
 
 

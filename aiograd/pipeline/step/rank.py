@@ -114,7 +114,7 @@ class Rank:
             self._exchange.ended(action, began)
 
     def clear(self) -> None:
-        """Let go of what is kept for microbatches: the step is over, or given up."""
+        """Drop the values of all microbatches: the step is over, or abandoned."""
         for run in self.runs.values():
             run.clear()
         for kept in (self._messages, self._grads, self._outgoing):

@@ -2,7 +2,7 @@
 
 Note [Generators]
     A named schedule is a function of a rank and the size of the pipeline that yields the rank's row, in the words of the paper it is from.
-    Its docstring draws the timetable of a small case, which the tests compare with what it yields: in the drawings F, I and W take one
+    Its docstring draws the timetable of a small case, which the tests compare with its rows: in the drawings F, I and W take one
     column and B two, and an action starts as soon as its rank is free and its inputs are there.
 
     Generators may count on a size that `check` of their family has let through.
@@ -92,7 +92,7 @@ def one_chunk(size: Size) -> str:
 
 
 def two_chunks(size: Size) -> str:
-    """For schedules whose stages go to the last rank and back."""
+    """The requirement of schedules with stages that go to the last rank and back; empty if `size` meets it."""
     return "" if size.chunks == 2 else f"takes exactly two stages per rank (stages_per_rank=2), not {size.chunks}"
 
 

@@ -25,7 +25,7 @@ _BLOCK = 6
 
 
 def v_half(rank: int, size: Size) -> Row:
-    """Half the memory of 1F1B, and a bubble between those of 1F1B and ZB-H1 at equal times.
+    """Half the memory of 1F1B, and at equal times a bubble between 1F1B's and ZB-H1's.
 
     2 ranks, 3 microbatches, 2 stages per rank::
 

@@ -7,9 +7,9 @@ Note [Three bounds]
     and a microbatch comes back.
 
     *Memory*, for one stage per rank. Between the first F of a rank and its first I passes at least the time of the way to the last stage and
-    back, in which there is nothing else to do than the F that memory lets it take. Likewise between its last F and its last I; there it can
-    do no more than the I, W of what it keeps at that moment. If memory does not hold all microbatches, these are two different times, so
-    what is lost in both adds up. ZB-H1 meets this bound for the costs in its paper: nothing is faster within the memory of 1F1B.
+    back, in which there is nothing else to do than the F that memory lets it take. Likewise between its last F and its last I; there it can do no
+    more than the I and W of the microbatches that it keeps at that moment. If memory does not hold all microbatches, these are two different times,
+    so the losses in both add up. ZB-H1 meets this bound for the costs in its paper: nothing is faster within the memory of 1F1B.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from aiograd.pipeline.schedule.timeline.data import TimelineData, TimelineEvent
 PathLike: TypeAlias = "str | os.PathLike[str]"
 
 _K = ActionKind
-#: a trace has one process, whose threads are the ranks
+#: a trace has one process, with the ranks as its threads
 _PID = 1
 _CATEGORIES = {
     _K.F: "forward", _K.I: "input backward", _K.W: "weight backward", _K.B: "full backward", _K.OVERLAP_F_B: "overlap",
@@ -73,7 +73,7 @@ def _slices(timeline: TimelineData, start: float, unit: float) -> Iterator[dict[
 
 
 def _arrows(timeline: TimelineData, start: float, unit: float) -> Iterator[dict[str, Any]]:
-    """From each forward to that of the next stage, and from each backward to that of the stage before, where that is on another rank."""
+    """Arrows from each forward to the next stage's, and from each backward to the previous stage's, where that stage is on another rank."""
     made: dict[tuple[bool, int, int | None], TimelineEvent] = {
         (part.kind is _K.F, part.stage, part.microbatch): event
         for event in timeline.events
