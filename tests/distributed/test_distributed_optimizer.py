@@ -243,7 +243,7 @@ def test_a_worker_that_is_short_of_memory_is_told_of_a_step_again() -> None:
                 await optimizer.step(ctx)
                 assert optimizer.steps == 1 and sorted(first for _, first in Fragile.steps) == [[2.0], [3.0]] and not Fragile.short
 
-    simulate(main())
+    simulate(main)
 
 
 async def test_a_step_is_taken_once_however_often_it_is_asked_for() -> None:

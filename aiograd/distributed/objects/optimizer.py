@@ -237,7 +237,7 @@ class DistributedOptimizer:
             try:
                 await step.take()
             finally:
-                if step.applied == ():
+                if step.confirmed == ():
                     self._steps -= 1  # no worker is known to have taken it: it may be tried again under its number
 
     async def set_options(self, **options: Any) -> None:

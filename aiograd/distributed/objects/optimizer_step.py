@@ -34,7 +34,7 @@ class OptimizerStep(TransactionClient):
         self._own = () if attempt is None else (attempt,)
         self._timeout = timeout
         #: the workers that have confirmed the step, once all have been told
-        self.applied: tuple[str, ...] | None = None
+        self.confirmed: tuple[str, ...] | None = None
         self._drive = CoordinatorDrive(Coordinator("", pause=worker.limits.heartbeat), self)
 
     async def take(self) -> None:
@@ -50,16 +50,17 @@ class OptimizerStep(TransactionClient):
         drive.machine.tell_until = asyncio.get_running_loop().time() + limit
         failures = await drive.tell()
         failed = tuple(owner for owner in self._optimizers if owner in drive.machine.unacknowledged)
-        self.applied = tuple(owner for owner in self._optimizers if owner not in failed)
+        self.confirmed = tuple(owner for owner in self._optimizers if owner not in failed)
         if not failed:
             return
         first = failures[failed[0]]
         if not isinstance(first, Exception):
             raise first
         raise StepError(
-            f"optimizer step {self._number} was taken on {', '.join(self.applied) or 'no worker'} and not confirmed by {', '.join(failed)} ({first})",
+            f"optimizer step {self._number} was taken on {', '.join(self.confirmed) or 'no worker'} and not confirmed by {', '.join(failed)} "
+            f"({first})",
             step=self._number,
-            applied=self.applied,
+            applied=self.confirmed,
             failed=failed,
         ) from first
 
