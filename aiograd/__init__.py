@@ -1,4 +1,4 @@
-"""Autograd for async Python: a tensor library on numpy whose backward pass is awaited.
+"""Autograd for async Python: a tensor library on numpy with an awaited backward pass.
 
 ::
 

@@ -14,9 +14,9 @@ import pytest
 import aiograd as ag
 from aiograd.array_functions import public as F
 from aiograd.errors import ArgumentError, ArgumentTypeError, DeviceError, ShapeError
-from aiograd.testing.toy_device import ToyDevice
 from tests import test_everyday_functions as everyday
 from tests.tolerance import assert_close
+from tests.toy_device import ToyDevice
 
 PUBLIC = [name for name in dir(F) if not name.startswith("_")]
 X = np.array([[0.3, -1.2, 2.5], [0.9, 0.1, -0.4]])

@@ -158,7 +158,7 @@ class BackwardWriter:
                 self._give(number, i, statement, grad, conjugates)
 
     def _call(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...], *, wants_several: bool = False) -> Any:
-        """Take down the calls that a function makes, or itself."""
+        """Note the calls that a function makes; if they cannot be traced, the function itself as one call."""
         try:
             if not all([type(each) is not Recorded or isinstance(each.value, _ARRAYS) for each in arguments]):
                 raise Untraceable("a saved value that is no array")
@@ -171,7 +171,7 @@ class BackwardWriter:
         return self._opaque(label, function, arguments)
 
     def _opaque(self, label: str, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        """Run a function and take it down as one call."""
+        """Run a function and note it as one call."""
         result = function(*map_tree(_value_of, arguments, Recorded))
         return self._tracer.add(Form.CALL, function, label, arguments, {}, result, fresh=self._on_device or function is np.zeros, opaque=True)
 
@@ -266,7 +266,7 @@ def _refs(recorded: Any) -> list[Ref]:
 
 
 class _Named:
-    """Stands for the node in errors."""
+    """An object with the name of the program's node, for errors."""
 
     name = "a compiled function"
 

@@ -139,14 +139,14 @@ class Call:
         return self.reads if self.out is None else (*self.reads, self.out)
 
     def replaced(self, names: dict[Ref, Any]) -> Call:
-        """The same of other arguments."""
+        """The same call with other arguments."""
         if names.keys().isdisjoint(self.reads):
             return self
         arguments, options = map_tree(lambda ref: names.get(ref, ref), (self.arguments, self.options), Ref)
         return self.but(arguments=arguments, options=options, reads=refs_in(arguments, options))
 
     def but(self, **changes: Any) -> Call:
-        """The same with other attributes."""
+        """The same call with other attributes."""
         call = object.__new__(Call)
         for name, value in zip(_FIELDS, _attributes(self), strict=True):
             setattr(call, name, value)
@@ -194,11 +194,11 @@ class ArrayCode:
 
     @property
     def arena(self) -> tuple[Ref, ...]:
-        """The arrays that it is given to write into."""
+        """The parameters that are arrays of an arena."""
         return next((parameter[1] for parameter in self.parameters if not isinstance(parameter, Ref) and parameter[0] == ARENA), ())
 
     def visible(self) -> set[Ref]:
-        """The results that others get to see."""
+        """The results that code outside of the function sees."""
         return set(leaves_of(self.results, Ref)) - self.private
 
     def written(self) -> set[Ref]:
@@ -207,7 +207,7 @@ class ArrayCode:
 
 
 class Memory:
-    """Which Refs of a `ArrayCode` may share memory: see Note [Memory]."""
+    """Groups of Refs of an `ArrayCode` that may share memory: see Note [Memory]."""
 
     def __init__(self, code: ArrayCode) -> None:
         self._parent: dict[Ref, Ref] = {}
@@ -218,7 +218,7 @@ class Memory:
                     self.join(call.results[0] if call.results else shared[0], ref)
 
     def of(self, ref: Ref) -> Ref:
-        """The one that stands for all that share memory with `ref`."""
+        """The representative of all Refs that share memory with `ref`."""
         parents = self._parent
         parent = parents.get(ref)
         if parent is None:
@@ -234,7 +234,7 @@ class Memory:
         return {ref for ref in some if self.of(ref) in roots}
 
     def join(self, one: Ref, other: Ref) -> None:
-        """The two may share memory."""
+        """Put two Refs into one group: they may share memory."""
         one, other = self.of(one), self.of(other)
         if one is not other:
             self._parent[other] = one

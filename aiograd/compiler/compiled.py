@@ -185,7 +185,7 @@ class CompiledFunction:
         return key, None
 
     def _add_check(self, code: ProgramCode | StepCode, check: Callable[..., Any] | None) -> None:
-        """Look for calls like this one first, see `aiograd.compiler.guard_code`."""
+        """Put a check for calls like this one first, see `aiograd.compiler.guard_code`."""
         if check is None or code.checks_of_arguments >= MOST_CHECKS:
             return
         with self._lock:
@@ -381,7 +381,7 @@ class CompiledModule(CompiledFunction):
 
 @contextlib.contextmanager
 def _recording(recorder: ResultRecorder, name: str) -> Iterator[None]:
-    """Around a recorded call; a function that calls itself without end is an error that names its line."""
+    """Context of a recorded call; endless recursion raises an error that names the line."""
     try:
         with ModeScope(trace=recorder):
             yield

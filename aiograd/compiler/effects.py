@@ -19,7 +19,7 @@ def statement_op(name: str, forward: Callable[..., Any]) -> Op:
 
 
 class CalledOp(Op):
-    """Something that is no row and that a program calls with Tensors, between its numeric parts: an optimizer's step, a backward pass.
+    """A call with Tensors that a program makes between its numeric parts and that is no row: an optimizer's step, a backward pass.
 
     Args:
         name: for people.

@@ -126,7 +126,7 @@ class _ForwardWriter:
             self._call(number, statement, function, is_ufunc)
 
     def _call(self, number: int, statement: Statement, function: Any, is_ufunc: bool) -> None:
-        """Take a statement down as one call."""
+        """Note a statement as one call."""
         op = statement.op
         arguments = tuple([None if value is None else self.refs[value.name] for value in statement.arrays])
         options = map_tree(lambda value: self.refs[value.name], statement.statics, Value) if statement.statics else {}
@@ -165,7 +165,7 @@ class _ForwardWriter:
         return found
 
     def _trace(self, number: int, statement: Statement, function: Any) -> bool:
-        """Take a statement down as the calls that it makes; False where that cannot be done."""
+        """Note a statement as the calls that it makes; False if they cannot be traced."""
         before = len(self.tracer.calls)
         try:
             arrays = tuple([None if value is None else self._like(value) for value in statement.arrays])

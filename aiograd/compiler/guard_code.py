@@ -31,7 +31,7 @@ _NAMES = (ATTRIBUTE, METHOD)
 
 
 class _CannotCheck(Exception):
-    """The long way is needed every time."""
+    """Raised if an object cannot be compared by a straight line; the long way is needed every time."""
 
 
 class _Checks:
@@ -63,11 +63,11 @@ class _Checks:
         self._lines.append(text)
 
     def refuse(self, *conditions: str) -> None:
-        """Return None if one of these holds."""
+        """Add a line that returns None if one of these conditions holds."""
         self._lines.append(f"if {' or '.join(conditions)}: return None")
 
     def unpack(self, expression: str, count: int) -> list[str]:
-        """Local names for the items of what an expression gives, which have to be so many."""
+        """Add the unpacking of an expression into so many items; returns their local names."""
         names = [self.new() for _ in range(count)]
         self._lines.append(f"{', '.join(names)}, = {expression}" if names else f"() = {expression}")
         return names
@@ -138,7 +138,7 @@ class _Arguments(_Checks):
         self._recording: list[str] = []
 
     def taken(self, code: Any) -> None:
-        """Compare what `GuardedCode.takes` does."""
+        """Write the comparisons that `GuardedCode.takes` makes."""
         for i, array in code.bound:
             self.refuse(f"{self._arrays[i]} is not {self.of(array)}")
         for i, is_leaf in code.leaves:
@@ -148,7 +148,7 @@ class _Arguments(_Checks):
                 self.refuse(f"id({name}) in {self.of(code.others)}")
 
     def part(self, name: str, value: Any) -> None:
-        """Compare an argument, or a part of one."""
+        """Write the comparison of an argument, or of a part of one."""
         cls = value.__class__
         if isinstance(value, (tuple, list, dict)):
             self.refuse(f"{name}.__class__ is not {self.of(cls)}")
@@ -193,7 +193,7 @@ class _Arguments(_Checks):
 
 
 def surroundings_check(captured: Iterable[tuple[TensorCore, bool]], reads: list[Read]) -> Callable[[], Any]:
-    """A function that returns True if captured Tensors are laid out, and reads give, as now; None: it cannot tell.
+    """A function that returns True if captured Tensors and reads are as now; None if no such function can be made.
 
     Args:
         captured: each with whether it has a place in the graph.
@@ -210,7 +210,7 @@ class _Surroundings(_Checks):
     """The text of `surroundings_check`."""
 
     def captured(self, tensors: list[tuple[TensorCore, bool]]) -> None:
-        """Compare the layout of captured Tensors."""
+        """Write the comparison of the layout of captured Tensors."""
         if len(tensors) <= _MANY or any([tensor._data.__class__ is not np.ndarray for tensor, _ in tensors]):
             for tensor, records in tensors:
                 self.tensor(self.of(tensor), tensor._data, records)

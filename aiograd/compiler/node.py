@@ -202,7 +202,7 @@ class ProgramNode(Node):
                     move_to(tensor, *edges[tensor._nr])
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
-        """True: two runs for parts of the edges do part of the work twice."""
+        """True, since two runs for different edges repeat some of the work."""
         return True
 
     # ---------------------------------------------------------------- saved values
@@ -298,7 +298,7 @@ class DeviceProgramNode(ProgramNode):
         return self.code.program.device  # type: ignore[no-any-return]
 
     def cost_key(self) -> None:
-        """None: it is not known to be small."""
+        """None, since the cost is not known to be small."""
 
 
 class _Expanded(ProgramNode):
@@ -332,13 +332,13 @@ class _Expanded(ProgramNode):
         return node.tensor_hooks(self.next_nrs[input_nr])  # type: ignore[no-any-return]
 
     def release_variables(self, released: ReleasedVariables | None = None) -> None:
-        """Nothing: the nodes behind this one have the values."""
+        """Do nothing: the nodes behind this one have the values."""
 
     def expand(self) -> None:
-        """Nothing: it is expanded."""
+        """Do nothing: the node is expanded already."""
 
     def shares_work(self, some: Sequence[int], others: Sequence[int]) -> bool:
-        """False: there is no work."""
+        """False, since there is no work to repeat."""
         return False
 
     def cost_key(self) -> Any:
@@ -356,7 +356,7 @@ class _ExpandedOnDevice(_Expanded, DeviceProgramNode):
     __slots__ = ()
 
     def cost_key(self) -> None:
-        """None: it is not known to be small."""
+        """None, since the cost is not known to be small."""
 
 
 ProgramNode.expanded_class = _Expanded

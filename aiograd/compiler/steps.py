@@ -49,7 +49,7 @@ HEAVY_NS = 10_000_000.0
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A part of a step.
+    """A part of a step: some rows as one program, or one call.
 
     Attributes:
         statement: the call; None for rows.
@@ -134,14 +134,14 @@ class StepCode(GuardedCode):
     # ---------------------------------------------------------------- running
 
     def run(self, inputs: list[Any]) -> Any:
-        """One call, of a step that waits for nothing."""
+        """Run one call of a step that awaits nothing."""
         tensors = self._begin(inputs)
         for part in self._parts:
             self._carry_out(part, tensors)
         return self._result(tensors)
 
     def run_async(self, inputs: list[Any]) -> Coroutine[Any, Any, Any]:
-        """One call. Cancelling it stops it as it would the function itself."""
+        """Run one call. Cancelling stops it as it would stop the function itself."""
         profiler = current_mode().profiler
         return self._run_parts(inputs) if profiler is None else self._run_profiled(inputs, profiler)
 
@@ -254,7 +254,7 @@ def segments(program: Program) -> list[list[Statement]]:
 
 
 def _divided(program: Program, groups: list[list[Statement]]) -> list[tuple[tuple[Statement, ...], tuple[Value, ...]]]:
-    """The groups, each with the values of it that are used outside of it."""
+    """The groups of statements, each with its values that are used outside of it."""
     users: dict[str, set[int]] = {value.name: {len(groups)} for value in program.outputs}
     for number, group in enumerate(groups):
         for value in values_in([(statement.arrays, statement.statics) for statement in group]):

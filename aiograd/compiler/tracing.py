@@ -148,7 +148,7 @@ def _value_of(recorded: Recorded) -> Any:
 
 
 class Tracer:
-    """Takes down the calls of one `ArrayCode`.
+    """Notes the calls of one `ArrayCode`.
 
     Args:
         prefix: of the names that are made here for arrays without one.
@@ -166,7 +166,7 @@ class Tracer:
         self._errors: Any = np.geterr()
 
     def trace(self, function: Callable[..., Any], args: tuple[Any, ...], options: dict[str, Any] | None = None) -> Any:
-        """Run a function on recording arrays and take down the calls that it makes.
+        """Run a function on recording arrays and note the calls that it makes.
 
         Raises:
             Untraceable: nothing was taken down.
@@ -247,7 +247,7 @@ class Tracer:
         return out
 
     def row(self, op: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        """A row that a rule calls: its calls, or itself as one."""
+        """Note a row that a rule calls: as the calls that it makes, or as one call."""
         try:
             return self.trace(op.forward, args, options)
         except Untraceable:

@@ -31,7 +31,7 @@ Inlined = Callable[[], bool]
 
 
 class _NotKnown(Exception):
-    """The step is to be called."""
+    """Raised for a step that cannot be inlined and has to be called."""
 
 
 def inlined_step(optimizer: Any, comment: str, file: SourceFile) -> Inlined | None:
@@ -51,7 +51,7 @@ def inlined_step(optimizer: Any, comment: str, file: SourceFile) -> Inlined | No
 
 
 class _Text:
-    """The text of one step. First what may refuse, then what writes."""
+    """The text of one step: first the lines that may refuse, then the lines that write."""
 
     def __init__(self, optimizer: Any, comment: str) -> None:
         self._optimizer = optimizer
@@ -149,7 +149,7 @@ class _Text:
             self._write(f"{copy}(d{i}, {self._of('place', place)})")
 
     def _counted(self, i: int) -> None:
-        """The parameter has been modified."""
+        """Count a modification of the parameter."""
         self._write(f"if p{i}._vc is None: p{i}._vc = [1]")
         self._write(f"else: p{i}._vc[0] += 1")
 

@@ -44,7 +44,7 @@ class WriteRecorder(CallRecorder):
         operands: tuple[TensorCore, ...] = (),
         index: Any = None,
     ) -> Any:
-        """A tensor is to be modified.
+        """Record the modification of a tensor.
 
         Args:
             tensor: that is modified; checked.
@@ -65,7 +65,7 @@ class WriteRecorder(CallRecorder):
         return result
 
     def renames(self, tensor: TensorCore, other: TensorCore) -> None:
-        """From here on a tensor has the value of another one."""
+        """Note that a tensor has the value of another one from here on."""
         value = self._find(other)
         if value is None:
             self.breaks("it modifies a tensor in place whose views cannot be followed")
@@ -112,7 +112,7 @@ class WriteRecorder(CallRecorder):
     def _write(
         self, tensor: TensorCore, owner: Callable[[], Any], name: str, write: Callable[..., None], operands: tuple[TensorCore, ...], index: Any
     ) -> None:
-        """A statement that writes to memory from elsewhere."""
+        """Add a statement that writes to memory that the program has not made."""
         if index is None:
 
             def run(*arrays: Any) -> None:
@@ -157,7 +157,7 @@ class WriteRecorder(CallRecorder):
             self.renames(current, new)
 
     def _copied(self, tensor: TensorCore) -> Any:
-        """Another Tensor of the same value, place in the graph and numbers, in memory of its own."""
+        """A copy of a Tensor: the same value of the program, place in the graph and numbers, in memory of its own."""
         value = self._value_of(tensor)
         other = make(np.copy(tensor._data))
         other._node, other._nr = tensor._node, tensor._nr

@@ -41,7 +41,7 @@ _METADATA = frozenset({np.shape, np.ndim, np.size, np.result_type, np.can_cast, 
 
 
 class UnaskedCopyError(DeviceError):
-    """numpy was about to read an array of a device as if it were the host's."""
+    """Raised when numpy is about to read an array of a device as memory of the host."""
 
 
 class CudaArray(BufferView, NDArrayOperatorsMixin):
@@ -62,7 +62,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     @classmethod
     def from_host(cls, device: DeviceCore, array: np.ndarray[Any, Any]) -> CudaArray:
-        """One with the values of a host array, which are copied at once."""
+        """An array with the values of a host array, which are copied at once."""
         host = np.array(array, order="C", copy=True)
         result = cls.make(device, host.shape, host.dtype)
         buffer = result.buffer
@@ -88,7 +88,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
 
     @property
     def __aiograd_stream__(self) -> Any:
-        """Where the caller's work goes, for a node that is being recorded; see `DeviceCore.current_stream_state`."""
+        """The stream for the caller's work, for a node that is being recorded; see `DeviceCore.current_stream_state`."""
         return self.buffer.device.current_stream_state()
 
     def __aiograd_is_ready__(self) -> bool:
@@ -268,7 +268,7 @@ class CudaArray(BufferView, NDArrayOperatorsMixin):
         return host
 
     def _start_reading(self, *, finished: bool) -> tuple[np.ndarray[Any, Any], StreamState, CudaArray]:
-        """A host array that has the values when the stream has come this far, and what must live until then."""
+        """A host array that has the values when the stream has come this far, and the objects that must live until then."""
         device = self.device
         self.flush()
         whole = self.contiguous()
@@ -383,5 +383,5 @@ def check_same(device: DeviceCore, what: str, values: Any) -> None:
 
 
 def _outline(value: Any) -> Any:
-    """A stand-in with the shape and dtype, and no memory worth speaking of."""
+    """A stand-in with the shape and dtype, and the memory of one element."""
     return np.broadcast_to(np.zeros((), value.dtype), value.shape) if isinstance(value, CudaArray) else value

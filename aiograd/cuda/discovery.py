@@ -76,7 +76,7 @@ def is_simulated() -> bool:
 
 @functools.cache
 def probe() -> Probe:
-    """Look, once in a process."""
+    """Probe the system, once in a process."""
     packages = tuple((name, _version(name)) for name in (("numba-cuda",) if is_simulated() else PACKAGES))
     found = Probe(is_simulated=is_simulated(), packages=packages, visible=os.environ.get("CUDA_VISIBLE_DEVICES"))
     if found.is_simulated or reason(found) is not None:
@@ -181,7 +181,7 @@ def why_not() -> str | None:
 
 
 def require(ordinal: int) -> None:
-    """Do nothing where a device is there.
+    """Raise unless there is a device.
 
     Raises:
         DeviceUnavailableError: the device is not available; the message names the missing component and the remedy.

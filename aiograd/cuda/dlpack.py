@@ -71,7 +71,7 @@ _WITH_VERSION, _WITH_VERSION_USED = b"dltensor_versioned", b"used_dltensor_versi
 
 @dataclass(frozen=True, slots=True)
 class Strided:
-    """An array somewhere: what its capsule says of it."""
+    """An array as its capsule describes it."""
 
     address: int
     shape: Shape

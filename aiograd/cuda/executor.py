@@ -103,7 +103,7 @@ class DeviceThread:
         return future
 
     def when_done(self, stream_and_count: Callable[[], tuple[StreamState, int] | None], callback: Callable[[], None]) -> None:
-        """Call back, from some thread, once the device has come to a place that is known when everything queued before has been given to it."""
+        """Call back, from some thread, once the device has done the work that was queued before."""
 
         def job() -> None:
             place = stream_and_count()

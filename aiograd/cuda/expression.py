@@ -153,7 +153,7 @@ def _remember(buffer: Buffer, reader: weakref.ref[PendingWork]) -> None:
 
 
 def _argument(device: DeviceCore, value: Any, dtype: np.dtype[Any], shape: Shape) -> Any:
-    """An expression to take in, an array to read, or a scalar."""
+    """An argument of an expression: an expression to take in, an array to read, or a scalar."""
     if value.__class__ is not CudaArray:
         if isinstance(value, np.ndarray) and value.ndim:
             return CudaArray.from_host(device, value)

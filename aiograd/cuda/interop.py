@@ -156,7 +156,7 @@ def _device(device: DeviceCore) -> tuple[int, int]:
 
 
 def _given(array: BufferView, reader: int) -> tuple[int, StreamState]:
-    """Address of the first element and the stream that fills the array, once the device has been given what does; `reader` waits for it."""
+    """Address of the first element and the stream that fills the array, once the device has all its commands; `reader` waits for that stream."""
     device = array.device
     array.flush()
 

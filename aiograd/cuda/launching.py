@@ -58,7 +58,7 @@ def launch(kernel: Callable[..., None], grid: _Size, block: _Size, *args: Any, w
 
 
 class _BufferArgument:
-    """Where an array lies, of which the buffer may not have memory yet."""
+    """The place of an array in a buffer, which may not have memory yet."""
 
     __slots__ = ("buffer", "offset", "dtype", "extent")
 

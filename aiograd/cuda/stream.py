@@ -41,7 +41,7 @@ class Event:
         return f"<Event {'never recorded' if self._stream_state is None else f'on {self._stream_state.name}'}>"
 
     def record(self, stream: Stream | None = None) -> Self:
-        """Put it behind everything that has been asked of a stream (by default the caller's) so far; returns at once.
+        """Put the event behind all present work of a stream (by default the caller's); returns at once.
 
         Args:
             stream: the stream; None: the caller's.

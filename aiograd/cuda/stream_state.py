@@ -19,7 +19,7 @@ _MARKS = 64
 
 
 class StreamState:
-    """How far a stream of a device is.
+    """A stream of a device, and how far the device is with it.
 
     Args:
         driver: of the device.

@@ -43,12 +43,12 @@ class Tile:
 
     @property
     def grid(self) -> tuple[int, int]:
-        """Blocks: along the results, and along the pieces."""
+        """Numbers of blocks: along the results, and along the parts."""
         return self.blocks, self.parts
 
     @property
     def block(self) -> int:
-        """Threads."""
+        """Numbers of threads of a block."""
         return self.columns * self.lanes
 
 

@@ -36,7 +36,7 @@ class BufferView:
 
     @property
     def device(self) -> DeviceCore:
-        """Where it lives."""
+        """The name of the device of the memory."""
         return self.buffer.device
 
     @property

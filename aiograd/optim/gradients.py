@@ -1,4 +1,4 @@
-"""The gradients of a step: those of the parameters, or those that the caller gives, checked."""
+"""The gradients of a step: the parameters' own, or the ones that the caller gives, checked."""
 
 from __future__ import annotations
 

@@ -242,7 +242,7 @@ def _add_grad(tensor: TensorCore, grad: Any) -> None:
 
 
 def _retain(tensor: TensorCore) -> Node | None:
-    """Let a non-leaf keep its gradient; returns the node at which that arrives, None where it keeps it anyway."""
+    """Make a non-leaf retain its gradient; returns the node where the gradient arrives, None if it is retained already."""
     if tensor.retains_grad:
         return None
     tensor.retain_grad()
@@ -269,7 +269,7 @@ def _watch(groups: list[ParameterGroup], grads: list[Any]) -> None:
 
 
 def _may_share_memory(one: np.ndarray[Any, Any], other: np.ndarray[Any, Any]) -> bool:
-    """As numpy's, which takes ten times as long; it need not be asked about an array and itself, nor about two that own their memory."""
+    """As `numpy.may_share_memory`, which takes ten times as long: quick answers for an array and itself, and for two arrays that own their memory."""
     return one is other or ((one.base is not None or other.base is not None) and np.may_share_memory(one, other))
 
 

@@ -28,10 +28,11 @@ from aiograd.errors import (
 from aiograd.pipeline import Pipeline, Stage, make_schedule
 from aiograd.pipeline.run import outbox
 from aiograd.running.assembly import STAGE_HOST_ADAPTER
-from aiograd.testing import ToyDevice, simulated_run
+from aiograd.testing import simulated_run
 from tests.distributed.workers import settled, workers
 from tests.pipeline.models import TURN, blocks, data, gradients, mean_square, serial, values
 from tests.pipeline.remote import Block, Head, NoisyBlock, behind, place, service
+from tests.toy_device import ToyDevice
 
 
 @pytest.mark.parametrize("homes", ["abc", "aba", "a.b", ".ab", "ab.", "aaa"])

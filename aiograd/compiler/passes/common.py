@@ -39,7 +39,7 @@ def with_common_calls_once(code: ArrayCode) -> ArrayCode:
 
 
 def _is_view(call: Call) -> bool:
-    """True for a call that makes no memory: two of the same show the same anyway."""
+    """True for a call that returns a view: two equal views show the same memory anyway."""
     return call.form is Form.ATTRIBUTE or (call.form is Form.INDEX and is_basic(call.arguments[1]))
 
 

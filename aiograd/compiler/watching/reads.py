@@ -219,7 +219,7 @@ class Reads:
 
 
 def _references(reads: list[Read], reasons: list[Reason], sets: list[Any], changed: list[Any], weak: list[Any]) -> dict[int, int]:
-    """By id of an object, how many references to it these hold."""
+    """By id of an object, the number of references to it in these lists."""
     counts: dict[int, int] = {}
     arrays: dict[int, np.ndarray[Any, Any]] = {}
     for thing in _things(reads, reasons, sets, changed, weak):
@@ -253,7 +253,7 @@ def _is_own(thing: Any, counts: dict[int, int]) -> bool:
 
 
 def _references_by_call(thing: Any) -> int:
-    """The references to an object that its parameter and the question itself add."""
+    """The number of references to an object that a call of `sys.getrefcount` and its parameter add."""
     return sys.getrefcount(thing)
 
 

@@ -99,7 +99,7 @@ class Watcher:
     # ---------------------------------------------------------------- called by the interpreter
 
     def _tracer(self) -> Callable[[FrameType, str, Any], Any]:
-        """The trace function of the thread: a function begins, or a generator goes on."""
+        """The trace function of the thread, called when a function begins or a generator resumes."""
         tracers, leaves, before = self._tracers, self._leaves, self._before
 
         def begins(frame: FrameType, event: str, argument: Any) -> Any:
@@ -171,7 +171,7 @@ class Watcher:
         return trace
 
     def _enters(self, frame: FrameType) -> None:
-        """A function begins: it is the same as before if its code and default values are, and if a special method is still found in the class."""
+        """Note a function that begins: guards its code, its default values, and the class's entry of a special method."""
         code, reads = frame.f_code, self.reads
         function = function_of(frame)
         if not isinstance(function, FunctionType):
@@ -216,7 +216,7 @@ def _code_of(function: Any) -> Any:
 
 
 def _both(one: Any, other: Any) -> Any:
-    """A trace function that calls two."""
+    """A trace function that calls two others."""
 
     def trace(frame: FrameType, event: str, argument: Any) -> Any:
         one(frame, event, argument)

@@ -73,7 +73,7 @@ class Semaphore:
 
 
 class HostFunctionCompletions:
-    """Told by the device: a host function behind each event.
+    """Completions reported by the device: a host function behind each event.
 
     Args:
         call_on_host: lets a stream call a C function by address, with an argument.
@@ -152,7 +152,7 @@ class HostFunctionCompletions:
 
 
 class WaitingThreads:
-    """The portable way: a thread for each stream that blocks on its events in turn.
+    """Completions on every platform: a thread for each stream that blocks on its events in turn.
 
     Args:
         wait: blocks until an event has come to pass, other Python threads running; raises where the device failed.

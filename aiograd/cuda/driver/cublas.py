@@ -59,7 +59,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class WorkspaceAllocator(Protocol):
-    """Where workspaces come from."""
+    """The source of workspaces: allocates and frees memory of a device."""
 
     def allocate(self, nbytes: int, stream: Any) -> Any: ...
     def free(self, memory: Any, stream: Any) -> None: ...
@@ -130,7 +130,7 @@ class Cublas:
             self._memory.free(found[1], stream)
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Destroy all handles and free all workspaces. Idempotent."""
         for _, _, stream in list(self._handles.values()):
             self.forget(stream)
 

@@ -150,7 +150,7 @@ class HardwareDriver:
         return host
 
     def adopt(self, address: int, nbytes: int, owner: Any) -> Foreign:
-        """Memory that another library has on this device; `owner` keeps it, and is let go when the last stream that uses it has come past."""
+        """Memory that another library has on this device; `owner` keeps it alive, and is dropped when the last stream that uses it has come past."""
         return Foreign(address, nbytes, owner)
 
     def upload(self, memory: Any, offset: int, host: np.ndarray[Any, Any], stream: Any) -> None:
@@ -361,7 +361,7 @@ class HardwareDriver:
         return self._first if stream is None else stream
 
     def _enter(self, what: str) -> None:
-        """Make the calling thread fit for calls, or say why there will be none."""
+        """Prepare the calling thread for calls of the driver; raise if the device is lost or closed."""
         if self._lost is not None:
             raise self._lost
         if self._closed:

@@ -105,7 +105,7 @@ class MemoryPool:
         return block
 
     def add(self, address: int, size: int, nbytes: int, stream: Hashable) -> None:
-        """Take up a segment that the device gave for a block of so many bytes."""
+        """Add a segment that the device gave for a block of so many bytes; all of it is one free block."""
         segment = Segment(address, size, round_up(nbytes) <= _SMALL)
         block = Block(address, size, segment, stream)
         self.segments[address] = (segment, block)
@@ -128,7 +128,7 @@ class MemoryPool:
         self._insert(self._join(block))
 
     def settle(self, stream: Hashable, *others: Hashable) -> None:
-        """All that the streams `others` (without any: all streams) were asked for is done: let their free blocks serve another stream."""
+        """Let the free blocks of the streams `others` (without any: of all streams) serve another stream; their work is done."""
         moved = [
             entry[2] for (home, _), blocks in self._free.items() if home != stream and (not others or home in others) for entry in blocks
         ]
@@ -142,7 +142,7 @@ class MemoryPool:
                 self._insert(self._join(block))
 
     def release_idle(self) -> list[int]:
-        """Forget the segments of which nothing is in use, and say where they are."""
+        """Forget the segments without a block in use; returns their addresses."""
         idle = [address for address, (segment, block) in self.segments.items() if block.is_free and block.size == segment.size]
         for address in idle:
             segment, block = self.segments.pop(address)

@@ -81,7 +81,7 @@ class _Cuda(FakeCUDAModule):
         self.shared_memory = _Shared()
 
     def start(self, grid: Size, block: Size) -> None:
-        """Another kernel begins."""
+        """Begin another kernel."""
         self.gridDim, self.blockDim, self._sizes = Dim3(*grid), Dim3(*block), (grid, block)
 
     @property

@@ -25,7 +25,7 @@ _one_at_a_time = threading.Lock()
 
 
 class _Stream:
-    """Nothing is ever outstanding on it."""
+    """A stream without outstanding work."""
 
     __slots__ = ("priority",)
 

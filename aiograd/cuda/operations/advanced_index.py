@@ -86,7 +86,7 @@ def advanced_index_of(array: CudaArray, index: Any) -> AdvancedIndex | None:
 
 
 def _parts(ndim: int, index: Any) -> list[Any] | None:
-    """The index as a list of slices, None and integer arrays that says something of every axis."""
+    """The index as a list of slices, None and integer arrays, complete for every axis."""
     parts: list[Any] = []
     for part in index if isinstance(index, tuple) else (index,):
         if part is None or part is Ellipsis or isinstance(part, slice):

@@ -105,7 +105,7 @@ class Heads:
 
 
 def _heads(q: Any, k: Any, v: Any, mask: Any, scale: float | None) -> Heads | None:
-    """None where no kernel takes the dtype."""
+    """The arguments as `Heads`; None if no kernel takes their dtype."""
     rows.check_attention(q, k, v, mask)
     device = device_of(q, k, v, mask)
     arrays = [None if array is None else as_cuda(device, array) for array in (q, k, v, mask)]

@@ -233,7 +233,7 @@ def _matrix(rows: int, columns: int, row: int, column: int) -> tuple[int, bool] 
 
 
 def _by_library(out: CudaArray, a: CudaArray, b: CudaArray, problem: Problem) -> bool:
-    """Let cuBLAS do it, if it can."""
+    """Compute the product with cuBLAS, if it can."""
     device = out.device
     gemm = getattr(device.driver, "gemm", None)
     if gemm is None or not supports(out.dtype) or min(problem.outer, problem.inner) > _CALLS:

@@ -143,7 +143,7 @@ def layer_norm_gradients(
 
 
 def _weight_gradients(g: CudaArray, x: CudaArray, n: int, mean: CudaArray | None, rstd: CudaArray) -> tuple[Any, Any]:
-    """Of weight and bias, (n,) each, reading `g` and `x` once."""
+    """Gradients of weight and bias, (n,) each, reading `g` and `x` once."""
     device, precision, m = x.device, precision_of(x.dtype), x.size // n
     here = tile(device.properties, n, m, along=False)
     dtype = _PRECISIONS[precision]

@@ -30,7 +30,7 @@ def _host(name: str, *args: Any, **kwargs: Any) -> Any:
 
 
 def _planes(*arrays: Any) -> list[CudaArray]:
-    """On the device, contiguous."""
+    """The image on the device, contiguous."""
     device = device_of(*arrays)
     found = [as_cuda(device, array) for array in arrays]
     check_same(device, "pooling", found)

@@ -120,7 +120,7 @@ class GradientAccumulator:
         self._blocked: dict[AccumulateGrad, None] = {}
 
     def deliver(self, stage: int, microbatch: int, grads: Mapping[AccumulateGrad, Array]) -> None:
-        """A stage is done with a microbatch.
+        """Take the gradients of a stage that is done with a microbatch.
 
         Args:
             grads: the gradients of its leaves, which are ours from now on.
@@ -227,7 +227,7 @@ class GradientAccumulator:
                 entry.add_up()
 
     async def sizes(self) -> dict[int, list[Any]]:
-        """The sizes of the gradients as they will be, for their norm, by stage; see `size_of`.
+        """The sizes of the gradients that the commit will write, for their norm, by stage; see `size_of`.
 
         Each stands once, with the first stage that has it among its parameters, in their order; leaves that no stage lists come last.
         """
@@ -245,7 +245,7 @@ class GradientAccumulator:
         return sizes
 
     async def scale(self, factor: Any) -> None:
-        """Multiply the gradients as they will be. Gradients that other passes add before the commit are added to that."""
+        """Multiply the gradients that the commit will write. Gradients of other passes before the commit are added unscaled."""
         entries = list(self._sums.values())
         apart = [entry for entry in entries if entry.grad is not entry.total]
         arrays = [entry.total for entry in entries] + [entry.grad for entry in apart]
@@ -280,7 +280,7 @@ class GradientAccumulator:
 
     @property
     def waiting(self) -> int:
-        """How many contributions wait for earlier ones."""
+        """The number of contributions that wait for earlier ones."""
         return sum(len(entry.waiting) for entry in self._sums.values())
 
 

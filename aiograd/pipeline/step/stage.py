@@ -29,7 +29,7 @@ STAGE_INDEX, MICROBATCH_INDEX = "stage_idx", "mb_idx"
 
 
 class Stage:
-    """One stage of a pipeline, for where a module or function alone does not say enough.
+    """One stage of a pipeline with options: for a stage that is more than a module or function.
 
     Args:
         module: called with the outputs of the stage before (the first one: with the microbatch): a module or another callable,
@@ -133,7 +133,7 @@ def runs_on_loop(function: Any) -> bool:
 
 
 def _check_takes_indices(function: Any) -> None:
-    """Raise where the stage's own arguments are called like the ones that `pass_indices` reserves, but can not be given by name."""
+    """Raise if an argument of the stage has a name that `pass_indices` reserves, but cannot be given by name."""
     try:
         parameters = inspect.signature(getattr(function, "forward", function)).parameters.values()
     except (TypeError, ValueError):

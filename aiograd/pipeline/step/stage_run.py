@@ -137,7 +137,7 @@ class StageRun:
         return None
 
     async def _arrive(self, tree: Any) -> Any:
-        """The Tensors of a tree on the device of the stage, within the graph that they belong to."""
+        """The tree with its Tensors moved to the device of the stage, within their graph."""
         moved: dict[int, Any] = {}
         for tensor in leaves_of(tree, TensorCore):
             if tensor.device != self.stage.device and id(tensor) not in moved:
@@ -288,7 +288,7 @@ class _Target:
 
 
 class _StageHooks(PassHooks):
-    """Lets the gradients of a pass arrive here instead of in the leaves."""
+    """Hooks of a pass that collect its gradients here instead of in the leaves."""
 
     runs_post_accumulate_hooks = False
 
@@ -296,7 +296,7 @@ class _StageHooks(PassHooks):
         self._targets: dict[AccumulateGrad, _Target] = {}
 
     def grad_target(self, leaf: AccumulateGrad) -> _Target:
-        """One for each leaf."""
+        """The target of the gradient of one leaf."""
         target = self._targets.get(leaf)
         if target is None:
             target = self._targets[leaf] = _Target()
@@ -325,7 +325,7 @@ def _both(
 
 
 async def fitted(grad: Any, edge: EdgeOf, index: int) -> Array:
-    """A gradient that has come back, as the pass takes it.
+    """The array of a gradient from the next stage, checked against the output.
 
     Raises:
         ShapeError, ArgumentTypeError: the gradient does not fit the output.

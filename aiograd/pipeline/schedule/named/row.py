@@ -70,7 +70,7 @@ class Chunk:
         self._counts: dict[ActionKind, int] = {}
 
     def count(self, kind: ActionKind) -> int:
-        """How many actions of a kind have been given out, which is the microbatch of the next one."""
+        """The number of actions of a kind so far, which is the microbatch of the next one."""
         return self._counts.get(kind, 0)
 
     def next(self, kind: ActionKind) -> Action:
@@ -82,12 +82,12 @@ class Chunk:
 
 
 def any_size(size: Size) -> str:
-    """For schedules of every size."""
+    """The requirement of schedules of every size: none."""
     return ""
 
 
 def one_chunk(size: Size) -> str:
-    """For schedules with one stage per rank."""
+    """The requirement of schedules with one stage per rank; empty if `size` meets it."""
     return "" if size.chunks == 1 else f"takes one stage per rank, not {size.chunks}"
 
 
@@ -97,7 +97,7 @@ def two_chunks(size: Size) -> str:
 
 
 def even_rounds(size: Size) -> str:
-    """For interleaved schedules: rounds of equal length."""
+    """The requirement of interleaved schedules, rounds of equal length; empty if `size` meets it."""
     rounds = max(1, size.microbatches // size.ranks)
     if size.microbatches % rounds == 0:
         return ""

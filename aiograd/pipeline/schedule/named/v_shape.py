@@ -51,7 +51,7 @@ def v_min(rank: int, size: Size) -> Row:
 
 
 def _blocks(rank: int, size: Size, places: Sequence[int]) -> Row:
-    """Each microbatch at its places, W in between."""
+    """A row with the actions of each microbatch at fixed places, and W in between."""
     down, up = Chunk(rank), Chunk(size.stages - 1 - rank)
     block = list(zip(places, ((down, _F), (up, _F), (up, _I), (down, _I)), strict=True))
     delayed: deque[Chunk] = deque()

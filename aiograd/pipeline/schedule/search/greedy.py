@@ -101,7 +101,7 @@ class _Greedy:
         return start, step
 
     def arrival(self, step: int) -> float:
-        """When the input of the next microbatch of a step is there, infinity if that is not known."""
+        """The time at which the input of a step's next microbatch is there; infinity if it is not known."""
         nr = len(self.ends[step])
         if nr >= self.machine.microbatches or (step % 3 == INPUT and len(self.ends[step - 1]) <= nr):
             return math.inf
@@ -112,7 +112,7 @@ class _Greedy:
         return given[nr] + self.machine.lag[step] if len(given) > nr else math.inf
 
     def next_weight(self, rank: int) -> int:
-        """The W that waits, of the stage that has done fewest, or -1."""
+        """A pending W, of the stage with the fewest W so far; -1 if there is none."""
         done = [
             (len(self.ends[3 * stage + WEIGHT]), -stage)
             for stage in self.machine.stages_of[rank]

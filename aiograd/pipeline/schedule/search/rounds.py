@@ -149,7 +149,7 @@ class _Rounds:
             stage.order.append(3 * stage.number + INPUT)
 
     def fill(self, stage: _Stage, until: float) -> None:
-        """W until something arrives."""
+        """Do W until another input arrives."""
         while stage.partial and stage.now + stage.times[WEIGHT] <= until:
             self.weights(stage, 1)
         gap = until - stage.now

@@ -10,9 +10,10 @@ from typing import Any
 from aiograd.errors import ArgumentError, ArgumentTypeError
 from aiograd.pipeline.schedule.action import Action, ActionKind
 from aiograd.pipeline.schedule.costs import Costs
-from aiograd.pipeline.schedule.timeline.chrome_trace import PathLike, timeline_trace, write_trace
+from aiograd.pipeline.schedule.timeline.chrome_trace import timeline_trace
 from aiograd.pipeline.schedule.timeline.data import TimelineData, TimelineEvent
 from aiograd.pipeline.schedule.timeline.svg import timeline_svg
+from aiograd.running.chrome_trace import PathLike, write_trace
 
 _K = ActionKind
 
