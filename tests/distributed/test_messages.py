@@ -15,7 +15,7 @@ import pytest
 from aiograd.distributed.kinds import Kind
 from aiograd.distributed.messages.calls import CallHeader, CallResult, FunctionCall, Post, Relay, RelayedAnswer, RelayedMessage
 from aiograd.distributed.messages.fields import TraceContext
-from aiograd.distributed.messages.form import Bound, MessageTable, WireMessage, encode, encode_answer, message, parse, parse_answer
+from aiograd.distributed.messages.form import Bound, WireMessage, encode, encode_answer, message, parse, parse_answer
 from aiograd.distributed.messages.groups import (
     GIVEN_UP,
     Decision,
@@ -47,7 +47,7 @@ from aiograd.distributed.messages.passes import (
     Release,
     Renew,
 )
-from aiograd.distributed.messages.requests import REQUESTS
+from aiograd.distributed.messages.requests import REQUESTS, MessageTable
 from aiograd.distributed.rpc import codec
 from aiograd.distributed.rpc.codec import WireReference, WireTensor
 from aiograd.distributed.rpc.limits import Limits

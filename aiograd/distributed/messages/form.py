@@ -11,7 +11,7 @@ import dataclasses
 import operator
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar, dataclass_transform
 
 from aiograd.distributed.failpoints import RequestPoints
@@ -111,7 +111,7 @@ class ValueForm(NamedTuple):
     def parse(self, value: Any) -> Any:
         """Check and convert a value from the wire."""
         if self.classes is not None and value.__class__ not in self.classes:
-            raise _MismatchError(_shown(value), self.expected)
+            raise _MismatchError(shown(value), self.expected)
         return value if self.read is None else self.read(value)
 
 
@@ -170,7 +170,7 @@ class MessageForm:
     def parse(self, value: Any) -> Any:
         """The message of a tuple."""
         if value.__class__ is not tuple or not self.required <= len(value) <= len(self.names):
-            found = f"a tuple of {len(value)} values" if value.__class__ is tuple else _shown(value)
+            found = f"a tuple of {len(value)} values" if value.__class__ is tuple else shown(value)
             raise _MismatchError(found, f"a tuple ({', '.join(self.names)})")
         if len(value) > self.required and value[-1] is None:
             raise self._mismatch(self.names[len(value) - 1], None, "to be left out")
@@ -194,7 +194,7 @@ class MessageForm:
         return self.cls(*value)
 
     def _mismatch(self, name: str, item: Any, expected: str) -> _MismatchError:
-        return _at(f".{name}", _MismatchError(_shown(item), expected))
+        return _at(f".{name}", _MismatchError(shown(item), expected))
 
 
 # ---------------------------------------------------------------- forms of annotations
@@ -246,7 +246,7 @@ def _bounded(form: ValueForm, bounds: list[Bound]) -> ValueForm:
 def _checked(inner: Convert | None, text: str, holds: Callable[[Any], bool]) -> Convert:
     def read(value: Any) -> Any:
         if not holds(value):
-            raise _MismatchError(_shown(value), text)
+            raise _MismatchError(shown(value), text)
         return value if inner is None else inner(value)
 
     return read
@@ -284,7 +284,7 @@ def _items(form: ValueForm, cls: type, name: str) -> ValueForm:
         made = []
         for i, value in enumerate(values):
             if classes is not None and value.__class__ not in classes:
-                raise _at(f"[{i}]", _MismatchError(_shown(value), form.expected))
+                raise _at(f"[{i}]", _MismatchError(shown(value), form.expected))
             if inner is not None:
                 try:
                     value = inner(value)
@@ -340,7 +340,15 @@ def _at(place: str, error: _MismatchError) -> _MismatchError:
     return error
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value of the wire in an error.
+
+    Args:
+        value: any value of the codec.
+
+    Returns:
+        The type, with the first characters of a plain value.
+    """
     cls = type(value)
     if cls in (int, float, bool, str, bytes) or value is None:
         return f"{value!r:.{SHOWN}}" if value is None or cls is bool else f"{value!r:.{SHOWN}} of type {cls.__name__}"
@@ -416,65 +424,3 @@ def parse_answer(request: type[WireMessage], value: Any, peer: str) -> Any:
         return form.answer.parse(value)
     except _MismatchError as error:
         raise ProtocolError(f"worker {peer} gave a malformed answer to {form.name}: {error.text()}", code=form.code) from None
-
-
-class MessageTable:
-    """Requests by kind and word.
-
-    Args:
-        *requests: their classes.
-    """
-
-    def __init__(self, *requests: type[WireMessage]) -> None:
-        #: kind -> word -> class
-        self.kinds: Mapping[int, Mapping[str, type[WireMessage]]] = {}
-        by_kind: dict[int, dict[str, type[WireMessage]]] = {}
-        for request in requests:
-            form = request.form
-            words = by_kind.setdefault(form.kind, {})
-            if form.word in words or (words and "" in (form.word, *words)):
-                raise TypeError(f"messages: two requests {form.name} of kind {int(form.kind)}")
-            words[form.word] = request
-        self.kinds = by_kind
-        #: by kind, where there are any
-        self.failpoints: Mapping[int, RequestPoints] = {each.form.kind: each.form.failpoints for each in requests if any(each.form.failpoints)}
-
-    def name_of(self, kind: int) -> str:
-        """The name of a kind in errors.
-
-        Args:
-            kind: any number.
-
-        Returns:
-            The name in lower case, or ``kind 99``.
-        """
-        words = self.kinds.get(kind)
-        return f"kind {kind}" if words is None else next(iter(words.values())).form.kind.name.lower()
-
-    def parse(self, kind: int, value: Any) -> WireMessage:
-        """The request of a wire value.
-
-        Args:
-            kind: of the request.
-            value: from a peer.
-
-        Returns:
-            The message.
-
-        Raises:
-            ProtocolError: as for `parse`; or there is no such kind, or no such word.
-        """
-        words = self.kinds.get(kind)
-        if words is None:
-            raise ProtocolError(f"a request of unknown kind {kind}", code="kind")
-        request = words.get("")
-        if request is not None:
-            return parse(request, value)
-        word = value[0] if value.__class__ is tuple and value else None
-        request = words.get(word) if word.__class__ is str else None
-        if request is None:
-            first = next(iter(words.values()))
-            found = _shown(word) if value.__class__ is tuple and value else _shown(value)
-            text = f"a malformed {first.form.kind.name}: its first value is {found}; expected one of {', '.join(words)}"
-            raise ProtocolError(text, code=first.form.code)
-        return parse(request, value[1:])

@@ -138,7 +138,6 @@ class PeerSession:
         self._tolerance = peer.limits.heartbeat / 2
         #: for bytes of unanswered requests
         self._room = OutboundRoom(peer.limits.bytes_per_peer)
-        #: requests of ended sessions
         self._former = FormerRequests(self, peer.loop, peer.context, peer.limits.silence)
         self._arm(self.heard)
 
@@ -338,9 +337,7 @@ class PeerSession:
                 self._blocked = not link.send(frame)
                 if link.frame_bytes != session.frame_bytes:
                     session.resize(link.frame_bytes)
-                if self._blocked:
-                    break
-                if not session.has_output:
+                if self._blocked or not session.has_output:
                     break
                 if points is not None and points.answer_begun:
                     link.flush()
