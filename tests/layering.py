@@ -35,8 +35,8 @@ LEVELS: Mapping[str, int] = {
             "errors running",
             "ops kernels",
             "graph running.modes running.foreign_modes running.devices",
-            "engine transaction coordination",
-            "tensors functional running.random running.offloading running.scalars array_functions autograd steps",
+            "engine transaction",
+            "tensors functional running.random running.offloading running.scalars array_functions autograd coordination",
             "nn optim distributions parallel pipeline distributed cuda saving",
             "compiler profiler viz testing data stats saving.training_state dashboard interop utils running.accelerator",
             "__init__ __main__ cli",
@@ -52,7 +52,7 @@ GATHERING = ("__init__", "array_functions.public")
 #: imported package -> the modules that may import it (a name covers everything below it)
 ONLY_IN: Mapping[str, tuple[str, ...]] = {
     "asyncio": (
-        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "steps", "cuda.executor", "testing", "cli", "__main__",
+        "engine.run", "engine.executors", "parallel", "data", "pipeline.run", "coordination", "cuda.executor", "testing", "cli", "__main__",
         "dashboard.collector", "dashboard.reporter", "interop.background",
         *(f"distributed.{name}" for name in (
             "worker worker_core calls loop_lag membership multicast autograd objects cluster data_parallel collectives.agreement collectives.forming "
@@ -90,7 +90,7 @@ SANS_IO = (
     *(f"distributed.autograd.{name}" for name in "context context_table nodes".split()),
     *(f"distributed.objects.{name}" for name in "chunks reference_table references".split()),
     *(f"distributed.collectives.{name}" for name in "operation layout exchange ring".split()),
-    "steps.buckets",
+    "coordination.buckets",
     *(f"distributed.rpc.{name}" for name in (
         "budget cipher codec effects encodings frames handshake handshake_messages identity inbound keyring limits noise outbound outbox reassembly "
         "session shared.allowance shared.ring tensor_table timer_queue transport values"

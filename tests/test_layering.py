@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.layering import complaints, package_sources
+from tests.rooms import rooms
 
 ROOT = Path(__file__).parent.parent / "aiograd"
 
@@ -16,6 +17,47 @@ def test_the_package_keeps_its_layout() -> None:
     assert len(sources) > 20, "the package was found"
     complained = complaints(sources)
     assert not complained, "\n" + "\n".join(complained)
+
+
+def test_the_documentation_shows_every_room() -> None:
+    shown = {line.split()[0].split(".")[0] for line in rooms().split("\n") if line[:1].isalpha() or line.startswith("_")}
+    assert shown == {path.stem for path in ROOT.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()}
+    page = ROOT.parent / "docs" / "explanation" / "how-it-works.md"
+    assert "```{rooms}\n" in page.read_text(encoding="utf-8")
+
+
+def test_the_top_of_the_package_can_be_taken_in() -> None:
+    names = [path.name for path in ROOT.iterdir() if not path.name.startswith("__") and path.name not in ("py.typed", "steps")]
+    assert len(names) <= 30, sorted(names)
+
+
+#: files that are longer than `LONGEST`, and their lines; a number here only shrinks
+LONG: dict[str, int] = {
+    "distributed/autograd/backward.py": 522,
+    "distributed/autograd/participant.py": 490,
+    "distributed/data_parallel/coordinator.py": 456,
+    "distributed/objects/object_server.py": 480,
+    "distributed/objects/optimizer.py": 455,
+    "distributed/rpc/http/channel.py": 547,
+    "distributed/rpc/peer_session.py": 547,
+    "distributed/worker.py": 482,
+    "engine/graph_task.py": 526,
+    "engine/run/driver.py": 557,
+    "engine/run/engine.py": 472,
+    "errors.py": 581,
+    "functional/function.py": 565,
+    "graph/node.py": 492,
+    "pipeline/run/pipeline.py": 499,
+    "running/random.py": 644,
+    "testing/clock.py": 496,
+}
+LONGEST = 450
+
+
+def test_no_file_is_too_long_to_be_read_at_once() -> None:
+    lengths = {path: text.count("\n") for path, text in package_sources(ROOT).items()}
+    assert {path: length for path, length in lengths.items() if length > LONG.get(path, LONGEST)} == {}, "divide the file"
+    assert [path for path in LONG if lengths.get(path, 0) <= LONGEST] == [], "strike these files out of LONG"
 
 
 # each made-up package breaks one rule in one place: what is said of it starts with `expected`, and nothing else is said

@@ -165,7 +165,7 @@ async def test_what_was_prepared_elsewhere_is_dropped() -> None:
             with pytest.raises(PipelineError, match="0B3 failed"):
                 await pipe.step(*data(8))
             hosts = [behind(dist.RemoteModule(opened[0], remote.owner, remote.ref), *opened) for remote in pipe._coordinator.remotes]
-            assert [host._session.state for host in hosts] == ["aborted", "aborted"] and not any(host._session.execution for host in hosts)
+            assert [host._session.state for host in hosts] == ["aborted", "aborted"] and not any(host._session.work.execution for host in hosts)
 
 
 async def test_a_value_that_cannot_be_sent() -> None:
