@@ -36,7 +36,6 @@ LONG: dict[str, int] = {
     "distributed/autograd/backward.py": 522,
     "distributed/autograd/participant.py": 490,
     "distributed/data_parallel/coordinator.py": 456,
-    "distributed/objects/object_server.py": 480,
     "distributed/objects/optimizer.py": 455,
     "distributed/rpc/http/channel.py": 547,
     "distributed/rpc/peer_session.py": 547,

@@ -8,16 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from aiograd.distributed.calls import UNOBSERVED, Calls
+from aiograd.distributed.calls import Calls
 from aiograd.distributed.dashboard_options import DashboardOptions
+from aiograd.distributed.messages.library import ReportRequest
 from aiograd.distributed.rpc.http import HttpTransport
 from aiograd.distributed.rpc.http.pages import Page, PageRequest
 from aiograd.distributed.rpc.identity import PeerIdentity
 from aiograd.distributed.worker_core import WorkerCore
 from aiograd.errors import ArgumentError, DistributedError
-
-#: the name under which a worker is asked for its account
-REPORT = f"{UNOBSERVED}report"
 
 
 class WorkerFace(Protocol):
@@ -64,7 +62,7 @@ class LazyFace:
         self._core = core
         self._options = options
         self._made: WorkerFace | None = None
-        calls.register({REPORT: self._report})
+        calls.register({ReportRequest: self._report})
 
     def open(self) -> None:
         """The worker listens.
@@ -94,8 +92,8 @@ class LazyFace:
         if self._made is not None:
             await self._made.aclose()
 
-    async def _report(self, caller: PeerIdentity, request: str) -> str:
-        return await self._face().report(caller, request)
+    async def _report(self, caller: PeerIdentity, request: ReportRequest) -> str:
+        return await self._face().report(caller, request.question)
 
     def _face(self) -> WorkerFace:
         if self._made is None:

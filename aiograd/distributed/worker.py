@@ -23,8 +23,10 @@ from aiograd.distributed.collectives.group_server import GroupServer
 from aiograd.distributed.dashboard_options import DashboardOptions, read_options
 from aiograd.distributed.face import LazyFace
 from aiograd.distributed.membership import Membership
+from aiograd.distributed.messages.library import CreateObject
 from aiograd.distributed.objects.module import RemoteModule
 from aiograd.distributed.objects.object_server import ObjectServer
+from aiograd.distributed.objects.optimizer_server import OptimizerServer
 from aiograd.distributed.objects.reference_table import ReferenceTable
 from aiograd.distributed.objects.references import RemoteRef
 from aiograd.distributed.rpc.encodings import Encoding
@@ -144,6 +146,7 @@ class Worker:
         references = ReferenceTable(core.name, core.endpoint.incarnation, core.entropy, limits.references_per_principal)
         self._calls = Calls(core, self._contexts, self._leases, references)
         self._objects = ObjectServer(core, self._calls)
+        OptimizerServer(core, self._calls, self._objects)
         self._groups = GroupServer(core)
         self._face = LazyFace(core, self._calls, read_options(dashboard))
         self._membership = Membership(self, core.name, core.principal, self._calls)
@@ -341,7 +344,7 @@ class Worker:
             NotExposedError: `peer` exposes no class of that name. Otherwise as `call`.
         """
         name = cls if isinstance(cls, str) else cls.__name__
-        ref: RemoteRef = await self._calls.call(peer, "aiograd.reference.create", [name, list(args), kwargs], {}, timeout)
+        ref: RemoteRef = await self._calls.ask(peer, CreateObject(name, list(args), kwargs), timeout)
         return ref
 
     async def remote_module(self, peer: str, cls: type[Any] | str, /, *args: Any, timeout: float | None = None, **kwargs: Any) -> RemoteModule:
