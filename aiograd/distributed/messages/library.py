@@ -66,7 +66,7 @@ class CreateAdapter(WireMessage):
 
 
 @message(code="chunks")
-class Chunk(WireMessage):
+class StateChunk(WireMessage):
     """A value of a state; or, of a Tensor that is too large for one message, some of its elements in order. Chunks of one Tensor are neighbours."""
 
     name: Any
@@ -82,7 +82,7 @@ class StateBegun(WireMessage):
 
     #: the values beside the chunks
     head: Any
-    chunks: list[Chunk]
+    chunks: list[StateChunk]
     is_more: bool
 
 
@@ -90,7 +90,7 @@ class StateBegun(WireMessage):
 class StateContinued(WireMessage):
     """Further chunks of a state that is read."""
 
-    chunks: list[Chunk]
+    chunks: list[StateChunk]
     is_more: bool
 
 
@@ -112,7 +112,7 @@ class StateChunks(WireMessage):
     number: TransferNumber
     #: True for the first chunks of a state
     is_first: bool
-    chunks: list[Chunk]
+    chunks: list[StateChunk]
 
 
 @message(code="call", name="aiograd.transfer.more", answer=StateContinued)

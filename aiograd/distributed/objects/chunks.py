@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aiograd.distributed.messages.library import Chunk
+from aiograd.distributed.messages.library import StateChunk
 from aiograd.distributed.rpc.limits import Limits
 from aiograd.errors import ProtocolError
 from aiograd.tensors.core import TensorCore, make
@@ -47,14 +47,14 @@ class Capacity(NamedTuple):
         return all(limit >= taken for limit, taken in zip(self, other, strict=True))
 
 
-def split(items: Iterable[tuple[Any, Any]], capacity: Capacity) -> Iterator[list[Chunk]]:
+def split(items: Iterable[tuple[Any, Any]], capacity: Capacity) -> Iterator[list[StateChunk]]:
     """Lists of chunks that fit into a message each, unless a single value that is no Tensor does not; at least one list, which may be empty.
 
     Args:
         items: names and values; the Tensors stay as they are meanwhile.
         capacity: of a message.
     """
-    part: list[Chunk] = []
+    part: list[StateChunk] = []
     taken = nothing = Capacity(0, 0, 0)
     for name, value in items:
         for chunk in _chunks(name, value, capacity.size - EACH):
@@ -67,14 +67,14 @@ def split(items: Iterable[tuple[Any, Any]], capacity: Capacity) -> Iterator[list
     yield part
 
 
-def _chunks(name: Any, value: Any, most: int) -> Iterator[Chunk]:
+def _chunks(name: Any, value: Any, most: int) -> Iterator[StateChunk]:
     if not isinstance(value, TensorCore) or _bytes(value) <= most or not isinstance(value._data, np.ndarray):
-        yield Chunk(name, None, value)
+        yield StateChunk(name, None, value)
         return
     flat = value._data.reshape(-1)
     step = max(1, most // flat.itemsize)
     for start in range(0, flat.size, step):
-        yield Chunk(name, tuple(value.shape), make(flat[start : start + step]))
+        yield StateChunk(name, tuple(value.shape), make(flat[start : start + step]))
 
 
 def measure(value: Any) -> Capacity:
@@ -93,7 +93,7 @@ def _bytes(tensor: TensorCore) -> int:
     return int(tensor._data.size) * np.dtype(tensor.dtype).itemsize
 
 
-def join(chunks: Iterable[Chunk]) -> list[tuple[Any, Any]]:
+def join(chunks: Iterable[StateChunk]) -> list[tuple[Any, Any]]:
     """Names and values again.
 
     Raises:

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 from aiograd.distributed.messages.library import (
-    Chunk,
+    StateChunk,
     EndTransfer,
     PutChunks,
     ReadMore,
@@ -38,8 +38,8 @@ OPEN = 2
 class _Transfer(NamedTuple):
     key: bytes
     #: the chunks still to be sent, or those that have come so far, and their bytes
-    outgoing: Iterator[list[Chunk]]
-    incoming: list[Chunk]
+    outgoing: Iterator[list[StateChunk]]
+    incoming: list[StateChunk]
     size: int
 
 
@@ -77,7 +77,7 @@ class Transfers:
         """Serve a `ReadMore`."""
         return StateContinued(*self._next(caller, message.number, self._take(caller, message.ref, message.number)))
 
-    def _next(self, caller: PeerIdentity, number: bytes, transfer: _Transfer) -> tuple[list[Chunk], bool]:
+    def _next(self, caller: PeerIdentity, number: bytes, transfer: _Transfer) -> tuple[list[StateChunk], bool]:
         part = next(transfer.outgoing)
         following = next(transfer.outgoing, None)
         if following is not None:
@@ -94,7 +94,7 @@ class Transfers:
         self._keep(caller, message.number, transfer)
         return True
 
-    def finish(self, caller: PeerIdentity, message: StateChunks) -> list[Chunk]:
+    def finish(self, caller: PeerIdentity, message: StateChunks) -> list[StateChunk]:
         """All chunks of a state, of which these are the last."""
         return message.chunks if message.is_first else [*self._take(caller, message.ref, message.number).incoming, *message.chunks]
 
@@ -134,7 +134,7 @@ class Transfers:
 # ---------------------------------------------------------------- the other side
 
 
-async def fetch(worker: Any, ref: RemoteRef, request: type[StateRequest], timeout: float | None) -> tuple[Any, list[Chunk]]:
+async def fetch(worker: Any, ref: RemoteRef, request: type[StateRequest], timeout: float | None) -> tuple[Any, list[StateChunk]]:
     """Read a state; cancelling changes nothing.
 
     Args:
