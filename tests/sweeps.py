@@ -2,9 +2,10 @@
 
 `make test` runs every test function, with each case of each of its parametrizations once. These are sweeps:
 
-* of parametrizations that are crossed, the combinations in which every case has had its turn;
-* the cases of one parametrization that repeat the same promise: seeds, sizes, networks, data types (`swept`);
-* the second event loop, where a test is not about the loop (`LOOP_MATTERS`).
+* of parametrizations that are crossed, the combinations of cases each of which has had its turn;
+* seeds but the first, see `DRAWN`;
+* the cases of a wide parametrization that repeat one promise: rows, sizes, programs (`swept`);
+* asyncio's event loop, where a test is not about the loop, see `LOOP_MATTERS`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,16 @@ from typing import Any
 import pytest
 
 #: beginnings of the paths of the tests that `make test` runs on asyncio's loop and on uvloop: they are about tasks, cancellation and fairness
-LOOP_MATTERS = ("tests/engine/test_async_", "tests/testing/", "tests/test_offloading.py", "tests/test_top_level.py", "tests/distributed/test_deadlines.py")
+LOOP_MATTERS = (
+    "tests/engine/test_async_",
+    "tests/testing/",
+    "tests/test_offloading.py",
+    "tests/test_top_level.py",
+    "tests/distributed/test_deadlines.py",
+)
+
+#: parameters that draw a case at random: one value is enough
+DRAWN = ("seed", "block", "first", "schedule")
 
 #: the functions of a run all of whose cases are sweeps
 WHOLLY_SWEPT = pytest.StashKey[set[str]]()
@@ -26,15 +36,16 @@ _LOOP = "_asyncio_loop_factory"
 
 
 def swept(cases: Iterable[Any], keep: int = 1) -> list[Any]:
-    """The cases of a parametrization, of which `make test` runs the first `keep`."""
+    """The cases of a parametrization, of which `make test` runs `keep`, from its beginning to its end."""
     listed = list(cases)
-    return [*listed[:keep], *map(_sweep, listed[keep:])]
+    kept = {len(listed) * number // keep for number in range(keep)}
+    return [case if number in kept else _sweep(case) for number, case in enumerate(listed)]
 
 
 def _sweep(case: Any) -> Any:
     if isinstance(case, tuple) and hasattr(case, "marks"):  # of pytest.param
         return pytest.param(*case.values, marks=[*case.marks, pytest.mark.sweep], id=case.id)
-    return pytest.param(*(case if type(case) in (tuple, list) else (case,)), marks=pytest.mark.sweep)
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.sweep)
 
 
 def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
@@ -50,23 +61,22 @@ def mark(config: pytest.Config, items: Iterable[pytest.Item]) -> None:
 
 
 def _is_new(item: pytest.Item, had: set[Any]) -> bool:
-    """True if a test has a case that no test of its function had before. Each ``parametrize`` has its cases, and so has each fixture's ``params``."""
+    """True if a test has a case that none of its function had before. Each ``parametrize`` has its cases, and so has a fixture with ``params``."""
     callspec = getattr(item, "callspec", None)
     if callspec is None:
         return True
     values = dict(callspec.params)
     loop = values.pop(_LOOP, None)
-    if loop is not None and not item.nodeid.startswith(LOOP_MATTERS):
-        if loop is asyncio.new_event_loop:
-            return False
-        loop = None
+    if loop is asyncio.new_event_loop and not item.nodeid.startswith(LOOP_MATTERS):
+        return False
     cases = {(_LOOP, id(loop))}
     for marker in item.iter_markers("parametrize"):
         names = marker.args[0] if marker.args else marker.kwargs["argnames"]
         group = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         cases.add(tuple((name, id(values.pop(name))) for name in group if name in values))
-    cases.update((name, id(value)) for name, value in values.items())
-    if cases <= had:
+    cases.update(((name, id(value)),) for name, value in values.items())
+    drawn = {case for case in cases if case and case[0][0] in DRAWN}
+    if cases <= had or any(case not in had and any(other[0][0] == case[0][0] for other in had if other) for case in drawn):
         return False
     had |= cases
     return True

@@ -21,6 +21,7 @@ from aiograd.errors import CommitUnknown, DeadlineError, RemoteError
 from aiograd.testing import SimulatedLoop
 from tests.distributed.passes_kit import GRAPHS, WASTEFUL, Here, Net, Stage, Suspend, passes, same, scaled
 from tests.distributed.workers import settled, simulate
+from tests.sweeps import swept
 
 LIMITS = Limits(default_deadline=10.0)
 
@@ -193,7 +194,7 @@ SCENES: dict[str, Callable[[], Scene]] = {
 }
 
 
-@pytest.mark.parametrize("name", SCENES)
+@pytest.mark.parametrize("name", swept(SCENES, keep=4))
 def test_cancelled_at_every_step(name: str) -> None:
     scene = SCENES[name]()
     rounds: list[int] = []
