@@ -27,7 +27,7 @@ LOOP_MATTERS = (
 )
 
 #: parameters that draw a case at random: one value is enough
-DRAWN = ("seed", "block", "first", "schedule")
+DRAWN = ("seed", "block", "schedule")
 
 #: the functions of a run all of whose cases are sweeps
 WHOLLY_SWEPT = pytest.StashKey[set[str]]()
@@ -69,14 +69,14 @@ def _is_new(item: pytest.Item, had: set[Any]) -> bool:
     loop = values.pop(_LOOP, None)
     if loop is asyncio.new_event_loop and not item.nodeid.startswith(LOOP_MATTERS):
         return False
-    cases = {(_LOOP, id(loop))}
+    cases: set[tuple[tuple[str, int], ...]] = {((_LOOP, id(loop)),)}
     for marker in item.iter_markers("parametrize"):
         names = marker.args[0] if marker.args else marker.kwargs["argnames"]
         group = [name.strip() for name in names.split(",")] if isinstance(names, str) else names
         cases.add(tuple((name, id(values.pop(name))) for name in group if name in values))
     cases.update(((name, id(value)),) for name, value in values.items())
-    drawn = {case for case in cases if case and case[0][0] in DRAWN}
-    if cases <= had or any(case not in had and any(other[0][0] == case[0][0] for other in had if other) for case in drawn):
+    drawn = {case[0][0] for case in cases - had if len(case) == 1} & {*DRAWN} & {name for case in had for name, _ in case}
+    if drawn or cases <= had:
         return False
     had |= cases
     return True

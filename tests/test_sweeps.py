@@ -16,7 +16,8 @@ def test_every_test_has_a_case_that_is_no_sweep(pytestconfig: pytest.Config) -> 
 
 def test_kept_cases_are_spread_and_in_place() -> None:
     cases = swept([1, (2, "b"), pytest.param(3, id="three"), 4, 5], keep=2)
-    assert [case if isinstance(case, int) else (case.values, case.id) for case in cases] == [1, ((2, "b"), None), ((3,), "three"), ((4,), None), ((5,), None)]
+    found = [case if isinstance(case, int) else (case.values, case.id) for case in cases]
+    assert found == [1, ((2, "b"), None), ((3,), "three"), ((4,), None), ((5,), None)]
 
 
 SUITE = """
